@@ -24,6 +24,7 @@ from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import OPERATORS, SymbolicSize, TracedTensor
+from fusegen.state.changes import refuses_changes
 
 Structure: TypeAlias = TreeSpec
 """How the results of a function are put together of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
@@ -172,12 +173,24 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
         results = []  # what it writes is all that it gives
     elif not results and not writes:
         raise TraceError("the kernel returns no tensor", where=returned_at(function), mend=_RESULTS)
+    if refuses_changes() and not writes:
+        _require_computed(results)
     outputs = [_result(_output(tracer, value, function)) for value in results]
     if tracer.needs is not None:
         raise tracer.needs
     graph = tracer.builder.build(outputs, writes)
     hidden = tuple(tensor for tensor, _ in tracer.hidden.values())
     return Trace(graph, tuple(tracer.guards), hidden, structure, tracer.conditions(), tracer.switches_gradients)
+
+
+def _require_computed(results: Sequence[object]) -> None:
+    """Refuses a function that computes nothing, in the place of which a kernel would copy: the caller may write to the views.
+
+    Raises:
+        UnsupportedError: all results are the function's inputs, or views of them.
+    """
+    if results and all(isinstance(value, TracedTensor) and value._memory.parameter for value in results):
+        raise UnsupportedError("its results are its arguments, or views of them: there is nothing to compute")
 
 
 def _result(value: TracedTensor) -> int:

@@ -1,9 +1,9 @@
 """The ranks that share a module's weights: which part a rank has, and the two ways in which a tensor crosses the border.
 
 The collectives are torch's functional ones, as operators that take the group's name: torch.compile records them as they are, and a
-module that holds a name can be copied and saved, which a `ProcessGroup` cannot. They have no derivative. That of an all-reduce
-depends on the place: one that sums partial results passes gradients on; one that sums gradients is the derivative of a copy. So
-each of the two has an `autograd.Function`.
+module that holds a name can be copied and saved, which a `ProcessGroup` cannot. The derivative of an all-reduce depends on the
+place, which torch's own does not know: one that sums partial results passes gradients on; one that sums gradients is the derivative
+of a copy. So each of the two has an `autograd.Function`, whose backward pass is the other one.
 """
 
 from __future__ import annotations
@@ -136,14 +136,15 @@ class _Copied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _all_reduced(gradients[0], ctx.name), None
+        return _Summed.apply(gradients[0], ctx.name), None  # type: ignore[no-untyped-call]
 
 
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, name: str) -> Tensor:
+        ctx.name = name
         return _all_reduced(x, name)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+        return _Copied.apply(gradients[0], ctx.name), None  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -20,14 +20,15 @@ from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map
 
 from fusegen.errors import UnsupportedError
-from fusegen.lang.values import TracedTensor
+from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.values import SymbolicSize, TracedTensor
 
 _CACHES = "transformers.cache_utils"
 _MODELS = "transformers.modeling_utils"
 _MASK = "attention_mask"
 
 Function: TypeAlias = Callable[..., Any]
-"""Of a module and the arguments of a call."""
+"""A function of a module and the arguments of a call."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class _Reached(BaseException):
 
 @dataclass
 class _Handing:
-    """What happens at attention in a trace.
+    """A trace that stops at attention, or goes on with a result that it is given.
 
     Attributes:
         result: what attention gives; None where the trace ends there.
@@ -211,7 +212,7 @@ class _Handing:
     """
 
     result: Any = None
-    calls: list[tuple[Function, tuple[Any, ...], dict[str, Any]]] = None  # type: ignore[assignment]
+    calls: list[tuple[Function, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
 
 class _Thread(threading.local):
@@ -221,14 +222,24 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
+def is_handing() -> bool:
+    """True if a layer's code runs in this thread with stand-ins for its cache and its attention."""
+    return _THREAD.handing is not None
+
+
 @contextmanager
 def _handing(result: Any) -> Iterator[_Handing]:
     given = _THREAD.handing
-    _THREAD.handing = handing = _Handing(result, [])
+    _THREAD.handing = handing = _Handing(result)
     try:
         yield handing
     finally:
         _THREAD.handing = given
+
+
+def is_handed() -> bool:
+    """True if a layer runs around this call whose attention is handed to it, once."""
+    return _THREAD.handing is not None
 
 
 class HandedAttention:
@@ -255,8 +266,9 @@ class HandedAttention:
 
 
 def hand_attention() -> None:
-    """Lets traces stop at all attention functions that transformers knows by name."""
-    mapping = sys.modules[_MODELS].AttentionInterface._global_mapping
+    """Lets traces stop at all attention functions that transformers, where it is imported, knows by name."""
+    module = sys.modules.get(_MODELS)
+    mapping = {} if module is None else module.AttentionInterface._global_mapping
     for name, function in mapping.items():
         if not isinstance(function, HandedAttention):
             mapping[name] = HandedAttention(function)
@@ -310,6 +322,9 @@ def behind_attention(function: Function, place: Place) -> Function:
     return call
 
 
+_TRACED = (TracedTensor, TracedScalar, SymbolicSize)
+
+
 def _between(
     update: tuple[tuple[Any, ...], dict[str, Any]],
     attention: tuple[Function, tuple[Any, ...], dict[str, Any]],
@@ -322,13 +337,15 @@ def _between(
     if keys is not new_keys or values is not new_values:
         raise UnsupportedError("the layer changes what its cache gives before its attention")
     results: list[Any] = [query, keys, values]
-    known = {id(value): _Argument(key) for key, value in _numbered(args, kwargs) if isinstance(value, TracedTensor)}
+    known = {id(value): _Argument(key) for key, value in _numbered(args, kwargs) if isinstance(value, _TRACED)}
 
     def stand_in(value: Any) -> Any:
-        if not isinstance(value, TracedTensor):
-            return value
         if id(value) in known:
             return known[id(value)]
+        if not isinstance(value, _TRACED):
+            return value
+        if not isinstance(value, TracedTensor):
+            raise UnsupportedError("the layer computes a number that its attention or its cache takes")
         results.append(value)
         return _Result(len(results) - 1)
 

@@ -17,17 +17,20 @@ from fusegen.errors import UnsupportedError
 from fusegen.patching.caches import (
     Between,
     Function,
+    Place,
     before_attention,
     behind_attention,
     cache_of,
     filling,
     is_fresh,
+    is_handed,
     layer_indices,
     mask_position,
     place_in,
     without_mask,
 )
-from fusegen.patching.fused_call import FusedCall, Kind, Prepared
+from fusegen.patching.fused_call import FusedCall, Kind, Prepared, refusal_of
+from fusegen.state import refusing_changes
 
 _CAPTURING = "transformers.utils.output_capturing"
 _HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
@@ -84,23 +87,35 @@ class FusedForward(FusedCall):
         """
         found = cache_of(args, kwargs) if self._indices else None
         if found is None:
-            return Prepared(self._kernel("", lambda function: function), (self.module, *args), kwargs)
+            return Prepared(self._kernel("", None, lambda function: function), (self.module, *args), kwargs)
         place, cache = found
         index = place_in(cache, self._indices, self.name)
         given, named = place.put(None, args, kwargs)
         if is_fresh(cache, index):
-            kernel = self._kernel("fill", lambda function: filling(function, place))
+            kernel = self._kernel("fill", place, lambda function: filling(function, place))
             return Prepared(kernel, (self.module, *given), named, partial(_fill, cache, index))
-        before = self._kernel("before", lambda function: before_attention(function, place, self._learn_between))
-        behind = self._kernel("behind", lambda function: behind_attention(function, place))
-
-        masked = without_mask(self._mask_position, given, named)
+        before = self._kernel("before", place, lambda function: before_attention(function, place, self._learn_between))
+        arguments, named_arguments = without_mask(self._mask_position, given, named)
 
         def finish(results: Sequence[Tensor]) -> Any:
             attended = self._between[self.mode()].run(cache, results, given, named)
-            return behind(self.module, attended, *masked[0], **masked[1])
+            try:
+                with refusing_changes():
+                    return self._behind(place)(self.module, attended, *arguments, **named_arguments)
+            except Exception as error:
+                refusal = refusal_of(error)
+                if not refusal:
+                    raise
+            # Not the whole layer: its cache has taken the new keys and values.
+            result = self._behind(place).function(self.module, attended, *given, **named)
+            self.refuse(args, kwargs, refusal)
+            return result
 
-        return Prepared(before, (self.module, *masked[0]), masked[1], finish)
+        return Prepared(before, (self.module, *arguments), named_arguments, finish)
+
+    def _behind(self, place: Place) -> Kernel[..., Any]:
+        """The kernel of the rest of the layer."""
+        return self._kernel("behind", place, lambda function: behind_attention(function, place))
 
     def _learn_between(self, between: Between) -> None:
         """Notes what a trace has found between two kernels; a call that finds an earlier trace is told nothing, so all must agree.
@@ -117,6 +132,8 @@ class FusedForward(FusedCall):
         module = self.module
         if self._is_removed:
             return "it was put back"
+        if is_handed():
+            return "the layer around it runs as it is behind its attention"
         if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
             return "its activations are checkpointed"
         for each in self._inside():
@@ -132,21 +149,24 @@ class FusedForward(FusedCall):
         """The module's mode."""
         return (self.module.training,)
 
-    def _kernel(self, part: str, of: Callable[[Function], Function]) -> Kernel[..., Any]:
-        """The kernel of a part of the forward pass, made once.
+    def _kernel(self, part: str, place: Place | None, of: Callable[[Function], Function]) -> Kernel[..., Any]:
+        """The kernel of a part of the forward pass, made once for each mode.
 
         Args:
+            part: its name.
+            place: of the cache.
             of: makes the part's function of the module's.
         """
-        if part not in self._kernels:
+        key = part, place, self.mode()
+        if key not in self._kernels:
             given = self._given
             function = type(self.module).forward if given is None else lambda _, *args, **kwargs: given(*args, **kwargs)
             name = "_".join(filter(None, (_snake_case(self.name), part)))
-            self._kernels[part] = Kernel(of(function), name=name)
-        return self._kernels[part]
+            self._kernels[key] = Kernel(of(function), name=name)
+        return self._kernels[key]
 
     @cached_property
-    def _kernels(self) -> dict[str, Kernel[..., Any]]:
+    def _kernels(self) -> dict[tuple[str, Place | None, Kind], Kernel[..., Any]]:
         return {}
 
     @cached_property
@@ -172,7 +192,7 @@ class FusedForward(FusedCall):
         return layer_indices(self.module)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a file or a copy holds: what was compiled is made anew."""
+        """The state that a file or a copy holds: what was compiled is made anew."""
         return {"module": self.module, "_attribute": self._attribute, "_given": self._given, "kinds": {}, "_refuses": False}
 
 

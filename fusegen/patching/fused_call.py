@@ -19,6 +19,8 @@ from fusegen.eager_cost import eager_cost
 from fusegen.errors import FusegenError, IndexRangeError
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
+from fusegen.patching.caches import is_handing
+from fusegen.state import refusing_changes
 
 Kind: TypeAlias = tuple[object, ...]
 """A kind of call: with gradients or without, and the types of its arguments."""
@@ -31,18 +33,13 @@ class Prepared:
     Attributes:
         kernel: the kernel.
         args, kwargs: of its call.
-        finish: makes the result of the kernel's.
+        finish: makes the result of the kernel's. It may change what the caller holds, so the function does not run after it.
     """
 
     kernel: Kernel[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     finish: Callable[[Any], Any] | None = None
-
-    def run(self) -> Any:
-        """The result of the call."""
-        result = self.kernel(*self.args, **self.kwargs)
-        return result if self.finish is None else self.finish(result)
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class FusedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function."""
-        if is_tracing() or is_compiling():
+        if is_tracing() or is_compiling() or is_handing():
             return self.original(*args, **kwargs)
         if watcher := self.watcher():
             self.watched_by = watcher
@@ -104,23 +101,29 @@ class FusedCall:
         kind = self._kind(args, kwargs) if self._refuses or not self.kinds else None
         if kind is not None and isinstance(self.kinds.get(kind), str):
             return self.original(*args, **kwargs)
+        refusal = ""
         try:
             call = self.prepared(args, kwargs)
-            result = call.run()
-        except IndexRangeError:
-            raise
+            with refusing_changes():
+                result = call.kernel(*call.args, **call.kwargs)
         except Exception as error:
-            if not (isinstance(error, FusegenError) or _is_of_trace(error)):
+            refusal = refusal_of(error)
+            if not refusal:
                 raise
-            refusal = _words(error)  # should the function itself be wrong, it says so itself
-        else:
-            if kind is not None and kind not in self.kinds:
-                self._learn(kind, call)
+        if refusal:
+            result = self.original(*args, **kwargs)  # should the function itself be wrong, it says so itself
+            self.refuse(args, kwargs, refusal)
             return result
-        result = self.original(*args, **kwargs)
-        self.kinds[kind or self._kind(args, kwargs)] = refusal
-        self._refuses = True
+        if call.finish is not None:
+            result = call.finish(result)
+        if kind is not None and kind not in self.kinds:
+            self._learn(kind, call)
         return result
+
+    def refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> None:
+        """Runs later calls of this kind as they are."""
+        self.kinds[self._kind(args, kwargs)] = reason
+        self._refuses = True
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -140,7 +143,7 @@ class FusedCall:
         return ""
 
     def mode(self) -> Kind:
-        """What tells kinds of calls apart beside their arguments."""
+        """The state that tells kinds of calls apart beside their arguments."""
         return ()
 
     @property
@@ -167,12 +170,18 @@ class FusedCall:
             return
 
 
+def refusal_of(error: Exception) -> str:
+    """The reason why a call cannot be a kernel; empty where the error is the caller's."""
+    is_refusal = isinstance(error, FusegenError) and not isinstance(error, IndexRangeError)
+    return words(error) if is_refusal or _is_of_trace(error) else ""
+
+
 def _is_of_trace(error: Exception) -> bool:
     """True if an error was raised while the function ran on traced values, where anything may happen."""
     return any(frame.f_code is trace.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
     """An error on one line, with the name of its file alone: a report cuts long ones."""
     if not isinstance(error, FusegenError):
         return f"{type(error).__name__}: {error}"

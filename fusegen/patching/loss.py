@@ -59,7 +59,7 @@ class FusedLoss(FusedCall):
         return Prepared(self._kernel, tuple(args), kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a file or a copy holds: what was compiled is made anew."""
+        """The state that a file or a copy holds: what was compiled is made anew."""
         return {"module": self.module, "_given": self._given, "_function": self._function}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

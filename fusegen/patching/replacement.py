@@ -30,7 +30,7 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
         exclude: modules that run as they are, chosen likewise. What holds one is fused in parts.
 
     Returns:
-        What was replaced, with launches before and after, once the model has run; ``undo()`` puts everything back.
+        The report of what was replaced, with launches before and after, once the model has run; ``undo()`` puts everything back.
 
     Raises:
         ArgumentError: the model is no module, is patched already, or has no such modules.
@@ -44,15 +44,10 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
             raise ArgumentError(f"{path or type(model).__name__} is patched already", mend="call undo() of the report first")
     if only is None and has_loss(model):
         calls["loss_function"] = FusedLoss(model)
-    if _is_of_transformers(model):
-        hand_attention()
+    hand_attention()
     for call in calls.values():
         call.put()
     return Report(type(model).__name__, calls)
-
-
-def _is_of_transformers(model: nn.Module) -> bool:
-    return any(type(module).__module__.startswith("transformers.") for module in model.modules())
 
 
 def unpatch(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What a patched model runs: a row for each group of modules that are alike."""
+"""The kernels that a patched model runs: a row for each group of modules that are alike."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Report:
 
     @property
     def rows(self) -> list[Row]:
-        """What was replaced, and what was not and why."""
+        """The modules that were replaced, and those that were not, with the reason."""
         return list(_grouped(self._single()))
 
     @property
@@ -131,7 +131,7 @@ def _grouped(rows: Iterator[Row]) -> Iterator[Row]:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(
-            (re.sub(r"(?<=\.)\d+", "#", row.path), row.kind, row.fused, row.before, row.after, row.reason), []
+            (re.sub(r"(?<=\.)\d+(?=\.|$)", "#", row.path), row.kind, row.fused, row.before, row.after, row.reason), []
         ).append(row)
     for same in groups.values():
         yield _together(same) if len(same) > 1 else same[0]

@@ -25,6 +25,7 @@ _ONE_LAUNCH = (
     nn.Identity,
     nn.modules.conv._ConvNd,
     nn.modules.dropout._DropoutNd,
+    torch.jit.ScriptModule,  # whose forward pass cannot be replaced
 )
 """Torch's modules in which there is nothing to fuse, or nothing that is traced; but for `_has_odd_rows`."""
 
@@ -43,7 +44,7 @@ class Unit:
 
 
 def units(model: nn.Module, only: Chosen | None, exclude: Chosen) -> list[Unit]:
-    """The modules that may be one kernel, outer ones before those inside of them.
+    """The modules that may be one kernel, outer ones before those inside of them; one with several paths by the first.
 
     Raises:
         ArgumentError: a name or class chooses no module.
@@ -51,12 +52,13 @@ def units(model: nn.Module, only: Chosen | None, exclude: Chosen) -> list[Unit]:
     for chosen in (only or (), exclude):
         _require_known(model, _listed(chosen))
     left_out = {id(module) for path, module in model.named_modules() if _is_chosen(_listed(exclude), path, module)}
-    found = _below(model, "", left_out)
-    if only is None:
-        return list(found)
-    names = _listed(only)
+    names = ("",) if only is None else _listed(only)
     chosen_paths = [path for path, module in model.named_modules() if _is_chosen(names, path, module)]
-    return [unit for unit in found if any(_is_in(unit.path, path) for path in chosen_paths)]
+    first: dict[int, Unit] = {}
+    for unit in _below(model, "", left_out):
+        if any(_is_in(unit.path, path) for path in chosen_paths):
+            first.setdefault(id(unit.module), unit)
+    return list(first.values())
 
 
 def _below(module: nn.Module, path: str, left_out: set[int]) -> Iterator[Unit]:

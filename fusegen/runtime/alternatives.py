@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from threading import RLock
 from typing import TypeAlias, cast
 
 from fusegen.calls.blocks import ROOM, rows_of_block
@@ -52,7 +53,8 @@ def _with_orders(graph: Graph, target: Target) -> Graph:
 
 class Alternatives:
     """A graph, the same with torch's attention in place of ours, and with loops in place of values that are too large to lie in
-    memory whole; each also for sizes of which a bound and a divisor are known.
+    memory whole; each also for sizes of which a bound and a divisor are known. Kernels of equal graphs share it: one thread at a
+    time makes a form.
 
     Args:
         graph: in primitives, ready for fusion.
@@ -60,12 +62,23 @@ class Alternatives:
         wide: whether indices need 64 bits.
         depth: how many loops it is the body of.
         library: the graph with attention by torch.
+        lock: of the alternatives that these are a part of.
 
     Attributes:
         whole: the forms of the graph as it is, for all sizes.
     """
 
-    def __init__(self, graph: Graph, target: Target, *, wide: bool, depth: int = 0, library: Graph | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        *,
+        wide: bool,
+        depth: int = 0,
+        library: Graph | None = None,
+        lock: RLock | None = None,
+    ) -> None:
+        self._lock = lock or RLock()
         self._target, self._wide, self._depth = target, wide, depth
         self._lengths = _lengths(graph)
         self._looped = in_blocks(graph, products_of_attention(graph, target), depth)
@@ -73,16 +86,20 @@ class Alternatives:
         self._bodies: dict[Blocks, Alternatives] = {}
         self._graph = graph
         self._attentions = () if library is None else attentions_of(library)
-        self._library = Alternatives(library, target, wide=wide) if library is not None and self._attentions else None
+        self._library = None
+        if library is not None and self._attentions:
+            self._library = Alternatives(library, target, wide=wide, lock=self._lock)
         self.whole = self._forms(None, {}, is_looped=False)
 
     def of(self, sizes: Sizes) -> Forms:
         """The forms for some sizes, and for others with the same bounds and divisors."""
-        return self._chosen(sizes, tuple(_facts(name, sizes[name]) for name in self._lengths))
+        with self._lock:
+            return self._chosen(sizes, tuple(_facts(name, sizes[name]) for name in self._lengths))
 
     def general(self, sizes: Sizes) -> Forms:
         """Forms for all sizes, with loops if these sizes need them."""
-        return self._chosen(sizes, None)
+        with self._lock:
+            return self._chosen(sizes, None)
 
     def _chosen(self, sizes: Sizes, facts: Facts | None) -> Forms:
         if self._library is not None and takes_library([size(sizes) for size in self._attentions], self._target.processors):
@@ -108,14 +125,15 @@ class Alternatives:
             def bodies(sizes: Sizes) -> Bodies:
                 return {blocks: self._program(blocks, sizes, is_general=facts is None) for blocks in loops}
 
-            self._known[key] = Forms(by_rows(_knowing(graph, facts or ()), apart), self._target, wide=self._wide, bodies=bodies)
+            known = by_rows(_knowing(graph, facts or ()), apart)
+            self._known[key] = Forms(known, self._target, wide=self._wide, bodies=bodies, lock=self._lock)
         return self._known[key]
 
     def _program(self, blocks: Blocks, sizes: Sizes, *, is_general: bool) -> tuple[Program, Formula]:
         """The program of a loop's body, laid out for the first block at some sizes, and the bytes of a row."""
         if blocks not in self._bodies:
             body = prepared(blocks.body, self._target)
-            self._bodies[blocks] = Alternatives(body, self._target, wide=self._wide, depth=self._depth + 1)
+            self._bodies[blocks] = Alternatives(body, self._target, wide=self._wide, depth=self._depth + 1, lock=self._lock)
         loop, extent = self._bodies[blocks], formula(blocks.extent)(sizes)
         tried = loop.whole.at({**sizes, **blocks.first(min(extent, _TRIED))})
         taken = row_bytes(tried.program, blocks)

@@ -84,7 +84,7 @@ class Compiled:
         groups: what fusion decided.
         program: the steps of a call.
         sources: the text of each launch.
-        alternatives: the last four for other sizes.
+        alternatives: those for other sizes, which kernels of equal graphs share.
     """
 
     traced: Graph

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import RLock
 from typing import TypeAlias
 
 from fusegen.calls.formula import Formula
@@ -105,7 +106,7 @@ class Form:
 
 
 class Forms:
-    """All forms of a graph for a machine.
+    """All forms of a graph for a machine. Threads may share them: one at a time makes a form.
 
     Args:
         graph: in primitives.
@@ -113,11 +114,20 @@ class Forms:
         wide: whether indices need 64 bits.
         choose: says who computes a launch of products, and by which plan.
         bodies: the programs of loops for some sizes.
+        lock: that of the alternatives that these are of.
     """
 
     def __init__(
-        self, graph: Graph, target: Target, *, wide: bool, choose: Choose = choose, bodies: BodiesAt = lambda _: {}
+        self,
+        graph: Graph,
+        target: Target,
+        *,
+        wide: bool,
+        choose: Choose = choose,
+        bodies: BodiesAt = lambda _: {},
+        lock: RLock | None = None,
     ) -> None:
+        self._lock = lock or RLock()
         self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
         self._made: dict[tuple[object, ...], Form] = {}
         self._first: dict[tuple[object, ...], Form] = {}  # with the first plan of each launch
@@ -137,7 +147,8 @@ class Forms:
         Args:
             pins: candidates of launches of `at`, by the outputs of their groups.
         """
-        return self._laid_out(self._classes(sizes), sizes, pins)
+        with self._lock:
+            return self._laid_out(self._classes(sizes), sizes, pins)
 
     def _laid_out(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Form:
         """The form of some classes, with the kernels and the plans that launches should have at some sizes."""
@@ -166,7 +177,8 @@ class Forms:
     def choices(self, sizes: Mapping[str, int]) -> dict[int, Choice]:
         """For products that a kernel of ours could compute, by their places in the graph of the form, what is chosen for some
         sizes."""
-        decision = self._decision(self.expected(sizes))
+        with self._lock:
+            decision = self._decision(self.expected(sizes))
         places = zip(self._products, decision.fused.products, strict=True)
         return {place: decision.choices[product] for product, place in places if product in decision.choices}
 

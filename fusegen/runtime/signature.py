@@ -198,9 +198,8 @@ class _Sizes:
         return tuple(extent if is_hidden else self._dim((name, dim), extent) for dim, extent in enumerate(tensor.shape))
 
     def _dim(self, place: Place, extent: int) -> Dim:
-        summed = self._sum(place) if self._is_sum(place) else None
-        if summed is not None:
-            return summed
+        if self._is_sum(place):
+            return self._sum(place)
         is_last = place[1] == self.ranks[place[0]] - 1
         is_feature = is_last and place in self.history.run_time
         if extent == 1 or place in self.history.literal or (is_last and extent in self.required):
@@ -233,15 +232,12 @@ class _Sizes:
             return False
         return sum(self.extents[part] for part in known.parts) + known.number == self.extents[place]
 
-    def _sum(self, place: Place) -> Dim | None:
-        """The sum that a dim is; None where a part of it is literal."""
+    def _sum(self, place: Place) -> Dim:
+        """The sum that a dim is. A part may be literal: one new position beside a cache of any length."""
         known = self.history.sums[place]
-        parts = [self._dim(part, self.extents[part]) for part in known.parts]
-        if any(literal(part) is not None for part in parts):
-            return None
         total: Dim = known.number
-        for part in parts:
-            total = total + part
+        for part in known.parts:
+            total = total + self._dim(part, self.extents[part])
         return total
 
     def _name(self, place: Place) -> str:

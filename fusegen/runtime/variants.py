@@ -120,7 +120,8 @@ class Variants:
             device: what ``x.device`` answers.
         """
         while True:
-            request = self._request(values, target, device, wide=False)
+            with self._lock:
+                request = self._request(values, target, device, wide=False)
             try:
                 return (request, *watched_trace(request, self.parameters.names))
             except _NEEDS as need:
@@ -144,7 +145,7 @@ class Variants:
 
     def _learn_literal(self, size: str, request: Request) -> None:
         """Takes a size for literal; first, where it is that of outermost and of other dims, these for sizes of their own: as many
-        heads as sequences are a coincidence."""
+        heads as sequences are a coincidence. The lock is held."""
         others = {place for place in _places(size, request) if place[1]}
         if others < {*_places(size, request)} and not others <= self.history.apart:
             self.history.apart.update(others)

@@ -25,8 +25,8 @@ class Workspace:
     Temporaries are the values that only the steps of one call know. Results, what a forward pass saves for its backward pass, and
     what functions of torch allocate themselves (attention, sorting) are not among them. One call at a time uses the buffer: threads
     wait for each other, and a call on another stream than the last one waits, on the device, for that stream. Nothing waits on the
-    host. A CUDA graph that was captured under it writes to the same bytes at each replay, so replay it where no other stream uses
-    the workspace at that time.
+    host. A CUDA graph that was captured under it writes to the same bytes at each replay: keep the workspace as long as the graph,
+    and replay it where no other stream uses the workspace at that time.
 
     Args:
         size: bytes: the largest ``workspace_bytes`` of what is lowered for the calls, by the formula that ``explain`` prints.
@@ -96,10 +96,13 @@ class Workspace:
             return run(tensors, scalars)
 
     def _follow(self, stream: torch.cuda.Stream) -> None:
-        """Lets a stream wait for the one that used the memory last. A capture begins behind all of it, and waits for no stream
-        outside."""
+        """Lets a stream wait for the one that used the memory last, and the memory outlive what the stream does with it. A capture
+        begins behind all of it, and waits for no stream outside."""
         last, self._stream = self._stream, stream
-        if last is not None and last != stream and not torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():
+            return
+        self.memory.record_stream(stream)
+        if last is not None and last != stream:
             stream.wait_stream(last)
 
 

@@ -63,6 +63,9 @@ class Notes(Protocol):
     def note_identity(self, slot: Slot, value: Any) -> None:
         """A place that holds a container, of which no more is read than is noted apart."""
 
+    def container(self, value: Any) -> None:
+        """A container that was there before the function ran."""
+
     def cache(self, function: Any) -> None:
         """A function that keeps its results."""
 
@@ -241,6 +244,10 @@ class Reach:
         if len(self._waiting) == 1:  # nobody is looking yet
             self._look()
 
+    def has_seen(self, value: Any) -> bool:
+        """True if a value was reached from what the function reads."""
+        return id(value) in self._seen
+
     def _look(self) -> None:
         """Looks into everything that waits, and into what that leads to; the first waits until all of it is done."""
         try:
@@ -285,6 +292,7 @@ class Reach:
         self._notes.generator(value, name)
         inner = contents(value)
         if inner is not None:
+            self._notes.container(value)
             self._inside(value, inner, name)
         if of_library(type(value)):
             self._wrapper(value, name)
@@ -335,7 +343,7 @@ class Reach:
 def _refuse_thread(frame: FrameType) -> NoReturn:
     """Refuses work in another thread, where nothing is watched."""
     what = f"the kernel {_THREADS[frame.f_code]} while it is traced; what it reads there is not seen"
-    raise TraceError(what, where=_called_at(frame), mend="do that outside of the kernel, and pass what it gives")
+    raise TraceError(what, where=called_at(frame), mend="do that outside of the kernel, and pass what it gives")
 
 
 def _require_traceable(frame: FrameType) -> None:
@@ -343,10 +351,10 @@ def _require_traceable(frame: FrameType) -> None:
     name = frame.f_code.co_name
     mend = _UNTRACEABLE.get((str(frame.f_globals.get("__name__")), name))
     if mend is not None:
-        raise UnsupportedError(f"{name} cannot be traced", where=_called_at(frame), mend=mend)
+        raise UnsupportedError(f"{name} cannot be traced", where=called_at(frame), mend=mend)
 
 
-def _called_at(frame: FrameType) -> str | None:
+def called_at(frame: FrameType) -> str | None:
     """The line of the user's from which a library's function was called."""
     caller: FrameType | None = frame
     while caller is not None and runs_library(caller):

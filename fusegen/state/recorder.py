@@ -7,6 +7,7 @@ more: each value that is seen is looked into in turn.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
@@ -16,11 +17,12 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from fusegen.state.calls import Calls
+from fusegen.state.changes import Changes
 from fusegen.state.check import Question, State, Used
 from fusegen.state.content import contents, is_a, matcher
 from fusegen.state.generators import Generators
 from fusegen.state.paths import ways
-from fusegen.state.reach import Reach
+from fusegen.state.reach import Reach, called_at
 from fusegen.state.slots import Kind, Read, Slot
 from fusegen.state.watch import Watch
 
@@ -40,6 +42,7 @@ class Recorder:
         self._reach = Reach(self, function)
         self._calls = Calls(self._reach.call)
         self._generators = Generators()
+        self._changes = Changes()
         self._reads: dict[tuple[int, Kind, object], Read] = {}
         self._tensors: dict[int, list[Slot]] = {}
         self._questions: list[Question] = []
@@ -65,8 +68,14 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._calls.__exit__(kind, error, trace)
         self._watch.__exit__(kind, error, trace)
-        if error is None:
-            self._generators.require_untouched()
+        refusal = self._changes.undo()
+        try:
+            if error is None:
+                self._generators.require_untouched()
+        finally:
+            self._generators.restore()
+        if error is None and refusal is not None:
+            raise refusal
 
     @property
     def compares_identity(self) -> bool:
@@ -148,6 +157,10 @@ class Recorder:
         """Has reads of a class's objects reported."""
         self._watch.add(cls)
 
+    def container(self, value: Any) -> None:
+        """Remembers what a container holds."""
+        self._changes.add(value)
+
     def cache(self, function: Any) -> None:
         """Looks after a function that keeps its results."""
         self._caches.append(function)
@@ -201,6 +214,15 @@ class Recorder:
     def attribute_missed(self, owner: Any, name: str) -> None:
         """Keeps that an attribute is not there."""
         self.note(Slot(owner, Kind.HAS, name), False, name)
+
+    def attribute_set(self, owner: Any, name: str, value: Any) -> None:
+        """Refuses a write to an object that was there before the function ran; nothing has been written.
+
+        Raises:
+            UnsupportedError: naming the attribute.
+        """
+        if self._changes.are_refused and self._reach.has_seen(owner):
+            self._changes.require_same(owner, name, value, called_at(sys._getframe(3)))
 
 
 _MACHINERY = frozenset({"_call_impl", "_compiled_call_impl"})

@@ -1,15 +1,15 @@
-"""Watching attribute reads: while a function is traced, the classes of the objects that it can reach report each read.
+"""Watching attributes: while a function is traced, classes of objects that it can reach report each read and write.
 
-A class reports by a ``__getattribute__`` of its own, put there for as long as a trace watches the class, and shared by all that do.
-Each thread reports to its own traces; other threads read through it as before. No lock is held while the function runs: it may
-wait for a thread that traces as well.
+A class reports by a ``__getattribute__`` and a ``__setattr__`` of its own, put there for as long as a trace watches the class, and
+shared by all that do. Each thread reports to its own traces; other threads read through them as before. No lock is held while the
+function runs: it may wait for a thread that traces as well.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType, TracebackType
@@ -33,6 +33,9 @@ class Listener(Protocol):
 
     def attribute_missed(self, owner: Any, name: str) -> None:
         """An attribute was asked for that is not there."""
+
+    def attribute_set(self, owner: Any, name: str, value: Any) -> None:
+        """An attribute is about to be set."""
 
 
 class _Thread(threading.local):
@@ -100,6 +103,11 @@ class Watch:
             self._listener.attribute_read(owner, name, value)
         return value
 
+    def write(self, owner: Any, name: str, value: Any) -> None:
+        """Reports that an attribute is about to be set."""
+        with self._unwatched():
+            self._listener.attribute_set(owner, name, value)
+
     def _fallback(self, owner: Any, name: str, error: AttributeError) -> Any:
         """What the class's ``__getattr__`` gives; its own reads do not count, since what it gives does."""
         fallback = next((vars(cls)["__getattr__"] for cls in type(owner).__mro__ if "__getattr__" in vars(cls)), None)
@@ -159,21 +167,45 @@ class _Watched:
         __getattribute__.watched = self  # type: ignore[attr-defined]
         return __getattribute__
 
+    def writing(self, original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
+        """The ``__setattr__`` that reports.
+
+        Args:
+            original: sets an attribute.
+        """
+
+        def __setattr__(owner: Any, name: str, value: Any) -> None:
+            for watch in _THREAD.watches:
+                if watch.reads(self):
+                    watch.write(owner, name, value)
+            original(owner, name, value)
+
+        return __setattr__
+
 
 def _class_watched(cls: type) -> _Watched | None:
-    """Finds or puts there the reporter of reads of a class's objects, which may be a base's; None where there can be none."""
+    """Finds or puts there the reporter of a class's objects, which may be a base's; None where there can be none."""
     found = type.__getattribute__(cls, "__getattribute__")  # past a metaclass of the user's
     there: _Watched | None = getattr(found, "watched", None)
     if there is not None:
         return there
-    own = cls.__dict__.get("__getattribute__")
-    put = partial(type.__setattr__, cls, "__getattribute__")
-    watched = _Watched(found, partial(type.__delattr__, cls, "__getattribute__") if own is None else partial(put, own))
+    own = {name: cls.__dict__.get(name) for name in ("__getattribute__", "__setattr__")}
+    watched = _Watched(found, partial(_restore_class, cls, own))
+    setter = type.__getattribute__(cls, "__setattr__")
     try:
-        put(watched.reporting())
+        type.__setattr__(cls, "__getattribute__", watched.reporting())
+        type.__setattr__(cls, "__setattr__", watched.writing(setter))
     except TypeError:  # a class that is closed by other means
         return None
     return watched
+
+
+def _restore_class(cls: type, own: Mapping[str, Any]) -> None:
+    for name, method in own.items():
+        if method is None:
+            type.__delattr__(cls, name)
+        else:
+            type.__setattr__(cls, name, method)
 
 
 _MODULES: dict[int, _Watched] = {}

@@ -14,6 +14,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.ir.ops import Op
 from fusegen.passes import moments
+from fusegen.runtime.passes import forget_programs
 from fusegen.schedule.heuristics import rows
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import Persistence, RowPlan
@@ -124,6 +125,7 @@ def test_what_torch_gives() -> None:
 def test_plans(take: Callable[[Way], list[RowPlan]]) -> None:
     for name, (columns, way) in PLANS.items():
         with case(name):
+            forget_programs()
             taken = take(way)
             agree(norm, inputs(5, columns))
             assert taken

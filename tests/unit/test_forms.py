@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.lowered import Lowered
-from fusegen.runtime.forms import Forms
+from fusegen.runtime.forms import Form, Forms
 from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.expected import CLASSES
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
@@ -67,6 +69,26 @@ def test_a_loop_over_sizes_makes_few_programs(monkeypatch: pytest.MonkeyPatch) -
     for rows in range(2, 400):
         lowered(kernel, rows)
     assert 2 <= len(made) <= 8 and kernel._dispatcher.variants.programs == 1
+
+
+def test_kernels_that_share_programs_make_them_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, most = [], []
+    original = Forms._lowered
+
+    def watched(self: Forms, *args: Any) -> Form:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)  # for the other thread to come in, if it can
+        inside.pop()
+        return original(self, *args)
+
+    kernels = [fg.kernel(lambda x, weight: linear_gelu(x, weight).neg()) for _ in range(2)]
+    for kernel in kernels:
+        lowered(kernel, 33)
+    monkeypatch.setattr(Forms, "_lowered", watched)
+    with ThreadPoolExecutor(len(kernels)) as threads:
+        found = list(threads.map(lowered, kernels, (512, 8192)))
+    assert max(most) == 1 and found[0].program != found[1].program
 
 
 @pytest.mark.parametrize("order", [(8, 192), (192, 8)])

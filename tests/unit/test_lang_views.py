@@ -174,6 +174,18 @@ def test_many_last_dims_share_few_compiled_forms() -> None:
     assert len(kernel._dispatcher.variants.known) <= 8
 
 
+def test_one_new_position_beside_a_cache_that_grows() -> None:
+    """The keys that a mask is of are the sum of two sizes, one of which is 1 here: that sum does not become a number."""
+
+    def attended(q: Tensor, k: Tensor, past: Tensor, mask: Tensor) -> Tensor:
+        keys = torch.cat([past, k], 1)
+        return (q @ keys.mT + mask).softmax(-1) @ keys
+
+    lengths = ((4, 5), (4, 9), *((1, past) for past in range(9, 19)))
+    calls = [(randn(2, n, 8), randn(2, n, 8), randn(2, past, 8), randn(1, n, n + past)) for n, past in lengths]
+    assert len(agree(attended, *calls)._dispatcher.variants.known) <= 4
+
+
 def test_sizes_that_are_equal_by_chance() -> None:
     sizes = ((5, 5), (5, 6), (6, 5), (8, 3), (8, 8), (1, 5), (5, 1), (2, 2))
     agree(lambda x, y: (x.sum(0) + y.sum(0), torch.cat([x, y])), *[(randn(n, 8), randn(m, 8)) for n, m in sizes])

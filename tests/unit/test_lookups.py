@@ -67,3 +67,15 @@ def test_what_is_refused() -> None:
     for function, error, says in REFUSED:
         with case(says):
             refused(function, X, TABLE, error=error, says=says)
+
+
+def test_gradients_of_rows_at_their_coordinates() -> None:
+    """The library that adds the rows reads the coordinates from memory."""
+
+    def first(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return torch.index_select(torch.sin(x), 0, torch.arange(other.shape[0], device=x.device))
+
+    x, other = randn(7, 3).requires_grad_(), randn(4)
+    weights = randn(4, 3)
+    expected = torch.autograd.grad((first(x, other) * weights).sum(), x)
+    torch.testing.assert_close(torch.autograd.grad((fg.kernel(first)(x, other) * weights).sum(), x), expected)

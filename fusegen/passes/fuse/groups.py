@@ -126,8 +126,10 @@ def strip_views(graph: Graph, position: int) -> int:
 
 
 def is_stored_elsewhere(graph: Graph, position: int) -> bool:
-    """Whether a node lies in memory already (an input) or in no memory at all (a constant)."""
-    return graph.nodes[position].family is Family.LEAF
+    """True if a node lies in memory already (an input), or if all that reads it has it in its text (a number). A library call reads
+    coordinates from memory, so that a kernel must store them."""
+    node = graph.nodes[position]
+    return node.family is Family.LEAF and node.op is not Op.IOTA
 
 
 def is_as_large(graph: Graph, one: int, other: int) -> bool:

@@ -1,5 +1,5 @@
 """A folder as ``kernels`` reads it: `layers` has the classes whose forward passes take the place of others'. ``kernels`` imports it
-from its path, under a name of its own."""
+from its path, under the id in `metadata.json`."""
 
 from fusegen.transformers import layers
 

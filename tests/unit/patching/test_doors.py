@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -64,6 +65,8 @@ def test_layers_of_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
             raise NotImplementedError
 
     model, x = nn.Sequential(Norm()), torch.randn(4, 32)
+    before = sys.modules["fusegen"]
     with kernels.use_kernel_mapping(kernel_mapping()):
         kernels.kernelize(model, mode=kernels.Mode.TRAINING, device="cpu", use_fallback=False)
     torch.testing.assert_close(model(x), F.rms_norm(x, (32,), model[0].weight, 1e-6))
+    assert sys.modules["fusegen"] is before, "the folder has a name of its own"

@@ -163,6 +163,22 @@ def test_the_report_names_hooks_that_look_into_a_module() -> None:
     assert reasons == {"layers.{0-1}": hooked, "layers.{0-1}.mlp": hooked}
 
 
+def test_the_report_keeps_names_apart_that_begin_with_numbers() -> None:
+    model = nn.Module()
+    model.parts = nn.ModuleDict({"2d": nn.LayerNorm(8), "3d": nn.LayerNorm(8)})
+    assert [row.path for row in fg.patch(model).rows] == ["parts.2d", "parts.3d"]
+
+
+def test_a_module_with_two_paths_is_one_row() -> None:
+    shared = Layer()
+    model = nn.Sequential(shared, nn.Sequential(shared, shared))
+    report = fg.patch(model)
+    model(torch.randn(5, WIDTH))
+    assert [(row.path, row.count, row.fused) for row in report.rows] == [("0", 1, True)]
+    report.undo()
+    assert "forward" not in vars(shared)
+
+
 def test_files_and_copies_are_patched_models_of_their_own(tmp_path: Path) -> None:
     model, x = Model(), torch.randn(5, WIDTH)
     fg.patch(model)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusegen as fg
-from tests.unit.patching.models import IDS, generated, small_model, step
+from tests.unit.patching.models import IDS, generated, small_model, step, transformers
 
 
 @pytest.fixture(params=["Llama", "GPT2", "Bert"])
@@ -37,6 +37,68 @@ def test_generation_with_caches(name: str, cache: str) -> None:
     report = fg.patch(model)
     assert torch.equal(generated(model, cache_implementation=cache, disable_compile=True), expected)
     assert all(row.fused and not row.reason for row in report.rows if row.kind.endswith(("Layer", "Block")))
+
+
+class Untraceable(torch.nn.Module):
+    """A module whose path a value decides."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) if x.sum().item() < 1e9 else x
+
+
+def test_a_cache_takes_keys_once_where_the_rest_of_a_layer_is_no_kernel() -> None:
+    model = small_model("Llama", num_hidden_layers=1)
+    (layer,) = model.model.layers
+    layer.mlp = Untraceable(layer.mlp)
+
+    def decoded(*, is_patched: bool) -> tuple[list[torch.Tensor], int]:
+        cache = transformers.DynamicCache(config=model.config)
+        model(IDS, past_key_values=cache)
+        if is_patched:
+            fg.patch(model)
+        return [model(IDS[:, i : i + 1], past_key_values=cache).logits for i in range(2)], cache.get_seq_length()
+
+    with torch.no_grad():
+        expected, length = decoded(is_patched=False)
+        found, filled = decoded(is_patched=True)
+    torch.testing.assert_close(found, expected)
+    assert filled == length
+
+
+class Scaled(torch.nn.Module):
+    """Attention by a function that transformers knows, whose scaling the caller gives."""
+
+    layer_idx, is_causal = 0, False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, scaling: float, past_key_values: Any) -> torch.Tensor:
+        query = self.project(x).view(*x.shape[:2], 4, 8).transpose(1, 2)
+        key, value = past_key_values.update(query, query * 2, 0)
+        sdpa = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return self.project(sdpa(self, query, key, value, None, scaling=scaling)[0].flatten(2))
+
+
+def test_attention_beside_a_cache_takes_numbers_of_the_call_in_each_mode() -> None:
+    torch.manual_seed(0)
+    module, x = Scaled(), torch.randn(5, 1, 2, 32)
+
+    def decoded() -> list[torch.Tensor]:
+        cache = transformers.DynamicCache()
+        calls = zip(x, (0.3, 0.3, 0.5, 0.7, 0.9), (False, False, False, True, True), strict=True)
+        return [module.train(mode)(each, scaling, past_key_values=cache) for each, scaling, mode in calls]
+
+    with torch.no_grad():
+        expected = decoded()
+        report = fg.patch(module)
+        torch.testing.assert_close(decoded(), expected)
+    assert all(row.fused and not row.reason for row in report.rows)
 
 
 def test_a_mask_of_padding_and_beams() -> None:
