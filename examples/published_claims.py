@@ -40,7 +40,7 @@ except ImportError:
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")
 DTYPE = torch.bfloat16 if IS_GPU else torch.float32
-TARGET = None if IS_GPU else "sm_90a"  # of launches and bytes, which are counted and not timed
+TARGET = None if IS_GPU else "sm_90a"  # launches and bytes are counted for it, not timed
 
 Call = Callable[[], Any]
 Results = Tensor | tuple[Tensor, ...]

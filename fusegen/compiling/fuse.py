@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from fusegen.api import Kernel
 from fusegen.compiling.order import note_writes
-from fusegen.errors import FusegenError, UnsupportedError
+from fusegen.errors import FusegenError, IndexRangeError, UnsupportedError
 from fusegen.ir.symbolic import literal
 from fusegen.regions.capture import EPOCH, module_of
 from fusegen.regions.cut import Region, regions_of
@@ -49,6 +49,8 @@ class FusedRegion(nn.Module):
             return self._function(*values)
         try:
             return self.kernel(*values)
+        except IndexRangeError:  # the caller's mistake in this call
+            raise
         except FusegenError as error:
             self._is_refused = True
             _LOG.warning("%s runs as torch runs it: %s", self.name, error.what)

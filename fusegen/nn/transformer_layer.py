@@ -148,8 +148,8 @@ class FusedTransformerLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        inner = intermediate_size if intermediate_size > 0 else 4 * hidden_size
-        _check(hidden_size, heads, attn_dropout_ratio, hidden_dropout_ratio, num_hidden_layers)
+        inner = 4 * hidden_size if intermediate_size == -1 else intermediate_size
+        _check(hidden_size, heads, inner, attn_dropout_ratio, hidden_dropout_ratio, num_hidden_layers)
         if workspace is not None and compiler == "extension":
             what = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
             raise ArgumentError(what, mend="leave out workspace=, or compiler=")
@@ -313,11 +313,14 @@ def parameter_shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _check(hidden: int, heads: int, attn_dropout: float, hidden_dropout: float, layers: int) -> None:
+def _check(hidden: int, heads: int, inner: int, attn_dropout: float, hidden_dropout: float, layers: int) -> None:
     """Refuses sizes and shares that no layer can have."""
     if hidden <= 0 or heads <= 0 or hidden % heads:
         what = f"FusedTransformerLayer: hidden_size is {hidden} and heads is {heads}"
         raise ArgumentError(what, mend="give a hidden_size that is a multiple of heads")
+    if inner <= 0:
+        what = f"FusedTransformerLayer: intermediate_size is {inner}"
+        raise ArgumentError(what, mend="give the channels of the feed-forward block, or -1 for 4 * hidden_size")
     if layers <= 0:
         raise ArgumentError(f"FusedTransformerLayer: num_hidden_layers is {layers}", mend="give the number of the model's layers")
     for name, share in (("attn_dropout_ratio", attn_dropout), ("hidden_dropout_ratio", hidden_dropout)):

@@ -14,27 +14,13 @@ from torch import Tensor, nn
 
 from fusegen.api import Kernel
 from fusegen.errors import UnsupportedError
-from fusegen.patching.caches import (
-    Between,
-    Function,
-    Place,
-    before_attention,
-    behind_attention,
-    cache_of,
-    filling,
-    is_fresh,
-    is_handed,
-    layer_indices,
-    mask_position,
-    place_in,
-    without_mask,
-)
+from fusegen.patching.between import Between, before_attention, behind_attention, is_handing, mask_position, without_mask
+from fusegen.patching.caches import Function, Place, cache_of, filling, is_fresh, layer_indices, place_in
 from fusegen.patching.fused_call import FusedCall, Kind, Prepared, refusal_of
 from fusegen.state import refusing_changes
 
 _CAPTURING = "transformers.utils.output_capturing"
 _HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
-
 
 Families: TypeAlias = tuple[tuple[nn.Module, tuple[nn.Module | None, ...]], ...]
 """A module and those inside of it, each with its submodules."""
@@ -49,6 +35,8 @@ class FusedForward(FusedCall):
     Args:
         module: the module, which keeps its class, its parameters and its submodules.
     """
+
+    _is_removed = False
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -71,8 +59,6 @@ class FusedForward(FusedCall):
                 del self.module.forward
             else:
                 self.module.forward = self._given
-
-    _is_removed = False
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -132,7 +118,7 @@ class FusedForward(FusedCall):
         module = self.module
         if self._is_removed:
             return "it was put back"
-        if is_handed():
+        if is_handing():
             return "the layer around it runs as it is behind its attention"
         if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
             return "its activations are checkpointed"

@@ -19,7 +19,6 @@ from fusegen.eager_cost import eager_cost
 from fusegen.errors import FusegenError, IndexRangeError
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
-from fusegen.patching.caches import is_handing
 from fusegen.state import refusing_changes
 
 Kind: TypeAlias = tuple[object, ...]
@@ -93,7 +92,7 @@ class FusedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function."""
-        if is_tracing() or is_compiling() or is_handing():
+        if is_tracing() or is_compiling():
             return self.original(*args, **kwargs)
         if watcher := self.watcher():
             self.watched_by = watcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fusegen.errors import ArgumentError
-from fusegen.patching.caches import hand_attention
+from fusegen.patching.between import hand_attention
 from fusegen.patching.forward import FusedForward
 from fusegen.patching.fused_call import FusedCall
 from fusegen.patching.loss import FusedLoss, has_loss

@@ -131,7 +131,7 @@ def _grouped(rows: Iterator[Row]) -> Iterator[Row]:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(
-            (re.sub(r"(?<=\.)\d+(?=\.|$)", "#", row.path), row.kind, row.fused, row.before, row.after, row.reason), []
+            (re.sub(r"(?<![^.])\d+(?=\.|$)", "#", row.path), row.kind, row.fused, row.before, row.after, row.reason), []
         ).append(row)
     for same in groups.values():
         yield _together(same) if len(same) > 1 else same[0]

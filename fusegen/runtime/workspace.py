@@ -42,8 +42,8 @@ class Workspace:
         with torch.inference_mode(mode=False):
             self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self._stream_now = partial(queries()[0], self.memory.device.index) if self.memory.is_cuda else None
-        self._lock = threading.Lock()
-        self._stream: torch.cuda.Stream | None = None  # of the last call
+        self._lock = threading.RLock()
+        self._stream: torch.cuda.Stream | None = None  # the last call's
         self._raw_stream = -1
 
     @property

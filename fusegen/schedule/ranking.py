@@ -59,7 +59,7 @@ def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> 
         return {plan: row_time(costs, plan, work, target.processors) for plan in plans}
     points = [plan for plan in launch.candidates if isinstance(plan, PointwisePlan) and not (plan.wraps and _is_short(launch))]
     if any(plan.repeats > 1 for plan in points):
-        return {}  # of plans that compute less
+        return {}  # plans that compute less have no times
     return {plan: point_time(costs.points, plan, work, target.processors) for plan in points}
 
 

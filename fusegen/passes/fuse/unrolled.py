@@ -21,7 +21,7 @@ from fusegen.passes.fuse.few import is_per_segment, places_of_row
 from fusegen.passes.fuse.groups import Group, GroupKind
 
 _MOST = 8  # points of a thread, each of which has results and operands in registers
-_MOST_ELEMENTS = 512  # of all values that a thread computes for its points: what is computed of many places is long enough
+_MOST_ELEMENTS = 512  # a thread's points have at most so many values: what is computed of many places is long enough
 _FEW = 4  # elements of an axis that a thread goes through in any case
 
 

@@ -86,7 +86,7 @@ def _evaluate(context: Context) -> RowMath:
         points = [_reduced(context, evaluator, node, p) for p in space.points]
         reduced = reduce(partial(combined, evaluator.terms, graph.nodes[node].op), points)
         statistics |= dict.fromkeys(parts, reduced)
-        if not context.group.domain.is_segment(reduced_dims(graph, node)):  # what is has its place where it is used
+        if not context.group.domain.is_segment(reduced_dims(graph, node)):  # a segment has its place where it is used
             roots.append(Root("column" if _is_column_sum(context, node) else "reduce", node, reduced))
     stores: list[Store] = []
     for output in context.group.outputs:

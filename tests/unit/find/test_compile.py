@@ -44,7 +44,7 @@ class Seen:
 
     @property
     def regions(self) -> list[FusedRegion]:
-        """Of all graphs."""
+        """The regions of all graphs."""
         return [each for module in self.modules for each in module.modules() if isinstance(each, FusedRegion)]
 
 
@@ -127,18 +127,34 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def test_a_region_that_is_refused_when_it_is_called_runs_as_torch_runs_it() -> None:
-    seen, lines = Seen(), Lines()
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """Lines that the backend logs."""
+    logger, lines = logging.getLogger("fusegen.compiling"), Lines()
+    logger.addHandler(lines)
+    yield lines.lines
+    logger.removeHandler(lines)
+
+
+def test_a_region_that_is_refused_when_it_is_called_runs_as_torch_runs_it(logged: list[str]) -> None:
+    seen = Seen()
     x, scale = torch.randn(8, 32), torch.randn(32)
     torch.compile(chain, backend=seen)(x, scale)
-    logger = logging.getLogger("fusegen.compiling")
-    logger.addHandler(lines)
-    try:
-        got = seen.regions[0](x.to(torch.complex64), scale)  # of a dtype that this kernel does not take
-    finally:
-        logger.removeHandler(lines)
+    got = seen.regions[0](x.to(torch.complex64), scale)  # of a dtype that this kernel does not take
     torch.testing.assert_close(got, chain(x.to(torch.complex64), scale))
-    assert any("runs as torch runs it" in line for line in lines.lines)
+    assert any("runs as torch runs it" in line for line in logged)
+
+
+def test_an_index_out_of_range_is_the_callers_mistake(logged: list[str]) -> None:
+    def looked_up(table: Tensor, ids: Tensor) -> Tensor:
+        return F.silu(F.embedding(ids, table) * 2 + 1)
+
+    table, ids, seen = torch.randn(5, 8), torch.tensor([0, 4]), Seen()
+    run = torch.compile(looked_up, backend=seen)
+    with pytest.raises(IndexError):
+        run(table, ids + 1)
+    torch.testing.assert_close(run(table, ids), looked_up(table, ids))
+    assert len(seen.regions) == 1 and not logged, "later calls are kernels"
 
 
 def test_writes_in_place_stay_where_they_are() -> None:

@@ -167,7 +167,7 @@ def test_flags_of_deepspeed_that_change_nothing(flag: str) -> None:
 def test_neither_gelus_nor_masks_are_saved() -> None:
     made = FusedTransformerLayer(HIDDEN, HEADS, INNER, attn_dropout_ratio=0.1, hidden_dropout_ratio=0.1, device="meta")
     values = [each[1:] for each in made.passes(2, 16).forward.lower().explain().splitlines() if f"(2, 16, {INNER})" in each]
-    assert len(values) == 1  # what the GELU is of
+    assert len(values) == 1  # the GELU's argument
 
 
 def test_parameters_have_deepspeeds_names_and_shapes() -> None:
@@ -255,6 +255,7 @@ def test_one_workspace_serves_layers_and_both_passes() -> None:
         ({"hidden_size": 30, "heads": 4}, "hidden_size is 30 and heads is 4"),
         ({"hidden_size": 32, "heads": 4, "attn_dropout_ratio": 1.5}, "attn_dropout_ratio is 1.5"),
         ({"hidden_size": 32, "heads": 4, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_size": 32, "heads": 4, "intermediate_size": 0}, "intermediate_size is 0"),
     ],
 )
 def test_what_no_layer_can_have_is_refused(options: dict[str, Any], message: str) -> None:

@@ -14,7 +14,7 @@ from tests.unit.parallel import pair
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each check reports; all run in one pair of processes."""
+    """The reports of all checks, which run in one pair of processes."""
     folder: Path = tmp_path_factory.mktemp("pair")
     return pair.run(folder)
 
