@@ -11,17 +11,19 @@ from fusegen.errors import ArgumentError
 from fusegen.parallel import ColumnParallelLinear
 from tests.unit.parallel import pair
 
-
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The reports of all checks, which run in one pair of processes."""
-    folder: Path = tmp_path_factory.mktemp("pair")
-    return pair.run(folder)
+QUICK = ("linear_layers", "gated_mlp", "attention", "dtensors", "refused")
+"""Checks for the gate; two processes take seconds to start, so all run in one pair."""
 
 
-@pytest.mark.parametrize("name", pair.CHECKS)
-def test_two_ranks(name: str, reports: dict[str, str]) -> None:
-    assert not reports[name], reports[name]
+def test_two_ranks(tmp_path: Path) -> None:
+    failed = pair.failures(tmp_path, QUICK)
+    assert not failed, "\n".join(failed.values())
+
+
+@pytest.mark.deep
+def test_two_ranks_at_length(tmp_path: Path) -> None:
+    failed = pair.failures(tmp_path, [name for name in pair.CHECKS if name not in QUICK])
+    assert not failed, "\n".join(failed.values())
 
 
 def test_without_a_group_there_is_an_error() -> None:

@@ -101,7 +101,7 @@ class Scaled(Dataset[Tensor]):
         return scaled(torch.full((WIDTH,), float(index)), 0.5)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.deep)])
 def test_workers_of_a_data_loader_call_kernels(method: str) -> None:
     data = Scaled()
     expected = torch.stack([data[index] for index in range(len(data))])

@@ -13,7 +13,7 @@ import fusegen as fg
 from tests.unit.patching.models import IDS, generated, small_model, step, transformers
 
 
-@pytest.fixture(params=["Llama", "GPT2", "Bert"])
+@pytest.fixture(params=["Llama", pytest.param("GPT2", marks=pytest.mark.deep), "Bert"])
 def model(request: pytest.FixtureRequest) -> Iterator[Any]:
     found = small_model(request.param)
     yield found
@@ -29,10 +29,10 @@ def test_whole_layers_and_the_loss_are_kernels(model: Any) -> None:
     assert report.after < report.before
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT2", pytest.param("Gemma2", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("name", ["Llama", *(pytest.param(name, marks=pytest.mark.deep) for name in ("GPT2", "Mistral"))])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_with_caches(name: str, cache: str) -> None:
-    model = small_model(name, **({"sliding_window": 6} if name == "Gemma2" else {}))
+    model = small_model(name, **({"sliding_window": 6} if name == "Mistral" else {}))
     expected = generated(model, cache_implementation=cache, disable_compile=True)
     report = fg.patch(model)
     assert torch.equal(generated(model, cache_implementation=cache, disable_compile=True), expected)
