@@ -2,7 +2,7 @@
 
 NaN and infinities stand where the exact result, rounded to the dtype, has them; the root mean square of the errors is within
 1.1 times eager's for results of 16 bits or fewer and 1.25 times for float32 (where there are elements enough for it to say
-something, and it is more than a hundredth of a unit in the last place); the greatest error is within twice eager's plus two units
+something, and it is more than a sixtieth of a unit in the last place); the greatest error is within twice eager's plus two units
 in the last place. A result of 8 bits is the exact one rounded, but for a thousandth of its elements, or 1.25 times as many as
 eager has wrong, which are one step beside it, or as far as eager's. Where eager itself overflows, either the result is as good as
 torch's in float32, rounded once, or it has nothing wrong where eager is right.
@@ -22,7 +22,7 @@ ENOUGH = 1 << 16
 """Elements from which on the root mean square says something."""
 
 _GREATEST, _UNITS = 2.0, 2.0  # times eager's error, plus units in the last place
-_INVISIBLE = 1 / 128  # of a unit in the last place: where both results are rounded alike but for a few elements
+_INVISIBLE = 1 / 64  # of a unit in the last place: where both results are rounded alike but for one element in 4000
 _FARAWAY = 0.125  # of the result's root mean square: an error that says that nothing of the result is left
 _MORE_BESIDE = 1.25  # times as many as eager's: one scale of a tensor moves many numbers across the middle
 _BESIDE = 1e-3  # of the elements of 8 bits may be a step beside the exact result: the other side of the middle between two numbers
