@@ -1,12 +1,16 @@
 """A BERT layer as `fusegen.nn.FusedTransformerLayer`, beside transformers' own: forward and backward, times and memory.
 
-python examples/bert_layer.py   # BERT-large on a GPU, a small layer on a CPU; needs transformers
+python examples/bert_layer.py                  # BERT-large on a GPU, a small layer on a CPU; needs transformers
+python examples/bert_layer.py --out run.json   # and stores the run
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import json
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+import fusegen as fg
 from fusegen.nn import FusedTransformerLayer
-from fusegen.timing import interleaved
+from fusegen.timing import interleaved, timer_name
 
 try:
     from transformers import BertConfig
@@ -29,8 +34,11 @@ DTYPE = torch.bfloat16 if IS_GPU else torch.float32
 WIDTH, HEADS = (1024, 16) if IS_GPU else (64, 4)
 BATCHES = ((8, 128), (8, 512), (64, 128)) if IS_GPU else ((2, 16), (2, 48))
 DROPOUT = 0.1
+GRAPHED = "fused, CUDA graph"
 
 Call = Callable[[], object]
+Row = dict[str, str | float | None]
+"""A figure of a batch, by layer; None where it was not taken."""
 
 
 def layers(dropout: float) -> tuple[nn.Module, nn.Module]:
@@ -62,7 +70,7 @@ def layers(dropout: float) -> tuple[nn.Module, nn.Module]:
     return plain.train(), fused.train()
 
 
-def result(layer: nn.Module, x: Tensor) -> Tensor:
+def result(layer: Callable[[Tensor], Any], x: Tensor) -> Tensor:
     """The hidden states behind a layer; transformers may return them in a tuple."""
     found = layer(x)
     first: Tensor = found[0] if isinstance(found, tuple) else found
@@ -70,16 +78,16 @@ def result(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def forward(layer: nn.Module, x: Tensor) -> Tensor:
+def forward(layer: Callable[[Tensor], Any], x: Tensor) -> Tensor:
     """A forward pass that saves nothing."""
     return result(layer, x)
 
 
 def step(layer: nn.Module, x: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
     """The result of a layer, and the gradients of the hidden states."""
-    found = result(layer, x)
     layer.zero_grad()
     x.grad = None
+    found = result(layer, x)
     torch.autograd.backward(found, gradient)
     assert x.grad is not None
     return found.detach(), x.grad
@@ -117,42 +125,90 @@ def peak_bytes(call: Call) -> int:
     return torch.cuda.max_memory_allocated(DEVICE) - before
 
 
-def rows(batch: int, sequence: int, named: dict[str, nn.Module]) -> list[list[str]]:
-    """The rows of the table for a batch."""
+def microseconds(calls: Mapping[str, Call]) -> dict[str, float]:
+    """The times of calls, host included.
+
+    Raises:
+        SystemExit: one cannot be timed.
+    """
+    found = interleaved(calls, DEVICE, with_host=True)
+    failed = [f"{name}: {each}" for name, each in found.items() if isinstance(each, Exception)]
+    if failed:
+        raise SystemExit("; ".join(failed))
+    return {name: each.median for name, each in found.items() if not isinstance(each, Exception)}
+
+
+def graphed(x: Tensor) -> nn.Module:
+    """A fused layer whose two passes are CUDA graphs, for inputs of this shape: torch's own way."""
+    layer = layers(DROPOUT)[1]
+    torch.cuda.make_graphed_callables(layer, (x,))  # which replaces the forward pass of the layer itself
+    return layer
+
+
+def rows(batch: int, sequence: int, named: Mapping[str, nn.Module]) -> list[Row]:
+    """The figures of a batch."""
     x, gradient = batch_of(batch, sequence)
-    steps: dict[str, Call] = {name: partial(step, layer, x, gradient) for name, layer in named.items()}
+    trained = {**named, **({GRAPHED: graphed(x)} if IS_GPU else {})}
+    steps: dict[str, Call] = {name: partial(step, layer, x, gradient) for name, layer in trained.items()}
     forwards: dict[str, Call] = {name: partial(forward, layer, x) for name, layer in named.items()}
-    found = []
-    for title, each in (("forward", forwards), ("forward, backward", steps)):
-        times = interleaved(each, DEVICE, quick=True, with_host=True)
-        cells = [str(took) if isinstance(took, Exception) else f"{took.median:.0f} µs" for took in times.values()]
-        found.append([f"{batch}×{sequence}", title, *cells])
+    title: Row = {"batch": f"{batch}×{sequence}"}
+    found: list[Row] = [
+        {**title, "what": "forward", "unit": "µs", **microseconds(forwards)},
+        {**title, "what": "forward, backward", "unit": "µs", **microseconds(steps)},
+    ]
     if IS_GPU:
-        memory = [f"{peak_bytes(call) / 2**20:.0f} MiB" for call in steps.values()]
-        found.append([f"{batch}×{sequence}", "peak memory", *memory])
+        memory = {name: peak_bytes(steps[name]) / 2**20 for name in named}
+        found.append({**title, "what": "peak memory", "unit": "MiB", **memory})
     return found
 
 
-def main() -> None:
-    """Compares results and gradients, then times and memory."""
-    compared = errors()
+def compared_layers() -> dict[str, nn.Module]:
+    """The layers that are compared, by name."""
     plain, fused = layers(DROPOUT)
     named: dict[str, nn.Module] = {"transformers": plain, "fused": fused}
     if IS_GPU:  # Inductor takes longer to compile for a CPU than this example should
-        compiled = layers(DROPOUT)[0]
-        compiled.compile()
-        named["torch.compile"] = compiled
-    where = torch.cuda.get_device_name() if IS_GPU else "a CPU"
-    title = f"BERT layer, {WIDTH} channels, {HEADS} heads, dropout {DROPOUT}, {DTYPE}\non {where}"
-    table = Table("batch", "", *named, title=title)
-    for each in (row for sizes in BATCHES for row in rows(*sizes, named)):
-        table.add_row(*each)
+        for name, mode in (("torch.compile", "default"), ("torch.compile, CUDA graphs", "reduce-overhead")):
+            compiled = layers(DROPOUT)[0]
+            compiled.compile(mode=mode)
+            named[name] = compiled
+    return named
+
+
+def cell(row: Row, name: str) -> str:
+    """A figure with its unit."""
+    value = row.get(name)
+    if not isinstance(value, float):
+        return ""
+    return f"{value:.0f} {row['unit']}" if row["unit"] else f"{value:.1e}"
+
+
+def main() -> None:
+    """Compares results and gradients, then times and memory, and stores the run on request."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="a JSON file for the run")
+    options = parser.parse_args()
+    compared = errors()
+    named = compared_layers()
+    found = [row for sizes in BATCHES for row in rows(*sizes, named)]
+    batch = f"{BATCHES[0][0]}×{BATCHES[0][1]}"
     for name, own, ours in compared:
-        table.add_row(f"{BATCHES[0][0]}×{BATCHES[0][1]}", f"error of {name}", f"{own:.1e}", f"{ours:.1e}")
-    Console().print(table)
+        found.append({"batch": batch, "what": f"error of the {name}", "unit": "", "transformers": own, "fused": ours})
+    where = torch.cuda.get_device_name() if IS_GPU else "CPU"
+    columns = [*named, *([GRAPHED] if IS_GPU else [])]
+    title = f"BERT layer, {WIDTH} channels, {HEADS} heads, dropout {DROPOUT}, {DTYPE}\non {where}"
+    table = Table("batch", "", *columns, title=title)
+    for row in found:
+        table.add_row(str(row["batch"]), str(row["what"]), *(cell(row, name) for name in columns))
+    Console(width=120).print(table)
     print("errors are root mean squares against float64, without dropout")
     if not IS_GPU:
         print("peak memory is counted on GPUs alone; times of so small a layer on a CPU say nothing about a GPU")
+    if options.out is not None:
+        dtype, timer = str(DTYPE).removeprefix("torch."), timer_name(DEVICE, with_host=True)
+        machine = {"device": where, "dtype": dtype, "torch": torch.__version__, "fusegen": fg.__version__, "timer": timer}
+        values = [{key: row.get(key) for key in ("batch", "what", "unit", *columns)} for row in found]
+        options.out.write_text(json.dumps({"machine": machine, "rows": values}, indent=1, ensure_ascii=False) + "\n")
+        print(f"stored: {options.out}")
     if any(ours > 2 * own for _, own, ours in compared):
         raise SystemExit("the fused layer is less accurate than transformers'")
 

@@ -11,6 +11,7 @@ import torch
 
 from fusegen.calls.call import Call
 from fusegen.calls.numbers import ERRORS, Numbers
+from fusegen.runtime.alike import like
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values, tensor_part
 from fusegen.runtime.scalars import Condition, condition_of, scalars_of
@@ -67,6 +68,7 @@ class Program:
         self._condition = condition
         self._check = None if state is None else state.check
         self._parts = tuple(map(tensor_part, hidden))
+        self._are_alike = like(hidden)
         self.names = () if state is None else state.names
         self.find: Callable[[Values], Hidden | None] = self._find
         if condition is None and not hidden:
@@ -93,6 +95,8 @@ class Program:
 
     def _are_as_before(self, found: Hidden) -> bool:
         try:
+            if self._are_alike is not None and self._are_alike(found):
+                return True
             return all(tensor_part(t) == part for t, part in zip(found, self._parts, strict=True))
         except RuntimeError:  # one has no address any more
             return False

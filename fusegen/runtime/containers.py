@@ -56,11 +56,16 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
         values: one a parameter.
         variadic: the parameters ``*args`` and ``**kwargs``, which are always spread.
     """
-    layouts, leaves = [], []
+    layouts: list[tuple[str, Layout]] = []
+    leaves: list[Any] = []
     for name, given in zip(names, values, strict=True):
+        if not isinstance(given, KINDS):
+            layouts.append((name, None))
+            leaves.append(given)
+            continue
         value = given if name in variadic else settled(given)
         own: list[Any] = []
-        layout = _layout(value, own) if isinstance(value, KINDS) else None
+        layout = _layout(value, own)
         if name not in variadic and not any([isinstance(leaf, torch.Tensor) for leaf in own]):
             layout, own = (_of_settings(value), []) if _is_of_settings(value, own) else (None, [value])
         layouts.append((name, layout))

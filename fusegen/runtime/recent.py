@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch._C._dynamo import guards
 from torch.autograd import forward_ad
 
 from fusegen.dtypes import autocast_dtype
+from fusegen.runtime.alike import check_of
 from fusegen.runtime.bound import Hidden, Program
 from fusegen.runtime.keys import GREATEST, LEAST, Values, is_scalar
 
@@ -54,10 +54,6 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
     """A test that is true for calls of which the key is the same (`fusegen.runtime.keys`), though not for all of them; None where
     there is none.
 
-    torch's check compares type, dtype, device, shape, strides, whether a gradient is required, and the dispatch keys as modes and
-    transforms have made them, which say what a negated view is as well, and if autocast is on. It is false where a tensor stands
-    twice.
-
     Args:
         values: all arguments of a call that the program is good for.
         statics: for each parameter, whether programs are bound to its value.
@@ -77,7 +73,7 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
         elif type(value) in _SINGLE:
             scope |= {f"t{place}": type(value), f"c{place}": value}
             conditions.append(f"type({name}) is t{place} and {name} == c{place}")
-        elif static and isinstance(value, nn.Module):
+        elif isinstance(value, nn.Module):
             scope |= {f"m{place}": weakref.ref(value)}
             conditions.append(f"m{place}() is {name}")
         elif type(value) is tuple and all(type(each) is int for each in value):  # a shape
@@ -87,9 +83,10 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
         else:
             return None
     given = [value for value in values if isinstance(value, Tensor)]
-    if not given or any(not tensor.data_ptr() or tensor.data_ptr() & 15 for tensor in given):
+    check = check_of(given)
+    if check is None:
         return None
-    scope |= {"check": guards.TensorGuards(*given, dynamic_dims_sizes=None, dynamic_dims_strides=None).check}
+    scope |= {"check": check}
     aligned = f"not ({' | '.join(f'a{name[1:]}' for name in tensors)}) & 15"
     conditions += [f"check({', '.join(tensors)})", *addresses, aligned]
     conditions += ["default_dtype() is dtype", "forward_ad._current_level < 0"]
