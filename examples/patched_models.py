@@ -135,6 +135,7 @@ def times(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 def rows(name: str) -> Iterator[Row]:
     """All figures of a model."""
     make, size = MODELS[name]
+    torch.compiler.reset()
     torch.manual_seed(0)
     plain = make().to(DEVICE, DTYPE).eval()
     ids = torch.randint(plain.config.vocab_size, size, device=DEVICE)
@@ -173,6 +174,7 @@ def number(value: float | None, unit: str) -> str:
 def main() -> None:
     """Measures both models, prints the table, and stores the run on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS), help="default: both")
     parser.add_argument("--out", type=Path, help="a JSON file for the run")
     options = parser.parse_args()
     machine = {
@@ -182,7 +184,7 @@ def main() -> None:
         "fusegen": fg.__version__,
         "timer": timer_name(DEVICE, with_host=True),
     }
-    found = [row for name in MODELS for row in rows(name)]
+    found = [row for name in options.models for row in rows(name)]
     table = Table("model", "", "eager", "torch.compile", "patched", title=f"{machine['device']}, {machine['dtype']}")
     for row in found:
         table.add_row(row.model, row.what, *(number(each, row.unit) for each in (row.eager, row.compile, row.patched)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
 import re
 import shlex
 import sys
@@ -62,7 +63,14 @@ def session(path: Path, text: str) -> str:
     """The document with everything that it shows made anew."""
     module = ModuleType("document")  # torch.compile looks for the module of what it reads
     names = vars(module)
-    names |= {"measured": measured, "chosen": chosen, "command": command, "math_of": math_of, "families": families}
+    names |= {
+        "measured": measured,
+        "stored": stored,
+        "chosen": chosen,
+        "command": command,
+        "math_of": math_of,
+        "families": families,
+    }
 
     def step(found: re.Match[str]) -> str:
         if found["code"] is not None:
@@ -121,6 +129,31 @@ def _measured(path: Path) -> str:
         parts += [f"{group}: {timers[group]}"] if group in timers else []
         parts += [_markdown(groups[group])] if group in groups else []
     return "\n\n".join([*parts, *([_markdown(table.latency_table(found))] if found.latency else [])])
+
+
+def stored(name: str) -> str:
+    """The run of an example, stored below docs/measured, as a table."""
+    found = json.loads((ROOT / "docs" / "measured" / name).read_text(encoding="utf-8"))
+    columns = [column for column in found["rows"][0] if any(row[column] not in (None, "") for row in found["rows"])]
+    lines = [columns, ["---"] * len(columns), *([_cell(row[column]) for column in columns] for row in found["rows"])]
+    source = f"[`{name}`](measured/{name}): {' · '.join(_circumstance(*each) for each in found['machine'].items())}"
+    return "\n\n".join([source, "\n".join(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def _circumstance(name: str, value: str) -> str:
+    """A part of the circumstances of a run: versions with the names of packages."""
+    return (
+        value if name in ("device", "dtype", "timer") else f"{name} {value}" if name in ("torch", "fusegen") else f"{name}: {value}"
+    )
+
+
+def _cell(value: object) -> str:
+    """A figure with three digits, an answer, or words."""
+    if value is None or value is True or value is False:
+        return {None: "–", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
 
 
 _CHOSEN = (

@@ -81,7 +81,16 @@ def test_what_torch_checks_of_an_operator(name: str) -> None:
     operator = spec.fresh().operator(*bound.args, **bound.kwargs)
     tensors = [v.requires_grad_(v.is_floating_point() and spec.trains is not False) for v in bound.args if isinstance(v, Tensor)]
     further = {f"{n}_number": v for n, v in bound.arguments.items()} | {"random_key": torch.tensor([5])}
-    opcheck(operator, (*tensors, *(further[a.name] for a in operator._schema.arguments if a.name in further)))
+    # torch compares no floats of 8 bits on a CPU, as the check of a schema would.
+    is_narrow = any(tensor.is_floating_point() and tensor.itemsize == 1 for tensor in tensors)
+    checks = (
+        "test_autograd_registration",
+        "test_faketensor",
+        "test_aot_dispatch_dynamic",
+        *(() if is_narrow else ("test_schema",)),
+    )
+    arguments = (*tensors, *(further[a.name] for a in operator._schema.arguments if a.name in further))
+    opcheck(operator, arguments, test_utils=checks)
 
 
 def test_a_training_step_is_two_operators() -> None:
