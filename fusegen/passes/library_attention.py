@@ -18,6 +18,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import literal, nominal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
+from fusegen.passes.permuted import Permuted
 from fusegen.passes.rebuilt import rebuilt
 from fusegen.target import Backend, Target
 
@@ -273,14 +274,16 @@ class _Maker:
     def made(self, found: _Attention) -> int:
         """The node that takes the product's place."""
         q, keys, values = (self._value(p) for p in (found.q, found.keys, found.values))
+        computed = self._with_heads_last(found)
+        q = q if computed is None else computed
         rank = len(keys.node.shape)
         k = keys.apply(Op.PERMUTE, dims=(*range(rank - 2), rank - 1, rank - 2))
         operands = [self._in_four_dims(x) for x in (q, k, values)]
         operands[1:] = _unrepeated(operands)
         bias = self._bias(found, operands[0].dtype)
-        orders = tuple(
-            self._order(operand, found, p) for operand, p in zip(operands, (found.q, found.keys, found.values), strict=True)
-        )
+        given = zip(operands, (found.q, found.keys, found.values), strict=True)
+        orders = tuple(self._order(operand, found, position) for operand, position in given)
+        orders = orders if computed is None else (_HEADS_LAST, *orders[1:])
         result = operands[0].apply(
             Op.ATTENTION,
             *operands[1:],
@@ -294,6 +297,23 @@ class _Maker:
             dtype=operands[0].dtype,
         )
         return result.unpermuted(orders[0]).apply(Op.RESHAPE, shape=self.graph.nodes[self.position].shape).position
+
+    def _with_heads_last(self, found: _Attention) -> Value | None:
+        """Queries that are computed of values with heads behind positions, computed so as well: torch leaves the result in their
+        order, in which it goes on. None where it does not, or where they lie as they lie."""
+        graph, node = self.graph, self.graph.nodes[found.q]
+        is_wanted = self.position not in graph.outputs and all(
+            graph.nodes[user].op is Op.PERMUTE and graph.nodes[user].attr("dims") == _HEADS_LAST
+            for user in graph.users[self.position]
+        )
+        if not is_wanted or self._is_fixed(node.dtype, found) or len(node.shape) != len(_HEADS_LAST):
+            return None
+        permuted = Permuted(graph, _HEADS_LAST, self._value)
+        leaves = [p for p in permuted.leaves(found.q) or () if len(graph.nodes[p].shape) == len(_HEADS_LAST)]
+        whole = [p for p in leaves if all(map(same, graph.nodes[p].shape, node.shape))]
+        if not any(_order_in_memory(graph, p, is_transposed=False) == _HEADS_LAST for p in whole):
+            return None
+        return permuted.value(found.q).unpermuted(_HEADS_LAST)
 
     def _value(self, position: int) -> Value:
         return Value(self.builder, self.moved[position], self.graph.locations[self.position])
@@ -323,8 +343,13 @@ class _Maker:
 
     def _order(self, operand: Value, found: _Attention, position: int) -> tuple[int, ...]:
         """The order of dims in which torch leaves a result that is like an operand: its own, for kernels that take any."""
-        is_fixed = self.target.backend is Backend.CPU or found.masks or operand.dtype is DType.FLOAT32
-        return _HEADS_LAST if is_fixed else _order_in_memory(self.graph, position, is_transposed=position == found.keys)
+        if self._is_fixed(operand.dtype, found):
+            return _HEADS_LAST
+        return _order_in_memory(self.graph, position, is_transposed=position == found.keys)
+
+    def _is_fixed(self, dtype: DType, found: _Attention) -> bool:
+        """True if the kernel leaves its result in one order."""
+        return self.target.backend is Backend.CPU or bool(found.masks) or dtype is DType.FLOAT32
 
 
 def _order_in_memory(graph: Graph, position: int, *, is_transposed: bool) -> tuple[int, ...]:

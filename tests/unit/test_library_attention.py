@@ -27,6 +27,13 @@ def packed(x: Tensor, weight: Tensor) -> Tensor:
     return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
+def rotated(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same with queries and keys that are rotated by position, as Llama has it."""
+    q, k, v = F.linear(x, weight).unflatten(-1, (3, -1, cos.shape[-1])).permute(2, 0, 3, 1, 4)
+    q, k = (y * cos + torch.cat((-y.chunk(2, -1)[1], y.chunk(2, -1)[0]), -1) * sin for y in (q, k))
+    return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
 def repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Heads of keys that two heads of queries read, as transformers repeats them."""
     k, v = (x[:, :, None].expand(2, 2, 2, 13, 8).reshape(2, 4, 13, 8) for x in (k, v))
@@ -49,6 +56,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     ),
     "of one head": (lambda q, k, v: attention(q, k, v), (Q[0, 0], K[0, 0], V[0, 0])),
     "of packed heads": (packed, (randn(3, 9, 32), randn(96, 32) / 6)),
+    "of rotated heads": (rotated, (randn(3, 9, 32), randn(96, 32) / 6, randn(9, 8), randn(9, 8))),
     "of no key": (lambda q, k, v: attention(q, k, v), (Q, K[:, :, :0], V[:, :, :0])),
 }
 
@@ -96,6 +104,17 @@ def test_gradients_of_what_torch_does_not_compute(name: str) -> None:
     found, exact = (torch.utils._pytree.tree_leaves(f(*given)) for f in (fg.kernel(function), function))
     one, other = (torch.autograd.grad([y.sin().sum() for y in ys], floats) for ys in (found, exact))
     torch.testing.assert_close([*found, *one], [*exact, *other])
+
+
+def test_rotated_heads_go_on_without_a_copy() -> None:
+    def layer(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, last: Tensor) -> Tensor:
+        return F.linear(rotated(x, weight, cos, sin), last)
+
+    shapes = (4, 1024, 1024), (3072, 1024), (1024, 64), (1024, 64), (1024, 1024)
+    given = [torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes]
+    steps = [repr(step) for step in fg.kernel(layer).lower(*given, target="sm_90a").program.steps]
+    assert steps[1] == "<attention of the library>"
+    assert len(steps) == 3
 
 
 @pytest.mark.usefixtures("emulated")
