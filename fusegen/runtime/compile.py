@@ -111,6 +111,7 @@ class Variant(Compiled):
 
     Attributes:
         request: what was asked for, but for ``statics``, which a variant does not keep alive.
+        trace: that it was made of, without the tensors that the function closes over.
         guards: relations of sizes that must hold.
         conditions: what must hold of the scalars.
         state: what else the function read, tensors that it closes over among it.
@@ -119,6 +120,7 @@ class Variant(Compiled):
     """
 
     request: Request
+    trace: Trace
     guards: tuple[Relation, ...]
     conditions: Numbers
     state: State
@@ -149,6 +151,7 @@ def _compiled(request: Request, found: Trace, state: State) -> Variant:
     return Variant(
         **vars(compiled),
         request=replace(request, statics=()),
+        trace=replace(found, hidden=()),
         guards=guards_of(found),
         conditions=numbers_of(found.conditions),
         state=state,

@@ -158,6 +158,7 @@ def _with(
         variant,
         request=replace(request, statics=()),
         traced=found.graph,
+        trace=replace(found, hidden=()),
         guards=guards_of(found),
         state=state,
         conditions=numbers_of(found.conditions),

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fusegen.dtypes import DType, autocast_dtype
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
 from fusegen.lang.argument import Argument
 from fusegen.lang.run import Trace
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie
@@ -56,6 +58,7 @@ class Variants:
         self.parameters = Parameters.of(function, mutates)
         self.history = History()
         self._variants: dict[Key, list[Variant]] = {}
+        self._kin: dict[Key, list[Variant]] = {}  # the same by what all traces of calls share, the newest first
         self._promotions = Promotions()
         self._lock = threading.RLock()
         self._warned = False  # about many variants
@@ -101,7 +104,7 @@ class Variants:
         while True:
             with self._lock:
                 request = self._request(values, target, device, wide)
-                known = self._match(request, values)
+                known = self._match(request, values) or self._of_kin(request, values)
             if known is not None:
                 return known
             try:
@@ -176,7 +179,25 @@ class Variants:
             self.history.sizes.update(names)
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
-        for variant in self._variants.get(_variant_key(request), ()):
+        """A variant that serves a call, and the tensors that the function closes over."""
+        return self._fitting(self._variants.get(_variant_key(request), ()), values)
+
+    def _of_kin(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
+        """A new variant of an earlier trace, for a call that differs from those before in alignments and in what divides and
+        bounds sizes alone: a trace says nothing of these but in its guards. The lock is held."""
+        found = self._fitting(self._kin.get(_kin_key(request), ()), values)
+        if found is None:
+            return None
+        variant, hidden = found
+        given = {spec.name: spec for spec in request.specs}
+        graph = variant.trace.graph
+        inputs = tuple(given.get(spec.name, spec) for spec in graph.inputs)
+        graph = replace(graph, inputs=inputs, multiples=request.sizes.multiples, bounds=request.sizes.bounds)
+        return self._kept(request, replace(variant.trace, graph=graph), variant.state), hidden
+
+    def _fitting(self, variants: Iterable[Variant], values: Values) -> tuple[Variant, Hidden] | None:
+        """The first variant of which all that it assumes holds, and the tensors that the function closes over."""
+        for variant in variants:
             hidden = self._hidden(variant, values)
             if hidden is None:
                 continue
@@ -207,19 +228,30 @@ class Variants:
         known = None if changes else self._match(request, values)
         if known is not None:
             return known
-        fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
-        variant = self._promotions.variant(request, found, state, compile_trace, fixed)
         if changes:
-            return replace(variant, state=state.never()), found.hidden
+            return replace(self._made(request, found, state), state=state.never()), found.hidden
+        return self._kept(request, found, state), found.hidden
+
+    def _made(self, request: Request, found: Trace, state: State) -> Variant:
+        """The variant of a trace."""
+        found = replace(found, graph=_with_facts_of_what_is_read(found.graph))
+        fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
+        return self._promotions.variant(request, found, state, compile_trace, fixed)
+
+    def _kept(self, request: Request, found: Trace, state: State) -> Variant:
+        """The variant of a trace, from now on known."""
+        variant = self._made(request, found, state)
         if sum(map(len, self._variants.values())) >= _MOST_IN_ALL:
             self._variants.clear()  # their programs are kept
-        key = _variant_key(request)
+            self._kin.clear()
+        key, kin = _variant_key(request), _kin_key(request)
         self._variants[key] = [*self._variants.get(key, ())[1 - _MOST_VARIANTS :], variant]
+        self._kin[kin] = [variant, *self._kin.get(kin, ())[: _MOST_VARIANTS - 1]]
         count = self._promotions.count
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
-            warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=6)
-        return variant, found.hidden
+            warnings.warn(f"{self.name} has {count} variants: something that selects code changes from call to call", stacklevel=7)
+        return variant
 
     def _request(self, values: Values, target: Target, device: torch.device, wide: bool) -> Request:
         named = dict(zip(self.parameters.names, values, strict=True))
@@ -278,9 +310,25 @@ def _scalar_dtype(value: float) -> DType:
 
 
 def _variant_key(request: Request) -> Key:
-    sizes = request.sizes
+    return (*_kin_key(request), request.specs, request.sizes.multiples, request.sizes.bounds)
+
+
+def _kin_key(request: Request) -> Key:
+    """The key without alignments, and without what divides and bounds sizes."""
+    specs = tuple(replace(spec, alignment=1) for spec in request.specs)
+    features = tuple(name for name, _ in request.sizes.bounds)
     statics = tuple((name, static_part(value)) for name, value in request.statics)
     types = (*(each.type for each in request.arguments), *((name, type(value)) for name, value in request.numbers))
     modes = (torch.get_default_dtype(), torch.is_grad_enabled(), autocast_dtype(request.device.type))
-    known = (sizes.multiples, sizes.bounds, sizes.shared)
-    return (request.specs, request.scalars, types, statics, *known, request.target, request.wide, *modes)
+    known = (features, request.sizes.shared, request.target, request.wide)
+    return (specs, request.scalars, types, statics, *known, *modes)
+
+
+def _with_facts_of_what_is_read(graph: Graph) -> Graph:
+    """A graph that knows what divides and bounds the sizes of the inputs that it reads, and of no others: what it compiles to would
+    change with these."""
+    read = {node.attr("name") for position, node in graph if node.op is Op.INPUT and graph.users[position]}
+    shapes = [spec.shape for spec in graph.inputs if spec.name in read]
+    symbols = {symbol.name for shape in shapes for dim in shape for symbol in getattr(dim, "free_symbols", ())}
+    multiples, bounds = (tuple(fact for fact in facts if fact[0] in symbols) for facts in (graph.multiples, graph.bounds))
+    return replace(graph, multiples=multiples, bounds=bounds)

@@ -14,11 +14,13 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.lowered import Lowered
+from fusegen.runtime import variants
 from fusegen.runtime.forms import Form, Forms
 from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.expected import CLASSES
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import LibraryProduct, Program
+from tests.unit.eager import randn
 from tests.unit.lowering import meta
 
 ROWS = (1, 8, 33, 512, 8192)
@@ -69,6 +71,27 @@ def test_a_loop_over_sizes_makes_few_programs(monkeypatch: pytest.MonkeyPatch) -
     for rows in range(2, 400):
         lowered(kernel, rows)
     assert 2 <= len(made) <= 8 and kernel._dispatcher.variants.programs == 1
+
+
+def test_last_dims_of_other_divisors_need_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return torch.softmax(x, -1) * (2 if x.shape[-1] > 50 else 3)
+
+    kernel = fg.kernel(scaled)
+    for width in (7, 9, 70):  # a literal one, any up to 50, and any above
+        kernel(randn(3, width))
+    monkeypatch.setattr(variants, "trace_function", lambda *_: pytest.fail("a function was traced"))
+    for width in (32, 33, 48, 50, 51, 64, 100, 128):
+        x = randn(3, width)
+        torch.testing.assert_close(kernel(x), scaled(x))
+
+
+def test_sizes_of_what_is_not_read_make_no_program() -> None:
+    kernel = fg.kernel(lambda x, positions: x.exp() + 1)
+    for length in (7, 9, 16, 30, 64, 200):
+        x = randn(length, 8)
+        torch.testing.assert_close(kernel(x, torch.arange(length)[None]), x.exp() + 1)
+    assert kernel._dispatcher.variants.programs <= 2, "of a literal length, and of any"
 
 
 def test_kernels_that_share_programs_make_them_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
