@@ -185,6 +185,18 @@ def refused() -> dict[str, Callable[[], object]]:
         "a packed gate of 7 features": lambda: ops.swiglu(x),
         "heads=4 and kv_heads=2 of 50 features": lambda: ops.bias_split_heads(randn(2, 3, 50), None, heads=4, kv_heads=2),
         "normalized_shape=\\(3, 7\\) of rows of 7": lambda: ops.rms_norm(x, (3, 7), casting_mode="gemma"),
+        "token_type_ids or token_type_weight alone": lambda: ops.embedding(positions, x, token_type_weight=x),
+        "norm_bias without norm_weight": lambda: ops.embedding(positions, x, norm_bias=x[0]),
+        "position_weight of 1 rows for 3 positions": lambda: ops.embedding(positions, x, position_weight=x[:1]),
+        "factor=4.0 without a scaling": lambda: ids(factor=4.0),
+        "base=1.0": lambda: ids(base=1.0, scaling="yarn", factor=4.0),
+        "position_ids of shape \\(3, 1, 3\\)": lambda: ops.rotary_position_ids(q, q, positions.expand(3, 1, 3)),
+        "cos or sin alone": lambda: ops.bias_split_heads(randn(1, 3, 64), heads=4, kv_heads=2, cos=randn(3, 8)),
+        "k_cache of 2 heads for kv_heads=1": lambda: ops.split_rotary_cache(
+            randn(3, 32), *randn(2, 3, 8), *torch.zeros(2, 2, 4, 2, 8), torch.arange(3), heads=2, kv_heads=1
+        ),
+        "softcap=0": lambda: ops.cross_entropy(logits, torch.zeros(5, dtype=torch.int64), softcap=0.0),
+        "weight and bias of shapes \\(4,\\)": lambda: ops.poly_norm(x, torch.ones(4), torch.ones(1)),
     }
 
 
@@ -256,6 +268,18 @@ def test_a_z_loss_of_probabilities_and_of_more_dims() -> None:
     for wanted in (target, probabilities):
         plain = torch.nn.functional.cross_entropy(logits, wanted)
         torch.testing.assert_close(ops.cross_entropy(logits, wanted, z_loss=0.5), plain + 0.5 * squares)
+
+
+def test_a_z_loss_of_float64_is_computed_in_float64() -> None:
+    logits, target = randn(4, 7).double().requires_grad_(), torch.arange(4)
+    assert torch.autograd.gradcheck(lambda x: ops.cross_entropy(x, target, z_loss=0.5), logits)
+
+
+def test_yarn_by_a_factor_below_1_leaves_magnitudes() -> None:
+    """As ``get_mscale`` of `transformers`."""
+    q = randn(1, 2, 3, 8)
+    turned, _ = ops.rotary_position_ids(q, q, torch.arange(3)[None], scaling="yarn", factor=0.5, original_length=4096)
+    torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
 
 
 def test_a_parameter_called_target_goes_by_position() -> None:
