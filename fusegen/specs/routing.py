@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 import fusegen as fg
@@ -93,5 +94,7 @@ def _limited(scores: Tensor, k: int, groups: int, chosen: int) -> Tensor:
         return scores
     parts = scores.view(scores.shape[0], groups, -1)
     sums = parts.topk(2).values.sum(-1)
-    least = sums.topk(chosen).values[:, -1:]
-    return parts.masked_fill((sums < least)[..., None], -math.inf).flatten(1)
+    greatest = sums.topk(chosen)  # of equal ones the first
+    least, last = greatest.values[:, -1:], greatest.indices[:, -1:]
+    is_out = (sums < least) | ((sums == least) & (torch.arange(groups, device=scores.device) > last))
+    return parts.masked_fill(is_out[..., None], -math.inf).flatten(1)

@@ -282,6 +282,13 @@ def test_yarn_by_a_factor_below_1_leaves_magnitudes() -> None:
     torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
 
 
+def test_experts_of_groups_with_equal_sums_are_those_of_as_many_groups_as_are_chosen() -> None:
+    logits = torch.full((1, 16), -5.0)
+    logits[0, [4, 5, 8, 9, 12, 13]] = 20.0  # whose sigmoid is 1 in float32, in three groups of four
+    _, indices = ops.moe_router(logits, 8, scoring="sigmoid", groups=4, chosen_groups=2)
+    assert set((indices // 4).flatten().tolist()) == {1, 2}
+
+
 def test_a_parameter_called_target_goes_by_position() -> None:
     logits, target = torch.empty(8, 50, device="meta"), torch.empty(8, dtype=torch.int64, device="meta")
     assert ops.cross_entropy.lower(logits, target, target="sm_90a").target.name == "sm_90a"
