@@ -282,6 +282,13 @@ def test_yarn_by_a_factor_below_1_leaves_magnitudes() -> None:
     torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
 
 
+def test_weights_of_experts_by_float64_are_computed_in_float64() -> None:
+    logits = randn(3, 6).double()
+    weights, _ = ops.moe_router(logits, 2, scoring="sigmoid")
+    greatest = logits.sigmoid().topk(2).values
+    torch.testing.assert_close(weights, greatest / greatest.sum(-1, keepdim=True), rtol=1e-12, atol=0.0)
+
+
 def test_experts_of_groups_with_equal_sums_are_those_of_as_many_groups_as_are_chosen() -> None:
     logits = torch.full((1, 16), -5.0)
     logits[0, [4, 5, 8, 9, 12, 13]] = 20.0  # whose sigmoid is 1 in float32, in three groups of four
