@@ -325,5 +325,5 @@ def test_unknown_name_suggests() -> None:
     assert isinstance(caught.value, FusegenError)
     with pytest.raises(SpecNotFoundError, match="fusegen list"):
         find("zzzzzz")
-    with pytest.raises(SpecNotFoundError, match="gemma"):
+    with pytest.raises(SpecNotFoundError, match="rms_norm:gemma"):
         find("rms_norm:gema")
