@@ -21,6 +21,24 @@ def gelu_of(x: Tensor, approximate: str) -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
+def widened(x: Tensor) -> Tensor:
+    """x in float32, or in float64 as it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def capped(x: Tensor, softcap: float | None) -> Tensor:
+    """cap·tanh(x/cap), or x as it is without a cap.
+
+    Raises:
+        ArgumentError: a cap of 0.
+    """
+    if softcap is None:
+        return x
+    if softcap == 0:
+        raise ArgumentError("softcap=0", mend="give a positive number, or None for no cap")
+    return softcap * torch.tanh(x / softcap)
+
+
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,
     "gelu": F.gelu,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.specs.activations import capped
 from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
 from fusegen.specs.quantization import E4M3, from_cache
 from fusegen.specs.spec import Family, Variants
@@ -121,8 +122,7 @@ def flash_attention(
     """
     heads = q.shape[-3]
     scores = (q @ shared(k, heads).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = capped(scores, softcap)
     if slopes is not None:
         query, key = positions_of(scores, offset)
         scores = scores + slopes.view(-1, 1, 1) * (key - query)
@@ -178,8 +178,7 @@ def with_cache(
     """Attention of the last queries of each sequence, of which as many keys count as its length says."""
     k, v = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
     scores = (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = capped(scores, softcap)
     visible = seen(scores, (lengths - q.shape[-2]).view(-1, 1, 1, 1), True, window)
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)
     return weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])

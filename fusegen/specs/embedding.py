@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.specs.operands import indices, tensor
 from fusegen.specs.rotary import rotated
 from fusegen.specs.spec import Family
@@ -49,11 +50,18 @@ def embedding(
     token_type_ids: as input; token_type_weight: (types, features); norm_weight, norm_bias: (features), with which the sum is
     normalized. padding_idx: its row gets no gradient. BERT: Devlin et al. (arXiv 1810.04805); scaled: Gemma.
     """
+    if (token_type_ids is None) != (token_type_weight is None):
+        raise ArgumentError("token_type_ids or token_type_weight alone", mend="give both, or neither")
+    if norm_bias is not None and norm_weight is None:
+        raise ArgumentError("norm_bias without norm_weight", mend="give norm_weight: (features)")
     h = F.embedding(input, weight, padding_idx)
     h = h if scale is None else h * scale
     if token_type_ids is not None and token_type_weight is not None:
         h = h + F.embedding(token_type_ids, token_type_weight)
     if position_weight is not None:
+        if position_weight.shape[0] < input.shape[-1]:
+            what = f"position_weight of {position_weight.shape[0]} rows for {input.shape[-1]} positions"
+            raise ArgumentError(what, mend="give a row for each position")
         h = h + position_weight[: input.shape[-1]]
     return h if norm_weight is None else F.layer_norm(h, (h.shape[-1],), norm_weight, norm_bias, eps)
 

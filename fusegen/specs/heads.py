@@ -46,7 +46,13 @@ def placed(
     interleaved: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """q and k, normalized by their weights and rotated, each where it is asked for."""
+    """q and k, normalized by their weights and rotated, each where it is asked for.
+
+    Raises:
+        ArgumentError: cos or sin alone.
+    """
+    if (cos is None) != (sin is None):
+        raise ArgumentError("cos or sin alone", mend="give both, or neither")
     q = q if q_weight is None else rms_normalized(q, q_weight, eps)
     k = k if k_weight is None else rms_normalized(k, k_weight, eps)
     if cos is None or sin is None:
@@ -155,11 +161,15 @@ def split_rotary_cache(
 ) -> Tensor:
     """q, k, v = split(qkv + bias) by heads; q rotated, k rotated and v written to a paged cache
 
-    qkv: (tokens, (heads + 2·kv_heads)·channels); cos, sin: (tokens, r); k_cache, v_cache: (pages, page, kv_heads, channels); slots:
-    (tokens), page·number + offset of each token, all different; q_weight, k_weight: as in `qk_norm`; k_scale, v_scale: () or
-    (kv_heads) of float32, which a cache of 8 bits is divided by. A contiguous cache has one page a sequence. Returns q: (tokens,
-    heads, channels). The cache of vLLM: Kwon et al., "PagedAttention" (arXiv 2309.06180).
+    qkv: (tokens, (heads + 2·kv_heads)·channels); cos, sin: (tokens, r); k_cache, v_cache: (pages, page, kv_heads, channels);
+    slots: (tokens), page·number + offset of each token, all different and none skipped (−1 is the last one); q_weight, k_weight:
+    as in `qk_norm`; k_scale, v_scale: () or (kv_heads) of float32, which a cache of 8 bits is divided by. A contiguous cache has
+    one page a sequence. Returns q: (tokens, heads, channels). The cache of vLLM: Kwon et al., "PagedAttention" (arXiv 2309.06180).
     """
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if kv_heads == 1 and cache.shape[2] != 1:  # to which one head would broadcast
+            what = f"{name} of {cache.shape[2]} heads for kv_heads=1"
+            raise ArgumentError(what, mend="give caches of (pages, page, kv_heads, channels)")
     q, k, v = split((qkv if bias is None else qkv + bias).unsqueeze(0), heads, kv_heads)
     q, k = placed(q, k, q_weight, k_weight, cos, sin, interleaved, eps)
     k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0, 1), k_cache.dtype, k_scale)

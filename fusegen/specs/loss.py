@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.specs.activations import capped, widened
 from fusegen.specs.operands import indices, positive, tensor
 from fusegen.specs.spec import Family, Variants
 
@@ -35,17 +36,16 @@ def loss_of(
 ) -> Tensor:
     """Cross entropy, with the square of the logsumexp of each row that counts, times z_loss, added to it."""
     target = target.long() if target.dtype == torch.uint8 else target  # which no negative ignore_index is compared with
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
+    logits = capped(logits, softcap)
     loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
     if z_loss == 0.0:
         return loss
     classes = min(1, logits.dim() - 1)
     if target.is_floating_point():  # probabilities, of which none is ignored
-        squares = z_loss * torch.logsumexp(logits.float(), classes).square()
+        squares = z_loss * torch.logsumexp(widened(logits), classes).square()
         return loss + (squares if reduction == "none" else squares.sum() if reduction == "sum" else squares.mean()).to(loss.dtype)
     counts = target != ignore_index
-    squares = torch.where(counts, z_loss * torch.logsumexp(logits.float(), classes).square(), 0.0)
+    squares = torch.where(counts, z_loss * torch.logsumexp(widened(logits), classes).square(), 0.0)
     if reduction == "none":
         return loss + squares.to(loss.dtype)
     return loss + (squares.sum() if reduction == "sum" else squares.sum() / counts.sum()).to(loss.dtype)

@@ -65,10 +65,10 @@ def find(name: str) -> Spec:
     if spec is None:
         raise _unknown(name, known, [*SPECS, *_ALIASES], "fusegen list, or FILE.py:NAME or pkg.mod:NAME for your own")
     if variant and variant not in spec.variants:
-        raise _unknown(name, variant, [*spec.variants], f"its variants are {', '.join(spec.variants) or 'none'}")
+        raise _unknown(name, variant, [*spec.variants], f"its variants are {', '.join(spec.variants) or 'none'}", f"{known}:")
     return spec.variant(variant or of_alias)
 
 
-def _unknown(name: str, part: str, known: list[str], otherwise: str) -> SpecNotFoundError:
-    close = difflib.get_close_matches(part, known, n=3, cutoff=0.5)
+def _unknown(name: str, part: str, known: list[str], otherwise: str, before: str = "") -> SpecNotFoundError:
+    close = [before + each for each in difflib.get_close_matches(part, known, n=3, cutoff=0.5)]
     return SpecNotFoundError(f"no kernel is called {name!r}", mend=f"did you mean {' or '.join(close)}?" if close else otherwise)

@@ -180,12 +180,19 @@ def _cos_sin(
     """What `rotated` takes, of the settings of `rotary_position_ids`.
 
     Raises:
-        ArgumentError: an odd number of channels, an unknown scaling, a factor that is not positive, sections that are not
-            those of all pairs and axes.
+        ArgumentError: an odd number of channels, an unknown scaling, a factor without one or that is not positive, a base that
+            has no powers, sections that are not those of all pairs and axes, axes without sections.
     """
     channels = q.shape[-1] if rotary_dim is None else rotary_dim
     if scaling is not None and factor <= 0:
         raise ArgumentError(f"factor={factor}", mend="give a positive number")
+    if scaling is None and factor != 1.0:
+        raise ArgumentError(f"factor={factor} without a scaling", mend="give scaling='linear', 'llama3' or 'yarn'")
+    if base <= 0 or (scaling == "yarn" and base <= 1):
+        raise ArgumentError(f"base={base}", mend="give a number over 1, such as 10000.0")
+    if mrope_section is None and position_ids.dim() > 2:
+        what = f"position_ids of shape {tuple(position_ids.shape)} without mrope_section"
+        raise ArgumentError(what, mend="give (batch, positions), or how many pairs turn by each axis")
     if channels % 2 or not 0 < channels <= q.shape[-1]:
         raise ArgumentError(f"rotary_dim={channels} of {q.shape[-1]} channels", mend=f"give an even number from 2 to {q.shape[-1]}")
     exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
@@ -196,7 +203,7 @@ def _cos_sin(
         frequencies = _llama3(frequencies, factor, low, high, original_length)
     elif scaling == "yarn":
         frequencies = _yarn(frequencies, channels, base, factor, original_length, beta_fast, beta_slow)
-        magnitude = 0.1 * math.log(factor) + 1.0
+        magnitude = 0.1 * math.log(max(factor, 1.0)) + 1.0
     elif scaling is not None:
         raise ArgumentError(f"no scaling is called {scaling!r}", mend="give None, 'linear', 'llama3' or 'yarn'")
     positions = position_ids.float()[..., None]

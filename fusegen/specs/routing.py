@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.specs.activations import widened
 from fusegen.specs.operands import tensor
 from fusegen.specs.spec import Family
 
@@ -59,7 +61,7 @@ def moe_router(
     alone are compared, those with the greatest sums of two. DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section
     2.1.2. Softmax leaves the order as it is, so that the weights are those of the k greatest logits, as in Mixtral (2401.04088).
     """
-    experts, wide = logits.shape[-1], logits.float()
+    experts, wide = logits.shape[-1], widened(logits)
     if not 1 <= k <= experts:
         raise ArgumentError(f"k={k} of {experts} experts", mend=f"give a number from 1 to {experts}")
     if scoring == "sigmoid":
@@ -93,5 +95,7 @@ def _limited(scores: Tensor, k: int, groups: int, chosen: int) -> Tensor:
         return scores
     parts = scores.view(scores.shape[0], groups, -1)
     sums = parts.topk(2).values.sum(-1)
-    least = sums.topk(chosen).values[:, -1:]
-    return parts.masked_fill((sums < least)[..., None], -math.inf).flatten(1)
+    greatest = sums.topk(chosen)  # of equal ones the first
+    least, last = greatest.values[:, -1:], greatest.indices[:, -1:]
+    is_out = (sums < least) | ((sums == least) & (torch.arange(groups, device=scores.device) > last))
+    return parts.masked_fill(is_out[..., None], -math.inf).flatten(1)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.specs.activations import capped
 from fusegen.specs.operands import mask, positive, tensor
 from fusegen.specs.spec import Family, Variants
 
@@ -84,9 +85,7 @@ def scale_mask_softmax(
     the mask; seed: of the dropout mask, by default drawn from torch's generator. A row without any key gives NaN, as softmax
     does.
     """
-    scores = scores * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = capped(scores * scale, softcap)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if is_causal:

@@ -185,6 +185,18 @@ def refused() -> dict[str, Callable[[], object]]:
         "a packed gate of 7 features": lambda: ops.swiglu(x),
         "heads=4 and kv_heads=2 of 50 features": lambda: ops.bias_split_heads(randn(2, 3, 50), None, heads=4, kv_heads=2),
         "normalized_shape=\\(3, 7\\) of rows of 7": lambda: ops.rms_norm(x, (3, 7), casting_mode="gemma"),
+        "token_type_ids or token_type_weight alone": lambda: ops.embedding(positions, x, token_type_weight=x),
+        "norm_bias without norm_weight": lambda: ops.embedding(positions, x, norm_bias=x[0]),
+        "position_weight of 1 rows for 3 positions": lambda: ops.embedding(positions, x, position_weight=x[:1]),
+        "factor=4.0 without a scaling": lambda: ids(factor=4.0),
+        "base=1.0": lambda: ids(base=1.0, scaling="yarn", factor=4.0),
+        "position_ids of shape \\(3, 1, 3\\)": lambda: ops.rotary_position_ids(q, q, positions.expand(3, 1, 3)),
+        "cos or sin alone": lambda: ops.bias_split_heads(randn(1, 3, 64), heads=4, kv_heads=2, cos=randn(3, 8)),
+        "k_cache of 2 heads for kv_heads=1": lambda: ops.split_rotary_cache(
+            randn(3, 32), *randn(2, 3, 8), *torch.zeros(2, 2, 4, 2, 8), torch.arange(3), heads=2, kv_heads=1
+        ),
+        "softcap=0": lambda: ops.cross_entropy(logits, torch.zeros(5, dtype=torch.int64), softcap=0.0),
+        "weight and bias of shapes \\(4,\\)": lambda: ops.poly_norm(x, torch.ones(4), torch.ones(1)),
     }
 
 
@@ -258,6 +270,32 @@ def test_a_z_loss_of_probabilities_and_of_more_dims() -> None:
         torch.testing.assert_close(ops.cross_entropy(logits, wanted, z_loss=0.5), plain + 0.5 * squares)
 
 
+def test_a_z_loss_of_float64_is_computed_in_float64() -> None:
+    logits, target = randn(4, 7).double().requires_grad_(), torch.arange(4)
+    assert torch.autograd.gradcheck(lambda x: ops.cross_entropy(x, target, z_loss=0.5), logits)
+
+
+def test_yarn_by_a_factor_below_1_leaves_magnitudes() -> None:
+    """As ``get_mscale`` of `transformers`."""
+    q = randn(1, 2, 3, 8)
+    turned, _ = ops.rotary_position_ids(q, q, torch.arange(3)[None], scaling="yarn", factor=0.5, original_length=4096)
+    torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))
+
+
+def test_weights_of_experts_by_float64_are_computed_in_float64() -> None:
+    logits = randn(3, 6).double()
+    weights, _ = ops.moe_router(logits, 2, scoring="sigmoid")
+    greatest = logits.sigmoid().topk(2).values
+    torch.testing.assert_close(weights, greatest / greatest.sum(-1, keepdim=True), rtol=1e-12, atol=0.0)
+
+
+def test_experts_of_groups_with_equal_sums_are_those_of_as_many_groups_as_are_chosen() -> None:
+    logits = torch.full((1, 16), -5.0)
+    logits[0, [4, 5, 8, 9, 12, 13]] = 20.0  # whose sigmoid is 1 in float32, in three groups of four
+    _, indices = ops.moe_router(logits, 8, scoring="sigmoid", groups=4, chosen_groups=2)
+    assert set((indices // 4).flatten().tolist()) == {1, 2}
+
+
 def test_a_parameter_called_target_goes_by_position() -> None:
     logits, target = torch.empty(8, 50, device="meta"), torch.empty(8, dtype=torch.int64, device="meta")
     assert ops.cross_entropy.lower(logits, target, target="sm_90a").target.name == "sm_90a"
@@ -287,5 +325,5 @@ def test_unknown_name_suggests() -> None:
     assert isinstance(caught.value, FusegenError)
     with pytest.raises(SpecNotFoundError, match="fusegen list"):
         find("zzzzzz")
-    with pytest.raises(SpecNotFoundError, match="gemma"):
+    with pytest.raises(SpecNotFoundError, match="rms_norm:gemma"):
         find("rms_norm:gema")

@@ -45,7 +45,7 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float cross_entropy_0_1(float input, float largest) {
-    return fast_exp(input - largest);                                                 // line 14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+    return fast_exp(input - largest);                                                 // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

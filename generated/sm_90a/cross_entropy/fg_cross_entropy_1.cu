@@ -39,13 +39,13 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void cross_entropy_1_0(i64 ignore_index, i64 target, float input, float value_4, float value_7, float& total_part, float& total_2_part) {
-    const bool ne_1 = target != ignore_index;                                         // line 14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+    const bool ne_1 = target != ignore_index;                                         // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
     total_part = ne_1 ? -(input - value_4 - logf(value_7)) : 0.0f;
     total_2_part = ne_1 ? 1.0f : 0.0f;
 }
 
 __device__ __forceinline__ float cross_entropy_1_row_1(float total, float total_2) {
-    return fast_divide(total, total_2);                                               // line 14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+    return fast_divide(total, total_2);                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void linear_cross_entropy_0(i64 target, i64 ignore_index, i64& result, bool& result_2) {
-    const bool ne_1 = target != ignore_index;                                         // line 14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+    const bool ne_1 = target != ignore_index;                                         // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
     result = ne_1 ? target : 0LL;
     result_2 = ne_1;
 }

@@ -33,12 +33,12 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void linear_cross_entropy_2_0(bool value_7, float value_12, float& total_part, float& total_2_part) {
-    total_part = value_7 ? 1.0f : 0.0f;                                               // line 14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+    total_part = value_7 ? 1.0f : 0.0f;                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
     total_2_part = value_7 ? -value_12 : 0.0f;
 }
 
 __device__ __forceinline__ float linear_cross_entropy_2_row_1(float total_2, float total) {
-    return fast_divide(total_2, total);                                               // line 14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+    return fast_divide(total_2, total);                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float linear_cross_entropy_rows_0_1_1(float value_4, float largest) {
-    return fast_exp(value_4 - largest);                                               // line 14: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
+    return fast_exp(value_4 - largest);                                               // line 13: loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_inde…
 }
 
 __device__ __forceinline__ float linear_cross_entropy_rows_0_1_row_2(float value_4_2, float largest, float total) {

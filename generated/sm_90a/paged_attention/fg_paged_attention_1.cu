@@ -48,7 +48,7 @@ struct Operands {
 };
 
 __device__ __forceinline__ float paged_attention_1_score(float product, i64 key, i64 lengths) {
-    return key <= wrap_add(0LL, wrap_sub(lengths, 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 18: scores = scores if visible is None else torch.where(visible, scores, -m…
+    return key <= wrap_add(0LL, wrap_sub(lengths, 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 17: scores = scores if visible is None else torch.where(visible, scores, -m…
 }
 
 // Scores two neighbouring keys.
@@ -87,7 +87,7 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
 }
 
 __device__ __forceinline__ float paged_attention_1_finish(float total, float mass) {
-    return total * fast_divide(1.0f, mass);                                           // line 19: return weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+    return total * fast_divide(1.0f, mass);                                           // line 18: return weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
 }
 
 // Finishes two neighbouring channels of a query.

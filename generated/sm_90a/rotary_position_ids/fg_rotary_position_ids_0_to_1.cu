@@ -27,9 +27,9 @@ namespace part_1 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64 coordinate, float& hoisted, float& hoisted_2) {
-    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f);  // line 27: frequencies, magnitude = 1.0 / base**exponents, 1.0
-    const float mul_1 = static_cast<float>(position_ids) * (1.0f / pow_1);            // line 39: angles = positions * frequencies
-    float sin_1, cos_1;                                                               // line 41: return angles.cos() * magnitude, angles.sin() * magnitude
+    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f);  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
+    const float mul_1 = static_cast<float>(position_ids) * (1.0f / pow_1);            // line 46: angles = positions * frequencies
+    float sin_1, cos_1;                                                               // line 48: return angles.cos() * magnitude, angles.sin() * magnitude
     sincosf(mul_1, &sin_1, &cos_1);
     hoisted = cos_1;
     hoisted_2 = sin_1;
@@ -107,9 +107,9 @@ namespace part_2 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64 coordinate, float& hoisted, float& hoisted_2) {
-    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f);  // line 27: frequencies, magnitude = 1.0 / base**exponents, 1.0
-    const float mul_1 = static_cast<float>(position_ids) * (1.0f / pow_1);            // line 39: angles = positions * frequencies
-    float sin_1, cos_1;                                                               // line 41: return angles.cos() * magnitude, angles.sin() * magnitude
+    const float pow_1 = power_of(13.287712097167969f, 2.8238147820047743e-07f, static_cast<float>(wrap_mul(coordinate, 2LL)) / 128.0f);  // line 34: frequencies, magnitude = 1.0 / base**exponents, 1.0
+    const float mul_1 = static_cast<float>(position_ids) * (1.0f / pow_1);            // line 46: angles = positions * frequencies
+    float sin_1, cos_1;                                                               // line 48: return angles.cos() * magnitude, angles.sin() * magnitude
     sincosf(mul_1, &sin_1, &cos_1);
     hoisted = cos_1;
     hoisted_2 = sin_1;

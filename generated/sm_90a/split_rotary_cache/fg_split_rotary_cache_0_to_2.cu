@@ -110,7 +110,7 @@ namespace part_2 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void split_rotary_cache_1(float qkv, float cos_, float qkv_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
-    result = qkv * cos_ + -qkv_2 * sin_;                                              // line 41: k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0…
+    result = qkv * cos_ + -qkv_2 * sin_;                                              // line 45: k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0…
     result_2 = qkv_2 * cos__2 + qkv * sin__2;
 }
 
@@ -190,7 +190,7 @@ namespace part_3 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float split_rotary_cache_2(float qkv) {
-    return qkv;                                                                       // line 42: v_cache.view(-1, *v_cache.shape[2:])[slots] = in_cache(v[0].transpose(0…
+    return qkv;                                                                       // line 46: v_cache.view(-1, *v_cache.shape[2:])[slots] = in_cache(v[0].transpose(0…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
