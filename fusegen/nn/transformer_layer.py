@@ -379,7 +379,8 @@ def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
 
         def attended(x: Tensor) -> Tensor:
             parts = F.linear(x, attn_qkvw, attn_qkvb).chunk(3, -1)
-            q, k, v = (part.view(*part.shape[:-1], how.heads, -1).transpose(1, 2) for part in parts)
+            channels = x.shape[-1] // how.heads  # by itself, as no -1 is known of an empty batch
+            q, k, v = (part.view(*part.shape[:-1], how.heads, channels).transpose(1, 2) for part in parts)
             found = _attention(q, k, v, mask, how)
             return F.linear(found.transpose(1, 2).flatten(2), attn_ow, attn_ob)
 

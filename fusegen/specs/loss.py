@@ -8,6 +8,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.specs.operands import indices, positive, tensor
+from fusegen.specs.precision import widened
 from fusegen.specs.spec import Family, Variants
 
 FAMILY = Family("loss")
@@ -42,10 +43,10 @@ def loss_of(
         return loss
     classes = min(1, logits.dim() - 1)
     if target.is_floating_point():  # probabilities, of which none is ignored
-        squares = z_loss * torch.logsumexp(logits.float(), classes).square()
+        squares = z_loss * torch.logsumexp(widened(logits), classes).square()
         return loss + (squares if reduction == "none" else squares.sum() if reduction == "sum" else squares.mean()).to(loss.dtype)
     counts = target != ignore_index
-    squares = torch.where(counts, z_loss * torch.logsumexp(logits.float(), classes).square(), 0.0)
+    squares = torch.where(counts, z_loss * torch.logsumexp(widened(logits), classes).square(), 0.0)
     if reduction == "none":
         return loss + squares.to(loss.dtype)
     return loss + (squares.sum() if reduction == "sum" else squares.sum() / counts.sum()).to(loss.dtype)

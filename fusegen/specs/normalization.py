@@ -10,6 +10,7 @@ import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.activations import gelu_of
 from fusegen.specs.operands import shape, tensor
+from fusegen.specs.precision import widened
 from fusegen.specs.spec import Family, Variants
 
 FAMILY = Family("normalization")
@@ -41,13 +42,13 @@ def rms_normalized(
     if casting_mode == "none":
         weight = 1 + weight if zero_centered_gamma and weight is not None else weight
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    wide = _wide(x)
+    wide = widened(x)
     normalized = wide * reciprocal_rms(wide, eps)
     if weight is None:
         return normalized.to(x.dtype)
     if casting_mode == "llama":
         return normalized.to(x.dtype) * (1 + weight if zero_centered_gamma else weight)
-    weight = _wide(weight)
+    weight = widened(weight)
     return (normalized * (1 + weight if zero_centered_gamma else weight)).to(x.dtype)
 
 
@@ -114,14 +115,9 @@ def _with_statistics(
 ) -> tuple[Tensor, Tensor]:
     """A norm and 1/√(mean(x²) + ε), of one sum: that of squares in float32."""
     if casting_mode == "none":
-        eps, casting_mode = torch.finfo(_wide(x).dtype).eps if eps is None else eps, "gemma"
+        eps, casting_mode = torch.finfo(widened(x).dtype).eps if eps is None else eps, "gemma"
     normalized = rms_normalized(x, weight, eps, zero_centered_gamma, casting_mode)
-    return normalized, reciprocal_rms(_wide(x), eps)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x in float32, or in float64 as it is."""
-    return x if x.dtype == torch.float64 else x.float()
+    return normalized, reciprocal_rms(widened(x), eps)
 
 
 def reciprocal_rms(x: Tensor, eps: float | None) -> Tensor:
@@ -139,10 +135,10 @@ def poly_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6) -> Ten
 
     x: (…, features); weight: (3,); bias: (1,). In float32. Zhuo et al., "Polynomial Composition Activations" (arXiv 2411.03884).
     """
-    wide = _wide(x)
+    wide = widened(x)
     powers = (wide * wide * wide, wide * wide, wide)
-    parts = [factor * power * reciprocal_rms(power, eps) for factor, power in zip(_wide(weight).unbind(), powers, strict=True)]
-    return (parts[0] + parts[1] + parts[2] + _wide(bias)).to(x.dtype)
+    parts = [factor * power * reciprocal_rms(power, eps) for factor, power in zip(widened(weight).unbind(), powers, strict=True)]
+    return (parts[0] + parts[1] + parts[2] + widened(bias)).to(x.dtype)
 
 
 @FAMILY.spec(

@@ -50,7 +50,7 @@ __device__ __forceinline__ void poly_norm_row_1(float squares, float eps, float 
 
 __device__ __forceinline__ float poly_norm_1(float x, float weight, float rstd, float weight_2, float rstd_2, float weight_3, float rstd_3, float bias) {
     const float mul_1 = x * x;                                                        // line 8: powers = (wide * wide * wide, wide * wide, wide)
-    const float add_1 = weight * (mul_1 * x) * rstd + weight_2 * mul_1 * rstd_2 + weight_3 * x * rstd_3;  // line 10: return (parts[0] + parts[1] + parts[2] + _wide(bias)).to(x.dtype)
+    const float add_1 = weight * (mul_1 * x) * rstd + weight_2 * mul_1 * rstd_2 + weight_3 * x * rstd_3;  // line 10: return (parts[0] + parts[1] + parts[2] + widened(bias)).to(x.dtype)
     return add_1 + bias;
 }
 

@@ -137,6 +137,13 @@ def test_losses_have_the_options_of_their_kernels() -> None:
     capped = 3 * torch.tanh(logits / 3)
     wanted = F.cross_entropy(capped, target) + 0.1 * capped.logsumexp(-1).square().mean()
     same(fnn.CrossEntropyLoss(z_loss=0.1, softcap=3.0)(logits, target), wanted)
+    logits, capped = logits.double(), 3 * torch.tanh(logits.double() / 3)
+    wanted = F.cross_entropy(capped, target) + 0.1 * capped.logsumexp(-1).square().mean()
+    torch.testing.assert_close(fnn.CrossEntropyLoss(z_loss=0.1, softcap=3.0)(logits, target), wanted, rtol=1e-12, atol=0)
+
+
+def test_the_loss_of_a_linear_layer_has_weights() -> None:
+    logits, target = randn(6, 16), torch.randint(16, (6,))
     loss, weights = fnn.LinearCrossEntropyLoss(16, 8, weight=torch.arange(1.0, 9.0)), torch.arange(1.0, 9.0)
     same(loss(logits, target % 8), F.cross_entropy(loss.linear(logits), target % 8, weights))
 
