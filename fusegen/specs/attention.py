@@ -9,8 +9,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
-from fusegen.specs.quantization import E4M3, from_cache
 from fusegen.specs.precision import widened
+from fusegen.specs.quantization import E4M3, from_cache
 from fusegen.specs.spec import Family, Variants
 
 FAMILY = Family("attention")
