@@ -21,6 +21,16 @@ def require_one_of(module: str, name: str, value: object, known: Iterable[object
         raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, choices))}")
 
 
+def require_instance(module: str, value: object, kind: type) -> None:
+    """Checks that a value is a module of a class of `fusegen.nn`.
+
+    Raises:
+        ArgumentError: it is another object.
+    """
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{module}: a {type(value).__name__} is no fusegen.nn.{kind.__name__}", mend="give such a module")
+
+
 def require_probability(module: str, p: float) -> None:
     """Checks that a dropout probability is between 0 and 1.
 
