@@ -29,6 +29,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "another activation": lambda: fnn.GatedMLP(8, 16, "gulu"),
     "another norm": lambda: fnn.LayerNormLinear(8, 4, normalization="BatchNorm"),
     "a gate's name without a gate": lambda: fnn.LayerNormMLP(8, 4, activation="swish_gated"),
+    "a window of no position": lambda: fnn.Attention(16, 4, window=0),
+    "a cap of zero": lambda: fnn.CrossEntropyLoss(softcap=0.0),
+    "another GELU of a layer": lambda: fnn.FusedTransformerLayer(16, 4, approximate="fast"),  # type: ignore[arg-type]
     "heads that do not divide": lambda: fnn.Attention(10, 4),
     "heads of keys that do not divide": lambda: fnn.FusedQKVLinear(16, 4, 3),
 }
@@ -122,6 +125,8 @@ def test_attention_has_the_options_of_its_kernel() -> None:
     same(block(x, mask=mask), block.o_proj((weights @ v).transpose(1, 2).flatten(2)))
     with pytest.raises(ArgumentError, match="cos and sin"):
         block(x, cos=x)
+    with pytest.raises(ArgumentError, match=r"mask is of torch\.int64"):
+        block(x, mask=torch.ones(2, 1, 1, 5, dtype=torch.int64))
 
 
 def test_blocks_are_few_launches() -> None:
