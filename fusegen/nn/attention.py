@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import fusegen as fg
 from fusegen import ops
 from fusegen.errors import ArgumentError
-from fusegen.nn.checks import require_above, require_mask, require_positions, require_probability
+from fusegen.nn.checks import require_above, require_both, require_mask, require_positions, require_probability
 from fusegen.nn.linear import heads_of
 from fusegen.nn.norms import RMSNorm
 
@@ -108,16 +108,6 @@ def attention(block: Attention, x: Tensor, cos: Tensor | None, sin: Tensor | Non
     if block.q_norm is not None and block.k_norm is not None:
         q, k = block.q_norm(q), block.k_norm(k)
     return block.o_proj(attended(block, q, k, v, cos, sin, mask))  # type: ignore[no-any-return]
-
-
-def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:
-    """Checks that the tables of a rotation come together.
-
-    Raises:
-        ArgumentError: only one is given.
-    """
-    if (cos is None) is not (sin is None):
-        raise ArgumentError(f"{module}: cos and sin come together", mend="give both, or none")
 
 
 def split_heads(x: Tensor, channels: int) -> Tensor:

@@ -32,6 +32,16 @@ def require_instance(module: str, value: object, kind: type) -> None:
         raise ArgumentError(f"{module}: a {type(value).__name__} is no fusegen.nn.{kind.__name__}", mend="give such a module")
 
 
+def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:
+    """Checks that the tables of a rotation come together.
+
+    Raises:
+        ArgumentError: only one is given.
+    """
+    if (cos is None) is not (sin is None):
+        raise ArgumentError(f"{module}: cos and sin come together", mend="give both, or none")
+
+
 def require_mask(module: str, mask: Tensor | None) -> None:
     """Checks that a mask of attention is added to scores, or says which keys are seen.
 

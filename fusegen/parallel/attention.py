@@ -10,8 +10,8 @@ import fusegen as fg
 from fusegen import ops
 from fusegen.errors import ArgumentError
 from fusegen.nn import Attention, RMSNorm
-from fusegen.nn.attention import attended, require_both, split_heads
-from fusegen.nn.checks import require_instance, require_mask, require_positions
+from fusegen.nn.attention import attended, split_heads
+from fusegen.nn.checks import require_both, require_instance, require_mask, require_positions
 from fusegen.parallel.group import GroupLike, Ranks, copied
 from fusegen.parallel.linear import ColumnParallelLinear, RowParallelLinear
 
