@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import ops
-from fusegen.errors import ArgumentError
 from fusegen.nn.checks import require_above, require_both, require_mask, require_positions, require_probability
 from fusegen.nn.linear import heads_of
 from fusegen.nn.norms import RMSNorm
