@@ -49,8 +49,10 @@ def placed(
     """q and k, normalized by their weights and rotated, each where it is asked for."""
     q = q if q_weight is None else rms_normalized(q, q_weight, eps)
     k = k if k_weight is None else rms_normalized(k, k_weight, eps)
-    if cos is None or sin is None:
+    if cos is None and sin is None:
         return q, k
+    if cos is None or sin is None:
+        raise ArgumentError("only one of cos and sin is given", mend="give both, or none")
     return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
 
 

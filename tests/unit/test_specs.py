@@ -291,6 +291,11 @@ def test_unknown_name_suggests() -> None:
         find("rms_norm:gema")
 
 
+def test_a_cosine_comes_with_a_sine() -> None:
+    with pytest.raises(ArgumentError, match="cos and sin"):
+        ops.qkv_linear(randn(1, 3, 8), randn(24, 8), heads=2, kv_heads=2, cos=randn(3, 4))
+
+
 def test_float64_is_not_narrowed() -> None:
     scores, q = randn(5, 8).double(), randn(1, 2, 4, 8).double()
     weights, logsumexp = ops.moe_router(scores, 8)[0], ops.flash_attention(q, q, q, return_logsumexp=True)[1]

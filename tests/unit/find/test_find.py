@@ -113,6 +113,7 @@ def test_a_model_that_asks_for_a_value_runs_on_the_batch() -> None:
 def test_the_model_stays_as_it_was(asks: bool) -> None:
     class Model(nn.Module):
         last: Tensor | None = None
+        mean: Tensor
 
         def __init__(self) -> None:
             super().__init__()

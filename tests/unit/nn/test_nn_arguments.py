@@ -31,7 +31,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a gate's name without a gate": lambda: fnn.LayerNormMLP(8, 4, activation="swish_gated"),
     "a window of no position": lambda: fnn.Attention(16, 4, window=0),
     "a cap of zero": lambda: fnn.CrossEntropyLoss(softcap=0.0),
-    "another GELU of a layer": lambda: fnn.FusedTransformerLayer(16, 4, approximate="fast"),  # type: ignore[arg-type]
+    "another GELU of a layer": lambda: fnn.FusedTransformerLayer(16, 4, approximate="fast"),
     "heads that do not divide": lambda: fnn.Attention(10, 4),
     "heads of keys that do not divide": lambda: fnn.FusedQKVLinear(16, 4, 3),
 }
