@@ -64,7 +64,9 @@ def _found(options: argparse.Namespace) -> Findings:
     if not is_place(source):
         raise ArgumentError(f"{source} is neither a model nor a trace", mend="FILE.py:MODEL, pkg.mod:MODEL, or trace.json.gz")
     place, _, attribute = source.rpartition(":")
-    module = module_at(place if attribute else source)
+    if not place or not attribute:
+        raise ArgumentError(f"{source} has no name of a model", mend=f"{source.strip(':')}:MODEL")
+    module = module_at(place)
     model = _model(module, place, attribute)
     return find(model, _batch(options.batch, module, model), target=options.target)
 

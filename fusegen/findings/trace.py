@@ -8,12 +8,13 @@ import gzip
 import json
 import re
 import tempfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, FusegenError
 from fusegen.regions.places import Place
 
 _DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -86,7 +87,7 @@ def trace_of(source: Any) -> Trace:
         ArgumentError: it cannot be read, or has no operators with shapes.
     """
     if isinstance(source, (str, Path)):
-        return _parsed(_read(Path(source)), str(source))
+        return _trace(_read(Path(source)), str(source))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         try:
@@ -94,7 +95,7 @@ def trace_of(source: Any) -> Trace:
         except (RuntimeError, AssertionError, AttributeError) as error:  # torch exports a profile once, after its end
             mend = "give a profile that has ended, or the path of the file that it was exported to"
             raise ArgumentError(f"the profile cannot be exported: {error}", mend=mend) from error
-        return _parsed(_read(path), "the profile")
+        return _trace(_read(path), "the profile")
 
 
 def _read(path: Path) -> Any:
@@ -103,8 +104,18 @@ def _read(path: Path) -> Any:
         return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror or error}", mend="give the path of an exported trace") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, RecursionError, zlib.error) as error:
         raise ArgumentError(f"{path} is no trace: {error}", mend=_HINT) from error
+
+
+def _trace(document: Any, name: str) -> Trace:
+    """The trace in a document, which anybody may have written."""
+    try:
+        return _parsed(document, name)
+    except FusegenError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} is no trace: an event or a device is not as torch's profiler writes it", mend=_HINT) from error
 
 
 def _parsed(document: Any, name: str) -> Trace:

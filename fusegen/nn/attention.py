@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import ops
-from fusegen.errors import ArgumentError
-from fusegen.nn.checks import require_positions, require_probability
+from fusegen.nn.checks import require_above, require_both, require_mask, require_positions, require_probability
 from fusegen.nn.linear import heads_of
 from fusegen.nn.norms import RMSNorm
 
@@ -37,7 +36,7 @@ class Attention(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        ArgumentError: heads that do not divide what they must, or a p that is no probability.
+        ArgumentError: heads that do not divide what they must, or a p that is no probability; a window or softcap below 0 or 0.
     """
 
     def __init__(
@@ -60,6 +59,8 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         require_probability("Attention", p)
+        require_above("Attention", "window", window, 0)
+        require_above("Attention", "softcap", softcap, 0)
         heads, kv_heads, channels = heads_of("Attention", hidden_size, num_attention_heads, num_key_value_heads, head_dim)
         super().__init__()
         self.num_attention_heads, self.num_key_value_heads, self.head_dim = heads, kv_heads, channels
@@ -83,10 +84,11 @@ class Attention(nn.Module):
                 (batch, heads, positions, positions).
 
         Raises:
-            ArgumentError: other dims of x, or only one of cos and sin.
+            ArgumentError: other dims of x, a mask of integers, or only one of cos and sin.
         """
         require_positions("Attention", x)
         require_both("Attention", cos, sin)
+        require_mask("Attention", mask)
         return attention(self, x, cos, sin, mask)
 
     def extra_repr(self) -> str:
@@ -105,16 +107,6 @@ def attention(block: Attention, x: Tensor, cos: Tensor | None, sin: Tensor | Non
     if block.q_norm is not None and block.k_norm is not None:
         q, k = block.q_norm(q), block.k_norm(k)
     return block.o_proj(attended(block, q, k, v, cos, sin, mask))  # type: ignore[no-any-return]
-
-
-def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:
-    """Checks that the tables of a rotation come together.
-
-    Raises:
-        ArgumentError: only one is given.
-    """
-    if (cos is None) is not (sin is None):
-        raise ArgumentError(f"{module}: cos and sin come together", mend="give both, or none")
 
 
 def split_heads(x: Tensor, channels: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
 
 from fusegen.errors import ArgumentError
@@ -21,6 +22,37 @@ def require_one_of(module: str, name: str, value: object, known: Iterable[object
         raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, choices))}")
 
 
+def require_instance(module: str, value: object, kind: type) -> None:
+    """Checks that a value is a module of a class of `fusegen.nn`.
+
+    Raises:
+        ArgumentError: it is another object.
+    """
+    if not isinstance(value, kind):
+        raise ArgumentError(f"{module}: a {type(value).__name__} is no fusegen.nn.{kind.__name__}", mend="give such a module")
+
+
+def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:
+    """Checks that the tables of a rotation come together.
+
+    Raises:
+        ArgumentError: only one is given.
+    """
+    if (cos is None) is not (sin is None):
+        raise ArgumentError(f"{module}: cos and sin come together", mend="give both, or none")
+
+
+def require_mask(module: str, mask: Tensor | None) -> None:
+    """Checks that a mask of attention is added to scores, or says which keys are seen.
+
+    Raises:
+        ArgumentError: it is of integers, as those of tokenizers are, which mean neither.
+    """
+    if mask is not None and not (mask.is_floating_point() or mask.dtype == torch.bool):
+        mend = "give mask.bool(), True where a key is seen, or floats that are added to scores"
+        raise ArgumentError(f"{module}: the mask is of {mask.dtype}", mend=mend)
+
+
 def require_probability(module: str, p: float) -> None:
     """Checks that a dropout probability is between 0 and 1.
 
@@ -29,6 +61,17 @@ def require_probability(module: str, p: float) -> None:
     """
     if not 0 <= p <= 1:
         raise ArgumentError(f"{module}: p={p!r} is no probability", mend="give a number from 0 to 1")
+
+
+def require_above(module: str, name: str, value: float | None, above: float) -> None:
+    """Checks that a number that may be left out is above a bound.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if value is not None and not value > above:
+        mend = f"give a number above {above}, or None to leave it out"
+        raise ArgumentError(f"{module}: {name}={value!r} is not supported", mend=mend)
 
 
 def require_divides(module: str, name: str, value: int, by_name: str, by: int) -> None:

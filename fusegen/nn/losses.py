@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import ops
-from fusegen.nn.checks import require_one_of
+from fusegen.nn.checks import require_above, require_one_of
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -21,7 +21,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         softcap: x becomes softcap·tanh(x/softcap) first.
 
     Raises:
-        ArgumentError: an unknown reduction.
+        ArgumentError: an unknown reduction, or a softcap that is not above 0.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         softcap: float | None = None,
     ) -> None:
         require_one_of("CrossEntropyLoss", "reduction", reduction, REDUCTIONS)
+        require_above("CrossEntropyLoss", "softcap", softcap, 0)
         super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
         self.z_loss, self.softcap = z_loss, softcap
 
@@ -60,7 +61,7 @@ class LinearCrossEntropyLoss(nn.Module):
         ignore_index: None is −100.
 
     Raises:
-        ArgumentError: an unknown reduction.
+        ArgumentError: an unknown reduction, or a softcap that is not above 0.
     """
 
     weight: Tensor | None
@@ -81,6 +82,7 @@ class LinearCrossEntropyLoss(nn.Module):
         softcap: float | None = None,
     ) -> None:
         require_one_of("LinearCrossEntropyLoss", "reduction", reduction, REDUCTIONS)
+        require_above("LinearCrossEntropyLoss", "softcap", softcap, 0)
         super().__init__()
         self.linear = nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
         self.register_buffer("weight", weight)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fusegen as fg
 from fusegen.autodiff.keep import Recompute
 from fusegen.errors import ArgumentError
+from fusegen.nn.checks import require_one_of
 from fusegen.settings import Compiler
 
 Approximate = Literal["none", "tanh"]
@@ -104,7 +105,7 @@ class FusedTransformerLayer(nn.Module):
     ``fp16`` (``dtype``) and ``seed`` (``torch.manual_seed``).
 
     Raises:
-        ArgumentError: sizes or shares that no layer can have.
+        ArgumentError: sizes or shares that no layer can have, or an unknown approximation.
     """
 
     attn_qkvw: nn.Parameter
@@ -147,6 +148,7 @@ class FusedTransformerLayer(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        require_one_of("FusedTransformerLayer", "approximate", approximate, ("none", "tanh"))
         super().__init__()
         inner = 4 * hidden_size if intermediate_size == -1 else intermediate_size
         _check(hidden_size, heads, inner, attn_dropout_ratio, hidden_dropout_ratio, num_hidden_layers)
@@ -379,7 +381,8 @@ def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
 
         def attended(x: Tensor) -> Tensor:
             parts = F.linear(x, attn_qkvw, attn_qkvb).chunk(3, -1)
-            q, k, v = (part.view(*part.shape[:-1], how.heads, -1).transpose(1, 2) for part in parts)
+            channels = x.shape[-1] // how.heads  # by itself, as no -1 is known of an empty batch
+            q, k, v = (part.view(*part.shape[:-1], how.heads, channels).transpose(1, 2) for part in parts)
             found = _attention(q, k, v, mask, how)
             return F.linear(found.transpose(1, 2).flatten(2), attn_ow, attn_ob)
 

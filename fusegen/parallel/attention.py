@@ -10,8 +10,8 @@ import fusegen as fg
 from fusegen import ops
 from fusegen.errors import ArgumentError
 from fusegen.nn import Attention, RMSNorm
-from fusegen.nn.attention import attended, require_both, split_heads
-from fusegen.nn.checks import require_positions
+from fusegen.nn.attention import attended, split_heads
+from fusegen.nn.checks import require_both, require_instance, require_mask, require_positions
 from fusegen.parallel.group import GroupLike, Ranks, copied
 from fusegen.parallel.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -27,10 +27,11 @@ class ParallelAttention(nn.Module):
 
     Raises:
         ArgumentError: heads that cannot be split evenly, DTensors that are placed otherwise, or dropout of attention weights: each
-            rank would draw the mask of the same heads.
+            rank would draw the mask of the same heads; another module.
     """
 
     def __init__(self, module: Attention, group: GroupLike = None) -> None:
+        require_instance("ParallelAttention", module, Attention)
         super().__init__()
         self.ranks = ranks = Ranks.of(group)
         ranks.require_divides("num_attention_heads", module.num_attention_heads)
@@ -62,10 +63,11 @@ class ParallelAttention(nn.Module):
             x, cos, sin, mask: as of `fusegen.nn.Attention.forward`, the same on all ranks; a mask by heads has those of all ranks.
 
         Raises:
-            ArgumentError: other dims of x, or only one of cos and sin.
+            ArgumentError: other dims of x, only one of cos and sin, or a mask of integers or of another number of heads.
         """
         require_positions("ParallelAttention", x)
         require_both("ParallelAttention", cos, sin)
+        require_mask("ParallelAttention", mask)
         cos, sin, mask = (None if each is None else copied(each, self.ranks) for each in (cos, sin, mask))
         weights = (None if norm is None else copied(norm.weight, self.ranks) for norm in (self.q_norm, self.k_norm))
         return self.o_proj.whole(attention_part(self, copied(x, self.ranks), cos, sin, self._of_heads(mask), *weights))
@@ -74,6 +76,9 @@ class ParallelAttention(nn.Module):
         """The part of a mask that is of this rank's heads."""
         if mask is None or mask.dim() < 3 or mask.shape[-3] == 1:
             return mask
+        if mask.shape[-3] != self.num_attention_heads * self.ranks.size:
+            what = f"ParallelAttention: the mask has shape {tuple(mask.shape)}, and is not of the heads of all ranks"
+            raise ArgumentError(what, mend=f"give a mask of {self.num_attention_heads * self.ranks.size} heads, or of one")
         return mask[..., self.ranks.part(mask.shape[-3]), :, :]
 
     def extra_repr(self) -> str:

@@ -42,7 +42,7 @@ class Ranks:
         """Those of a group, of a mesh of one dim, or of all ranks.
 
         Raises:
-            ArgumentError: `torch.distributed` is not initialized, or the mesh has several dims.
+            ArgumentError: `torch.distributed` is not initialized, the mesh has several dims, or the group is none of this rank.
         """
         if not dist.is_initialized():
             raise ArgumentError("torch.distributed is not initialized", mend="call torch.distributed.init_process_group first")
@@ -52,6 +52,9 @@ class Ranks:
             group = group.get_group()
         found = dist.group.WORLD if group is None else group
         assert found is not None  # as it is initialized
+        if not isinstance(found, ProcessGroup):
+            what = f"{found!r} is no process group" + (" that this rank is in" if isinstance(found, int) else "")
+            raise ArgumentError(what, mend="give a group of torch.distributed.new_group on its ranks alone, or a mesh")
         return Ranks(found.group_name, dist.get_rank(found), dist.get_world_size(found))
 
     def part(self, count: int) -> slice:

@@ -118,8 +118,9 @@ def _require_plain(module: nn.Module) -> None:
     Raises:
         ArgumentError: it has another forward, hooks or parametrizations.
     """
-    has_hooks = bool(module._forward_hooks or module._forward_pre_hooks) and not isinstance(module.weight, DTensor)
-    if type(module).forward is not nn.Linear.forward or has_hooks or is_parametrized(module):
+    is_linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    has_hooks = is_linear and bool(module._forward_hooks or module._forward_pre_hooks) and not isinstance(module.weight, DTensor)
+    if not is_linear or has_hooks or is_parametrized(module):
         what = f"{type(module).__name__} is no plain torch.nn.Linear, and its weight is not all that it computes by"
         raise ArgumentError(what, mend="merge adapters and parametrizations into the weight, and remove hooks, before it is split")
 

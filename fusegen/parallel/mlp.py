@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen.nn import GatedMLP
+from fusegen.nn.checks import require_instance
 from fusegen.parallel.group import GroupLike, copied
 from fusegen.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from fusegen.specs.activations import activate
@@ -36,8 +37,9 @@ class ParallelGatedMLP(nn.Module):
             group: as of `ColumnParallelLinear.from_module`.
 
         Raises:
-            ArgumentError: hidden features that cannot be split evenly, or DTensors that are placed otherwise.
+            ArgumentError: hidden features that cannot be split evenly, DTensors that are placed otherwise, or another module.
         """
+        require_instance("ParallelGatedMLP", module, GatedMLP)
         gate, up = (ColumnParallelLinear.from_module(each, group) for each in (module.gate_proj, module.up_proj))
         down = RowParallelLinear.from_module(module.down_proj, group)
         return cls(gate, up, down, module.activation).train(module.training)

@@ -46,7 +46,7 @@ def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
     args, kwargs = _arguments(source, batch)
     run = _Interpreter(source).run if isinstance(source, fx.GraphModule) else source
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with unchanged(source), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             device = _device_of(source)
             given = tree_map_only(Tensor, lambda value: _like(value, fake, device), (args, kwargs))
             return _recorded(source, run, *given)
@@ -55,10 +55,32 @@ def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
             mend = "give a batch of real tensors, on the device of the model, with which a call works"
             raise _refused(source, error, mend) from error
     try:
-        return _recorded(source, run, args, kwargs)
+        with unchanged(source):
+            return _recorded(source, run, args, kwargs)
     except Exception as error:
         mend = "give the arguments of a call that works: a tensor, a tuple, or a dict of names"
         raise _refused(source, error, mend) from error
+
+
+@contextlib.contextmanager
+def unchanged(source: Any) -> Iterator[None]:
+    """Gives the modules of a model their attributes back, and its buffers their values: running statistics count no batch that is
+    only looked at, and no fake tensor stays in a cache."""
+    modules = list(source.modules()) if isinstance(source, nn.Module) else []
+    attributes = [(module.__dict__, dict(module.__dict__)) for module in modules]
+    buffers = [(each, dict(each)) for held, _ in attributes if isinstance(each := held.get("_buffers"), dict)]
+    tensors = [value for _, held in buffers for value in held.values() if value is not None and not _is_shape_alone(value)]
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for now, before in (*attributes, *buffers):
+            now.clear()
+            now.update(before)
+        for tensor, value in values:
+            if not torch.equal(tensor, value):  # batch_norm counts no version
+                with torch.no_grad():
+                    tensor.copy_(value)
 
 
 def _is_shape_alone(value: Tensor) -> bool:

@@ -21,11 +21,6 @@ def gelu_of(x: Tensor, approximate: str) -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
-def widened(x: Tensor) -> Tensor:
-    """x in float32, or in float64 as it is."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def capped(x: Tensor, softcap: float | None) -> Tensor:
     """cap·tanh(x/cap), or x as it is without a cap.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.specs.activations import capped
 from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
+from fusegen.specs.precision import widened
 from fusegen.specs.quantization import E4M3, from_cache
 from fusegen.specs.spec import Family, Variants
 
@@ -134,7 +135,7 @@ def flash_attention(
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)
     weights = fg.dropout(weights_of(scores, sinks), p, training, seed=seed)
     result = weights.to(v.dtype) @ shared(v, heads)
-    return (result, torch.logsumexp(scores.float(), -1)) if return_logsumexp else result
+    return (result, torch.logsumexp(widened(scores), -1)) if return_logsumexp else result
 
 
 def _lengths(dims: tuple[int, ...], sizes: Sizes) -> Tensor:

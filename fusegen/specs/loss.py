@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.activations import capped, widened
+from fusegen.specs.activations import capped
 from fusegen.specs.operands import indices, positive, tensor
+from fusegen.specs.precision import widened
 from fusegen.specs.spec import Family, Variants
 
 FAMILY = Family("loss")

@@ -8,8 +8,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import gelu_of, widened
+from fusegen.specs.activations import gelu_of
 from fusegen.specs.operands import shape, tensor
+from fusegen.specs.precision import widened
 from fusegen.specs.spec import Family, Variants
 
 FAMILY = Family("normalization")

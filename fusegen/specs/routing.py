@@ -9,8 +9,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import widened
 from fusegen.specs.operands import tensor
+from fusegen.specs.precision import widened
 from fusegen.specs.spec import Family
 
 FAMILY = Family("routing")

@@ -147,6 +147,7 @@ WRONG: list[tuple[Callable[..., Any], tuple[Tensor, ...], type[FusegenError], st
     (lambda x, y: F.cross_entropy(x, y, torch.ones(4)), (randn(4, 5), torch.zeros(4).long()), ShapeError, "the weight"),
     (lambda x, y: F.cross_entropy(x, y, W.half()), (randn(4, 5), torch.zeros(4).long()), TraceError, "weights of float16"),
     (lambda x, y: F.cross_entropy(x, y, label_smoothing=1.5), (randn(4, 5), torch.zeros(4).long()), TraceError, "is no share"),
+    (lambda x, y: F.cross_entropy(x, y, ignore_index=1), (randn(4, 5), torch.rand(4, 5)), TraceError, "beside probabilities"),
     (lambda x, y: F.binary_cross_entropy(x, y), (torch.rand(4, 5), torch.rand(4, 1)), ShapeError, "the target"),
 ]  # fmt: skip
 

@@ -327,3 +327,11 @@ def test_unknown_name_suggests() -> None:
         find("zzzzzz")
     with pytest.raises(SpecNotFoundError, match="rms_norm:gemma"):
         find("rms_norm:gema")
+
+
+def test_float64_is_not_narrowed() -> None:
+    scores, q = randn(5, 8).double(), randn(1, 2, 4, 8).double()
+    weights, logsumexp = ops.moe_router(scores, 8)[0], ops.flash_attention(q, q, q, return_logsumexp=True)[1]
+    exact = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(weights, scores.softmax(-1).sort(descending=True).values, **exact)
+    torch.testing.assert_close(logsumexp, (q @ q.mT / 8**0.5).logsumexp(-1), **exact)

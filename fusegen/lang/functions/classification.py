@@ -41,6 +41,9 @@ def cross_entropy(
         raise TraceError(f"cross_entropy: label_smoothing={share} is no share", mend="give a number from 0 to 1")
     logarithms = log_softmax(x, _class_dim(x))
     if x.ndim == y.ndim:
+        if ignore_index >= 0:
+            what = f"cross_entropy: ignore_index={ignore_index} beside probabilities, of which torch ignores none"
+            raise TraceError(what, mend="leave it out, or give classes by their numbers")
         return _of_probabilities(logarithms, y, weight, share, reduction)
     return _of_classes("cross_entropy", logarithms, y, weight, ignore_index, share, reduction)
 

@@ -78,6 +78,7 @@ def test_mistakes_are_one_line(run: Run, file: Path) -> None:
     wrong = {
         (f"{file}:model",): "nothing is known of the arguments",
         (f"{file}:missing", "--batch", "8x64"): "no model 'missing'",
+        (str(file), "--batch", "8x64"): "has no name of a model",
         (f"{file}:number", "--batch", "8x64"): "number in",
         (f"{file}:failing", "--batch", "8x64"): "cannot be made: ValueError: no",
         (f"{file}:model", "--batch", "8x65"): "cannot be run on this batch",

@@ -109,6 +109,29 @@ def test_a_model_that_asks_for_a_value_runs_on_the_batch() -> None:
     assert ("silu", "mul") in [finding.operations for finding in found]
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_the_model_stays_as_it_was(asks: bool) -> None:
+    class Model(nn.Module):
+        last: Tensor | None = None
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(WIDTH)
+            self.register_buffer("mean", torch.zeros(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = self.norm(x)
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            return x if asks and x.sum() > 1e9 else torch.sigmoid(x) * x + self.last
+
+    model = Model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert fg.find(model, torch.randn(ROWS, WIDTH))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert model.last is None
+
+
 def test_a_write_in_place_is_not_crossed() -> None:
     def writing(x: Tensor) -> Tensor:
         y = x * 2

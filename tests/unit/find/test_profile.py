@@ -92,7 +92,10 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         "shapeless.json": json.dumps(
             {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mul", "ts": 1, "dur": 1, "args": {}}]}
         ),
+        "timeless.json": '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mul", "ts": null}]}',
+        "deep.json": "[" * 100_000,
         "half.json.gz": "\x1f",
+        "damaged.json.gz": "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x00\xff\xff",
     }
     for name, text in texts.items():
         path = tmp_path / name

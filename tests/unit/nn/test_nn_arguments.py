@@ -29,6 +29,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "another activation": lambda: fnn.GatedMLP(8, 16, "gulu"),
     "another norm": lambda: fnn.LayerNormLinear(8, 4, normalization="BatchNorm"),
     "a gate's name without a gate": lambda: fnn.LayerNormMLP(8, 4, activation="swish_gated"),
+    "a window of no position": lambda: fnn.Attention(16, 4, window=0),
+    "a cap of zero": lambda: fnn.CrossEntropyLoss(softcap=0.0),
+    "another GELU of a layer": lambda: fnn.FusedTransformerLayer(16, 4, approximate="fast"),
     "heads that do not divide": lambda: fnn.Attention(10, 4),
     "heads of keys that do not divide": lambda: fnn.FusedQKVLinear(16, 4, 3),
 }
@@ -122,6 +125,10 @@ def test_attention_has_the_options_of_its_kernel() -> None:
     same(block(x, mask=mask), block.o_proj((weights @ v).transpose(1, 2).flatten(2)))
     with pytest.raises(ArgumentError, match="cos and sin"):
         block(x, cos=x)
+    with pytest.raises(ArgumentError, match="cos and sin"):
+        fnn.FusedQKVLinear(16, 4)(x, cos=randn(5, 4))
+    with pytest.raises(ArgumentError, match=r"mask is of torch\.int64"):
+        block(x, mask=torch.ones(2, 1, 1, 5, dtype=torch.int64))
 
 
 def test_blocks_are_few_launches() -> None:
@@ -137,6 +144,13 @@ def test_losses_have_the_options_of_their_kernels() -> None:
     capped = 3 * torch.tanh(logits / 3)
     wanted = F.cross_entropy(capped, target) + 0.1 * capped.logsumexp(-1).square().mean()
     same(fnn.CrossEntropyLoss(z_loss=0.1, softcap=3.0)(logits, target), wanted)
+    logits, capped = logits.double(), 3 * torch.tanh(logits.double() / 3)
+    wanted = F.cross_entropy(capped, target) + 0.1 * capped.logsumexp(-1).square().mean()
+    torch.testing.assert_close(fnn.CrossEntropyLoss(z_loss=0.1, softcap=3.0)(logits, target), wanted, rtol=1e-12, atol=0)
+
+
+def test_the_loss_of_a_linear_layer_has_weights() -> None:
+    logits, target = randn(6, 16), torch.randint(16, (6,))
     loss, weights = fnn.LinearCrossEntropyLoss(16, 8, weight=torch.arange(1.0, 9.0)), torch.arange(1.0, 9.0)
     same(loss(logits, target % 8), F.cross_entropy(loss.linear(logits), target % 8, weights))
 

@@ -283,3 +283,11 @@ def test_weights_that_are_missing_are_named() -> None:
 def test_an_invertible_norm_is_torchs_outside_of_kernels() -> None:
     x, weight, bias = torch.randn(3, 8), torch.randn(8), torch.randn(8)
     assert torch.equal(fg.invertible_layer_norm(x, (8,), weight, bias), F.layer_norm(x, (8,), weight, bias))
+
+
+def test_nothing_is_a_batch() -> None:
+    made, x = layer(), torch.empty(0, 5, HIDDEN, requires_grad=True)
+    found = made(x, torch.zeros(0, 1, 1, 5))
+    found.sum().backward()
+    assert found.shape == x.shape and not made.attn_ow.grad.any()
+    assert made(torch.empty(2, 0, HIDDEN)).shape == (2, 0, HIDDEN)
