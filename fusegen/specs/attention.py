@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.specs.activations import capped
+from fusegen.specs.masks import require_mask
 from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
 from fusegen.specs.precision import widened
 from fusegen.specs.quantization import E4M3, from_cache
@@ -128,6 +129,7 @@ def flash_attention(
         query, key = positions_of(scores, offset)
         scores = scores + slopes.view(-1, 1, 1) * (key - query)
     if mask is not None:
+        require_mask(mask)
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if documents is not None:
         scores = torch.where(documents[:, None, :, None] == documents[:, None, None, :], scores, -math.inf)

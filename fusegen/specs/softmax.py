@@ -10,6 +10,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.specs.activations import capped
+from fusegen.specs.masks import require_mask
 from fusegen.specs.operands import mask, positive, tensor
 from fusegen.specs.spec import Family, Variants
 
@@ -87,6 +88,7 @@ def scale_mask_softmax(
     """
     scores = capped(scores * scale, softcap)
     if mask is not None:
+        require_mask(mask)
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if is_causal:
         query, key = (torch.arange(scores.shape[dim], device=scores.device) for dim in (-2, -1))

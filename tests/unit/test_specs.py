@@ -191,6 +191,7 @@ def refused() -> dict[str, Callable[[], object]]:
         "factor=4.0 without a scaling": lambda: ids(factor=4.0),
         "base=1.0": lambda: ids(base=1.0, scaling="yarn", factor=4.0),
         "position_ids of shape \\(3, 1, 3\\)": lambda: ops.rotary_position_ids(q, q, positions.expand(3, 1, 3)),
+        "a mask of torch.int64": lambda: ops.flash_attention(q, q, q, mask=positions),
         "cos or sin alone": lambda: ops.bias_split_heads(randn(1, 3, 64), heads=4, kv_heads=2, cos=randn(3, 8)),
         "k_cache of 2 heads for kv_heads=1": lambda: ops.split_rotary_cache(
             randn(3, 32), *randn(2, 3, 8), *torch.zeros(2, 2, 4, 2, 8), torch.arange(3), heads=2, kv_heads=1

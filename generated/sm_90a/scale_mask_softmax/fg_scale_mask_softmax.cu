@@ -39,17 +39,17 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float scale_mask_softmax_0(float scale, float scores, float mask) {
-    return scores * scale + mask;                                                     // line 33: scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bo…
+    return scores * scale + mask;                                                     // line 34: scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bo…
 }
 
 __device__ __forceinline__ void scale_mask_softmax_1(float scores, float mask, float scale, float largest, float& total_part, float& exp_value) {
-    const float exp_1 = fast_exp(scores * scale + mask - largest);                    // line 37: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
+    const float exp_1 = fast_exp(scores * scale + mask - largest);                    // line 38: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
     total_part = exp_1;
     exp_value = exp_1;
 }
 
 __device__ __forceinline__ float scale_mask_softmax_2(float exp_value, float total) {
-    return fast_divide(exp_value, total);                                             // line 37: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
+    return fast_divide(exp_value, total);                                             // line 38: return fg.dropout(torch.softmax(scores, -1), p, training, seed=seed)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
