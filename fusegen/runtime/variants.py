@@ -104,10 +104,11 @@ class Variants:
         while True:
             with self._lock:
                 request = self._request(values, target, device, wide)
-                known = self._match(request, values) or self._of_kin(request, values)
-            if known is not None:
-                return known
             try:
+                with self._lock:
+                    known = self._match(request, values) or self._of_kin(request, values)
+                if known is not None:
+                    return known
                 found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
                 with self._lock:
                     return self._compile(request, values, found, state)
