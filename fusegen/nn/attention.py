@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import ops
-from fusegen.nn.checks import require_above, require_both, require_mask, require_positions, require_probability
+from fusegen.nn.checks import require_above, require_both, require_positions, require_probability
 from fusegen.nn.linear import heads_of
 from fusegen.nn.norms import RMSNorm
 
@@ -88,7 +88,6 @@ class Attention(nn.Module):
         """
         require_positions("Attention", x)
         require_both("Attention", cos, sin)
-        require_mask("Attention", mask)
         return attention(self, x, cos, sin, mask)
 
     def extra_repr(self) -> str:

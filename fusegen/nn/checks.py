@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from fusegen.errors import ArgumentError
@@ -40,17 +39,6 @@ def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:
     """
     if (cos is None) is not (sin is None):
         raise ArgumentError(f"{module}: cos and sin come together", mend="give both, or none")
-
-
-def require_mask(module: str, mask: Tensor | None) -> None:
-    """Checks that a mask of attention is added to scores, or says which keys are seen.
-
-    Raises:
-        ArgumentError: it is of integers, as those of tokenizers are, which mean neither.
-    """
-    if mask is not None and not (mask.is_floating_point() or mask.dtype == torch.bool):
-        mend = "give mask.bool(), True where a key is seen, or floats that are added to scores"
-        raise ArgumentError(f"{module}: the mask is of {mask.dtype}", mend=mend)
 
 
 def require_probability(module: str, p: float) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusegen import ops
-from fusegen.nn.checks import require_both, require_divides, require_one_of, require_positions
+from fusegen.nn.checks import require_divides, require_one_of, require_positions
 from fusegen.specs.activations import ACTIVATIONS
 from fusegen.specs.linear import GATES
 
@@ -242,7 +242,6 @@ class FusedQKVLinear(nn.Linear):
             ArgumentError: other dims of x, or only one of cos and sin.
         """
         require_positions("FusedQKVLinear", x)
-        require_both("FusedQKVLinear", cos, sin)
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         return ops.qkv_linear(
             x, self.weight, self.bias, heads=heads, kv_heads=kv_heads, cos=cos, sin=sin, interleaved=self.interleaved

@@ -11,7 +11,7 @@ from fusegen import ops
 from fusegen.errors import ArgumentError
 from fusegen.nn import Attention, RMSNorm
 from fusegen.nn.attention import attended, split_heads
-from fusegen.nn.checks import require_both, require_instance, require_mask, require_positions
+from fusegen.nn.checks import require_both, require_instance, require_positions
 from fusegen.parallel.group import GroupLike, Ranks, copied
 from fusegen.parallel.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -67,7 +67,6 @@ class ParallelAttention(nn.Module):
         """
         require_positions("ParallelAttention", x)
         require_both("ParallelAttention", cos, sin)
-        require_mask("ParallelAttention", mask)
         cos, sin, mask = (None if each is None else copied(each, self.ranks) for each in (cos, sin, mask))
         weights = (None if norm is None else copied(norm.weight, self.ranks) for norm in (self.q_norm, self.k_norm))
         return self.o_proj.whole(attention_part(self, copied(x, self.ranks), cos, sin, self._of_heads(mask), *weights))

@@ -30,7 +30,7 @@ def with_peaks(graph: Graph, target: Target) -> Graph:
             return None
         (rows,) = node.args
         is_widened = graph.nodes[rows].op is Op.CAST and is_of_16_bits(graph, rows)
-        place = moved[graph.nodes[rows].args[0] if is_widened else rows]  # of the same numbers, which others read as well
+        place = moved[graph.nodes[rows].args[0] if is_widened else rows]  # the same numbers, which others read as well
         found = _part(Value(builder, place, graph.locations[position]), node)
         return (found if found.dtype is node.dtype else found.apply(Op.CAST, dtype=node.dtype)).position
 

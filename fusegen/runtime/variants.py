@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -57,8 +58,7 @@ class Variants:
         self.function, self.name, self.fast_math = function, name, fast_math
         self.parameters = Parameters.of(function, mutates)
         self.history = History()
-        self._variants: dict[Key, list[Variant]] = {}
-        self._kin: dict[Key, list[Variant]] = {}  # the same by what all traces of calls share, the newest first
+        self._variants: dict[Key, dict[Key, list[Variant]]] = {}  # by what their traces share, and by what those don't know
         self._promotions = Promotions()
         self._lock = threading.RLock()
         self._warned = False  # about many variants
@@ -66,7 +66,7 @@ class Variants:
     @property
     def known(self) -> list[Variant]:
         """All that are known."""
-        return [variant for variants in self._variants.values() for variant in variants]
+        return [variant for kin in self._variants.values() for variants in kin.values() for variant in variants]
 
     @property
     def programs(self) -> int:
@@ -181,12 +181,13 @@ class Variants:
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
         """A variant that serves a call, and the tensors that the function closes over."""
-        return self._fitting(self._variants.get(_variant_key(request), ()), values)
+        return self._fitting(self._variants.get(_trace_key(request), {}).get(_facts(request), ()), values)
 
     def _of_kin(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
         """A new variant of an earlier trace, for a call that differs from those before in alignments and in what divides and
         bounds sizes alone: a trace says nothing of these but in its guards. The lock is held."""
-        found = self._fitting(self._kin.get(_kin_key(request), ()), values)
+        kin = self._variants.get(_trace_key(request), {}).values()
+        found = self._fitting(itertools.chain.from_iterable(kin), values)
         if found is None:
             return None
         variant, hidden = found
@@ -242,12 +243,10 @@ class Variants:
     def _kept(self, request: Request, found: Trace, state: State) -> Variant:
         """The variant of a trace, from now on known."""
         variant = self._made(request, found, state)
-        if sum(map(len, self._variants.values())) >= _MOST_IN_ALL:
+        if len(self.known) >= _MOST_IN_ALL:
             self._variants.clear()  # their programs are kept
-            self._kin.clear()
-        key, kin = _variant_key(request), _kin_key(request)
-        self._variants[key] = [*self._variants.get(key, ())[1 - _MOST_VARIANTS :], variant]
-        self._kin[kin] = [variant, *self._kin.get(kin, ())[: _MOST_VARIANTS - 1]]
+        kin, facts = self._variants.setdefault(_trace_key(request), {}), _facts(request)
+        kin[facts] = [*kin.get(facts, ())[1 - _MOST_VARIANTS :], variant]
         count = self._promotions.count
         if count >= _MANY_VARIANTS and not self._warned:
             self._warned = True
@@ -310,12 +309,13 @@ def _scalar_dtype(value: float) -> DType:
     return DType.FLOAT64 if isinstance(value, float) else DType.INT64
 
 
-def _variant_key(request: Request) -> Key:
-    return (*_kin_key(request), request.specs, request.sizes.multiples, request.sizes.bounds)
+def _facts(request: Request) -> Key:
+    """Facts that a trace does not depend on, though the kernels do: alignments, and numbers that divide and bound sizes."""
+    return (tuple(spec.alignment for spec in request.specs), request.sizes.multiples, request.sizes.bounds)
 
 
-def _kin_key(request: Request) -> Key:
-    """The key without alignments, and without what divides and bounds sizes."""
+def _trace_key(request: Request) -> Key:
+    """All that a trace depends on, but for what its guards and conditions say, and what the function reads."""
     specs = tuple(replace(spec, alignment=1) for spec in request.specs)
     features = tuple(name for name, _ in request.sizes.bounds)
     statics = tuple((name, static_part(value)) for name, value in request.statics)

@@ -95,7 +95,7 @@ def _limited(scores: Tensor, k: int, groups: int, chosen: int) -> Tensor:
         return scores
     parts = scores.view(scores.shape[0], groups, -1)
     sums = parts.topk(2).values.sum(-1)
-    greatest = sums.topk(chosen)  # of equal ones the first
+    greatest = sums.topk(chosen)  # the first ones where some are equal
     least, last = greatest.values[:, -1:], greatest.indices[:, -1:]
     is_out = (sums < least) | ((sums == least) & (torch.arange(groups, device=scores.device) > last))
     return parts.masked_fill(is_out[..., None], -math.inf).flatten(1)

@@ -22,7 +22,7 @@ ENOUGH = 1 << 16
 """Elements from which on the root mean square says something."""
 
 _GREATEST, _UNITS = 2.0, 2.0  # times eager's error, plus units in the last place
-_INVISIBLE = 1 / 64  # of a unit in the last place: where both results are rounded alike but for one element in 4000
+_INVISIBLE = 1 / 64  # units in the last place: where both results are rounded alike but for one element in 4000
 _FARAWAY = 0.125  # of the result's root mean square: an error that says that nothing of the result is left
 _MORE_BESIDE = 1.25  # times as many as eager's: one scale of a tensor moves many numbers across the middle
 _BESIDE = 1e-3  # of the elements of 8 bits may be a step beside the exact result: the other side of the middle between two numbers

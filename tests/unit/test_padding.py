@@ -64,7 +64,7 @@ def with_lengths(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return y, y.float().logsumexp(-1)
 
 
-# What is laid out.
+# Layouts.
 
 
 def test_a_result_that_a_kernel_reads_lies_in_padded_rows() -> None:

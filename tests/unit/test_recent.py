@@ -73,6 +73,23 @@ def key_is_the_same(name: str, static: bool) -> None:
         assert knows((X, other)) is None or key((X, other)) == key((X, MORE[name]))
 
 
+def test_a_module_that_is_known_may_change() -> None:
+    def scaled(module: nn.Linear, x: Tensor) -> Tensor:
+        return torch.relu(F.linear(x, module.weight)) * (2 if module.training else 3)
+
+    module, other = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)
+    kernel = settled(scaled, module, X)
+    for change in (
+        lambda: module.eval(),
+        lambda: setattr(module, "weight", nn.Parameter(randn(5, 6))),
+        lambda: setattr(module, "weight", nn.Parameter(randn(6, 5).mT)),
+        lambda: module.weight.requires_grad_(False),
+    ):
+        change()
+        torch.testing.assert_close(kernel(module, X), scaled(module, X))
+    torch.testing.assert_close(kernel(other, X), scaled(other, X))
+
+
 def settled(function: Callable[..., Any], *values: Any) -> fg.Kernel[..., Any]:
     """A kernel that has been called so often that it knows the call."""
     kernel = fg.kernel(function)

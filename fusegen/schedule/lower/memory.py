@@ -211,6 +211,6 @@ def total_bytes(parts: list[tuple[Index, int]]) -> Formula:
 
 
 def _is_stored_anyway(graph: Graph, product: int) -> bool:
-    """Whether rows are multiplied by a matrix and go on in no epilogue (a norm follows, or a copy): torch rounds them as well."""
+    """True if rows are multiplied by a matrix and go on in no epilogue (a norm follows, or a copy): torch rounds them as well."""
     ends = [end for end in ends_of(graph, product) if graph.nodes[end].op is not Op.COPY]
     return len(graph.operands(product)[1].shape) == 2 and not ends

@@ -140,7 +140,7 @@ def test_a_region_that_is_refused_when_it_is_called_runs_as_torch_runs_it(logged
     seen = Seen()
     x, scale = torch.randn(8, 32), torch.randn(32)
     torch.compile(chain, backend=seen)(x, scale)
-    got = seen.regions[0](x.to(torch.complex64), scale)  # of a dtype that this kernel does not take
+    got = seen.regions[0](x.to(torch.complex64), scale)  # this kernel takes no such dtype
     torch.testing.assert_close(got, chain(x.to(torch.complex64), scale))
     assert any("runs as torch runs it" in line for line in logged)
 
