@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,8 @@ _ATTRIBUTE = "_loss_function"
 
 def has_loss(model: nn.Module) -> bool:
     """True if a model computes its loss by a function that it holds."""
-    return isinstance(getattr(type(model), "loss_function", None), property) and getattr(model, "loss_type", None) is not None
+    function = getattr(type(model), "loss_function", None)
+    return isinstance(function, property) and "labels" in signature(type(model).forward).parameters
 
 
 class FusedLoss(FusedCall):

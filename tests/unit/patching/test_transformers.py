@@ -29,6 +29,15 @@ def test_whole_layers_and_the_loss_are_kernels(model: Any) -> None:
     assert report.after < report.before
 
 
+def test_the_loss_of_a_model_whose_name_tells_no_kind_of_loss() -> None:
+    model = small_model("GPT2", num_hidden_layers=1)
+    expected, _ = step(model)
+    report = fg.patch(model, exclude=["transformer*", "lm_head"])
+    found, _ = step(model)
+    torch.testing.assert_close(found, expected)
+    assert [(row.path, row.fused) for row in report.rows] == [("loss_function", True)]
+
+
 @pytest.mark.parametrize("name", ["Llama", *(pytest.param(name, marks=pytest.mark.deep) for name in ("GPT2", "Mistral"))])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_with_caches(name: str, cache: str) -> None:
