@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from types import MethodType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,10 @@ from fusegen.errors import UnsupportedError
 from fusegen.patching.between import Between, before_attention, behind_attention, is_handing, mask_position, without_mask
 from fusegen.patching.caches import Function, Place, cache_of, filling, is_fresh, layer_indices, place_in
 from fusegen.patching.fused_call import FusedCall, Kind, Prepared, refusal_of
+from fusegen.patching.inside import Inside
 from fusegen.state import refusing_changes
 
-_CAPTURING = "transformers.utils.output_capturing"
 _HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
-
-Families: TypeAlias = tuple[tuple[nn.Module, tuple[nn.Module | None, ...]], ...]
-"""A module and those inside of it, each with its submodules."""
 
 
 class FusedForward(FusedCall):
@@ -122,14 +118,7 @@ class FusedForward(FusedCall):
             return "the layer around it runs as it is behind its attention"
         if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
             return "its activations are checkpointed"
-        for each in self._inside():
-            if each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks:
-                return "a module inside of it has hooks"
-            if each._forward_hooks and not _is_idle(each._forward_hooks):
-                return "a module inside of it has hooks"
-            if (hook := each.__dict__.get("_hf_hook")) is not None and not _only_aligns(hook):
-                return f"a module inside of it has a hook of accelerate, {type(hook).__name__}"
-        return ""
+        return self._inside_now().watcher()
 
     def mode(self) -> Kind:
         """The module's mode."""
@@ -159,15 +148,15 @@ class FusedForward(FusedCall):
     def _between(self) -> dict[Kind, Between]:
         return {}
 
-    def _inside(self) -> Iterator[nn.Module]:
+    def _inside_now(self) -> Inside:
         """The modules inside of the module: found once, and again when one of them is replaced, as adapters do."""
-        if any(tuple(each._modules.values()) != children for each, children in self._families):
-            self._families = _families(self.module)
-        return (each for each, _ in self._families[1:])
+        if not self._inside.is_current():
+            self._inside = Inside(self.module)
+        return self._inside
 
     @cached_property
-    def _families(self) -> Families:
-        return _families(self.module)
+    def _inside(self) -> Inside:
+        return Inside(self.module)
 
     @cached_property
     def _mask_position(self) -> int | None:
@@ -190,25 +179,9 @@ def _fill(cache: Any, index: int, results: tuple[Any, tuple[Tensor, Tensor] | No
     return result
 
 
-def _families(module: nn.Module) -> Families:
-    return tuple((each, tuple(each._modules.values())) for each in module.modules())
-
-
 def _attribute(module: nn.Module) -> str:
     """The name that a module's own forward pass has in it: accelerate's hooks call it by another."""
     return _HOOKED if hasattr(module, "_hf_hook") and _HOOKED in vars(module) else "forward"
-
-
-def _only_aligns(hook: Any) -> bool:
-    """True if a hook of accelerate does nothing but move arguments to a module's device: not so where it brings weights too."""
-    return type(hook).__name__ == "AlignDevicesHook" and not hook.offload
-
-
-def _is_idle(hooks: Mapping[int, Callable[..., Any]]) -> bool:
-    """True if all hooks are those by which transformers captures outputs, and it captures none now."""
-    if any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks.values()):
-        return False
-    return not sys.modules[_CAPTURING]._active_collector.get()
 
 
 def _snake_case(name: str) -> str:
