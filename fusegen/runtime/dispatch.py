@@ -27,6 +27,7 @@ from fusegen.runtime.containers import KINDS as CONTAINERS
 from fusegen.runtime.containers import Layouts, flat_function, flat_names, settled, spread
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.keys import Values
+from fusegen.runtime.named import Named
 from fusegen.runtime.node import Node
 from fusegen.runtime.pairs import in_pairs, is_complex, of_pairs
 from fusegen.runtime.parameters import Parameters
@@ -80,6 +81,7 @@ class Dispatcher(Plan):
         self.name, self.recompute, self._compiler = name, recompute, compiler
         self._recorded_call, self._requires = recorded, requires
         self._flat: dict[Layouts, FlatDispatcher] = {}
+        self._named: tuple[Named, FlatDispatcher] | None = None  # of the last such call
         self.variants = Variants(function, name, mutates, fast_math=fast_math)
         self.parameters = self.variants.parameters
         self.passes = PassRules(recompute, compiler)
@@ -169,6 +171,9 @@ class Dispatcher(Plan):
 
     def _spread(self, values: Values) -> tuple[FlatDispatcher, list[Any]] | None:
         """The dispatcher of the leaves of containers that hold tensors, and the leaves; None where no argument is one."""
+        known = self._named
+        if known is not None and (given := known[0].leaves(values)) is not None:
+            return known[1], given
         for value in values:
             if isinstance(value, CONTAINERS):
                 break
@@ -186,7 +191,10 @@ class Dispatcher(Plan):
                 if len(self._flat) >= _MOST_LAYOUTS:
                     self._flat.clear()
                 self._flat[layouts] = FlatDispatcher(self, layouts)
-            return self._flat[layouts], leaves
+            flat = self._flat[layouts]
+            if self.parameters.takes_any_name and (named := Named.of(layouts, leaves)) is not None:
+                self._named = named, flat
+            return flat, leaves
 
     def inputs(self, name: str) -> Sequence[str]:
         """The parameters of this dispatcher that a parameter of the user's function is."""
