@@ -154,7 +154,9 @@ def test_graphs_are_sources_as_well() -> None:
 
     exported = torch.export.export(Model(), (x,), strict=False)
     graphs = {
-        "exported": exported.module(),
+        "exported": exported,
+        "exported, its module": exported.module(),
+        "exported, with meta": exported,
         "ATen with meta": exported.run_decompositions().graph_module,
         "FX": torch.fx.symbolic_trace(Model()),
     }
