@@ -43,7 +43,8 @@ def find(
             ``sm_90a``.
 
     Raises:
-        ArgumentError: the source is none of these, or cannot be run on the batch.
+        ArgumentError: the source is none of these, or has no batch.
+        BatchError: the source cannot be run on the batch.
         TargetError: an unknown target, or the CPU, for which no times are known.
     """
     if isinstance(source, (str, Path, profile)):
