@@ -368,14 +368,11 @@ class _OfNothing(Program):
 
     def _refused(self, values: Values, error: Exception) -> ArgumentError:
         """The error of a reduction that has no result for no elements, such as a maximum."""
-        pairs = zip(self._parameters.names, values, strict=True)
-        empty = [
-            f"{name!r} of shape {tuple(value.shape)}" for name, value in pairs if isinstance(value, Tensor) and not value.numel()
-        ]
+        named = zip(self._parameters.names, values, strict=True)
+        empty = [(name, value) for name, value in named if isinstance(value, Tensor) and not value.numel()]
+        where = ", ".join(f"{name!r} of shape {tuple(value.shape)}" for name, value in empty)
         what = f"{self._parameters.function.__name__}: a reduction of no elements has no result: {error}"
-        return ArgumentError(
-            what, where=", ".join(empty), mend="give tensors with elements, or leave the call out where there are none"
-        )
+        return ArgumentError(what, where=where, mend="give tensors with elements, or leave the call out where there are none")
 
 
 def _copied(values: Any, written: Sequence[Any]) -> Any:

@@ -207,9 +207,12 @@ def test_sources_that_cannot_be_looked_at_are_refused() -> None:
 
 def test_a_batch_that_does_not_fit_is_logged_by_nobody() -> None:
     logged: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = logged.append  # type: ignore[method-assign]
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(record)
+
+    handler, logger = Handler(), logging.getLogger("torch._subclasses.fake_tensor")
     logger.addHandler(handler)
     try:
         with pytest.raises(BatchError, match="Linear cannot be run on this batch"):
