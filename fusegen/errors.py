@@ -50,6 +50,10 @@ class ArgumentError(FusegenError, TypeError):
     """A call's argument has the wrong type, device, dtype or shape."""
 
 
+class BatchError(ArgumentError):
+    """A model cannot be run on a batch."""
+
+
 class GradientError(FusegenError):
     """A gradient that is not computed: a call's input requires one, or there is nothing to differentiate."""
 

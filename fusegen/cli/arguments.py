@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import chain, count
 from typing import Any
 
@@ -31,7 +31,7 @@ _LONG_NAMES = {str(d.torch).removeprefix("torch."): d for d in DType}
 DTYPES = {d.short: d for d in DType} | _LONG_NAMES | {"half": DType.FLOAT16, "float": DType.FLOAT32, "double": DType.FLOAT64}
 """Names of element types."""
 
-_SHAPE = re.compile(r"(?P<name>\w+)=(?P<sizes>([0-9]+(x[0-9]+)*)?)(:(?P<dtype>\w+))?")
+_SHAPE = re.compile(r"((?P<name>\w+)=)?(?P<sizes>([0-9]+(x[0-9]+)*)?)(:(?P<dtype>\w+))?")
 _FEATURES, _ROWS = (4096, 8192, 2048), (1024, 16, 8, 32)
 """Sizes that named dims get when nobody says: last dims, and all others; each name one of its own."""
 _MOST_SIZE = 1 << 62  # of a tensor, in bytes
@@ -144,36 +144,42 @@ def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:
     shapes: dict[str, Tensor] = {}
     for text in texts:
         name, tensor = tensor_of(text, dtype)
-        _refuse_twice(name, shapes)
+        refuse_twice(name, shapes)
         shapes[name] = tensor
     return shapes
 
 
-def _refuse_twice(name: str, known: Mapping[str, object]) -> None:
+def refuse_twice(name: str, known: Container[str]) -> None:
+    """Refuses a name that is known.
+
+    Raises:
+        ArgumentError: it is.
+    """
     if name in known:
         raise ArgumentError(f"{name!r} is given twice", mend="give it once")
 
 
-def tensor_of(text: str, default: DType) -> tuple[str, Tensor]:
+def tensor_of(text: str, default: DType, *, nameless: str | None = None) -> tuple[str, Tensor]:
     """The name and the meta tensor of ``NAME=SIZES[:DTYPE]``.
 
     Args:
         text: as on the command line.
         default: dtype, where the text has none.
+        nameless: an example of a text, where the name may be left out, and is empty then.
 
     Raises:
         ArgumentError: it cannot be read, or no tensor is like that.
     """
     match = _SHAPE.fullmatch(text)
-    if match is None:
-        raise ArgumentError(f"cannot read the shape {shortened(text, 80)!r}", mend="--shape x=16384x4096:bf16")
+    if match is None or (nameless is None and match["name"] is None):
+        raise ArgumentError(f"cannot read the shape {shortened(text, 80)!r}", mend=nameless or "--shape x=16384x4096:bf16")
     texts = [size.lstrip("0") or "0" for size in match["sizes"].split("x") if size]
     if len(texts) > _MOST_DIMS or any(len(size) > _MOST_DIGITS for size in texts):
         what = f"{shortened(text, 80)}: no tensor has such a shape"
         raise ArgumentError(what, mend=f"give at most {_MOST_DIMS} sizes, each of 64 bits")
     sizes = [int(size) for size in texts]
     dtype = _dtype(match["dtype"]) if match["dtype"] else default
-    return match["name"], _tensor(sizes, dtype, text)
+    return match["name"] or "", _tensor(sizes, dtype, text)
 
 
 def _tensor(sizes: Sequence[int], dtype: DType, text: str) -> Tensor:
@@ -235,7 +241,7 @@ def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
         if not equals or name not in parameters.given:
             mend = f"--arg NAME=VALUE with NAME of {', '.join(parameters.given) or 'no parameter'}"
             raise ArgumentError(f"cannot read the argument {shortened(text, 80)!r}", mend=mend)
-        _refuse_twice(name, values)
+        refuse_twice(name, values)
         values[name] = _value(name, value, parameters)
     return values
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from fusegen.cli.arguments import tensor_of
+from fusegen.cli.arguments import refuse_twice, tensor_of
 from fusegen.cli.document import print_document
 from fusegen.cli.load import is_place, module_at, value_at
+from fusegen.cli.places import users_line
 from fusegen.cli.terminal import Terminal
 from fusegen.dtypes import DType, from_torch
-from fusegen.errors import ArgumentError, SpecNotFoundError
+from fusegen.errors import ArgumentError, BatchError, SpecNotFoundError
 from fusegen.findings import Findings, find
 from fusegen.findings.finding import COLUMNS, RIGHT
 
 _PROFILES = (".json", ".gz")
-_UNNAMED = "argument"  # an argument of a batch without a name
+_OPTION = "--batch 8x1024:i64"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +69,12 @@ def _found(options: argparse.Namespace) -> Findings:
         raise ArgumentError(f"{source} has no name of a model", mend=f"{source.strip(':')}:MODEL")
     module = module_at(place)
     model = _model(module, place, attribute)
-    return find(model, _batch(options.batch, module, model), target=options.target)
+    batch = _batch(options.batch, module, place, model)
+    try:
+        return find(model, batch, target=options.target)
+    except BatchError as error:
+        mend = f"{_OPTION}, in shapes and dtypes of a call that works, or real tensors by a variable or function batch in the file"
+        raise BatchError(error.what, mend=mend) from error
 
 
 def _model(module: ModuleType, place: str, attribute: str) -> Any:
@@ -77,30 +83,48 @@ def _model(module: ModuleType, place: str, attribute: str) -> Any:
     if not callable(value):
         what = f"no model {attribute!r} in {place}" if value is None else f"{attribute} in {place} is a {type(value).__name__}"
         raise SpecNotFoundError(what, mend="name a module, a function, or what makes a module: FILE.py:NAME")
-    if isinstance(value, nn.Module) or not (inspect.isclass(value) or not inspect.signature(value).parameters):
+    if isinstance(value, nn.Module) or not _makes(value):
         return value
+    return _made(value, attribute, place, "name a model, or a function without parameters that gives one")
+
+
+def _makes(value: Callable[..., Any]) -> bool:
+    """True if a value is called to get a model: a class, or a function without parameters."""
     try:
-        return value()
+        return inspect.isclass(value) or not inspect.signature(value).parameters
+    except ValueError:  # of a function in C, as most of torch's are
+        return False
+
+
+def _made(make: Callable[[], Any], name: str, place: str, mend: str) -> Any:
+    """The result of a function in the user's file, which can raise anything."""
+    try:
+        return make()
     except Exception as error:
-        what = f"{attribute} of {place} cannot be made: {type(error).__name__}: {error}"
-        raise ArgumentError(what, mend="name a model, or a function without parameters that gives one") from error
+        what = f"{name} of {place} cannot be made: {type(error).__name__}: {error}"
+        raise ArgumentError(what, where=users_line(error), mend=mend) from error
 
 
-def _batch(texts: Sequence[str], module: ModuleType, model: Any) -> Any:
+def _batch(texts: Sequence[str], module: ModuleType, place: str, model: Any) -> Any:
     """The batch of the options, or the file's ``batch``, which may be a function that gives it."""
     if not texts:
         value: Any = value_at(module, "batch")
         if value is None:
-            mend = "--batch 8x1024:i64, or a variable or function named batch in the file"
+            mend = f"{_OPTION}, or a variable or function named batch in the file"
             raise ArgumentError("nothing is known of the arguments of the model", mend=mend)
-        return value() if inspect.isfunction(value) else value
+        if not inspect.isfunction(value):
+            return value
+        return _made(value, "batch", place, f"{_OPTION}, or a function batch without parameters that gives tensors")
     dtype = next((from_torch(p.dtype) for p in _parameters(model) if p.is_floating_point()), DType.FLOAT32)
-    named = [tensor_of(text if "=" in text else f"{_UNNAMED}={text}", dtype) for text in texts]
-    if any(name == _UNNAMED for name, _ in named):
-        if not all(name == _UNNAMED for name, _ in named):
-            raise ArgumentError("some arguments of the batch have names, and some have none", mend="name all of them, or none")
-        return tuple(tensor for _, tensor in named)
-    return dict(named)
+    found = [tensor_of(text, dtype, nameless=_OPTION) for text in texts]
+    names = [name for name, _ in found]
+    if not any(names):
+        return tuple(tensor for _, tensor in found)
+    if not all(names):
+        raise ArgumentError("some arguments of the batch have names, and some have none", mend="name all of them, or none")
+    for number, name in enumerate(names):
+        refuse_twice(name, names[:number])
+    return dict(found)
 
 
 def _parameters(model: Any) -> Iterable[Tensor]:

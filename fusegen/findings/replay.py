@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fusegen.findings.trace import Operator, literal
 from fusegen.regions.aten import as_function
-from fusegen.regions.capture import VALUE, Recorder
+from fusegen.regions.capture import VALUE, Recorder, quiet_fakes
 
 SECONDS, LAUNCHES = "seconds", "launches"
 """Keys of a node's ``meta``: the time of its kernels, of a trace without a GPU that of the host; the number of its kernels."""
@@ -45,7 +45,7 @@ def replayed(operators: Sequence[Operator]) -> fx.Graph:
     """The graph of a trace's operators, with the keys above in ``meta``. One that cannot be called again is left out."""
     recorder = Recorder(None, ())
     recent = _Recent(recorder)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), recorder:
+    with quiet_fakes(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), recorder:
         for operator in operators:
             recorder.node_place = operator.place
             before = len(recorder.calls)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.profiler import profile
 from torch.utils._pytree import tree_flatten
 
@@ -24,14 +25,17 @@ from fusegen.target import Backend, Target
 _GPU = "sm_90a"
 
 
-def find(source: Callable[..., Any] | profile | str | Path, batch: Any = None, *, target: str | None = None) -> Findings:
+def find(
+    source: Callable[..., Any] | ExportedProgram | profile | str | Path, batch: Any = None, *, target: str | None = None
+) -> Findings:
     """Finds chains of operations that fusegen computes in fewer launches, or with less traffic.
 
     A model is run once on fake tensors of the batch's shapes, which computes nothing and needs no memory. Where that
     fails, because the model asks a tensor for a value say, it is run on the batch itself. Gradients are not looked at.
 
     Args:
-        source: a module or a function; an FX graph module; a `torch.profiler.profile` with ``record_shapes=True``, or the path of
+        source: a module or a function; an FX graph module or an exported program; a `torch.profiler.profile` with
+            ``record_shapes=True``, which torch exports once, so that it cannot be exported to a file behind this; or the path of
             a Chrome trace that it exported.
         batch: of a model: a tensor, a tuple of arguments, or a dict of named ones. It may be left out of a graph whose placeholders
             have ``meta["val"]``.
@@ -39,13 +43,16 @@ def find(source: Callable[..., Any] | profile | str | Path, batch: Any = None, *
             ``sm_90a``.
 
     Raises:
-        ArgumentError: the source is none of these, or cannot be run on the batch.
+        ArgumentError: the source is none of these, or has no batch.
+        BatchError: the source cannot be run on the batch.
         TargetError: an unknown target, or the CPU, for which no times are known.
     """
     if isinstance(source, (str, Path, profile)):
         trace = trace_of(source)
         machine = _machine(target, None) if target or trace.capability is None else targets.from_capability(*trace.capability)
         return searched_trace(trace, machine, _bandwidth(trace.gpu, machine))
+    if isinstance(source, ExportedProgram):
+        source = source.module()
     if not callable(source):
         what = f"fg.find looks at a model with a batch, a graph or a profile, and is given a {type(source).__name__}"
         raise ArgumentError(what, mend='fg.find(model, batch) or fg.find("trace.json")')

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fusegen.errors import ArgumentError, FusegenError
 from fusegen.regions.places import Place
@@ -77,8 +78,12 @@ class Trace:
     capability: tuple[int, int] | None
 
 
+_EXPORTED: WeakKeyDictionary[Any, Trace] = WeakKeyDictionary()
+"""Traces by the results of the profiler, which torch exports once."""
+
+
 def trace_of(source: Any) -> Trace:
-    """The trace of a profile, or of an exported file.
+    """The trace of a profile, or of an exported file. That of a profile is kept as long as the profile's results.
 
     Args:
         source: a `torch.profiler.profile`, or a path of a Chrome trace: JSON, or JSON in gzip.
@@ -88,6 +93,17 @@ def trace_of(source: Any) -> Trace:
     """
     if isinstance(source, (str, Path)):
         return _trace(_read(Path(source)), str(source))
+    results = getattr(source.profiler, "kineto_results", None)  # of the last run: a profile may have several
+    known = None if results is None else _EXPORTED.get(results)
+    if known is None:
+        known = _trace(_exported(source), "the profile")
+        if results is not None:
+            _EXPORTED[results] = known
+    return known
+
+
+def _exported(source: Any) -> Any:
+    """The document of a profile."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         try:
@@ -95,7 +111,7 @@ def trace_of(source: Any) -> Trace:
         except (RuntimeError, AssertionError, AttributeError) as error:  # torch exports a profile once, after its end
             mend = "give a profile that has ended, or the path of the file that it was exported to"
             raise ArgumentError(f"the profile cannot be exported: {error}", mend=mend) from error
-        return _trace(_read(path), "the profile")
+        return _read(path)
 
 
 def _read(path: Path) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import ops
-from fusegen.nn.checks import require_above, require_both, require_positions, require_probability
+from fusegen.nn.checks import require_above, require_both, require_not_negative, require_positions, require_probability
 from fusegen.nn.linear import heads_of
 from fusegen.nn.norms import RMSNorm
 
@@ -36,7 +36,8 @@ class Attention(nn.Module):
         device, dtype: of the parameters.
 
     Raises:
-        ArgumentError: heads that do not divide what they must, or a p that is no probability; a window or softcap below 0 or 0.
+        ArgumentError: heads that do not divide what they must, counts below 1, or a p that is no probability; an eps below 0; a
+            window or softcap below 0 or 0.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         require_probability("Attention", p)
+        require_not_negative("Attention", "eps", eps)
         require_above("Attention", "window", window, 0)
         require_above("Attention", "softcap", softcap, 0)
         heads, kv_heads, channels = heads_of("Attention", hidden_size, num_attention_heads, num_key_value_heads, head_dim)

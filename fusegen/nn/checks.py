@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 
 from torch import Tensor
 
@@ -60,6 +62,26 @@ def require_above(module: str, name: str, value: float | None, above: float) -> 
     if value is not None and not value > above:
         mend = f"give a number above {above}, or None to leave it out"
         raise ArgumentError(f"{module}: {name}={value!r} is not supported", mend=mend)
+
+
+def require_count(module: str, name: str, value: object) -> None:
+    """Checks that a count is an integer, 1 or more.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise ArgumentError(f"{module}: {name} is {value!r}", mend="give an int, 1 or more")
+
+
+def require_not_negative(module: str, name: str, value: object) -> None:
+    """Checks that a number is finite, 0 or more.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
+        raise ArgumentError(f"{module}: {name} is {value!r}", mend="give a finite number, 0 or more")
 
 
 def require_divides(module: str, name: str, value: int, by_name: str, by: int) -> None:

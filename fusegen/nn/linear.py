@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fusegen import ops
-from fusegen.nn.checks import require_divides, require_one_of, require_positions
+from fusegen.nn.checks import require_count, require_divides, require_one_of, require_positions
 from fusegen.specs.activations import ACTIVATIONS
 from fusegen.specs.linear import GATES
 
@@ -257,9 +257,12 @@ def heads_of(module: str, hidden_size: int, heads: int, kv_heads: int | None, he
     """The heads of queries, those of keys, and the channels of each, as `transformers` derives what is left out.
 
     Raises:
-        ArgumentError: heads that do not divide what they must.
+        ArgumentError: heads that do not divide what they must, or a number that is no count.
     """
     kv_heads = heads if kv_heads is None else kv_heads
+    counts = {"hidden_size": hidden_size, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    for name, count in counts.items() if head_dim is None else (*counts.items(), ("head_dim", head_dim)):
+        require_count(module, name, count)
     require_divides(module, "num_attention_heads", heads, "num_key_value_heads", kv_heads)
     if head_dim is None:
         require_divides(module, "hidden_size", hidden_size, "num_attention_heads", heads)

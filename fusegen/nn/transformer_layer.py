@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fusegen as fg
 from fusegen.autodiff.keep import Recompute
 from fusegen.errors import ArgumentError
-from fusegen.nn.checks import require_one_of
+from fusegen.nn.checks import require_count, require_divides, require_not_negative, require_one_of
 from fusegen.settings import Compiler
 
 Approximate = Literal["none", "tanh"]
@@ -105,7 +105,7 @@ class FusedTransformerLayer(nn.Module):
     ``fp16`` (``dtype``) and ``seed`` (``torch.manual_seed``).
 
     Raises:
-        ArgumentError: sizes or shares that no layer can have, or an unknown approximation.
+        ArgumentError: sizes or shares that no layer can have, an unknown approximation, or a workspace that is none.
     """
 
     attn_qkvw: nn.Parameter
@@ -149,12 +149,12 @@ class FusedTransformerLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         require_one_of("FusedTransformerLayer", "approximate", approximate, ("none", "tanh"))
+        require_not_negative("FusedTransformerLayer", "layer_norm_eps", layer_norm_eps)
+        require_not_negative("FusedTransformerLayer", "initializer_range", initializer_range)
         super().__init__()
         inner = 4 * hidden_size if intermediate_size == -1 else intermediate_size
         _check(hidden_size, heads, inner, attn_dropout_ratio, hidden_dropout_ratio, num_hidden_layers)
-        if workspace is not None and compiler == "extension":
-            what = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
-            raise ArgumentError(what, mend="leave out workspace=, or compiler=")
+        _check_workspace(workspace, compiler)
         self.hidden_size, self.heads, self.intermediate_size = hidden_size, heads, inner
         self.gelu_checkpoint, self.attn_dropout_checkpoint = gelu_checkpoint, attn_dropout_checkpoint
         self.stochastic_mode, self.return_tuple, self.workspace = stochastic_mode, return_tuple, workspace
@@ -317,17 +317,23 @@ def parameter_shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
 
 def _check(hidden: int, heads: int, inner: int, attn_dropout: float, hidden_dropout: float, layers: int) -> None:
     """Refuses sizes and shares that no layer can have."""
-    if hidden <= 0 or heads <= 0 or hidden % heads:
-        what = f"FusedTransformerLayer: hidden_size is {hidden} and heads is {heads}"
-        raise ArgumentError(what, mend="give a hidden_size that is a multiple of heads")
-    if inner <= 0:
-        what = f"FusedTransformerLayer: intermediate_size is {inner}"
-        raise ArgumentError(what, mend="give the channels of the feed-forward block, or -1 for 4 * hidden_size")
-    if layers <= 0:
-        raise ArgumentError(f"FusedTransformerLayer: num_hidden_layers is {layers}", mend="give the number of the model's layers")
+    counts = {"hidden_size": hidden, "heads": heads, "intermediate_size": inner, "num_hidden_layers": layers}
+    for name, count in counts.items():
+        require_count("FusedTransformerLayer", name, count)
+    require_divides("FusedTransformerLayer", "hidden_size", hidden, "heads", heads)
     for name, share in (("attn_dropout_ratio", attn_dropout), ("hidden_dropout_ratio", hidden_dropout)):
         if not 0 <= share < 1:
             raise ArgumentError(f"FusedTransformerLayer: {name} is {share}", mend="give a share from 0 to below 1")
+
+
+def _check_workspace(workspace: object, compiler: Compiler | None) -> None:
+    """Refuses what is no workspace, and one that a C++ operator would not use."""
+    if workspace is not None and not isinstance(workspace, fg.Workspace):
+        mend = "give fg.Workspace(layer.workspace_bytes(batch, sequence)), or None"
+        raise ArgumentError(f"FusedTransformerLayer: workspace is {workspace!r}", mend=mend)
+    if workspace is not None and compiler == "extension":
+        what = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
+        raise ArgumentError(what, mend="leave out workspace=, or compiler=")
 
 
 def _checked(mask: Tensor, x: Tensor) -> Tensor:

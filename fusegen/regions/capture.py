@@ -8,6 +8,7 @@ asks one for a value, which torch.export refuses, or has an operator that knows 
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, BatchError
 from fusegen.regions.aten import as_function
 from fusegen.regions.places import Place, calling_line, line_of_trace
 
@@ -41,18 +42,19 @@ def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
         batch: a tensor, a tuple of arguments, or a dict of named ones.
 
     Raises:
-        ArgumentError: there is no batch; it does not fit the source.
+        ArgumentError: there is no batch.
+        BatchError: it does not fit the source.
     """
     args, kwargs = _arguments(source, batch)
     run = _Interpreter(source).run if isinstance(source, fx.GraphModule) else source
     try:
-        with unchanged(source), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with unchanged(source), quiet_fakes(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             device = _device_of(source)
             given = tree_map_only(Tensor, lambda value: _like(value, fake, device), (args, kwargs))
             return _recorded(source, run, *given)
     except Exception as error:  # it asks for a value, or an operator of it knows real tensors alone, or the batch is wrong
         if any(isinstance(value, Tensor) and _is_shape_alone(value) for value in tree_flatten((args, kwargs))[0]):
-            mend = "give a batch of real tensors, on the device of the model, with which a call works"
+            mend = "give shapes and dtypes with which a call works, or real tensors, on the model's device, if it asks for values"
             raise _refused(source, error, mend) from error
     try:
         with unchanged(source):
@@ -60,6 +62,17 @@ def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
     except Exception as error:
         mend = "give the arguments of a call that works: a tensor, a tuple, or a dict of names"
         raise _refused(source, error, mend) from error
+
+
+@contextlib.contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Lets an operator that refuses fake tensors raise its error alone: torch logs the traceback as well."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextlib.contextmanager
@@ -87,8 +100,8 @@ def _is_shape_alone(value: Tensor) -> bool:
     return value.is_meta or isinstance(value, FakeTensor)
 
 
-def _refused(source: Any, error: Exception, mend: str) -> ArgumentError:
-    return ArgumentError(f"{_name(source)} cannot be run on this batch: {type(error).__name__}: {error}", mend=mend)
+def _refused(source: Any, error: Exception, mend: str) -> BatchError:
+    return BatchError(f"{_name(source)} cannot be run on this batch: {type(error).__name__}: {error}", mend=mend)
 
 
 def _recorded(source: Any, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Graph:

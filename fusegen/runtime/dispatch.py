@@ -347,6 +347,10 @@ class FlatDispatcher(Dispatcher):
         return self._leaves.get(name, (name,))
 
 
+_OF_NO_ELEMENTS = ("to have non-zero size", "input.numel() == 0")
+"""Words of torch's errors of reductions of no elements."""
+
+
 class _OfNothing(Program):
     """Runs a function of empty tensors: there is nothing to fuse, and torch knows what comes of it.
 
@@ -362,7 +366,21 @@ class _OfNothing(Program):
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         parameters = self._parameters
         written = [value for name, value in zip(parameters.names, values, strict=True) if name in parameters.mutates]
-        return _copied(parameters.call(_copied(list(values), written)), written)
+        try:
+            result = parameters.call(_copied(list(values), written))
+        except (IndexError, RuntimeError) as error:
+            if any(words in str(error) for words in _OF_NO_ELEMENTS):
+                raise self._refused(values, error) from error
+            raise
+        return _copied(result, written)
+
+    def _refused(self, values: Values, error: Exception) -> ArgumentError:
+        """The error of a reduction that has no result for no elements, such as a maximum."""
+        named = zip(self._parameters.names, values, strict=True)
+        empty = [(name, value) for name, value in named if isinstance(value, Tensor) and not value.numel()]
+        where = ", ".join(f"{name!r} of shape {tuple(value.shape)}" for name, value in empty)
+        what = f"{self._parameters.function.__name__}: a reduction of no elements has no result: {error}"
+        return ArgumentError(what, where=where, mend="give tensors with elements, or leave the call out where there are none")
 
 
 def _copied(values: Any, written: Sequence[Any]) -> Any:

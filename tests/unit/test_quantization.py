@@ -127,6 +127,18 @@ def test_misuse_is_refused(call: Any, message: str) -> None:
         call(randn(5, 256))
 
 
+@pytest.mark.parametrize(("shape", "granularity"), [((0, 4), "per_tensor"), ((4, 0), "per_tensor"), ((4, 0), "per_token")])
+def test_no_elements_have_no_largest_magnitude(shape: tuple[int, ...], granularity: str) -> None:
+    with pytest.raises(ArgumentError, match="quantize: a reduction of no elements") as caught:
+        ops.quantize(torch.empty(shape), granularity=granularity)
+    assert caught.value.where == f"'input' of shape {shape}" and caught.value.mend
+
+
+def test_no_rows_have_no_scales() -> None:
+    values, found = ops.quantize(torch.empty(0, 4), granularity="per_token")
+    assert values.shape == (0, 4) and found.shape == (0, 1)
+
+
 def test_attention_over_a_cache_of_eight_bits() -> None:
     q, k, v = randn(2, 4, 1, 16), randn(2, 2, 9, 16), randn(2, 2, 9, 16)
     lengths, scale = torch.tensor([9, 5]), torch.tensor([0.02, 0.03])

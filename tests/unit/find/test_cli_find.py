@@ -73,8 +73,10 @@ def test_the_batch_of_the_file_is_the_default(run: Run, file: Path) -> None:
     assert "3 → 1" in run("find", f"{file}:model").out
 
 
-def test_mistakes_are_one_line(run: Run, file: Path) -> None:
+def test_mistakes_are_one_line(run: Run, file: Path, tmp_path: Path) -> None:
     trace = str(Path(__file__).with_name("h100.json.gz"))
+    no_batch = tmp_path / "no_batch.py"
+    no_batch.write_text(f"{FILE}\ndef batch():\n    raise ValueError\n")
     wrong = {
         (f"{file}:model",): "nothing is known of the arguments",
         (f"{file}:missing", "--batch", "8x64"): "no model 'missing'",
@@ -83,6 +85,11 @@ def test_mistakes_are_one_line(run: Run, file: Path) -> None:
         (f"{file}:failing", "--batch", "8x64"): "cannot be made: ValueError: no",
         (f"{file}:model", "--batch", "8x65"): "cannot be run on this batch",
         (f"{file}:plain", "--batch", "x=8x64", "64"): "some have none",
+        (f"{file}:plain", "--batch", "x=8x64", "x=8x64"): "'x' is given twice",
+        (f"{file}:plain", "--batch", "8,64"): "cannot read the shape '8,64' · try: --batch",
+        (f"{file}:model", "--batch", "0x64"): "error: 0x64: the tensor is empty",
+        (f"{file}:torch.exp", "--batch", "8x64", "8x64", "8x64"): "exp cannot be run on this batch",
+        (f"{no_batch}:model",): "batch of",
         (f"{file}:model", "--batch", "8x64", "--target", "cpu"): "compares launches of GPUs",
         (trace, "--batch", "8x64"): "--batch is for a model",
         ("nothing",): "neither a model nor a trace",

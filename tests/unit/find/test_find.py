@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusegen as fg
+from fusegen.errors import BatchError
 from fusegen.findings.finding import Finding, Pattern
 from tests.naming import case
 from tests.unit.find.models import WIDTH, Attention, Layers, Mlp
@@ -154,7 +156,9 @@ def test_graphs_are_sources_as_well() -> None:
 
     exported = torch.export.export(Model(), (x,), strict=False)
     graphs = {
-        "exported": exported.module(),
+        "exported": exported,
+        "exported, its module": exported.module(),
+        "exported, with meta": exported,
         "ATen with meta": exported.run_decompositions().graph_module,
         "FX": torch.fx.symbolic_trace(Model()),
     }
@@ -199,6 +203,23 @@ def test_sources_that_cannot_be_looked_at_are_refused() -> None:
     for call, text in wrong:
         with case(text), pytest.raises(fg.FusegenError, match=text):
             call()
+
+
+def test_a_batch_that_does_not_fit_is_logged_by_nobody() -> None:
+    logged: list[logging.LogRecord] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(record)
+
+    handler, logger = Handler(), logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(BatchError, match="Linear cannot be run on this batch"):
+            fg.find(nn.Linear(8, 8), torch.randn(4, 9))
+    finally:
+        logger.removeHandler(handler)
+    assert not logged and not logger.disabled
 
 
 def test_a_matmul_before_a_write_is_not_moved_behind_it() -> None:

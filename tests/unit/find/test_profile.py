@@ -106,6 +106,16 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         fg.find(tmp_path / "missing.json")
 
 
+def test_a_profile_is_looked_at_again_and_after_another_run() -> None:
+    x = torch.randn(64, 128)
+    with (found := profile(activities=[ProfilerActivity.CPU], record_shapes=True)):
+        torch.tanh(torch.exp(x))
+    assert [fg.find(found)[0].operations for _ in range(2)] == [("exp", "tanh")] * 2
+    with found:
+        torch.sin(torch.cos(x))
+    assert fg.find(found)[0].operations == ("cos", "sin")
+
+
 def test_a_profile_that_was_exported_is_refused(tmp_path: Path) -> None:
     found = profiled()
     found.export_chrome_trace(str(tmp_path / "trace.json"))

@@ -33,6 +33,11 @@ REFUSED: dict[str, Callable[[], object]] = {
     "a cap of zero": lambda: fnn.CrossEntropyLoss(softcap=0.0),
     "another GELU of a layer": lambda: fnn.FusedTransformerLayer(16, 4, approximate="fast"),
     "heads that do not divide": lambda: fnn.Attention(10, 4),
+    "heads without channels": lambda: fnn.Attention(16, 4, head_dim=0),
+    "fewer heads than none": lambda: fnn.Attention(16, -4),
+    "heads of keys that are no int": lambda: fnn.Attention(16, 4, 2.0),
+    "channels that are no int": lambda: fnn.FusedQKVLinear(16, 4, head_dim=4.0),
+    "a norm of heads with a root of a negative number": lambda: fnn.Attention(16, 4, qk_norm=True, eps=-1.0),
     "heads of keys that do not divide": lambda: fnn.FusedQKVLinear(16, 4, 3),
 }
 

@@ -252,7 +252,12 @@ def test_one_workspace_serves_layers_and_both_passes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"hidden_size": 30, "heads": 4}, "hidden_size is 30 and heads is 4"),
+        ({"hidden_size": 30, "heads": 4}, "hidden_size=30 is not a multiple of heads=4"),
+        ({"hidden_size": 32, "heads": 2.0}, "heads is 2.0"),
+        ({"hidden_size": 32, "heads": True}, "heads is True"),
+        ({"hidden_size": 32, "heads": 4, "layer_norm_eps": -1}, "layer_norm_eps is -1"),
+        ({"hidden_size": 32, "heads": 4, "initializer_range": math.nan}, "initializer_range is nan"),
+        ({"hidden_size": 32, "heads": 4, "workspace": 5}, "workspace is 5"),
         ({"hidden_size": 32, "heads": 4, "attn_dropout_ratio": 1.5}, "attn_dropout_ratio is 1.5"),
         ({"hidden_size": 32, "heads": 4, "num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"hidden_size": 32, "heads": 4, "intermediate_size": 0}, "intermediate_size is 0"),
