@@ -33,12 +33,14 @@ class Prepared:
         kernel: the kernel.
         args, kwargs: of its call.
         finish: makes the result of the kernel's. It may change what the caller holds, so the function does not run after it.
+        function: the same in torch, where the kernel's own does more.
     """
 
     kernel: Kernel[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     finish: Callable[[Any], Any] | None = None
+    function: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Fused:
         """The facts of a call that has run."""
         program = call.kernel.lower(*call.args, **call.kwargs).program
         args, kwargs = tree_map_only(Tensor, _emptied, (call.args, dict(call.kwargs)))
-        return cls(program.step_count, call.kernel.function, args, kwargs)
+        return cls(program.step_count, call.function or call.kernel.function, args, kwargs)
 
     @cached_property
     def eager_launches(self) -> int | None:

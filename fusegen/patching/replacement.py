@@ -9,6 +9,7 @@ from fusegen.patching.between import hand_attention
 from fusegen.patching.forward import FusedForward
 from fusegen.patching.fused_call import FusedCall
 from fusegen.patching.loss import FusedLoss, has_loss
+from fusegen.patching.padded import PaddedLinear, has_odd_rows, is_plain_linear
 from fusegen.patching.report import Report
 from fusegen.patching.units import Chosen, units
 
@@ -38,7 +39,7 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"fg.patch takes a model, not a {type(model).__name__}", mend="fg.kernel(function) fuses a function")
     found = units(model, only, exclude)
-    calls: dict[str, FusedCall] = {unit.path: FusedForward(unit.module) for unit in found}
+    calls: dict[str, FusedCall] = {unit.path: _forward(unit.module) for unit in found}
     for path, unit in zip(calls, found, strict=True):
         if any(isinstance(value, FusedCall) for value in vars(unit.module).values()):
             raise ArgumentError(f"{path or type(model).__name__} is patched already", mend="call undo() of the report first")
@@ -48,6 +49,10 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
     for call in calls.values():
         call.put()
     return Report(type(model).__name__, calls)
+
+
+def _forward(module: nn.Module) -> FusedForward:
+    return PaddedLinear(module) if has_odd_rows(module) and is_plain_linear(module) else FusedForward(module)
 
 
 def unpatch(model: nn.Module) -> None:

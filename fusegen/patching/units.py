@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fusegen.errors import ArgumentError
-from fusegen.ir.strided import may_pad
+from fusegen.patching.padded import has_odd_rows
 
 Chosen: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 """Modules: by their class, its name, or their path in the model, where ``*`` stands for any text."""
@@ -27,7 +27,7 @@ _ONE_LAUNCH = (
     nn.modules.dropout._DropoutNd,
     torch.jit.ScriptModule,  # whose forward pass cannot be replaced
 )
-"""Torch's modules in which there is nothing to fuse, or nothing that is traced; but for `_has_odd_rows`."""
+"""Torch's modules in which there is nothing to fuse, or nothing that is traced; but for `has_odd_rows`."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def units(model: nn.Module, only: Chosen | None, exclude: Chosen) -> list[Unit]:
 
 
 def _below(module: nn.Module, path: str, left_out: set[int]) -> Iterator[Unit]:
-    if id(module) in left_out or (isinstance(module, _ONE_LAUNCH) and not _has_odd_rows(module)):
+    if id(module) in left_out or (isinstance(module, _ONE_LAUNCH) and not has_odd_rows(module)):
         return
     if not _has_layers(module) and not any(id(each) in left_out for each in module.modules()) and type(module).forward is not _NONE:
         yield Unit(path, module)
@@ -71,13 +71,6 @@ def _below(module: nn.Module, path: str, left_out: set[int]) -> Iterator[Unit]:
 
 
 _NONE = nn.Module.forward
-
-
-def _has_odd_rows(module: nn.Module) -> bool:
-    """True if a module is a linear layer whose results have rows that a kernel pads for the library's matmul, as of logits."""
-    if not isinstance(module, nn.Linear) or module.weight.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    return may_pad(module.out_features)
 
 
 def _has_layers(module: nn.Module) -> bool:

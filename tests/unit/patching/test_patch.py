@@ -232,3 +232,18 @@ def test_another_tools_wrapper_is_kept() -> None:
     torch.testing.assert_close(model(x), expected)
     report.undo()
     assert vars(model.layers[0])["forward"] is counting
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_linear_layer_of_odd_rows(has_bias: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(WIDTH, 99, bias=has_bias), nn.Identity()).bfloat16()
+    patched = copy.deepcopy(plain)
+    fg.patch(patched)
+    for rows in (3, 2 * WIDTH):  # the result of the latter is a view of padded rows
+        x = torch.randn(2, rows, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+        expected, found = plain(x), patched(x)
+        torch.testing.assert_close(found, expected)
+        gradient = torch.randn_like(expected)
+        wanted = torch.autograd.grad(expected, [x, *plain.parameters()], gradient)
+        torch.testing.assert_close(torch.autograd.grad(found, [x, *patched.parameters()], gradient), wanted)

@@ -1,0 +1,56 @@
+"""A linear layer whose results have rows that start at no multiples of 16 bytes, as logits over 50257 classes do.
+
+The library's matmul is several times slower there. The layer as a kernel computes padded rows and copies them; where there are more
+rows than input channels, copying the weights costs less: padded weights give padded rows, of which the result is a view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusegen.ir.strided import ROW_MULTIPLE, may_pad
+from fusegen.patching.forward import FusedForward
+from fusegen.patching.fused_call import Prepared
+
+
+def has_odd_rows(module: nn.Module) -> bool:
+    """True if a module is a linear layer whose results have such rows."""
+    if not isinstance(module, nn.Linear) or module.weight.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return may_pad(module.out_features)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """True if nothing but torch's own forward pass runs: no subclass's, and none that was put there."""
+    return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
+
+
+class PaddedLinear(FusedForward):
+    """The forward pass of such a layer. Many results are views of padded rows, as those of torch.compile are."""
+
+    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        """A call as a kernel."""
+        whole = super().prepared(args, kwargs)
+        linear = self.module
+        assert isinstance(linear, nn.Linear)
+        if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or args[0].shape[:-1].numel() <= linear.in_features:
+            return whole
+        kernel = self._kernel("padded", None, lambda _: _padded)
+        return Prepared(kernel, whole.args, {}, partial(_without_padding, linear.out_features), whole.kernel.function)
+
+
+def _padded(module: nn.Linear, x: Tensor) -> Tensor:
+    """(..., in) to (..., out), and behind it zeros, or the bias's, up to a multiple of 8."""
+    further = -module.out_features % ROW_MULTIPLE
+    bias = None if module.bias is None else F.pad(module.bias, (0, further))
+    return F.linear(x, F.pad(module.weight, (0, 0, 0, further)), bias)
+
+
+def _without_padding(columns: int, rows: Tensor) -> Tensor:
+    return rows[..., :columns]
