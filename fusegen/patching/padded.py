@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fusegen.ir.strided import ROW_MULTIPLE, may_pad
 from fusegen.patching.forward import FusedForward
@@ -21,14 +22,21 @@ from fusegen.patching.fused_call import Prepared
 
 def has_odd_rows(module: nn.Module) -> bool:
     """True if a module is a linear layer whose results have such rows."""
-    if not isinstance(module, nn.Linear) or module.weight.dtype not in (torch.float16, torch.bfloat16):
+    if not isinstance(module, nn.Linear):
         return False
-    return may_pad(module.out_features)
+    weight = _weight(module)
+    return weight is not None and weight.dtype in (torch.float16, torch.bfloat16) and may_pad(weight.shape[0])
 
 
 def is_plain_linear(module: nn.Module) -> bool:
     """True if nothing but torch's own forward pass runs: no subclass's, and none that was put there."""
     return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
+
+
+def _weight(linear: nn.Linear) -> nn.Parameter | None:
+    """The weight as it is; None where it is computed, which may change the layer's state, not made yet, or elsewhere."""
+    weight = linear._parameters.get("weight")
+    return None if is_lazy(weight) else weight
 
 
 class PaddedLinear(FusedForward):
@@ -39,15 +47,18 @@ class PaddedLinear(FusedForward):
         whole = super().prepared(args, kwargs)
         linear = self.module
         assert isinstance(linear, nn.Linear)
-        if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or args[0].shape[:-1].numel() <= linear.in_features:
+        weight = _weight(linear)  # perhaps another than at first, with other rows
+        if weight is None or type(linear).forward is not nn.Linear.forward or kwargs or len(args) != 1:
+            return whole
+        if not isinstance(args[0], Tensor) or args[0].shape[:-1].numel() <= weight.shape[1]:
             return whole
         kernel = self._kernel("padded", None, lambda _: _padded)
-        return Prepared(kernel, whole.args, {}, partial(_without_padding, linear.out_features), whole.kernel.function)
+        return Prepared(kernel, whole.args, {}, partial(_without_padding, weight.shape[0]), whole.kernel.function)
 
 
 def _padded(module: nn.Linear, x: Tensor) -> Tensor:
     """(..., in) to (..., out), and behind it zeros, or the bias's, up to a multiple of 8."""
-    further = -module.out_features % ROW_MULTIPLE
+    further = -module.weight.shape[0] % ROW_MULTIPLE
     bias = None if module.bias is None else F.pad(module.bias, (0, further))
     return F.linear(x, F.pad(module.weight, (0, 0, 0, further)), bias)
 

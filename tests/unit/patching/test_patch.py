@@ -247,3 +247,45 @@ def test_a_linear_layer_of_odd_rows(has_bias: bool) -> None:
         gradient = torch.randn_like(expected)
         wanted = torch.autograd.grad(expected, [x, *plain.parameters()], gradient)
         torch.testing.assert_close(torch.autograd.grad(found, [x, *patched.parameters()], gradient), wanted)
+
+
+def test_a_linear_layer_of_odd_rows_whose_weight_is_replaced() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(WIDTH, 99, bias=False), nn.Identity()).bfloat16()
+    patched = copy.deepcopy(plain)
+    fg.patch(patched)
+    x = torch.randn(2 * WIDTH, WIDTH, dtype=torch.bfloat16)
+    for rows in (99, 107, 120, 90):
+        weight = nn.Parameter(torch.randn(rows, WIDTH, dtype=torch.bfloat16))
+        plain[0].weight = patched[0].weight = weight
+        torch.testing.assert_close(patched(x), plain(x))
+
+
+def test_patch_computes_no_weight() -> None:
+    class Counting(nn.Module):
+        count = 0
+
+        def forward(self, weight: Tensor) -> Tensor:
+            self.count += 1
+            return weight
+
+    model, counting = nn.Sequential(nn.Linear(WIDTH, 99), nn.Tanh()).bfloat16(), Counting()
+    nn.utils.parametrize.register_parametrization(model[0], "weight", counting)
+    before = counting.count
+    fg.patch(model)
+    assert counting.count == before
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def test_a_module_whose_class_changes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 99), nn.Identity()).bfloat16()
+    fg.patch(model)
+    x = torch.randn(2 * WIDTH, WIDTH, dtype=torch.bfloat16)
+    expected = 2 * model(x)
+    model[0].__class__ = Doubled
+    torch.testing.assert_close(model(x), expected)
