@@ -10,6 +10,7 @@ from torch import nn
 
 from fusegen.api import Kernel
 from fusegen.patching.fused_call import FusedCall, Prepared
+from fusegen.runtime.callables import name_of, python_function
 
 _ATTRIBUTE = "_loss_function"
 
@@ -32,7 +33,7 @@ class FusedLoss(FusedCall):
         self.module = model
         self._given = vars(model).get(_ATTRIBUTE)
         self._function: Callable[..., Any] = model.loss_function  # type: ignore[assignment]
-        self._kernel: Kernel[..., Any] = Kernel(self._function, name="loss")
+        self._kernel = _kernel(self._function)
 
     def put(self) -> None:
         """Takes the place of the model's loss function."""
@@ -49,7 +50,7 @@ class FusedLoss(FusedCall):
     @property
     def name(self) -> str:
         """The name of the model's own function."""
-        return getattr(self._function, "__name__", type(self._function).__name__)
+        return name_of(self._function)
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -67,4 +68,9 @@ class FusedLoss(FusedCall):
     def __setstate__(self, state: dict[str, Any]) -> None:
         FusedCall.__init__(self)
         self.__dict__.update(state)
-        self._kernel = Kernel(self._function, name="loss")
+        self._kernel = _kernel(self._function)
+
+
+def _kernel(function: Callable[..., Any]) -> Kernel[..., Any]:
+    """The kernel of a loss, which may be an object of the user's, or a partial."""
+    return Kernel(python_function(function), name="loss")

@@ -34,9 +34,9 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 
 def _weight(linear: nn.Linear) -> nn.Parameter | None:
-    """The weight as it is; None where it is computed, which may change the layer's state, not made yet, or elsewhere."""
+    """The weight, a matrix; None where it is computed, which may change the layer's state, not made yet, or of another form."""
     weight = linear._parameters.get("weight")
-    return None if is_lazy(weight) else weight
+    return None if weight is None or is_lazy(weight) or weight.dim() != 2 else weight
 
 
 class PaddedLinear(FusedForward):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,28 @@ def test_the_loss_of_a_model_whose_name_tells_no_kind_of_loss() -> None:
     found, _ = step(model)
     torch.testing.assert_close(found, expected)
     assert [(row.path, row.fused) for row in report.rows] == [("loss_function", True)]
+
+
+def scaled_mean(logits: torch.Tensor, labels: torch.Tensor, scale: float, **_: Any) -> torch.Tensor:
+    return scale * (logits.float() * labels[..., None]).mean()
+
+
+class Halved:
+    def __call__(self, logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+        return scaled_mean(logits, labels, 0.5)
+
+
+@pytest.mark.parametrize("loss", [partial(scaled_mean, scale=3.0), Halved()])
+def test_a_loss_that_is_no_function(loss: Any) -> None:
+    model = small_model("GPT2", num_hidden_layers=1)
+    model.loss_function = loss
+    expected, _ = step(model)
+    report = fg.patch(model, exclude=["transformer*", "lm_head"])
+    found, _ = step(model)
+    torch.testing.assert_close(found, expected)
+    assert [(row.path, row.fused) for row in report.rows] == [("loss_function", True)]
+    report.undo()
+    assert model.loss_function is loss
 
 
 @pytest.mark.parametrize("name", ["Llama", *(pytest.param(name, marks=pytest.mark.deep) for name in ("GPT2", "Mistral"))])
