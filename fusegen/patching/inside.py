@@ -16,6 +16,8 @@ _OF_ACCELERATE = "_hf_hook"
 class Inside:
     """What is inside of a module. Each call of a layer asks, so the dicts that torch fills are kept: few steps of Python's.
 
+    A kernel's trace notes the same dicts, so that one which takes the place of another leads to a new trace.
+
     Args:
         module: the module.
     """

@@ -16,9 +16,10 @@ _ATTRIBUTE = "_loss_function"
 
 
 def has_loss(model: nn.Module) -> bool:
-    """True if a model computes its loss by a function that it holds."""
+    """True if a model computes its loss by a function that it holds: not by a module, which is patched as all others."""
     function = getattr(type(model), "loss_function", None)
-    return isinstance(function, property) and "labels" in signature(type(model).forward).parameters
+    is_held = isinstance(function, property) and _ATTRIBUTE not in model._modules
+    return is_held and "labels" in signature(type(model).forward).parameters
 
 
 class FusedLoss(FusedCall):

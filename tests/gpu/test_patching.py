@@ -21,7 +21,7 @@ def _step(model: Any, ids: Tensor) -> list[Tensor]:
     """The loss, the logits, and the gradients of all parameters, in float64."""
     result = model(ids, labels=ids, use_cache=False)
     gradients = torch.autograd.grad(result.loss, list(model.parameters()))
-    return [each.double() for each in (result.loss, result.logits, *gradients)]
+    return [each.detach().double() for each in (result.loss, result.logits, *gradients)]
 
 
 def _error(found: list[Tensor], exact: list[Tensor]) -> float:

@@ -61,6 +61,18 @@ def test_a_loss_that_is_no_function(loss: Any) -> None:
     assert model.loss_function is loss
 
 
+def test_a_loss_that_is_a_module() -> None:
+    class Loss(torch.nn.Module):
+        def forward(self, logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+            return (logits.sum(-1) * labels).mean()
+
+    model = small_model("GPT2", num_hidden_layers=1)
+    model._loss_function = Loss()
+    expected, _ = step(model)
+    fg.patch(model, exclude=["transformer*", "lm_head"])
+    torch.testing.assert_close(step(model)[0], expected)
+
+
 @pytest.mark.parametrize("name", ["Llama", *(pytest.param(name, marks=pytest.mark.deep) for name in ("GPT2", "Mistral"))])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_with_caches(name: str, cache: str) -> None:
