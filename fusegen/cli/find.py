@@ -92,7 +92,7 @@ def _makes(value: Callable[..., Any]) -> bool:
     """True if a value is called to get a model: a class, or a function without parameters."""
     try:
         return inspect.isclass(value) or not inspect.signature(value).parameters
-    except ValueError:  # of a function in C, as most of torch's are
+    except ValueError:  # a function in C, as most of torch's are
         return False
 
 

@@ -93,7 +93,7 @@ def trace_of(source: Any) -> Trace:
     """
     if isinstance(source, (str, Path)):
         return _trace(_read(Path(source)), str(source))
-    results = getattr(source.profiler, "kineto_results", None)  # of the last run: a profile may have several
+    results = getattr(source.profiler, "kineto_results", None)  # the last run: a profile may have several
     known = None if results is None else _EXPORTED.get(results)
     if known is None:
         known = _trace(_exported(source), "the profile")

@@ -14,7 +14,7 @@ _OF_ACCELERATE = "_hf_hook"
 
 
 class Inside:
-    """What is inside of a module. Each call of a layer asks, so the dicts that torch fills are kept: few steps of Python's.
+    """The submodules and hooks inside of a module. Each call of a layer asks, so the dicts that torch fills are kept.
 
     A kernel's trace notes the same dicts, so that one which takes the place of another leads to a new trace.
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from fusegen.api import Kernel
+from fusegen.errors import ArgumentError
 from fusegen.patching.fused_call import FusedCall, Prepared
 from fusegen.runtime.callables import name_of, python_function
 
@@ -16,10 +17,15 @@ _ATTRIBUTE = "_loss_function"
 
 
 def has_loss(model: nn.Module) -> bool:
-    """True if a model computes its loss by a function that it holds: not by a module, which is patched as all others."""
-    function = getattr(type(model), "loss_function", None)
-    is_held = isinstance(function, property) and _ATTRIBUTE not in model._modules
-    return is_held and "labels" in signature(type(model).forward).parameters
+    """True if a model computes its loss by a Python function that it holds: not by a module, which is patched as all others."""
+    is_held = isinstance(getattr(type(model), "loss_function", None), property) and _ATTRIBUTE not in model._modules
+    if not is_held or "labels" not in signature(type(model).forward).parameters:
+        return False
+    try:
+        python_function(model.loss_function)  # type: ignore[arg-type]
+    except ArgumentError:
+        return False
+    return True
 
 
 class FusedLoss(FusedCall):

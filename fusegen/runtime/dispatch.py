@@ -81,7 +81,7 @@ class Dispatcher(Plan):
         self.name, self.recompute, self._compiler = name, recompute, compiler
         self._recorded_call, self._requires = recorded, requires
         self._flat: dict[Layouts, FlatDispatcher] = {}
-        self._named: tuple[Named, FlatDispatcher] | None = None  # of the last such call
+        self._named: tuple[Named, FlatDispatcher] | None = None  # the last such call
         self.variants = Variants(function, name, mutates, fast_math=fast_math)
         self.parameters = self.variants.parameters
         self.passes = PassRules(recompute, compiler)

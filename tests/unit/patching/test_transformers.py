@@ -61,6 +61,13 @@ def test_a_loss_that_is_no_function(loss: Any) -> None:
     assert model.loss_function is loss
 
 
+def test_a_loss_without_python_code_stays_as_it_is() -> None:
+    model = small_model("GPT2", num_hidden_layers=1)
+    model.loss_function = torch.add
+    assert "loss_function" not in {row.path for row in fg.patch(model).rows}
+    assert model.loss_function is torch.add
+
+
 def test_a_loss_that_is_a_module() -> None:
     class Loss(torch.nn.Module):
         def forward(self, logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
