@@ -11,7 +11,7 @@ import numpy as np
 import sympy
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_map
+from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_leaves, tree_map
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.graph import NO_SCALARS, Graph, ScalarProgram
@@ -81,7 +81,8 @@ class _Mode(TorchFunctionMode):
         if creator is not None:
             return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
         name = getattr(func, "__name__", "")
-        if _writes(name) and any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in args[:1]):
+        written = [*args[:1], (kwargs or {}).get("out")] if _writes(name) else [(kwargs or {}).get("out")]
+        if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
             what = f"{name} would write to a tensor that the kernel closes over"
             raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
         if any(isinstance(a, torch.Tensor) for a in args):

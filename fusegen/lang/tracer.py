@@ -13,6 +13,7 @@ import torch
 from fusegen.calls.numbers import ERRORS
 from fusegen.dtypes import SATURATES, DType, from_torch
 from fusegen.errors import TraceError
+from fusegen.ir.dependence import dependencies
 from fusegen.ir.formula import formula
 from fusegen.ir.formula import relation as relation_of
 from fusegen.ir.graph import GraphBuilder, InputSpec, ScalarProgram
@@ -52,8 +53,8 @@ class Outside(Protocol):
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Takes note of what torch answered about closed-over tensors while tracing: their sizes, or values."""
 
-    def attribute_missed(self, parameter: str, attribute: str) -> None:
-        """Takes note that a tensor argument has no such attribute."""
+    def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
+        """Takes note of what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
 
 
 class NeedsLiteral(Exception):
@@ -104,6 +105,7 @@ class Tracer:
         self.guards: dict[sympy.Basic, None] = {}
         self.hidden: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
         self.memories: list[Memory] = []  # of the parameters
+        self._arguments: dict[int, Argument] = {}
         self.outside = outside
         self.numbers = dict(numbers or {})
         self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
@@ -137,8 +139,27 @@ class Tracer:
         position = self.builder.input(spec)
         self.memories.append(Memory(argument.parameter, declared=declared, position=position))
         value = self.value(position, self.memories[-1])
-        value._argument = argument
+        value._argument = self._arguments[position] = argument
         return value
+
+    def requires_grad(self, position: int) -> bool:
+        """Whether autograd records a value: one of the tensors that it depends on requires a gradient."""
+        sources = dependencies(self.builder.nodes, position)
+        answers = [self._asks_for_gradient(source) for source in sources]
+        return any(answers) and (position in sources or torch.is_grad_enabled())
+
+    def _asks_for_gradient(self, source: int) -> bool:
+        if source in self._arguments:
+            argument = self._arguments[source]
+            self.outside.argument_asked(argument.name, "requires_grad", argument.requires_grad)
+            return argument.requires_grad
+        tensor = next((tensor for tensor, value in self.hidden.values() if value._position == source), None)
+        if tensor is None:
+            return False
+        with torch._C.DisableTorchFunction():
+            answer = tensor.requires_grad
+        self.outside.observe(torch.Tensor.requires_grad.__get__, (tensor,), {}, answer)  # type: ignore[attr-defined]
+        return answer
 
     def stored(self) -> list[int]:
         """The last version of each parameter that was written to."""

@@ -332,8 +332,8 @@ class TracedTensor:
 
     @property
     def requires_grad(self) -> bool:
-        """Always False: gradients are not traced."""
-        return False
+        """Whether autograd records the value, by the tensors that it depends on; the answer becomes a guard."""
+        return self._tracer.requires_grad(self._position)
 
     @property
     def T(self) -> Any:
@@ -376,7 +376,7 @@ class TracedTensor:
         if name in argument.attributes:
             what = f"the kernel reads the attribute {name!r} that the argument {argument.name!r} carries, which is not traced"
             raise UnsupportedError(what, where=here(), mend=f"pass {argument.name}.{name} as a parameter of its own")
-        self._tracer.outside.attribute_missed(argument.name, name)
+        self._tracer.outside.argument_asked(argument.name, name, False)
 
     def __getitem__(self, key: Any) -> Any:
         return registry.call(torch.Tensor.__getitem__, (self, key), {})

@@ -118,9 +118,9 @@ class _Outside:
             check_values(self._name, name, tensor)
             return hidden_spec(name, tensor)
 
-    def attribute_missed(self, parameter: str, attribute: str) -> None:
-        """Notes that a tensor argument has no such attribute."""
-        self._recorder.argument_without(self._parameters.index(parameter), attribute)
+    def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
+        """Notes what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+        self._recorder.argument_asked(self._parameters.index(parameter), attribute, answer)
 
 
 def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:

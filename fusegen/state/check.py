@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, ModuleType
 from typing import Any, TypeAlias
@@ -86,7 +86,7 @@ class State:
         used: tensors that are inputs of the kernel.
         compares_identity: whether code may have asked whether two tensors are one.
         tensors: positions of the arguments that are tensors.
-        absent: attributes that arguments, by position, must not have.
+        answers: of arguments, by position and attribute: the value of ``requires_grad``; False for an attribute that is missing.
         has_backward_hooks: whether a module that ran has hooks that may change gradients.
 
     Attributes:
@@ -112,12 +112,12 @@ class State:
         *,
         compares_identity: bool,
         tensors: Sequence[int],
-        absent: Sequence[tuple[int, str]],
+        answers: Mapping[tuple[int, str], bool],
         has_backward_hooks: bool,
     ) -> None:
         self.has_backward_hooks = has_backward_hooks
         self.names = tuple(each.name for each in used)
-        self.asked = _asked(reads, questions, absent, compares_identity)
+        self.asked = _asked(reads, questions, answers, compares_identity)
         self.compares_identity = compares_identity
         self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
         writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, tensors)
@@ -128,8 +128,8 @@ class State:
         for question in questions:
             writer.question(question)
         writer.aliases(reads, compares_identity)
-        for position, attribute in absent:
-            writer.absent(position, attribute)
+        for (position, attribute), answer in answers.items():
+            writer.answer(position, attribute, answer)
         writer.tensors(used)
         self.check = writer.function() if writer.lines else None
         self.text = writer.text
@@ -236,9 +236,10 @@ class _Writer:
             places = ", ".join(f"id({self._place(slots[0])})" for slots in holders.values())
             self._require(f"len({{{places}}}) == {len(holders)}")
 
-    def absent(self, position: int, attribute: str) -> None:
-        """An attribute that the function found missing on an argument."""
-        self._require(f"not hasattr(V[{position}], {attribute!r})")
+    def answer(self, position: int, attribute: str, answer: bool) -> None:
+        """What an argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+        asked = f"V[{position}].requires_grad" if attribute == "requires_grad" else f"hasattr(V[{position}], {attribute!r})"
+        self._require(f"{asked} is {answer}")
 
     def tensors(self, used: Sequence[Used]) -> None:
         """The inputs that are found again."""
@@ -290,12 +291,12 @@ class _Writer:
 
 
 def _asked(
-    reads: Sequence[Read], questions: Sequence[Question], absent: Sequence[tuple[int, str]], compares_identity: bool
+    reads: Sequence[Read], questions: Sequence[Question], answers: Collection[tuple[int, str]], compares_identity: bool
 ) -> tuple[str, ...]:
     found = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is Kind.RESULT]
     if questions or (compares_identity and any(is_a(read.value, torch.Tensor) for read in reads)):
         found.append("something of a tensor that it closes over")
-    found += [f"the attribute {attribute!r} of an argument" for _, attribute in absent]
+    found += [f"the attribute {attribute!r} of an argument" for _, attribute in answers]
     return tuple(dict.fromkeys(found))
 
 

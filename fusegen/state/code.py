@@ -28,6 +28,8 @@ class Names:
         modules: names of modules that it imports when it runs.
         compares: whether it asks whether two things are one.
         computes: whether it may look up a name that it does not spell out.
+        asked: names of attributes that may be missing: those that it gives to ``getattr`` and the like, and all where it handles
+            exceptions.
     """
 
     variables: tuple[str, ...]
@@ -35,6 +37,7 @@ class Names:
     modules: tuple[str, ...]
     compares: bool
     computes: bool
+    asked: frozenset[str]
 
 
 @lru_cache(maxsize=4096)
@@ -44,7 +47,8 @@ def names_of(code: CodeType) -> Names:
     modules: dict[str, None] = {}
     compares = False
     last = None
-    attributes = {c for constant in code.co_consts for c in _strings(constant)}
+    strings = frozenset(c for constant in code.co_consts for c in _strings(constant))
+    attributes = set(strings)
     for step in dis.get_instructions(code):
         if step.opname in _GLOBAL:
             variables[str(step.argval)] = None
@@ -54,9 +58,9 @@ def names_of(code: CodeType) -> Names:
             modules[str(step.argval)] = None
         compares |= step.opname == "IS_OP" and not (last is not None and last.opname == "LOAD_CONST")
         last = step
-    return Names(
-        tuple(variables), frozenset(attributes), tuple(modules), compares, not _LOOKS_UP.isdisjoint({*variables, *attributes})
-    )
+    computes = not _LOOKS_UP.isdisjoint({*variables, *attributes})
+    asked = frozenset(attributes) if code.co_exceptiontable else strings if computes else frozenset[str]()
+    return Names(tuple(variables), frozenset(attributes), tuple(modules), compares, computes, asked)
 
 
 def elements_read(code: CodeType, name: str) -> tuple[object, ...] | None:

@@ -27,6 +27,8 @@ Matcher: TypeAlias = Callable[[Any], bool]
 _SEQUENCES = (list, tuple, collections.deque)
 _SETS = (set, frozenset)
 _BYTES = (bytearray, memoryview, array.array)
+_DICTS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
+_VIEWS = tuple(type(view) for each in _DICTS for view in (each.keys(), each.values(), each.items()))
 _INSIDE: dict[type, Callable[[Any], Any]] = {
     types.SimpleNamespace: vars,
     types.MappingProxyType: dict,
@@ -34,6 +36,9 @@ _INSIDE: dict[type, Callable[[Any], Any]] = {
     functools.partial: lambda part: (part.func, part.args, part.keywords),
     contextvars.ContextVar: lambda variable: (variable.get(None),),
     weakref.ref: lambda reference: (reference(),),
+    types.BuiltinFunctionType: lambda method: (method.__self__,),
+    types.MethodWrapperType: lambda method: (method.__self__,),
+    **dict.fromkeys(_VIEWS, lambda view: dict(view.mapping)),
 }
 """Objects of the interpreter's own types, whose reads cannot be watched: what they hold, as a container."""
 
@@ -51,6 +56,8 @@ def contents(value: Any) -> Collection[Any] | None:
         return tuple(value)
     if is_a(value, (np.ndarray, *_BYTES)):
         return ()
+    if type(value) is types.BuiltinFunctionType and (value.__self__ is None or is_a(value.__self__, (types.ModuleType, type))):
+        return None  # a function, or a method of a class
     inside = _INSIDE.get(type(value))
     return None if inside is None else (inside(value),)
 

@@ -12,6 +12,7 @@ from types import FrameType
 _PACKAGES = ("torch", "numpy", "sympy", "mpmath", "fusegen")
 _NAMES = frozenset({*_PACKAGES, *sys.stdlib_module_names} - {"__main__"})
 _HEAP = 1 << 9  # a flag of CPython's types: made by Python code
+_IMMUTABLE = 1 << 8  # likewise: closed to changes
 
 
 def of_library(cls: type) -> bool:
@@ -22,6 +23,11 @@ def of_library(cls: type) -> bool:
 def is_heap(cls: type) -> bool:
     """Whether a class was made by Python code."""
     return bool(cls.__flags__ & _HEAP)
+
+
+def is_closed(cls: type) -> bool:
+    """Whether nobody can see what is read of a class's objects: it is the interpreter's, or closed to changes."""
+    return not is_heap(cls) or bool(cls.__flags__ & _IMMUTABLE)
 
 
 def is_library(module: object) -> bool:

@@ -13,7 +13,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn, Protocol, cast
@@ -23,7 +23,7 @@ import torch
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.state.code import Names, elements_read, names_of
 from fusegen.state.content import contents, is_a
-from fusegen.state.libraries import is_heap, is_library, of_library, runs_library
+from fusegen.state.libraries import is_closed, is_heap, is_library, of_library, runs_library
 from fusegen.state.plain import is_plain
 from fusegen.state.slots import Kind, Slot
 
@@ -59,6 +59,9 @@ class Notes(Protocol):
 
     def note(self, slot: Slot, value: Any, name: str) -> None:
         """A place that the code reads, what it holds, and what to call that; leads on to what is behind the value."""
+
+    def missing(self, owner: Mapping[str, Any], names: Iterable[str]) -> None:
+        """A dictionary of variables or attributes, and names of which the code may find that it lacks some."""
 
     def note_identity(self, slot: Slot, value: Any) -> None:
         """A place that holds a container, of which no more is read than is noted apart."""
@@ -107,6 +110,7 @@ class Reach:
         self._libraries: set[CodeType] = set()
         self._functions: dict[CodeType, list[FunctionType]] = {}
         self._mentioned: set[str] = set()
+        self._views: dict[type, Mapping[str, Any]] = {}
         self._holders: list[tuple[Any, str]] = []
 
     # Calls.
@@ -148,6 +152,7 @@ class Reach:
         for name in wanted:
             if name in variables:
                 self._variable(Slot(variables, Kind.ITEM, name), variables[name], name, code)
+        self._notes.missing(variables, (*wanted, *names.attributes) if "globals" in wanted else wanted)
         for name in _ASKED:
             if name in names.attributes or name in wanted:
                 self._ask(name)
@@ -197,12 +202,18 @@ class Reach:
         code = frame.f_code
         given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
         found = [*given, *(frame.f_globals.get(name) for name in names.variables), *map(frame.f_locals.get, code.co_freevars)]
-        classes = {value: None for value in found if is_a(value, type)}
+        classes = {cast(type, value): None for value in found if is_a(value, type)}
         if not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes:
             classes |= {type(value): None for value in found}
         for cls in classes:
             for key in _mentioned_in(cls, names):
                 self._class_attribute(cls, key)
+            for key in () if of_library(cls) else names.asked:
+                if not key.startswith("__") and not hasattr(cls, key):
+                    self._notes.note(Slot(cls, Kind.HAS, key), False, key)
+        for holder in found:
+            if is_a(holder, (FunctionType, torch.Tensor)):
+                self._notes.missing(vars(holder), names.asked)
         if given:
             self._method(given[0], code)
 
@@ -212,14 +223,21 @@ class Reach:
         cls: Any = owner if is_a(owner, type) else type(owner)
         if code.co_name == "__getattribute__":
             return
-        for each in cls.__mro__:
-            for key, found in () if of_library(each) else tuple(vars(each).items()):
+        users = [each for each in cls.__mro__ if not of_library(each)]
+        for number, each in enumerate(users):
+            for key, found in tuple(vars(each).items()):
                 function = found.__func__ if is_a(found, (classmethod, staticmethod)) else found
                 if is_a(function, FunctionType) and function.__code__ is code:
                     self._notes.note(Slot(each, Kind.DEFINED, key), found, key)
+                    for derived in users[:number]:
+                        self._notes.missing(self._members(derived), (key,))
                     return
             if code.co_name.startswith("__") and code.co_name in vars(each):
                 return
+
+    def _members(self, cls: type) -> Mapping[str, Any]:
+        """The attributes that a class itself has: one view of them, however often it is asked for."""
+        return self._views.setdefault(cls, vars(cls))
 
     def _class_attribute(self, cls: Any, key: str) -> None:
         value = cast(Any, getattr(cls, key, None))
@@ -300,6 +318,9 @@ class Reach:
             self._notes.watch(value.__class__)
         elif is_a(value, weakref.ref):
             self.see(value(), name)
+        if inner is None and is_closed(type(value)) and hasattr(type(value), "__len__"):
+            what = f"the kernel reads {name!r}, which is a {type(value).__name__}: it cannot be told whether that changes"
+            raise TraceError(what, mend="pass what is read of it as an argument")
         if not (is_a(value, _UNWATCHED) or _is_ours(value)):
             self._notes.watch(type(value))
             if is_heap(type(value)):

@@ -8,7 +8,7 @@ more: each value that is seen is looked into in turn.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
 from typing import Any, Self
@@ -47,7 +47,8 @@ class Recorder:
         self._tensors: dict[int, list[Slot]] = {}
         self._questions: list[Question] = []
         self._used: dict[int, Used] = {}
-        self._absent: dict[tuple[int, str], None] = {}
+        self._answers: dict[tuple[int, str], bool] = {}
+        self._missing: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         self._names: dict[int, str] = {}
         self._caches: list[Any] = []
         self._has_backward_hooks = False
@@ -89,10 +90,11 @@ class Recorder:
             tensors: positions of the arguments that are tensors.
         """
         caches = [_cache_read(function) for function in self._caches]
-        reads, used = (*caches, *self._reads.values()), tuple(self._used.values())
+        missing = [Read(Slot(owner, Kind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()]
+        reads, used = (*caches, *missing, *self._reads.values()), tuple(self._used.values())
         return State(
             self._function, self._arguments, reads, self._questions, used, compares_identity=self.compares_identity,
-            tensors=tensors, absent=tuple(self._absent), has_backward_hooks=self._has_backward_hooks,
+            tensors=tensors, answers=self._answers, has_backward_hooks=self._has_backward_hooks,
         )  # fmt: skip
 
     def ways(self) -> dict[str, str | None]:
@@ -128,9 +130,9 @@ class Recorder:
             slot = self._tensors[id(tensor)][0]
             self._questions.append(Question.of(slot, tensor, function, args, kwargs, result))
 
-    def argument_without(self, position: int, attribute: str) -> None:
-        """Notes that an argument that is a tensor has no such attribute."""
-        self._absent[position, attribute] = None
+    def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
+        """Notes what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+        self._answers[position, attribute] = answer
 
     # What `Reach` finds and `Watch` reports.
 
@@ -141,6 +143,12 @@ class Recorder:
             if is_a(value, torch.Tensor):
                 self._tensors.setdefault(id(value), []).append(slot)
             self._reach.see(value, name)
+
+    def missing(self, owner: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Keeps that a dictionary of variables or attributes does not have some names."""
+        found = {name for name in names if name not in owner}
+        if found:
+            self._missing.setdefault(id(owner), (owner, set()))[1].update(found)
 
     def note_identity(self, slot: Slot, value: Any) -> None:
         """Keeps that a place holds a container, of which no more is read than is noted apart."""
@@ -234,13 +242,15 @@ _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 
 
 def _cache_read(function: Any) -> Read:
-    """That a cache was neither cleared nor has grown; once it has, what was read of it is stale for good."""
+    """That a cache was neither cleared nor has grown; once it has, what was read of it is stale for good. Its hits only grow, so
+    that one which was cleared and filled again is told by fewer of them."""
     slot = Slot(function, Kind.CACHE)
     kept, stays = slot.get(), True
 
-    def holds(found: object) -> bool:
-        nonlocal stays
-        stays = stays and found == kept
+    def holds(found: Any) -> bool:
+        nonlocal kept, stays
+        stays = stays and found[1::2] == kept[1::2] and found[0] >= kept[0]
+        kept = found
         return stays
 
     return Read(slot, kept, holds)

@@ -22,7 +22,8 @@ class Kind(Enum):
     CELL = "{o}.__closure__[{k}].cell_contents"
     LENGTH = "len({o})"
     RESULT = "{o}(*{k})"
-    CACHE = "{o}.cache_info()[1::2]"
+    MISSING = "{o}.keys().isdisjoint({k})"
+    CACHE = "{o}.cache_info()"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,8 @@ _GETTERS: dict[Kind, Callable[[Any, Any], Any]] = {
     Kind.CELL: lambda owner, key: owner.__closure__[key].cell_contents,
     Kind.LENGTH: lambda owner, _: len(owner),
     Kind.RESULT: lambda owner, key: owner(*key),
-    Kind.CACHE: lambda owner, _: owner.cache_info()[1::2],
+    Kind.MISSING: lambda owner, key: owner.keys().isdisjoint(key),
+    Kind.CACHE: lambda owner, _: owner.cache_info(),
 }
 
 

@@ -15,9 +15,8 @@ from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, Protocol, Self
 
-from fusegen.state.libraries import is_heap
+from fusegen.state.libraries import is_closed
 
-_IMMUTABLE = 1 << 8  # a flag of CPython's types: closed to changes
 _LOCK = threading.RLock()
 """For what is put into classes and modules; no code of the user's runs under it."""
 
@@ -72,7 +71,7 @@ class Watch:
 
     def add(self, cls: type) -> None:
         """Watches a class, if it can be watched."""
-        if is_heap(cls) and not cls.__flags__ & _IMMUTABLE:
+        if not is_closed(cls):
             self._add(partial(_class_watched, cls))
 
     def add_module(self, module: ModuleType) -> None:

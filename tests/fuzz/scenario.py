@@ -13,6 +13,7 @@ import functools
 import itertools
 import linecache
 import math
+import mmap
 import operator
 import random
 import sys
@@ -81,7 +82,7 @@ COMMON: dict[str, Any] = {
     "torch": torch, "F": F, "nn": nn, "fg": fg, "np": numpy, "math": math, "types": types, "functools": functools, "copy": copy,
     "itertools": itertools, "operator": operator, "enum": enum, "dataclasses": dataclasses, "collections": collections,
     "array": array, "fractions": fractions, "random": random, "weakref": weakref, "contextvars": contextvars,
-    "threading": threading, "__name__": __name__, "S": types.SimpleNamespace, "ramp": ramp, "walk": walk,
+    "threading": threading, "__name__": __name__, "S": types.SimpleNamespace, "ramp": ramp, "walk": walk, "mmap": mmap,
 }  # fmt: skip
 """What all statements may use."""
 

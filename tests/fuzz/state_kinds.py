@@ -120,6 +120,76 @@ CONTAINERS = {
     "loop over objects": kind("$v = [S(e=$n)] * 2", "sum(o.e for o in $v)", "$v[1].e = $n", "$v.append($v[0])"),
 }  # fmt: skip
 
+
+def behind(made: str, reached: str, read: str, *changes: str) -> Kind:
+    """An object that is read by something made of it alone: a bound method, a view, a partial."""
+    return kind(f"${{v}}_in = {made}\n$v = {reached}", read, *changes)
+
+
+BEHIND = {
+    "method of a dict": behind("{'e': $n}", "${v}_in.get", "$v('e')", "${v}_in['e'] = $n"),
+    "subscription of a dict": behind("{'e': $n}", "${v}_in.__getitem__", "$v('e')", "${v}_in['e'] = $n"),
+    "subscription of a list": behind("[$n]", "${v}_in.__getitem__", "$v(0)", "${v}_in[0] = $n"),
+    "count of a list": behind("[1, 2]", "${v}_in.count", "$v(1)", "${v}_in.append(1)"),
+    "length of a list by its method": behind("[1]", "${v}_in.__len__", "$v()", "${v}_in.append(1)"),
+    "membership of a set": behind("{1}", "${v}_in.__contains__", "(2 if $v(5) else 3)", "${v}_in.add(5)"),
+    "method of a deque": behind("collections.deque([$n])", "${v}_in.__getitem__", "$v(0)", "${v}_in[0] = $n"),
+    "method of an array": behind("array.array('d', [$n])", "${v}_in.__getitem__", "$v(0)", "${v}_in[0] = $n"),
+    "method of a numpy array": behind("np.array([$n])", "${v}_in.item", "$v(0)", "${v}_in[0] = $n"),
+    "values of a dict by a view": behind("{'e': $n}", "${v}_in.values()", "sum($v)", "${v}_in['e'] = $n", "${v}_in['f'] = 5.0"),
+    "keys of a dict by a view": behind("{'e': 1}", "${v}_in.keys()", "len($v)", "${v}_in['f'] = 1"),
+    "items of a dict by a view": behind("{'e': $n}", "${v}_in.items()", "dict($v)['e']", "${v}_in['e'] = $n"),
+    "partial of a method": behind("{'e': $n}", "functools.partial(${v}_in.get, 'e')", "$v()", "${v}_in['e'] = $n"),
+    "map of a method": behind("{'e': $n}", "${v}_in.get", "sum(map($v, ['e']))", "${v}_in['e'] = $n"),
+    "method of an object's dict": behind("S(e=[$n])", "S(get=${v}_in.e.__getitem__)", "$v.get(0)", "${v}_in.e[0] = $n"),
+    "method of a user's dict": kind(
+        "class D(dict): ...\n${v}_in = D(e=$n)\n$v = ${v}_in.get", "$v('e')", "${v}_in['e'] = $n",
+    ),
+    "method of an object in a list": behind("[S(e=$n)]", "${v}_in.__getitem__", "$v(0).e", "${v}_in[0].e = $n"),
+    "method in a dict": behind("{'e': $n}", "{'get': ${v}_in.get}", "$v['get']('e')", "${v}_in['e'] = $n"),
+    "method in a module": net(
+        "self.e = {'e': $n}\nself.get = self.e.get", "x * self.get('e')", "$v.e['e'] = $n",
+    ),
+    "view in a module": net("self.e = {'e': $n}\nself.all = self.e.values()", "x * sum(self.all)", "$v.e['e'] = $n"),
+}  # fmt: skip
+
+ABSENT = {
+    "global that is missing": called(
+        "def f(x):\n    try:\n        return x * late_$v\n    except NameError:\n        return x", "$v = 1", "$k(x)",
+        changes=("late_$v = $n", "del late_$v"),
+    ),
+    "missing key of the globals": kind("$v = 1", "globals().get('late_$v', 7)", "late_$v = $n", "del late_$v"),
+    "name in the globals": kind("$v = 1", "(2 if 'late_$v' in globals() else 3)", "late_$v = $n", "del late_$v"),
+    "built-in name that is taken": called(
+        "def f(x):\n    return x * max(2, 3)", "$v = 1", "$k(x)", changes=("max = min", "del max"),
+    ),
+    "missing attribute of a class": kind(
+        "class $v: ...", "getattr($v, 'e', 7)", "$v.e = $n", "del $v.e",
+    ),
+    "missing attribute of a base": kind(
+        "class ${v}_base: ...\nclass $v(${v}_base): ...", "(2 if hasattr($v, 'e') else 3)", "${v}_base.e = $n", "del ${v}_base.e",
+    ),
+    "class attribute by an exception": called(
+        "def f(x):\n    try:\n        return x * $v.e\n    except AttributeError:\n        return x", "class $v: ...", "$k(x)",
+        changes=("$v.e = $n", "del $v.e"),
+    ),
+    "missing attribute of the own class": holder(
+        "def get(self):\n    return getattr(type(self), 'e', 7)", "$v.get()", "${v}_class.e = $n", "del ${v}_class.e",
+    ),
+    "missing attribute of an object's class": holder("n = 1", "getattr($v, 'e', 7)", "${v}_class.e = $n", "$v.e = $n"),
+    "missing attribute of a tensor": kind("$v = $t", "$v * getattr($v, 'e', 7)", "$v.e = $n", "del $v.e"),
+    "missing attribute of a function": kind("def $v(): ...", "getattr($v, 'e', 7)", "$v.e = $n", "del $v.e"),
+    "missing attribute of a module": kind("$v = types.ModuleType('a')", "getattr($v, 'e', 7)", "$v.e = $n", "del $v.e"),
+    "method that comes in between": kind(
+        "class A:\n    def __call__(self):\n        return $n\nclass B(A): ...\n$v = B()", "$v()", "B.__call__ = lambda self: $n",
+    ),
+    "super that comes in between": kind(
+        "class A:\n    def get(self):\n        return $n\nclass B(A): ...\nclass C(B):\n    def get(self):\n"
+        "        return super().get()\n"
+        "$v = C()", "$v.get()", "B.get = lambda self: $n",
+    ),
+}  # fmt: skip
+
 FUNCTIONS = {
     "rebound function": kind("def $v(x):\n    return x + $n", "$v(x)", "def $v(x):\n    return x + $n", "$v = torch.neg"),
     "code of a function": kind("def $v(x):\n    return x + $n", "$v(x)", "$v.__code__ = (lambda x: x + $n).__code__"),
@@ -323,6 +393,14 @@ TORCH = {
 }  # fmt: skip
 
 PARAMETERS = {
+    "argument that requires a gradient": called(
+        "def f(x, y):\n    return x * (2 if y.requires_grad else 3)", "", "$k(x, x)", "$k(x, x.float().requires_grad_())",
+    ),
+    "value that requires a gradient": called(
+        "def f(x, y):\n    z = y * 2\n    with torch.no_grad():\n        w = y * 2\n"
+        "    return x * (2 + z.requires_grad + 3 * w.requires_grad)",
+        "", "$k(x, x)", "$k(x, x.float().requires_grad_())",
+    ),
     "type of an argument": called(
         "def f(x, s):\n    return x * {int: 2, float: 3, bool: 5}[type(s)]", "", "$k(x, 1)", "$k(x, 1.0)", "$k(x, True)",
     ),
@@ -343,5 +421,5 @@ PARAMETERS = {
     ),
 }  # fmt: skip
 
-GUARDED = VARIABLES | CONTAINERS | FUNCTIONS | OBJECTS | MODULES | TENSORS | NAMES | TORCH | PARAMETERS
+GUARDED = VARIABLES | CONTAINERS | BEHIND | ABSENT | FUNCTIONS | OBJECTS | MODULES | TENSORS | NAMES | TORCH | PARAMETERS
 """What a kernel sees change; it may not refuse it."""

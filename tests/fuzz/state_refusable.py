@@ -91,6 +91,21 @@ _DYNAMIC = {
     "user's list": kind("class L(list): ...\n$v = L([$n])", "$v[0]", "$v[0] = $n"),
     "user's dict": kind("class D(dict): ...\n$v = D(e=$n)", "$v['e']", "$v['e'] = $n"),
     "user's number": kind("class N(float): ...\n$v = N($n)\n$v.e = $n", "$v.e", "$v.e = $n"),
+    "cached function that is filled again": kind(
+        "${v}_n = $n\n@functools.lru_cache\ndef $v(a):\n    return ${v}_n", "$v(1)", "${v}_n = $n\n$v.cache_clear()\n$v(1)",
+    ),
+    "method of a tensor": kind("${v}_in = torch.tensor($n)\n$v = ${v}_in.item", "$v()", "${v}_in.mul_(2)"),
+    "sum of a tensor by its method": kind("${v}_in = $t\n$v = ${v}_in.sum", "$v()", "${v}_in.mul_(2)"),
+    "tensors that are written in a list": called(
+        "def f(x):\n    torch._foreach_mul_([$v], 2.0)\n    return x * $v", "$v = $t", "$k(x)", changes=("$v = $t",),
+    ),
+    "tensor that is a result's place": called(
+        "def f(x):\n    torch.mul($v, 2.0, out=$v)\n    return x * $v", "$v = $t", "$k(x)", changes=("$v = $t",),
+    ),
+    "map": kind("${v}_in = {'e': $n}\n$v = map(${v}_in.get, ['e'] * 9)", "next($v)", "${v}_in['e'] = $n"),
+    "memory of a file": kind(
+        "$v = mmap.mmap(-1, 8)", "$v[0] + 1", "$v[0] = 9",
+    ),
     "counter": kind(
         "def make():\n    e = 1\n    def get():\n        nonlocal e\n        e += 1\n        return e\n    return get\n$v = make()",
         "$v()",
@@ -147,6 +162,7 @@ REFUSABLE = _BEHIND | _READING | _DYNAMIC | _ARGUMENTS
 """What a kernel sees change, or refuses to read; a stale value is a defect here too."""
 REFUSED = frozenset({
     "item", "float of a tensor", "loop over a tensor", "greatest of a tensor", "comparison of tensors", "iterator", "generator",
+    "map", "memory of a file", "tensors that are written in a list", "tensor that is a result's place", "method of a tensor",
     "random number of Python", "weight norm", "own mutable default", "object as an argument",
 })  # fmt: skip
 """The kinds that a tour may find refused; all others work where one function alone reads them."""
