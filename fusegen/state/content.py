@@ -9,11 +9,12 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import copy
 import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from operator import is_
 from typing import Any, TypeAlias
 
@@ -82,7 +83,8 @@ class _Builder:
             kind = type(value)
             return lambda other: type(other) is kind
         if contents(value) is None:
-            return _identical(value)
+            same_object = _identical((value,))
+            return lambda other: same_object((other,))
         if id(value) in self._open:
             return lambda other: other is value
         holds = self.container(value)
@@ -97,6 +99,9 @@ class _Builder:
 
     def _container(self, value: Any) -> Matcher:
         kind = type(value)
+        if _is_text(value, dict):
+            kept, order = copy.deepcopy(value), tuple(value)
+            return lambda other: type(other) is kind and other == kept and tuple(other) == order
         if is_a(value, np.ndarray):
             return _bytes(kind, lambda a: (a.dtype, a.shape, a.tobytes()), value)
         if is_a(value, _BYTES):
@@ -117,16 +122,33 @@ class _Builder:
         count = len(values)
         if all(map(is_plain, values)):
             return lambda other: len(other) == count and (all(map(is_, other, values)) or all(map(same, values, other)))
+        if not any(is_plain(value) or is_a(value, torch.Tensor) or contents(value) is not None for value in values):
+            return _identical(values)
         parts = [self.of(value) for value in values]
         return lambda other: len(other) == count and all(part(each) for part, each in zip(parts, other, strict=True))
 
 
-def _identical(value: object) -> Matcher:
+def _is_text(value: Any, *kinds: type) -> bool:
+    """Whether a container holds nothing but text, for which Python's own comparison says whether it holds the same."""
+    if is_a(value, dict):
+        return type(value) in kinds and all(type(key) is str and _is_text(each) for key, each in value.items())
+    return type(value) is str or (type(value) in (list, tuple) and all(map(_is_text, value)))
+
+
+def _identical(values: Sequence[object]) -> Matcher:
+    """The matcher of a sequence of the very same objects, which are not kept alive: none of them may be gone."""
+    ids = tuple(map(id, values))
+    alive: list[object] = []
+    alive += (_weak(value, alive) for value in values)
+    return lambda other: bool(alive) and tuple(map(id, other)) == ids
+
+
+def _weak(value: object, alive: list[object]) -> object:
+    """A weak reference, whose object's end empties a list, or the object itself where there can be none."""
     try:
-        reference = weakref.ref(value)
+        return weakref.ref(value, lambda _: alive.clear())
     except TypeError:
-        return lambda other: other is value
-    return lambda other: other is reference()
+        return value
 
 
 def _bytes(kind: type, of: Callable[[Any], object], value: Any) -> Matcher:

@@ -324,7 +324,7 @@ class Reach:
         if not (is_a(value, _UNWATCHED) or _is_ours(value)):
             self._notes.watch(type(value))
             if is_heap(type(value)):
-                self._notes.note(Slot(value, Kind.ATTRIBUTE, "__class__"), type(value), name)
+                self._notes.note(Slot(value, Kind.TYPE), type(value), name)
 
     def _wrapper(self, value: Any, name: str) -> None:
         """Something of the interpreter's or the standard library's: the function that it calls; an iterator."""

@@ -13,6 +13,7 @@ class Kind(Enum):
 
     ATTRIBUTE = "getattr({o}, {k})"
     ITEM = "{o}[{k}]"
+    TYPE = "type({o})"
     PARAMETER = "{o}._parameters[{k}]"
     BUFFER = "{o}._buffers[{k}]"
     SUBMODULE = "{o}._modules[{k}]"
@@ -65,6 +66,7 @@ class Slot:
 _GETTERS: dict[Kind, Callable[[Any, Any], Any]] = {
     Kind.ATTRIBUTE: getattr,
     Kind.ITEM: lambda owner, key: owner[key],
+    Kind.TYPE: lambda owner, _: type(owner),
     Kind.PARAMETER: lambda owner, key: owner._parameters[key],
     Kind.BUFFER: lambda owner, key: owner._buffers[key],
     Kind.SUBMODULE: lambda owner, key: owner._modules[key],
