@@ -1,4 +1,5 @@
-"""Calls into which something looks that cannot look into a kernel: a transform, a recorder, tensors that stand for others.
+"""Calls that something watches which cannot look into a kernel: a transform, a recorder, a dispatch mode, a tensor that stands for
+another one.
 
 There torch runs the user's function itself, operation by operation: what comes of it is what comes of any function.
 """
@@ -11,7 +12,6 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fusegen.runtime.keys import Values
 
@@ -40,7 +40,7 @@ def is_recorded_as_operators() -> bool:
 def _is_recorded() -> bool:
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return True
-    return bool(dispatch_modes()) and any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
+    return bool(dispatch_modes())
 
 
 def _stands_for_another(tensor: Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
@@ -267,7 +269,45 @@ class WithoutMemory(TorchDispatchMode):
 
 
 def test_results_without_memory_end_no_process() -> None:
-    kernel, x = fg.kernel(doubled), randn(COUNT)
-    kernel(x)
+    y = fg.kernel(doubled)(randn(COUNT).requires_grad_()).sum()
     with WithoutMemory(), pytest.raises(ArgumentError, match="tensor without memory"):
+        y.backward()
+
+
+class Logged(TorchDispatchMode):
+    """Notes all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_the_operations_of_the_function() -> None:
+    kernel, x = fg.kernel(doubled), randn(COUNT)
+    for _ in range(3):  # until the call is one of the recent ones
         kernel(x)
+    with Logged() as seen:
+        kernel(x)
+    with Logged() as expected:
+        doubled(x)
+    assert seen.operations == expected.operations
+
+
+@pytest.mark.parametrize("saved", ["as_strided.default", "mm.default", "mm.out"])
+def test_selective_checkpointing_saves_operations_of_the_function(saved: str) -> None:
+    def mlp(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x @ w) @ w
+
+    def policy(_: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if str(operation) == f"aten.{saved}" else CheckpointPolicy.PREFER_RECOMPUTE
+
+    gradients, arguments = [], (randn(4, 4).requires_grad_(), randn(4, 4).requires_grad_())
+    for function in (mlp, fg.kernel(mlp)):
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        y = checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
+        gradients.append(torch.autograd.grad(y.square().sum(), arguments))
+    torch.testing.assert_close(gradients[0], gradients[1])
