@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.autodiff.keep import Recompute
 from fusegen.errors import ArgumentError
+from fusegen.ir.graph import Graph
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.values import TracedTensor, stale
@@ -240,6 +241,8 @@ class Dispatcher(Plan):
         for name, tensor in zip(variant.state.names, hidden, strict=True):
             check_memory(self.name, name, tensor, device, "the first tensor")
         wrt = self._recorded(variant, values, hidden)
+        if wrt and _has_empty_result(variant.traced):  # by which a gradient is empty too
+            return _OfNothing(self.parameters), NOTHING
         with self._lock:
             if wrt:
                 return self._with_gradients(variant, values, hidden, wrt), hidden
@@ -351,8 +354,12 @@ _OF_NO_ELEMENTS = ("to have non-zero size", "input.numel() == 0")
 """Words of torch's errors of reductions of no elements."""
 
 
+def _has_empty_result(graph: Graph) -> bool:
+    return any(dim == 0 for position in graph.outputs for dim in graph.nodes[position].shape)
+
+
 class _OfNothing(Program):
-    """Runs a function of empty tensors: there is nothing to fuse, and torch knows what comes of it.
+    """Runs a function of empty tensors, or with empty results: there is nothing to fuse, and torch knows what comes of it.
 
     Args:
         parameters: of the function.

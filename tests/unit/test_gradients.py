@@ -186,3 +186,14 @@ def test_the_backward_pass_is_looked_at() -> None:
     ):
         assert "_backward for sm_90a" in low.explain() and "__global__" in low.asm["cuda"]
     assert len(kernel.backward.lower(x, layer.weight, layer.bias, wrt="w").traced.outputs) == 1
+
+
+def test_an_empty_result_beside_another() -> None:
+    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x[:0] * 3
+
+    x = torch.randn(4, requires_grad=True)
+    full, empty = fg.kernel(halves)(x)
+    assert empty.shape == (0,) and empty.requires_grad
+    (full.sum() + empty.sum()).backward()
+    torch.testing.assert_close(x.grad, torch.full((4,), 2.0))
