@@ -35,6 +35,7 @@ from fusegen.runtime.out import OUT, filled, with_out
 from fusegen.runtime.pairs import is_complex
 from fusegen.settings import Compiler
 from fusegen.target import Backend, Target
+from fusegen.threads import cached_property
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -128,7 +129,7 @@ class Kernel(Generic[P, R]):
         """What knows the calls of a kind: those that name a tensor for the result are a kind of their own."""
         return self._into_out if self._has_out(kwargs) else self._dispatcher
 
-    @functools.cached_property
+    @cached_property
     def _into_out(self) -> Dispatcher:
         function: Callable[..., Any] = with_out(self.function)  # type: ignore[arg-type]
         return Dispatcher(function, self._dispatcher.name, (*self.mutates, OUT), compiler=self.compiler, fast_math=self.fast_math)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +16,7 @@ from fusegen.runtime.callables import by_position
 from fusegen.schedule.program import Program
 from fusegen.specs import find, materialize
 from fusegen.specs.spec import Arguments
+from fusegen.threads import cached_property
 from fusegen.timing import Call
 
 Sizes: TypeAlias = tuple[int, ...]

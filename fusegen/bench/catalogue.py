@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from fusegen.bench.case import Case, Sizes, minimum_bytes
 from fusegen.specs import SPECS, find
 from fusegen.specs.operands import COUNTS
 from fusegen.specs.spec import Arguments, Spec
+from fusegen.threads import cached_property
 
 _FAMILIES = ("elementwise", "gated", "normalization", "softmax", "loss", "heads", "rotary", "embedding", "quantization")
 _ELSEWHERE = ("linear_cross_entropy", "linear_quant", "split_rotary_cache")

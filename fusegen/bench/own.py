@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from fusegen.lowered import Lowered
 from fusegen.runtime.backends import target_of
 from fusegen.runtime.callables import by_position
 from fusegen.specs.spec import Arguments
+from fusegen.threads import cached_property
 from fusegen.timing import Call
 
 OWN_PROVIDERS = ("fusegen", "eager", "compile", "copy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fusegen.bench.case import Case, minimum_bytes
 from fusegen.schedule.program import Program
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments
+from fusegen.threads import cached_property
 from fusegen.timing import Call
 
 _UPSTREAM_SEED = 1

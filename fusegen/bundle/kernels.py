@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fusegen.errors import BundleError, LaunchError
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend
 from fusegen.runtime.host_kernel import host_kernel, instruction_set
+from fusegen.threads import new_lock
 
 
 class Kernels:
@@ -32,7 +32,7 @@ class Kernels:
         self.program = program
         self._folder, self._mark, self._machine = folder, mark, machine
         self._loaded: dict[int | None, tuple[Backend, list[Any]]] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def check(self) -> None:
         """Checks that the binaries are as they were built.

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from fusegen.source import Source
 from fusegen.specs import find, materialize, meta
 from fusegen.specs.spec import Arguments
 from fusegen.target import Backend, Target
+from fusegen.threads import cached_property
 from fusegen.timing import microseconds
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "sm_120")

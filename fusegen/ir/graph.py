@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
@@ -16,6 +15,7 @@ from fusegen.ir import infer
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim
 from fusegen.ir.text import graph_text
+from fusegen.threads import cached_property
 
 Attribute: TypeAlias = object
 Shape: TypeAlias = tuple[Dim, ...]

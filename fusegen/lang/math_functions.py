@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from fusegen.ir.ops import Op
 from fusegen.lang.scalars import TracedScalar, computed
 from fusegen.lang.values import SymbolicSize
+from fusegen.threads import new_lock
 
 _OPS = {
     "sqrt": Op.SQRT,
@@ -30,7 +30,7 @@ _OPS = {
     "erf": Op.ERF,
 }
 _ORIGINALS: dict[str, Callable[..., Any]] = {}
-_LOCK = threading.Lock()
+_LOCK = new_lock()
 _traces = 0
 
 

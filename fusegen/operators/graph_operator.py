@@ -6,7 +6,6 @@ import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +22,7 @@ from fusegen.runtime.backends import machine_of
 from fusegen.runtime.graph_kernel import GraphKernel
 from fusegen.runtime.written import check_apart
 from fusegen.schedule.names import plain
+from fusegen.threads import cached_property, new_lock
 
 LIBRARY: Any = torch.library.Library("fusegen", "FRAGMENT")  # type: ignore[no-untyped-call]
 """Holds the operators."""
@@ -66,7 +66,7 @@ class GraphOperator:
     """
 
     _known: ClassVar[dict[str, GraphOperator]] = {}
-    _lock: ClassVar[threading.RLock] = threading.RLock()
+    _lock: ClassVar[threading.RLock] = new_lock()
 
     def __init__(self, assumed: Assumed) -> None:
         self.assumed, self.graph, self.name = assumed, assumed.graph, assumed.name

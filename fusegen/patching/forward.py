@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -18,6 +18,7 @@ from fusegen.patching.caches import Function, Place, cache_of, filling, is_fresh
 from fusegen.patching.fused_call import FusedCall, Kind, Prepared, refusal_of
 from fusegen.patching.inside import Inside
 from fusegen.state import refusing_changes
+from fusegen.threads import cached_property
 
 _HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ from fusegen.errors import FusegenError, IndexRangeError
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
 from fusegen.state import refusing_changes
+from fusegen.threads import cached_property
 
 Kind: TypeAlias = tuple[object, ...]
 """A kind of call: with gradients or without, and the types of its arguments."""

@@ -29,6 +29,7 @@ from fusegen.schedule.attention_cost import attentions_of, takes_library
 from fusegen.schedule.lower import Bodies
 from fusegen.schedule.program import Program, row_bytes, sum_bytes
 from fusegen.target import Backend, Target
+from fusegen.threads import new_lock
 
 Sizes: TypeAlias = Mapping[str, int]
 Facts: TypeAlias = tuple[tuple[str, int, int], ...]
@@ -78,7 +79,7 @@ class Alternatives:
         library: Graph | None = None,
         lock: RLock | None = None,
     ) -> None:
-        self._lock = lock or RLock()
+        self._lock = lock or new_lock()
         self._target, self._wide, self._depth = target, wide, depth
         self._lengths = _lengths(graph)
         self._looped = in_blocks(graph, products_of_attention(graph, target), depth)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from fusegen.runtime.passes import Passes
 from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF
 from fusegen.runtime.straight import drawn_key
+from fusegen.threads import new_lock
 
 VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]
 """The variant of a call, and the tensors that the function closes over."""
@@ -110,7 +110,7 @@ class Calls(Plan):
         self._variant_of = variant_of
         self._closed_over: dict[str, tuple[weakref.ref[Tensor], object]] = {}
         self._executable = Executable(self)
-        self._lock = threading.RLock()
+        self._lock = new_lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Calls:
         """Those of the copied kernel, whose passes are made anew."""

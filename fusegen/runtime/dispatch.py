@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -41,6 +40,7 @@ from fusegen.runtime.variants import Variants
 from fusegen.runtime.watched import is_recorded_as_operators, is_transformed, is_watched
 from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.settings import Compiler
+from fusegen.threads import cached_property, new_lock
 
 RecordedCall: TypeAlias = Callable[["Dispatcher", Sequence[Any], Mapping[str, Any]], Any]
 
@@ -87,7 +87,7 @@ class Dispatcher(Plan):
         self.parameters = self.variants.parameters
         self.passes = PassRules(recompute, compiler)
         self.executable = Executable(self)
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._derived: dict[tuple[str, ...], Dispatcher] = {}  # by the parameters that are complex
         self._told = False  # that nothing is fused under a transform
 

@@ -5,7 +5,6 @@ Exact shapes that were seen before are found by a check of the last few calls, o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +15,7 @@ from fusegen.errors import FusegenError
 from fusegen.runtime.bound import NO_SCALARS, Hidden, Program, unfollowed
 from fusegen.runtime.keys import Key, Values, key_function
 from fusegen.runtime.recent import Recent
+from fusegen.threads import new_lock
 
 Found: TypeAlias = tuple[Program, Hidden]
 """The program of a call, and the tensors that its function closes over, as they are now."""
@@ -60,7 +60,7 @@ class Executable:
         self._programs: dict[Key, list[Program]] = {}
         self._statics: Sequence[bool] = ()
         self._key: Callable[[Values], Key] = _without_key
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self.recent = Recent()
 
     def __call__(self, values: Values) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,12 +22,13 @@ from fusegen.runtime.host_launch import host_flags
 from fusegen.runtime.straight import Run, Scalars, integer
 from fusegen.schedule.names import plain, stride_name
 from fusegen.target import Backend, Target
+from fusegen.threads import new_lock
 
 _FLAGS = ("-O2",)
 _NOT_FOR_TORCH = ("-std=", "-fno-exceptions")  # torch's headers have a standard of their own, and throw
 
 _operators: dict[tuple[Call, tuple[str, ...], str], tuple[Unit, Callable[..., Any]]] = {}
-_lock = threading.RLock()
+_lock = new_lock()
 
 
 def bound_extension(compiled: Compiled, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Run:

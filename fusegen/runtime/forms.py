@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from threading import RLock
 from typing import TypeAlias
 
@@ -32,6 +31,7 @@ from fusegen.schedule.program import Program
 from fusegen.schedule.ranking import is_faster_apart, preferred
 from fusegen.source import Source
 from fusegen.target import Target
+from fusegen.threads import cached_property, new_lock
 
 Key: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
 Split: TypeAlias = frozenset[tuple[int, ...]]
@@ -127,7 +127,7 @@ class Forms:
         bodies: BodiesAt = lambda _: {},
         lock: RLock | None = None,
     ) -> None:
-        self._lock = lock or RLock()
+        self._lock = lock or new_lock()
         self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
         self._made: dict[tuple[object, ...], Form] = {}
         self._first: dict[tuple[object, ...], Form] = {}  # with the first plan of each launch

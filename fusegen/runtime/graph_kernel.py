@@ -6,7 +6,6 @@ assumes of sizes is checked for each new shape.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -33,6 +32,7 @@ from fusegen.runtime.tuned import in_measured_form
 from fusegen.schedule.names import stride_name
 from fusegen.settings import Compiler
 from fusegen.target import Target
+from fusegen.threads import new_lock
 
 
 class GraphKernel(Plan):
@@ -65,7 +65,7 @@ class GraphKernel(Plan):
         dims = [(str(dim), n, d) for n, spec in enumerate(graph.inputs) for d, dim in enumerate(spec.shape)]
         self._places = {symbol: (n, d) for symbol, n, d in reversed(dims) if symbol.isidentifier()}
         self._compiled: dict[tuple[tuple[InputSpec, ...], bool], Compiled] = {}
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self.executable = Executable(self)
 
     def __call__(self, values: Values) -> tuple[Tensor, ...]:

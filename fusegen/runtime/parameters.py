@@ -8,11 +8,11 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 from fusegen.errors import ArgumentError
 from fusegen.schedule.names import Namer, identifier, parameter_names
+from fusegen.threads import cached_property
 
 T = TypeVar("T")
 

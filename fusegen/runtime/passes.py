@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
@@ -20,6 +20,7 @@ from fusegen.runtime.signature import ITSELF
 from fusegen.schedule.names import Namer, kernel_functions
 from fusegen.settings import Compiler
 from fusegen.target import Target
+from fusegen.threads import cached_property
 
 _MOST_KNOWN = 256
 

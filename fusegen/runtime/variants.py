@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -32,6 +31,7 @@ from fusegen.runtime.tracing import trace_function, watched_trace
 from fusegen.schedule.names import stride_name
 from fusegen.state import Recorder, State
 from fusegen.target import Target
+from fusegen.threads import new_lock
 
 _NEEDS = (NeedsLiteral, NeedsSum, NeedsStatic)
 
@@ -60,7 +60,7 @@ class Variants:
         self.history = History()
         self._variants: dict[Key, dict[Key, list[Variant]]] = {}  # by what their traces share, and by what those don't know
         self._promotions = Promotions()
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._warned = False  # about many variants
 
     @property

@@ -14,6 +14,7 @@ import torch
 from fusegen.errors import ArgumentError
 from fusegen.runtime.cuda import queries
 from fusegen.runtime.straight import Run
+from fusegen.threads import new_lock
 from fusegen.units import human_bytes
 
 _HELD = threading.local()
@@ -42,7 +43,7 @@ class Workspace:
         with torch.inference_mode(mode=False):
             self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self._stream_now = partial(queries()[0], self.memory.device.index) if self.memory.is_cuda else None
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._stream: torch.cuda.Stream | None = None  # the last call's
         self._raw_stream = -1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import reduce
 from typing import Any, TypeAlias, cast
 
 import sympy
@@ -44,6 +44,7 @@ from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.plan import LanePlan
 from fusegen.target import Target
+from fusegen.threads import cached_property
 
 
 @dataclass(frozen=True)

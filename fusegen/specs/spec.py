@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -15,6 +14,7 @@ from fusegen.dtypes import DType, from_torch
 from fusegen.lowered import Lowered
 from fusegen.runtime.callables import by_position
 from fusegen.specs.operands import CANONICAL_SIZES, Operand
+from fusegen.threads import cached_property
 
 Arguments: TypeAlias = dict[str, Any]
 Variants: TypeAlias = Mapping[str, Mapping[str, Any]]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self, TypeAlias
+
+from fusegen.threads import new_lock
 
 Notice: TypeAlias = Callable[[FrameType], None]
 
@@ -16,7 +17,7 @@ class _Collector:
     """The garbage collector, which is the whole process's: it waits while any thread traces."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._pauses = 0
         self._was_on = False
 

@@ -7,9 +7,9 @@ more: each value that is seen is looked into in turn.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
 from typing import Any, Self
 
@@ -209,7 +209,7 @@ class Recorder:
             return
         shown = f"{self._names.get(id(owner), type(owner).__name__.lower())}_{name}"
         found = _on_class(type(owner), name)
-        if _runs(found) and not isinstance(found, cached_property):  # which keeps what it gave
+        if _runs(found) and not isinstance(found, functools.cached_property):  # which keeps what it gave
             self.note(_defined(type(owner), name, found), found, shown)  # what it reads is watched in turn
             self._reach.see(value, shown)
         elif is_a(value, MethodType) and value.__self__ is owner:
@@ -279,6 +279,6 @@ def _on_class(cls: type, name: str) -> Any:
 
 def _runs(found: Any) -> bool:
     """Whether what a class holds under a name is Python code that runs when it is read."""
-    if isinstance(found, (property, cached_property)):
+    if isinstance(found, (property, functools.cached_property)):
         return True
     return isinstance(getattr(type(found), "__get__", None), FunctionType) and not isinstance(found, FunctionType)

@@ -16,8 +16,9 @@ from types import ModuleType, TracebackType
 from typing import Any, Protocol, Self
 
 from fusegen.state.libraries import is_closed
+from fusegen.threads import new_lock
 
-_LOCK = threading.RLock()
+_LOCK = new_lock()
 """For what is put into classes and modules; no code of the user's runs under it."""
 
 

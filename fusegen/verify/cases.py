@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ from fusegen.dtypes import DType
 from fusegen.passes.fuse import GroupKind
 from fusegen.specs.operands import COUNTS
 from fusegen.specs.spec import Arguments, Spec
+from fusegen.threads import cached_property
 from fusegen.verify.layout import Layout
 from fusegen.verify.values import Values
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
 from fusegen.target import Backend, Target, cuda_targets
+from fusegen.threads import cached_property
 from fusegen.verify.cases import Case
 from fusegen.verify.layout import Layout
 from fusegen.verify.plans import plan_words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from fusegen.lang.running import inlined
 from fusegen.runtime.tuned import untuned
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments
+from fusegen.threads import cached_property
 from fusegen.verify.accuracy import Errors, Verdict, judge_any
 
 Function = Callable[..., Any]

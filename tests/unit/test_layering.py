@@ -31,7 +31,7 @@ PACKAGE = "fusegen"
 # A room may import rooms above it in this list and itself. Rooms on one line don't know each other. ``fusegen`` is the public
 # face, the package's ``__init__``: the prebuilt kernels are declared with it as a user's are.
 ORDER = (
-    ("errors", "units", "eager_cost"),
+    ("errors", "units", "eager_cost", "threads"),
     ("dtypes", "settings", "target"),
     ("source", "state"),
     ("calls",),

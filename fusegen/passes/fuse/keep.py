@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from functools import cached_property
 from typing import TypeAlias
 
 from fusegen.ir.graph import Graph, Node, Shape
@@ -16,6 +15,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
 from fusegen.passes.fuse.groups import is_as_large, strip_views
 from fusegen.passes.fuse.pairs import is_of_heads
+from fusegen.threads import cached_property
 
 _MOST_READERS = 4  # kernels from which on it does not matter how many more there are
 

@@ -5,7 +5,6 @@ are computed once, before the loop.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import sympy
 
@@ -13,6 +12,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, literal
 from fusegen.schedule.lower.leaves import bound_index
 from fusegen.schedule.lower.points import Points
+from fusegen.threads import cached_property
 
 _COSTS = {Op.POW: 3, Op.SIN: 2, Op.COS: 2, Op.ATAN2: 2, Op.LGAMMA: 3}
 """Prices of operations, beside those of a few instructions, and those that are as much as an exponential."""

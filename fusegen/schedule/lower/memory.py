@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from fusegen.calls.call import Role
 from fusegen.calls.formula import Formula
@@ -21,6 +20,7 @@ from fusegen.passes.fuse.groups import READ, strip_views
 from fusegen.passes.fuse.keep import ends_of
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import BufferSpec
+from fusegen.threads import cached_property
 
 _ROUNDED = (Op.ATTENTION, Op.ATTENTION_BACKWARD, Op.TOPK)
 """Operations whose results torch gives in the operands' dtype."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
 from keyword import iskeyword
 
 from fusegen.ir.graph import Graph, Location
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Index, same
 from fusegen.schedule.terms import Fused, Leaf, Term, Terms
+from fusegen.threads import cached_property
 
 _STATEMENT = re.compile(r"(\w+)(?: *: [^=]+)? = [^;]*[^;,]")
 """Of two on a line the second would get the name of the first; what ends in a comma is an argument by name."""
