@@ -32,7 +32,7 @@ class cached_property(functools.cached_property[T]):
         """Gives the value, which is computed at the first read."""
         if instance is None:
             return self
-        value: T = instance.__dict__.setdefault(str(self.attrname), self.func(instance))  # where later reads find it
+        value: T = instance.__dict__.setdefault(str(self.attrname), self.func(instance))
         return value
 
 

@@ -143,7 +143,7 @@ class Tracer:
         return value
 
     def requires_grad(self, position: int) -> bool:
-        """Whether autograd records a value: one of the tensors that it depends on requires a gradient."""
+        """Tells if autograd records a value: one of the tensors that it depends on requires a gradient."""
         sources = dependencies(self.builder.nodes, position)
         answers = [self._asks_for_gradient(source) for source in sources]
         return any(answers) and (position in sources or torch.is_grad_enabled())

@@ -332,7 +332,7 @@ class TracedTensor:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether autograd records the value, by the tensors that it depends on; the answer becomes a guard."""
+        """True if autograd records the value, by the tensors that it depends on; the answer becomes a guard."""
         return self._tracer.requires_grad(self._position)
 
     @property

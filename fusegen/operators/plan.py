@@ -225,6 +225,8 @@ class _Plan:
                     raise Unplanned(f"dim {dim} of {spec.name!r} must be known, and is not yet")
         if recorder.compares_identity:
             raise Unplanned("it asks whether two tensors are one")
+        if recorder.asks_for_gradients:
+            raise Unplanned("it asks whether an argument requires a gradient")
         sizes = {size for fact in self._facts.values() if fact[0] == TENSOR for size in fact[3] if size < 0}
         unknown = {self._first, *(self._first - 2 * size for size in sizes)}
         for guard in () if self._by_hints else guards_of(found):

@@ -129,7 +129,7 @@ class _Builder:
 
 
 def _is_text(value: Any, *kinds: type) -> bool:
-    """Whether a container holds nothing but text, for which Python's own comparison says whether it holds the same."""
+    """Tells if a container holds nothing but text, which Python's own comparison compares as we do."""
     if is_a(value, dict):
         return type(value) in kinds and all(type(key) is str and _is_text(each) for key, each in value.items())
     return type(value) is str or (type(value) in (list, tuple) and all(map(_is_text, value)))

@@ -26,7 +26,7 @@ def is_heap(cls: type) -> bool:
 
 
 def is_closed(cls: type) -> bool:
-    """Whether nobody can see what is read of a class's objects: it is the interpreter's, or closed to changes."""
+    """Tells if reads of a class's objects cannot be watched: it is the interpreter's, or closed to changes."""
     return not is_heap(cls) or bool(cls.__flags__ & _IMMUTABLE)
 
 

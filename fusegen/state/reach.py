@@ -212,7 +212,7 @@ class Reach:
                 if not key.startswith("__") and not hasattr(cls, key):
                     self._notes.note(Slot(cls, Kind.HAS, key), False, key)
         for holder in found:
-            if is_a(holder, (FunctionType, torch.Tensor)):
+            if is_a(holder, (FunctionType, torch.Tensor)) and not _is_ours(holder):
                 self._notes.missing(vars(holder), names.asked)
         if given:
             self._method(given[0], code)

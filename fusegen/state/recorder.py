@@ -104,6 +104,11 @@ class Recorder:
         return {each.name: way for each, way in zip(used, found, strict=True)}
 
     @property
+    def asks_for_gradients(self) -> bool:
+        """True if code that ran asked whether an argument requires a gradient."""
+        return any(attribute == "requires_grad" for _, attribute in self._answers)
+
+    @property
     def has_backward_hooks(self) -> bool:
         """Tells if a module that ran has hooks that may change gradients."""
         return self._has_backward_hooks

@@ -38,9 +38,9 @@ def held_inside(run: Callable[[Callable[[], None]], object]) -> Iterator[None]:
 
 
 def forked(work: Callable[[], bool]) -> bool:
-    """Whether work succeeds in a forked child, within 20 seconds."""
+    """Runs work in a forked child: true if it succeeds within 20 seconds."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         signal.alarm(20)

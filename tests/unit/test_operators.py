@@ -541,3 +541,15 @@ def test_an_operator_refuses_sizes_that_its_function_chose_by() -> None:
     for x in (randn(2, 8), torch.empty(2, 8, device="meta")):
         with pytest.raises(ArgumentError, match=r"traced for sizes of which .*\n.*compile or export"):
             operator(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*is not fused where torch records it")
+def test_a_kernel_that_asks_for_gradients() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x * (2 if x.requires_grad else 3)
+
+    kernel = fg.kernel(scaled)
+    compiled = torch.compile(lambda x: kernel(x), backend="aot_eager")
+    for requires_grad in (False, True, False):
+        x = torch.ones(4, requires_grad=requires_grad)
+        torch.testing.assert_close(compiled(x), scaled(x))
