@@ -16,12 +16,13 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 
 from fusegen.errors import UnsupportedError
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.values import SymbolicSize, TracedTensor
 from fusegen.patching.caches import Function, HandedCache, Place, numbered
+from fusegen.state import is_plain
 
 _MODELS = "transformers.modeling_utils"
 _MASK = "attention_mask"
@@ -66,9 +67,9 @@ class _Result:
     number: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Between:
-    """The calls between both kernels.
+    """The calls between both kernels: a constant of the first one's trace, which comes back with its results.
 
     Attributes:
         update: arguments of the cache's `update`, by position and by name.
@@ -101,6 +102,29 @@ class Between:
         given, named = tree_map(value, self.arguments)
         found: Tensor = self.attention(self.module, query, keys, values, *given, **named)[0]
         return found
+
+    def __repr__(self) -> str:
+        """Text that no other calls have: kernels are told apart by what comes back with their results."""
+        parts = (self.attention, self.module, *tree_leaves((self.update, self.arguments)))
+        return f"Between({', '.join(repr(each) if is_plain(each) else f'{type(each).__name__} {id(each)}' for each in parts)})"
+
+
+@dataclass(frozen=True)
+class Handed:
+    """The results of the kernel before attention.
+
+    Attributes:
+        tensors: query, keys, values, and what else the calls between need.
+        between: the calls.
+    """
+
+    tensors: tuple[Any, ...]
+    between: Between
+
+
+register_pytree_node(
+    Handed, lambda handed: (handed.tensors, handed.between), lambda tensors, between: Handed(tuple(tensors), between)
+)
 
 
 class _Reached(BaseException):
@@ -174,13 +198,12 @@ def hand_attention() -> None:
             mapping[name] = HandedAttention(function)
 
 
-def before_attention(function: Function, place: Place, found: Callable[[Between], object]) -> Function:
-    """A layer's function up to its attention: query, keys and values, and what else the calls between need.
+def before_attention(function: Function, place: Place) -> Function:
+    """A layer's function up to its attention, which gives a `Handed`.
 
     Args:
         function: of the layer.
         place: of the cache.
-        found: is told, in each trace, what comes between.
     """
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -199,9 +222,7 @@ def before_attention(function: Function, place: Place, found: Callable[[Between]
                 raise _own_attention()
         if handed.update_call is None:
             raise UnsupportedError("the layer does not update its cache before its attention")
-        between, results = _between(handed.update_call, handing.calls[0], args, kwargs)
-        found(between)
-        return results
+        return _handed(handed.update_call, handing.calls[0], args, kwargs)
 
     return call
 
@@ -222,29 +243,30 @@ def behind_attention(function: Function, place: Place) -> Function:
     return call
 
 
-_TRACED = (TracedTensor, TracedScalar, SymbolicSize)
+_TENSORS = (TracedTensor, Tensor)
+_VALUES = (*_TENSORS, TracedScalar, SymbolicSize)
 
 
-def _between(
+def _handed(
     update: tuple[tuple[Any, ...], dict[str, Any]],
     attention: tuple[Function, tuple[Any, ...], dict[str, Any]],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> tuple[Between, tuple[Any, ...]]:
-    """The calls between both kernels, and the results of the first that they need."""
+) -> Handed:
+    """The calls between both kernels, with the results of the first that they need."""
     function, (owner, query, keys, values, *others), named = attention
     (new_keys, new_values, *update_args), update_named = update
     if keys is not new_keys or values is not new_values:
         raise UnsupportedError("the layer changes what its cache gives before its attention")
     results: list[Any] = [query, keys, values]
-    known = {id(value): _Argument(key) for key, value in numbered(args, kwargs) if isinstance(value, _TRACED)}
+    known = {id(value): _Argument(key) for key, value in numbered(args, kwargs) if isinstance(value, _VALUES)}
 
     def stand_in(value: Any) -> Any:
         if id(value) in known:
             return known[id(value)]
-        if not isinstance(value, _TRACED):
+        if not isinstance(value, _VALUES):
             return value
-        if not isinstance(value, TracedTensor):
+        if not isinstance(value, _TENSORS):
             raise UnsupportedError("the layer computes a number that its attention or its cache takes")
         results.append(value)
         return _Result(len(results) - 1)
@@ -255,4 +277,4 @@ def _between(
         module=owner,
         arguments=tree_map(stand_in, (tuple(others), named)),
     )
-    return between, tuple(results)
+    return Handed(tuple(results), between)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fusegen.api import Kernel
-from fusegen.errors import UnsupportedError
-from fusegen.patching.between import Between, before_attention, behind_attention, is_handing, mask_position, without_mask
+from fusegen.patching.between import Handed, before_attention, behind_attention, is_handing, mask_position, without_mask
 from fusegen.patching.caches import Function, Place, cache_of, filling, is_fresh, layer_indices, place_in
 from fusegen.patching.fused_call import FusedCall, Kind, Prepared, refusal_of
 from fusegen.patching.inside import Inside
@@ -77,11 +76,11 @@ class FusedForward(FusedCall):
         if is_fresh(cache, index):
             kernel = self._kernel("fill", place, lambda function: filling(function, place))
             return Prepared(kernel, (self.module, *given), named, partial(_fill, cache, index))
-        before = self._kernel("before", place, lambda function: before_attention(function, place, self._learn_between))
+        before = self._kernel("before", place, lambda function: before_attention(function, place))
         arguments, named_arguments = without_mask(self._mask_position, given, named)
 
-        def finish(results: Sequence[Tensor]) -> Any:
-            attended = self._between[self.mode()].run(cache, results, given, named)
+        def finish(handed: Handed) -> Any:
+            attended = handed.between.run(cache, handed.tensors, given, named)
             try:
                 with refusing_changes():
                     return self._behind(place)(self.module, attended, *arguments, **named_arguments)
@@ -99,16 +98,6 @@ class FusedForward(FusedCall):
     def _behind(self, place: Place) -> Kernel[..., Any]:
         """The kernel of the rest of the layer."""
         return self._kernel("behind", place, lambda function: behind_attention(function, place))
-
-    def _learn_between(self, between: Between) -> None:
-        """Notes what a trace has found between two kernels; a call that finds an earlier trace is told nothing, so all must agree.
-
-        Raises:
-            UnsupportedError: they don't.
-        """
-        known = self._between.setdefault(self.mode(), between)
-        if known != between:
-            raise UnsupportedError("the layer calls its attention with other settings than before")
 
     def watcher(self) -> str:
         """The hooks of submodules, or that the module's activations are checkpointed."""
@@ -143,10 +132,6 @@ class FusedForward(FusedCall):
 
     @cached_property
     def _kernels(self) -> dict[tuple[str, Place | None, Kind], Kernel[..., Any]]:
-        return {}
-
-    @cached_property
-    def _between(self) -> dict[Kind, Between]:
         return {}
 
     def _inside_now(self) -> Inside:
