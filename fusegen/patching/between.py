@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -207,7 +207,7 @@ def before_attention(function: Function, place: Place) -> Function:
     """
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        handed = HandedCache()
+        handed = HandedCache(place.kind)
         given, named = place.put(handed, args, kwargs)
         with _handing(None) as handing:
             try:
@@ -236,7 +236,7 @@ def behind_attention(function: Function, place: Place) -> Function:
     """The rest of a layer's function, of the module, the result of attention, and the layer's arguments."""
 
     def call(module: nn.Module, attended: Any, *args: Any, **kwargs: Any) -> Any:
-        given, named = place.put(HandedCache(), args, kwargs)
+        given, named = place.put(HandedCache(place.kind), args, kwargs)
         with _handing(attended):
             return function(module, *given, **named)
 

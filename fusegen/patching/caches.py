@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import Any, NoReturn, TypeAlias
 
 from torch import nn
 
@@ -25,9 +26,15 @@ Function: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Place:
-    """The argument of a call that is a cache: a position or a name."""
+    """The argument of a call that is a cache.
+
+    Attributes:
+        key: its position or name.
+        kind: the cache's class.
+    """
 
     key: int | str
+    kind: type
 
     def put(self, value: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with another value there."""
@@ -43,7 +50,7 @@ def cache_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Place, Any
         return None
     for name, value in numbered(args, kwargs):
         if isinstance(value, module.Cache):
-            return Place(name), value
+            return Place(name, type(value)), value
     return None
 
 
@@ -71,25 +78,42 @@ def place_in(cache: Any, indices: frozenset[int], name: str) -> int:
 
 
 def is_fresh(cache: Any, index: int) -> bool:
-    """True if a cache holds nothing yet, and will give back what it is given."""
+    """True if a cache holds nothing yet, and will give back what it is given: by the code of ``transformers``, which classes and
+    objects may have replaced."""
     known, layers = sys.modules[_CACHES], cache.layers
-    if cache.offloading:
+    if cache.offloading or not _is_of(known, cache, "update"):
         return False
-    kind = type(layers[index]) if index < len(layers) else cache.layer_class_to_replicate
-    return kind in (known.DynamicLayer, known.DynamicSlidingWindowLayer) and (
-        index >= len(layers) or not layers[index].is_initialized
-    )
+    layer = layers[index] if index < len(layers) else cache.layer_class_to_replicate
+    kind = type(layer) if index < len(layers) else layer
+    if kind not in (known.DynamicLayer, known.DynamicSlidingWindowLayer) or (kind is not layer and layer.is_initialized):
+        return False
+    return all(_is_of(known, layer, name) for name in ("update", "lazy_initialization"))
+
+
+def _is_of(module: ModuleType, owner: object, name: str) -> bool:
+    """True if the code of a method stands in a module's file."""
+    method = getattr(owner, name)
+    code = getattr(getattr(method, "__func__", method), "__code__", None)
+    return code is not None and code.co_filename == module.__file__
 
 
 class HandedCache:
     """Stands for a cache while a layer is traced.
 
+    Args:
+        kind: the class that it says to be of.
+
     Attributes:
         update_call: what the layer has called `update` with, keys and values first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
         self.update_call: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self._kind
 
     def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The new keys and values."""
@@ -98,12 +122,20 @@ class HandedCache:
         self.update_call = (keys, values, *args), kwargs
         return keys, values
 
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnsupportedError(f"the layer asks its cache for {name!r}, which differs from call to call")
+
+    def __len__(self) -> NoReturn:
+        self.__getattr__("len")
+
 
 def filling(function: Function, place: Place) -> Function:
     """A layer's function that returns its result, and what the empty cache in this place is to take: keys and values, or None."""
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        handed = HandedCache()
+        handed = HandedCache(place.kind)
         given, named = place.put(handed, args, kwargs)
         result = function(module, *given, **named)
         return result, None if handed.update_call is None else handed.update_call[0][:2]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fusegen.api import Kernel
@@ -100,13 +100,15 @@ class FusedForward(FusedCall):
         return self._kernel("behind", place, lambda function: behind_attention(function, place))
 
     def watcher(self) -> str:
-        """The hooks of submodules, or that the module's activations are checkpointed."""
+        """The hooks of submodules, or that the module's own code checkpoints activations, as it does where its class has no call
+        of its own that does so."""
         module = self.module
         if self._is_removed:
             return "it was put back"
         if is_handing():
             return "the layer around it runs as it is behind its attention"
-        if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
+        is_checkpointing = module.training and getattr(module, "gradient_checkpointing", False)
+        if is_checkpointing and type(module).__call__ is nn.Module.__call__:
             return "its activations are checkpointed"
         return self._inside_now().watcher()
 
@@ -155,6 +157,37 @@ class FusedForward(FusedCall):
     def __getstate__(self) -> dict[str, Any]:
         """The state that a file or a copy holds: what was compiled is made anew."""
         return {"module": self.module, "_attribute": self._attribute, "_given": self._given, "kinds": {}, "_refuses": False}
+
+
+def follow_copies() -> None:
+    """Has torch's shallow copies of modules run forward passes of their own, in place of those of the modules they are made of;
+    replicas, which torch makes anew for each call of a model, run the model's own code."""
+    set_state: Callable[..., None] = nn.Module.__setstate__
+    replicate: Callable[..., nn.Module] = nn.Module._replicate_for_data_parallel
+    if set_state.__module__ == __name__:
+        return
+
+    def __setstate__(module: nn.Module, state: Any) -> None:
+        set_state(module, state)
+        _bound(module)
+
+    def _replicate_for_data_parallel(module: nn.Module) -> nn.Module:
+        replica = replicate(module)
+        for call in _bound(replica):
+            call.remove()
+        return replica
+
+    nn.Module.__setstate__ = __setstate__  # type: ignore[method-assign]
+    nn.Module._replicate_for_data_parallel = _replicate_for_data_parallel  # type: ignore[method-assign]
+
+
+def _bound(module: nn.Module) -> list[FusedCall]:
+    """Gives a copy of a module what stands for its own functions, where it has that of another module."""
+    calls = [copy(call) for call in vars(module).values() if isinstance(call, FusedCall) and call.module is not module]
+    for call in calls:
+        call.module = module
+        call.put()
+    return calls
 
 
 def _fill(cache: Any, index: int, results: tuple[Any, tuple[Tensor, Tensor] | None]) -> Any:

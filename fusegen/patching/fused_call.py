@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,16 +15,16 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map_only
 
-from fusegen.api import Kernel
+from fusegen.api import Kernel, vjp
 from fusegen.eager_cost import eager_cost
-from fusegen.errors import FusegenError, IndexRangeError
+from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
 from fusegen.state import refusing_changes
 from fusegen.threads import cached_property
 
 Kind: TypeAlias = tuple[object, ...]
-"""A kind of call: with gradients or without, and the types of its arguments."""
+"""A kind of call: the types of its arguments."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ class FusedCall:
         try:
             call = self.prepared(args, kwargs)
             with refusing_changes():
+                if not self.kinds and self.module.training and not torch.is_grad_enabled():
+                    _require_derivative(call)
                 result = call.kernel(*call.args, **call.kwargs)
         except Exception as error:
             refusal = refusal_of(error)
@@ -163,13 +166,23 @@ class FusedCall:
 
     def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kind:
         named = ((name, type(value)) for name, value in sorted(kwargs.items()))
-        return (*self.mode(), torch.is_grad_enabled(), *map(type, args), *named)
+        return (*self.mode(), *map(type, args), *named)
 
     def _learn(self, kind: Kind, call: Prepared) -> None:
         try:
             self.kinds[kind] = Fused.of(call)
         except FusegenError:  # a call under a transform of torch, which ran as torch runs it
             return
+
+
+def _require_derivative(call: Prepared) -> None:
+    """Refuses a call that a reentrant checkpoint makes without gradients, and could not make again with them.
+
+    Raises:
+        UnsupportedError: an operation has no derivative.
+    """
+    with torch.enable_grad(), suppress(ArgumentError, GradientError):  # nothing requires a gradient
+        vjp(call.kernel, *call.args, **call.kwargs)
 
 
 def refusal_of(error: Exception) -> str:

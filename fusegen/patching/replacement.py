@@ -6,7 +6,7 @@ from torch import nn
 
 from fusegen.errors import ArgumentError
 from fusegen.patching.between import hand_attention
-from fusegen.patching.forward import FusedForward
+from fusegen.patching.forward import FusedForward, follow_copies
 from fusegen.patching.fused_call import FusedCall
 from fusegen.patching.loss import FusedLoss, has_loss
 from fusegen.patching.padded import PaddedLinear, has_odd_rows, is_plain_linear
@@ -46,6 +46,7 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
     if only is None and has_loss(model):
         calls["loss_function"] = FusedLoss(model)
     hand_attention()
+    follow_copies()
     for call in calls.values():
         call.put()
     return Report(type(model).__name__, calls)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
@@ -193,6 +194,56 @@ def test_files_and_copies_are_patched_models_of_their_own(tmp_path: Path) -> Non
         assert all("forward" not in vars(module) for module in other.modules())
     torch.testing.assert_close(model(x), expected)
     assert list(model.state_dict()) == list(Model().state_dict())
+
+
+def test_shallow_copies_compute_with_modules_of_their_own() -> None:
+    layer, x = Layer(), torch.randn(5, WIDTH)
+    fg.patch(layer)
+    layer(x)
+    for copied in (copy.copy(layer), layer._replicate_for_data_parallel()):
+        copied._modules = {**layer._modules, "mlp": Mlp()}
+        torch.testing.assert_close(copied(x), x + copied.mlp(layer.norm(x)))
+        fg.unpatch(copied)
+        assert "forward" not in vars(copied) and "forward" in vars(layer)
+
+
+class Checkpointed(nn.Module):
+    """A layer whose class calls it under a checkpoint, as some of ``transformers`` do."""
+
+    gradient_checkpointing = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear, self.dropout = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)
+        self.is_reentrant: bool | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.is_reentrant is None:
+            return super().__call__(x)
+        return checkpoint(super().__call__, x, use_reentrant=self.is_reentrant)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(F.gelu(self.linear(self.norm(x))))
+
+
+def test_checkpoints_repeat_the_kernels_that_ran_first() -> None:
+    model = nn.Sequential(*(Checkpointed() for _ in range(2)))
+    report, x = fg.patch(model), torch.randn(4, WIDTH, requires_grad=True)
+
+    def gradients(is_reentrant: bool | None) -> list[Tensor | None]:
+        leaves = [x, *model.parameters()]
+        for leaf in leaves:
+            leaf.grad = None
+        for layer in model:
+            layer.is_reentrant = is_reentrant
+        torch.manual_seed(1)
+        model(x).square().sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    expected = gradients(None)
+    for is_reentrant in (True, False):
+        torch.testing.assert_close(gradients(is_reentrant), expected)
+    assert [(row.count, row.fused, row.reason) for row in report.rows] == [(2, True, "")]
 
 
 def test_torch_compile_sees_the_models_own_code() -> None:

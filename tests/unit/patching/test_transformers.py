@@ -174,6 +174,51 @@ def test_hidden_states_and_attention_weights() -> None:
     assert any(row.kind == "LlamaDecoderLayer" and row.fused for row in report.rows)
 
 
+def test_each_kind_of_call_has_kernels_of_its_own() -> None:
+    model, mask = small_model("Llama", num_hidden_layers=1), torch.ones(2, 9, dtype=torch.long)
+    mask[1, :3] = 0
+
+    def logits() -> list[torch.Tensor]:
+        cache = transformers.StaticCache(config=model.config, max_cache_len=16)
+        calls = ((IDS, None), (IDS[:, :1], None), (IDS[:, :1], mask))
+        return [model(ids, attention_mask=given, past_key_values=cache).logits for ids, given in calls]
+
+    with torch.no_grad():
+        expected = logits()
+        report = fg.patch(model)
+        torch.testing.assert_close(logits(), expected)
+    assert [(row.fused, row.reason) for row in report.rows if row.kind == "LlamaDecoderLayer"] == [(True, "")]
+
+
+class Halving(transformers.DynamicCache):
+    """A cache that gives other values than it is given."""
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = super().update(*args, **kwargs)
+        return keys, values / 2
+
+
+def _halving_layers(config: Any) -> Any:
+    cache = transformers.DynamicCache(config=config)
+    for layer in cache.layers:
+        layer.update = lambda *args, update=layer.update, **kwargs: [each / 2 for each in update(*args, **kwargs)]
+    return cache
+
+
+@pytest.mark.parametrize("cache_of", [lambda config: Halving(config=config), _halving_layers])
+def test_a_cache_whose_update_changes_what_it_is_given(cache_of: Any) -> None:
+    model = small_model("Llama", num_hidden_layers=1)
+
+    def logits() -> list[torch.Tensor]:
+        cache = cache_of(model.config)
+        return [model(ids, past_key_values=cache).logits for ids in (IDS, IDS[:, :1])]
+
+    with torch.no_grad():
+        expected = logits()
+        fg.patch(model)
+        torch.testing.assert_close(logits(), expected)
+
+
 def test_saved_weights_are_those_of_the_plainsmall_model(tmp_path: Path) -> None:
     model = small_model("Llama")
     expected = model(IDS).logits
