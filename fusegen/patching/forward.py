@@ -156,7 +156,14 @@ class FusedForward(FusedCall):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that a file or a copy holds: what was compiled is made anew."""
-        return {"module": self.module, "_attribute": self._attribute, "_given": self._given, "kinds": {}, "_refuses": False}
+        return {
+            "module": self.module,
+            "_attribute": self._attribute,
+            "_given": self._given,
+            "kinds": {},
+            "_refuses": False,
+            "_has_changed": False,
+        }
 
 
 def follow_copies() -> None:

@@ -20,7 +20,7 @@ from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
-from fusegen.state import refusing_changes
+from fusegen.state import ChangeError, refusing_changes
 from fusegen.threads import cached_property
 
 Kind: TypeAlias = tuple[object, ...]
@@ -93,6 +93,7 @@ class FusedCall:
     def __init__(self) -> None:
         self.kinds: dict[Kind, Fused | str] = {}
         self._refuses = False  # any kind
+        self._has_changed = False  # in the call before: what it found missing, such as a table of its own, may be there now
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function."""
@@ -104,7 +105,7 @@ class FusedCall:
         kind = self._kind(args, kwargs) if self._refuses or not self.kinds else None
         if kind is not None and isinstance(self.kinds.get(kind), str):
             return self.original(*args, **kwargs)
-        refusal = ""
+        refusal, is_first = "", False
         try:
             call = self.prepared(args, kwargs)
             with refusing_changes():
@@ -115,10 +116,14 @@ class FusedCall:
             refusal = refusal_of(error)
             if not refusal:
                 raise
+            is_first = isinstance(error, ChangeError) and not self._has_changed
         if refusal:
             result = self.original(*args, **kwargs)  # should the function itself be wrong, it says so itself
-            self.refuse(args, kwargs, refusal)
+            self._has_changed = is_first
+            if not is_first:
+                self.refuse(args, kwargs, refusal)
             return result
+        self._has_changed = False
         if call.finish is not None:
             result = call.finish(result)
         if kind is not None and kind not in self.kinds:

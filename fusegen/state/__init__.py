@@ -4,11 +4,11 @@ A `Recorder` watches one run of a function and notes every read of a variable, a
 `State` that it leaves behind is one generated function, which a call asks whether all of them would read the same again.
 """
 
-from fusegen.state.changes import refusing_changes
+from fusegen.state.changes import ChangeError, refusing_changes
 from fusegen.state.check import State, has_identity
 from fusegen.state.content import contents
 from fusegen.state.plain import exact, is_plain, same
 from fusegen.state.recorder import Recorder
 from fusegen.state.slots import Slot
 
-__all__ = ["Recorder", "Slot", "State", "contents", "exact", "has_identity", "is_plain", "refusing_changes", "same"]
+__all__ = ["ChangeError", "Recorder", "Slot", "State", "contents", "exact", "has_identity", "is_plain", "refusing_changes", "same"]

@@ -1,24 +1,28 @@
-"""Changes that a function makes while it is traced, of objects and containers that were there before: later calls would not make
-them again. Where they are looked for, they are refused and undone."""
+"""Changes that a function makes while it is traced, of what was there before: later calls would not make them again. Where they
+are looked for, they are refused and undone."""
 
 from __future__ import annotations
 
+import array
+import contextvars
 import inspect
 import threading
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from operator import is_
-from typing import Any
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import CellType
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from fusegen.errors import UnsupportedError
+from fusegen.state.plain import is_plain, same
 
-_SEQUENCES = (list, deque)
-_MAPPINGS = (dict, OrderedDict, defaultdict)
 _KEYS = (torch.device, torch.dtype)  # of arguments, which tell kernels apart
+_WATCHED = ("__getattribute__", "__setattr__")  # which `Watch` puts into classes
+_MEND = "return the value, and set or store it outside"
 
 
 class _Thread(threading.local):
@@ -43,64 +47,145 @@ def refuses_changes() -> bool:
     return _THREAD.refuses
 
 
+class ChangeError(UnsupportedError):
+    """The function changes what is there before it runs; once what it looks for is there, a later call may change nothing."""
+
+
 class Changes:
     """Looks for changes, if this is wanted (`refusing_changes`)."""
 
     def __init__(self) -> None:
         self.are_refused = _THREAD.refuses
-        self._before: list[tuple[Any, tuple[Any, ...]]] = []  # each container, and its elements, or keys and values
+        self._before: list[tuple[Any, _Held]] = []
+        self._variables = contextvars.copy_context()
 
-    def add(self, container: Any) -> None:
-        """Remembers what a container holds, where it is of a type that can be changed and put back."""
-        if self.are_refused and type(container) in (*_SEQUENCES, *_MAPPINGS, set):
-            self._before.append((container, _elements(container)))
+    def add(self, value: Any) -> None:
+        """Remembers what a container, a cell, or an object's attributes hold."""
+        if self.are_refused and (held := _held(value)) is not None:
+            self._before.append((value, held))
 
     def require_same(self, owner: Any, name: str, value: Any, where: str | None) -> None:
         """Refuses an attribute that is about to be set.
 
         Raises:
-            UnsupportedError: the object has something else there.
+            ChangeError: the object has something else there.
         """
         if self.are_refused and not isinstance(value, _KEYS) and inspect.getattr_static(owner, name, None) is not value:
             what = f"the attribute {name!r} of a {type(owner).__name__} is set, which a kernel's later calls would not do again"
-            raise UnsupportedError(what, where=where, mend="return the value, and set the attribute outside")
+            raise ChangeError(what, where=where, mend=_MEND)
 
-    def undo(self) -> UnsupportedError | None:
-        """Puts back what the containers held: the error that says so, or None if nothing had changed.
+    def refuse(self, deed: str, where: str | None) -> None:
+        """Refuses what is about to be done, and could not be undone.
 
-        A dictionary may get new entries that hold no value of the trace, as caches do.
+        Args:
+            deed: completes "the layer ...".
+
+        Raises:
+            ChangeError: always, where changes are refused.
         """
-        refusal = None
-        for container, before in self._before:
-            if _is_changed(container, before):
-                _restore(container, before)
-                what = f"a {type(container).__name__} is changed, which a kernel's later calls would not do again"
-                refusal = UnsupportedError(what, mend="return the value, and store it outside")
-        return refusal
+        if self.are_refused:
+            raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, mend="do that outside")
+
+    def undo(self) -> ChangeError | None:
+        """Puts back what was held: the error that says so, or None if nothing had changed."""
+        if not self.are_refused:
+            return None
+        changed = [(value, held) for value, held in self._before if not _is_held(value, held)]
+        for value, held in changed:
+            _put_back(value, held)
+        names = [type(value).__name__ for value, _ in changed] + _undone_variables(self._variables)
+        if not names:
+            return None
+        return ChangeError(f"a {names[0]} is changed, which a kernel's later calls would not do again", mend=_MEND)
 
 
-def _elements(container: Any) -> tuple[Any, ...]:
-    return tuple(container.items()) if isinstance(container, dict) else tuple(container)
+_Held: TypeAlias = tuple[Any, ...] | dict[Any, Any]
+"""Elements, or what is held under keys or names."""
+
+_FILLED: tuple[tuple[Any, Callable[[Any, Any], object]], ...] = ((list, list.extend), (deque, deque.extend), (set, set.update))
+"""How containers are filled, past what a class of the user's does then."""
 
 
-def _is_changed(container: Any, before: tuple[Any, ...]) -> bool:
-    if isinstance(container, dict):
-        old = dict(before)
-        added = [value for key, value in container.items() if key not in old]
-        return not all(key in container and container[key] is value for key, value in before) or any(map(_is_traced, added))
-    if isinstance(container, set):
-        return container != set(before)
-    return len(container) != len(before) or not all(map(is_, container, before))
+def _held(value: Any) -> _Held | None:
+    kind = type(value)
+    if issubclass(kind, dict):
+        return dict(value)
+    if issubclass(kind, (list, deque)):
+        return tuple(value)
+    if issubclass(kind, set):
+        return (frozenset(value),)
+    if issubclass(kind, (np.ndarray, bytearray, array.array)):
+        return (value.copy() if issubclass(kind, np.ndarray) else value[:],)
+    if kind is CellType:
+        return _contents(value)
+    with suppress(TypeError):
+        return {name: each for name, each in vars(value).items() if name not in _WATCHED}
+    return None
 
 
-def _is_traced(value: Any) -> bool:
-    """True if a value holds one of a trace, which means nothing afterwards."""
-    return any(type(leaf).__module__.startswith("fusegen.lang") for leaf in tree_leaves(value))
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not assigned yet
+        return ()
 
 
-def _restore(container: Any, before: tuple[Any, ...]) -> None:
-    container.clear()
-    if isinstance(container, _SEQUENCES):
-        container.extend(before)
+def _is_held(value: Any, held: _Held) -> bool:
+    now = _held(value)
+    if isinstance(held, dict) and isinstance(now, dict):
+        news = [name for name, each in now.items() if not isinstance(each, _KEYS) or name in held]
+        return news == [*held] and all(isinstance(now[name], _KEYS) or _is_same(now[name], held[name]) for name in news)
+    return now is not None and len(now) == len(held) and all(map(_is_same, now, held))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other or (is_plain(one) and same(one, other)):
+        return True
+    if isinstance(one, np.ndarray):
+        return bool(one.shape == other.shape and one.tobytes() == other.tobytes())
+    return isinstance(one, (frozenset, bytearray, array.array)) and bool(one == other)
+
+
+def _put_back(value: Any, held: _Held) -> None:
+    if isinstance(held, dict):
+        _put_items_back(value, held)
+    elif isinstance(value, np.ndarray):
+        value[...] = held[0]
+    elif isinstance(value, (bytearray, array.array)):
+        value[:] = held[0]
+    elif isinstance(value, CellType):
+        if held:
+            value.cell_contents = held[0]
+        else:
+            del value.cell_contents
     else:
-        container.update(before)
+        kind, fill = next(each for each in _FILLED if isinstance(value, each[0]))
+        kind.clear(value)
+        fill(value, held[0] if kind is set else held)
+
+
+def _put_items_back(value: Any, held: dict[Any, Any]) -> None:
+    """Sets what differs, and nothing else: other threads may read a module's or a class's attributes."""
+    items: Any = value if isinstance(value, dict) else vars(value)
+    setter: Callable[[Any, Any], object]
+    deleter: Callable[[Any], object]
+    if isinstance(value, type):
+        setter, deleter = partial(type.__setattr__, value), partial(type.__delattr__, value)
+    else:
+        kind: Any = OrderedDict if isinstance(items, OrderedDict) else dict
+        if not held.keys() <= items.keys():  # one that is set again would be the last
+            kind.clear(items)
+        setter, deleter = partial(kind.__setitem__, items), partial(kind.__delitem__, items)
+    for name in [name for name in items if name not in held and name not in _WATCHED]:
+        deleter(name)
+    for name in [name for name, each in held.items() if name not in items or items[name] is not each]:
+        setter(name, held[name])
+
+
+def _undone_variables(before: contextvars.Context) -> list[str]:
+    """Puts back context variables that had a value: the kind of thing that changed, if one did."""
+    changed = [variable for variable, value in contextvars.copy_context().items() if not _is_same(before.get(variable), value)]
+    for variable in changed:
+        if variable in before:
+            variable.set(before[variable])
+    return ["ContextVar"] if changed else []

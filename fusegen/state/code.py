@@ -28,6 +28,8 @@ class Names:
         modules: names of modules that it imports when it runs.
         compares: whether it asks whether two things are one.
         computes: whether it may look up a name that it does not spell out.
+        stores: whether it sets globals.
+        sets: whether it may set attributes.
         asked: names of attributes that may be missing: those that it gives to ``getattr`` and the like, and all where it handles
             exceptions.
     """
@@ -37,6 +39,8 @@ class Names:
     modules: tuple[str, ...]
     compares: bool
     computes: bool
+    stores: bool
+    sets: bool
     asked: frozenset[str]
 
 
@@ -45,7 +49,8 @@ def names_of(code: CodeType) -> Names:
     """The names that a code object mentions."""
     variables: dict[str, None] = {}
     modules: dict[str, None] = {}
-    compares = False
+    compares = stores = False
+    sets = "setattr" in code.co_names
     last = None
     strings = frozenset(c for constant in code.co_consts for c in _strings(constant))
     attributes = set(strings)
@@ -56,11 +61,13 @@ def names_of(code: CodeType) -> Names:
             attributes.add(str(step.argval))
         elif step.opname == "IMPORT_NAME":
             modules[str(step.argval)] = None
+        stores |= step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+        sets |= step.opname in ("STORE_ATTR", "DELETE_ATTR")
         compares |= step.opname == "IS_OP" and not (last is not None and last.opname == "LOAD_CONST")
         last = step
     computes = not _LOOKS_UP.isdisjoint({*variables, *attributes})
     asked = frozenset(attributes) if code.co_exceptiontable else strings if computes else frozenset[str]()
-    return Names(tuple(variables), frozenset(attributes), tuple(modules), compares, computes, asked)
+    return Names(tuple(variables), frozenset(attributes), tuple(modules), compares, computes, stores, sets, asked)
 
 
 def elements_read(code: CodeType, name: str) -> tuple[object, ...] | None:

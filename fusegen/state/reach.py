@@ -10,6 +10,8 @@ import contextlib
 import functools
 import io
 import logging
+import os
+import queue
 import sys
 import threading
 import weakref
@@ -44,6 +46,21 @@ _THREADS = {
     ThreadPoolExecutor.submit.__code__: "hands work to a thread",
 }
 
+_DEEDS = {"print": "prints", "open": "opens a file", "input": "waits for input"}
+"""Functions of Python's own that do what cannot be undone."""
+
+_DEEDS_OF = {
+    logging.Logger.handle.__code__: "writes to a log",
+    type(os.environ).__setitem__.__code__: "sets an environment variable",
+    type(os.environ).__delitem__.__code__: "deletes an environment variable",
+}
+"""Likewise of the standard library."""
+
+_LOOKED_UP = frozenset({"modules", "import_module", "__import__"})
+"""Words by which code may reach a module that it does not name."""
+
+_STREAMS = (io.IOBase, queue.SimpleQueue)
+
 _UNTRACEABLE = {
     ("torch.nn.attention.flex_attention", "flex_attention"): "call F.scaled_dot_product_attention with attn_mask or is_causal, or "
     "flex_attention outside of the kernel",
@@ -67,7 +84,10 @@ class Notes(Protocol):
         """A place that holds a container, of which no more is read than is noted apart."""
 
     def container(self, value: Any) -> None:
-        """A container that was there before the function ran."""
+        """A container, or an object with attributes, that was there before the function ran."""
+
+    def deed(self, deed: str, where: str | None) -> None:
+        """The function does what cannot be undone, or is about to."""
 
     def cache(self, function: Any) -> None:
         """A function that keeps its results."""
@@ -122,6 +142,8 @@ class Reach:
             _refuse_thread(frame)
         if code is _MODULE_CALL:
             self._notes.module_call(frame.f_locals["self"])
+        if code in _DEEDS_OF and not _is_once(frame):
+            self._notes.deed(_DEEDS_OF[code], called_at(frame))
         if code in self._libraries:
             return
         if runs_library(frame):
@@ -135,6 +157,7 @@ class Reach:
             self._closure(function)
         if code not in self._called:
             self._called.add(code)
+            self._deeds(frame, names)
             self._mentioned |= names.attributes
             if "random" in names.attributes or "random" in (*names.variables, *names.modules):
                 self._notes.random_mentioned()
@@ -144,6 +167,18 @@ class Reach:
                 self.see(sys.modules.get(module), module.rpartition(".")[2])
             self._globals(frame.f_globals, names, code)
             self._mention()
+
+    def _deeds(self, frame: FrameType, names: Names) -> None:
+        """What a function may do beside computing a result, as far as its code says so."""
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        for name, deed in _DEEDS.items():
+            if name in names.variables and name not in frame.f_globals:
+                self._notes.deed(deed, where)
+        if names.sets and not _LOOKED_UP.isdisjoint({*names.variables, *names.attributes}):
+            self._notes.deed("sets attributes, perhaps those of a module that it looks up", where)
+        if names.stores or "globals" in names.variables:
+            module = sys.modules.get(str(frame.f_globals.get("__name__")))
+            self._notes.container(module if module and vars(module) is frame.f_globals else frame.f_globals)
 
     def _globals(self, variables: dict[str, Any], names: Names, code: CodeType) -> None:
         wanted = dict.fromkeys(names.variables)
@@ -165,6 +200,7 @@ class Reach:
                 if getattr(function, part) is not None:
                     self._notes.note(Slot(function, Kind.ATTRIBUTE, part), getattr(function, part), name)
         for place, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
+            self._notes.container(cell)
             try:
                 value = cell.cell_contents
             except ValueError:  # not assigned yet
@@ -206,6 +242,7 @@ class Reach:
         if not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes:
             classes |= {type(value): None for value in found}
         for cls in classes:
+            self._class(cls, cls.__name__)
             for key in _mentioned_in(cls, names):
                 self._class_attribute(cls, key)
             for key in () if of_library(cls) else names.asked:
@@ -281,6 +318,7 @@ class Reach:
 
     def _held_by(self, holder: Any, name: str) -> None:
         """Attributes that a function or a tensor was given."""
+        self._notes.container(holder)
         if vars(holder):
             self._holders.append((holder, name))
             self._mention()
@@ -296,11 +334,14 @@ class Reach:
 
     def _module(self, module: ModuleType, name: str) -> None:
         if not is_library(module.__name__):
+            self._notes.container(module)
             self._notes.watch_module(module)
         self._notes.generator(module, name)
 
     def _class(self, cls: type, name: str) -> None:
         """Its attributes are looked at where code mentions them."""
+        if not of_library(cls):
+            self._notes.container(cls)
 
     def _iterator(self, iterator: object, name: str) -> None:
         what = f"the kernel reads {name!r}, which is an iterator ({type(iterator).__name__}): each read would use it up"
@@ -309,6 +350,8 @@ class Reach:
     def _object(self, value: Any, name: str) -> None:
         self._notes.generator(value, name)
         inner = contents(value)
+        if is_a(value, _STREAMS):
+            self._notes.deed(f"uses {name!r}, a {type(value).__name__}", None)
         if inner is not None:
             self._notes.container(value)
             self._inside(value, inner, name)
@@ -322,6 +365,7 @@ class Reach:
             what = f"the kernel reads {name!r}, which is a {type(value).__name__}: it cannot be told whether that changes"
             raise TraceError(what, mend="pass what is read of it as an argument")
         if not (is_a(value, _UNWATCHED) or _is_ours(value)):
+            self._notes.container(value)
             self._notes.watch(type(value))
             if is_heap(type(value)):
                 self._notes.note(Slot(value, Kind.TYPE), type(value), name)
@@ -373,6 +417,14 @@ def _require_traceable(frame: FrameType) -> None:
     mend = _UNTRACEABLE.get((str(frame.f_globals.get("__name__")), name))
     if mend is not None:
         raise UnsupportedError(f"{name} cannot be traced", where=called_at(frame), mend=mend)
+
+
+def _is_once(frame: FrameType) -> bool:
+    """True if a message is one that is given once in a process, as its function's name says."""
+    caller: FrameType | None = frame
+    while caller is not None and not caller.f_code.co_name.endswith("_once"):
+        caller = caller.f_back
+    return caller is not None
 
 
 def called_at(frame: FrameType) -> str | None:

@@ -171,8 +171,12 @@ class Recorder:
         self._watch.add(cls)
 
     def container(self, value: Any) -> None:
-        """Remembers what a container holds."""
+        """Remembers what a container, or an object's attributes, hold."""
         self._changes.add(value)
+
+    def deed(self, deed: str, where: str | None) -> None:
+        """Refuses what cannot be undone."""
+        self._changes.refuse(deed, where)
 
     def cache(self, function: Any) -> None:
         """Looks after a function that keeps its results."""
