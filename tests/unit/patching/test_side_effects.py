@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import copy
+import io
+import logging
+import os
 import random
+import sys
+from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from queue import SimpleQueue
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -74,6 +83,152 @@ def test_what_a_layer_changes_is_changed_by_each_call(kind: Callable[[], Layer])
             SEEN.clear()
             found.append((layer(x), layer.calls, layer.last, layer.mean, list(SEEN), random.random()))
         torch.testing.assert_close(found[1], found[0])
+
+
+class World:
+    """What layers change, of all kinds."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.counts, self.counted, self.seen, self.queue = {"n": 0}, Counter[str](), {0}, SimpleQueue[int]()
+        self.array, self.bytes, self.text = np.zeros(2), bytearray(), io.StringIO()
+        self.records: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record.getMessage())
+
+    def state(self) -> tuple[object, ...]:
+        """All of it, as something to compare."""
+        names = (list(self.calls), dict(self.counts), dict(self.counted), set(self.seen), self.queue.qsize(), list(self.records))
+        return (*names, self.array.tolist(), bytes(self.bytes), self.text.getvalue(), COUNT, vars(Tally).get("n"), VARIABLE.get(),
+                vars(_tallied).get("calls"), os.environ.get(_NAME))  # fmt: skip
+
+
+class Tally:
+    n = 0
+
+
+COUNT, VARIABLE, LOGGER, _NAME = 0, ContextVar("VARIABLE", default=0), logging.getLogger(__name__), "FUSEGEN_TEST_COUNT"
+
+
+def _tallied() -> Callable[[World, nn.Module], None]:
+    count = 0
+
+    def tally(world: World, _: nn.Module) -> None:
+        nonlocal count
+        count += 1
+        world.calls.append(count)
+
+    return tally
+
+
+def _global(*_: object) -> None:
+    global COUNT
+    COUNT += 1
+
+
+def _of_class(*_: object) -> None:
+    Tally.n += 1
+
+
+def _of_function(*_: object) -> None:
+    _tallied.calls = getattr(_tallied, "calls", 0) + 1  # type: ignore[attr-defined]
+
+
+def _of_module(*_: object) -> None:
+    sys.modules[__name__].COUNT = sys.modules[__name__].COUNT + 1  # type: ignore[attr-defined]
+
+
+def _of_parameter(world: World, layer: nn.Module) -> None:
+    weight: Any = layer.weight
+    weight.calls = getattr(weight, "calls", 0) + 1
+    world.calls[:] = [weight.calls]
+
+
+def _written(world: World, _: nn.Module) -> None:
+    world.array[0] += 1
+
+
+def _filled(world: World, _: nn.Module) -> None:
+    np.add(world.array, 1, out=world.array)
+
+
+EFFECTS: dict[str, Callable[[World, Any], object]] = {
+    "global": _global, "class": _of_class, "function": _of_function, "module": _of_module, "parameter": _of_parameter,
+    "cell": _tallied(), "array": _written, "ufunc": _filled,
+    "callback": lambda world, layer: layer.told(1),
+    "update": lambda world, _: world.counts.update(n=world.counts["n"] + 1),
+    "new key": lambda world, _: world.counts.setdefault(str(len(world.counts)), 1),
+    "counter": lambda world, _: world.counted.update("a"),
+    "set": lambda world, _: world.seen.add(len(world.seen)),
+    "bytes": lambda world, _: world.bytes.append(1),
+    "text": lambda world, _: world.text.write("x"),
+    "queue": lambda world, _: world.queue.put(1),
+    "log": lambda world, _: LOGGER.info("called"),
+    "print": lambda world, _: print("called", file=world.text),
+    "context": lambda world, _: VARIABLE.set(VARIABLE.get() + 1),
+    "environment": lambda world, _: os.environ.update({_NAME: os.environ.get(_NAME, "") + "x"}),
+}  # fmt: skip
+
+
+class Affecting(nn.Module):
+    """A layer with an effect; whether it can be traced or not."""
+
+    def __init__(self, world: World, effect: Callable[[World, Any], object], *, is_traceable: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.world, self.effect, self.is_traceable, self.told = world, effect, is_traceable, world.calls.append
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(x * self.weight)
+        self.effect(self.world, self)
+        return y if self.is_traceable or y.sum() < 1e9 else x
+
+
+@pytest.mark.parametrize("is_traceable", [True, False])
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_effects_happen_once_a_call(effect: str, is_traceable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def states(*, is_patched: bool) -> list[tuple[object, ...]]:
+        monkeypatch.setattr(sys.modules[__name__], "COUNT", 0)
+        monkeypatch.setattr(Tally, "n", 0)
+        monkeypatch.setenv(_NAME, "")
+        _tallied.__dict__.clear()
+        VARIABLE.set(0)
+        EFFECTS["cell"].__closure__[0].cell_contents = 0
+        world = World()
+        monkeypatch.setattr(LOGGER, "handlers", [type("Handler", (logging.Handler,), {"emit": lambda _, r: world.emit(r)})()])
+        layer = Affecting(world, EFFECTS[effect], is_traceable=is_traceable)
+        if is_patched:
+            fg.patch(layer)
+        found = []
+        with torch.no_grad():
+            for _ in range(3):
+                layer(torch.ones(WIDTH))
+                found.append(world.state())
+        return found
+
+    LOGGER.setLevel(logging.INFO)
+    expected = copy_context().run(states, is_patched=False)
+    assert copy_context().run(states, is_patched=True) == expected
+    assert expected[0] != expected[1]
+
+
+class Caching(Layer):
+    """A layer that computes a table when it is first called."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.calls:
+            self.calls = 3
+        return super().forward(x) * self.calls
+
+
+def test_a_layer_that_changes_something_in_its_first_call_alone() -> None:
+    layer, x = Caching(), torch.randn(3, WIDTH)
+    expected = copy.deepcopy(layer)(x)
+    report = fg.patch(layer)
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), expected)
+    assert [(row.fused, row.reason) for row in report.rows if row.kind == "Caching"] == [(True, "")]
 
 
 class Heads(nn.Module):
