@@ -8,19 +8,24 @@ several launches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Args: TypeAlias = Sequence[Any]
 Kwargs: TypeAlias = Mapping[str, Any] | None
 
-_FREE = tuple(f"aten::{name}" for name in ("_unsafe_view", "detach", "empty", "empty_strided", "lift_fresh", "scalar_tensor"))
+_FREE = (
+    "prim::device",
+    *(f"aten::{name}" for name in ("_unsafe_view", "detach", "empty", "empty_strided", "lift_fresh", "scalar_tensor")),
+)
 """Operations that launch nothing, though their signatures do not say that they are views."""
 
 _GATHERS = ("embedding", "gather", "index", "index_select", "take")
@@ -58,38 +63,62 @@ class EagerCost:
         return self.read + self.written
 
 
-def eager_cost(function: Callable[..., Any], arguments: Mapping[str, Any]) -> EagerCost | None:
+def eager_cost(
+    function: Callable[..., Any], arguments: Mapping[str, Any], lowered: tuple[str, torch.dtype] | None = None
+) -> EagerCost | None:
     """The cost of a function of torch tensors; None when it does not run on meta tensors.
 
     Args:
         function: ordinary torch.
         arguments: by parameter; only shapes and dtypes of tensors are looked at.
+        lowered: the kind of device, and the dtype, of the autocast that is on. Meta tensors are not cast, so it runs on fake ones.
     """
-    counter = _Counter()
+    device = "meta" if lowered is None else lowered[0]
+    counter = _Counter(device)
+    modes: tuple[AbstractContextManager[Any], ...] = (nullcontext(), nullcontext())
+    if lowered is not None:
+        modes = (FakeTensorMode(), torch.autocast(*lowered))
     try:
-        with torch.device("meta"), torch.no_grad(), counter, _Whole(counter):
-            function(**{name: _to_meta(value) for name, value in arguments.items()})
+        with modes[0], modes[1], torch.device(device), torch.no_grad(), counter, _Whole(counter):
+            function(**{name: counter.emptied(value) for name, value in arguments.items()})
     except Exception:  # a user's function may need anything at all of a real tensor: then there is nothing to count
         return None
     return EagerCost(tuple(counter.operations), counter.read, counter.written)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook has no types
-    """Notes every operation that would launch something."""
+    """Notes every operation that would launch something.
 
-    def __init__(self) -> None:
+    Args:
+        device: of the tensors that hold nothing.
+    """
+
+    def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.kept = device, "meta" if device == "meta" else None  # none of fake tensors, which have any device
         self.operations: list[str] = []
         self.read = 0
         self.written = 0
         self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs = None) -> Any:
-        given, named = _map(args), {name: _map(value) for name, value in (kwargs or {}).items()}
+        given, named = self._map(args), {name: self._map(value) for name, value in (kwargs or {}).items()}
         result = func(*given, **named)
         if not func.is_view and func._schema.name not in _FREE:
             self.note(func._schema.name.removeprefix("aten::"), (given, tuple(named.values())), result)
         return result
+
+    def emptied(self, value: Any) -> Any:
+        """A tensor that holds nothing in the place of one that does."""
+        if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.device.type != self.kept:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=self.device)
+        return value
+
+    def _map(self, value: Any) -> Any:
+        """Arguments of an operation, with closed-over tensors emptied."""
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._map, value))
+        return self.emptied(value)
 
     def note(self, name: str, operands: Any, results: Any) -> None:
         """Counts one launch."""
@@ -120,19 +149,6 @@ class _Whole(TorchFunctionMode):
         self.counter.paused = False
         self.counter.note(_WHOLE[func], (tuple(args), tuple(named.values())), result)
         return result
-
-
-def _map(value: Any) -> Any:
-    """Arguments of an operation with closed-over tensors as meta tensors."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_map, value))
-    return _to_meta(value)
-
-
-def _to_meta(value: Any) -> Any:
-    if isinstance(value, Tensor) and not value.is_meta:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return value
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fusegen.api import Kernel, vjp
+from fusegen.dtypes import autocast_dtype
 from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.lang.run import trace
@@ -53,24 +54,29 @@ class Fused:
         launches: of its forward pass where no gradients are wanted.
         function: the same in torch.
         args, kwargs: of a call, with tensors that hold nothing.
+        lowered: the kind of device, and the dtype, of the autocast that was on.
     """
 
     launches: int
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    lowered: tuple[str, torch.dtype] | None
 
     @classmethod
     def of(cls, call: Prepared) -> Fused:
         """The facts of a call that has run."""
         program = call.kernel.lower(*call.args, **call.kwargs).program
         args, kwargs = tree_map_only(Tensor, _emptied, (call.args, dict(call.kwargs)))
-        return cls(program.step_count, call.function or call.kernel.function, args, kwargs)
+        kind = next((leaf.device.type for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)), "cpu")
+        lower = autocast_dtype(kind)
+        lowered = None if lower is None else (kind, lower)
+        return cls(program.step_count, call.function or call.kernel.function, args, kwargs, lowered)
 
     @cached_property
     def eager_launches(self) -> int | None:
         """The launches of the same call in torch eager; None where they cannot be counted."""
-        cost = eager_cost(inlined(partial(self.function, *self.args, **self.kwargs)), {})
+        cost = eager_cost(inlined(partial(self.function, *self.args, **self.kwargs)), {}, self.lowered)
         return None if cost is None else cost.launches
 
 

@@ -43,8 +43,9 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
     for path, unit in zip(calls, found, strict=True):
         if any(isinstance(value, FusedCall) for value in vars(unit.module).values()):
             raise ArgumentError(f"{path or type(model).__name__} is patched already", mend="call undo() of the report first")
-    if only is None and has_loss(model):
-        calls["loss_function"] = FusedLoss(model)
+    for path, module in model.named_modules() if only is None else ():
+        if has_loss(module):
+            calls[f"{path}.loss_function".lstrip(".")] = FusedLoss(module)
     hand_attention()
     follow_copies()
     for call in calls.values():

@@ -16,7 +16,6 @@ from fusegen.patching.padded import has_odd_rows
 Chosen: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 """Modules: by their class, its name, or their path in the model, where ``*`` stands for any text."""
 
-_LISTS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _ONE_LAUNCH = (
     nn.Linear,
     nn.Bilinear,
@@ -74,8 +73,9 @@ _NONE = nn.Module.forward
 
 
 def _has_layers(module: nn.Module) -> bool:
-    """True if there is a list of modules in a module: those of the list are the layers, and each is compiled on its own."""
-    return any(isinstance(each, _LISTS) or (type(each) is nn.Sequential and len(each) > 1) for each in module.modules())
+    """True if there is a list of modules in a module: those of the list are the layers, and each is compiled on its own. A
+    ``ModuleDict`` holds modules of one place, as adapters do."""
+    return any(isinstance(each, nn.ModuleList) or (type(each) is nn.Sequential and len(each) > 1) for each in module.modules())
 
 
 def _listed(chosen: Chosen) -> tuple[str | type[nn.Module], ...]:

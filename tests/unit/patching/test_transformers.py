@@ -245,3 +245,40 @@ def test_attention_by_a_models_own_code_stays_with_its_cache() -> None:
     assert torch.equal(generated(model), expected)
     (row,) = [row for row in report.rows if row.kind == "LlamaDecoderLayer"]
     assert "does not compute attention by a function that transformers knows by name" in row.reason
+
+
+_TINY: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 48),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 32),
+    **{"vocab_size": 64, "num_key_value_heads": 2, "head_dim": 8, "rotary_dim": 8, "moe_intermediate_size": 16},
+    **dict.fromkeys(("num_experts", "num_local_experts"), 4),
+    **{"num_experts_per_tok": 2, "shared_expert_intermediate_size": 16, "pad_token_id": 0},
+}
+_WHOLE = (
+    "apertus arcee bert biogpt bitnet bloom codegen cohere cohere2 diffllama electra ernie4_5 exaone4 falcon gemma gemma2 gemma3_text "
+    "glm glm4 gpt2 gpt_bigcode gpt_neox gptj granite helium hunyuan_v1_dense lfm2 llama mistral mpt nemotron olmo olmo2 opt persimmon "
+    "phi phi3 qwen2 qwen3 roberta seed_oss smollm3 stablelm starcoder2 xglm"
+)
+_IN_PARTS = "gpt_oss granitemoe jetmoe mixtral olmoe phimoe qwen2_moe qwen3_moe"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", [*_WHOLE.split(), *_IN_PARTS.split()])
+def test_layers_of_many_architectures_stay_fused(name: str) -> None:
+    config = transformers.AutoConfig.for_model(name)
+    for key in _TINY.keys() & set(dir(config)):
+        setattr(config, key, _TINY[key])
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        expected = model(IDS).logits
+        report = fg.patch(model)
+        torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-5, atol=1e-5)
+    layers = [row for row in report.rows if row.path.endswith(".{0-1}")]
+    assert [(row.count, row.fused, row.reason) for row in layers] == [(2, True, "")] or name not in _WHOLE.split()
+    assert sum(row.count for row in report.rows if row.fused) >= 4
