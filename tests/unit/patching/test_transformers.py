@@ -253,15 +253,21 @@ _TINY: dict[str, Any] = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), 2),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 32),
-    **{"vocab_size": 64, "num_key_value_heads": 2, "head_dim": 8, "rotary_dim": 8, "moe_intermediate_size": 16},
+    "vocab_size": 64,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rotary_dim": 8,
+    "moe_intermediate_size": 16,
     **dict.fromkeys(("num_experts", "num_local_experts"), 4),
-    **{"num_experts_per_tok": 2, "shared_expert_intermediate_size": 16, "pad_token_id": 0},
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 16,
+    "pad_token_id": 0,
 }
-_WHOLE = (
-    "apertus arcee bert biogpt bitnet bloom codegen cohere cohere2 diffllama electra ernie4_5 exaone4 falcon gemma gemma2 gemma3_text "
-    "glm glm4 gpt2 gpt_bigcode gpt_neox gptj granite helium hunyuan_v1_dense lfm2 llama mistral mpt nemotron olmo olmo2 opt persimmon "
-    "phi phi3 qwen2 qwen3 roberta seed_oss smollm3 stablelm starcoder2 xglm"
-)
+_WHOLE = """
+    apertus arcee bert biogpt bitnet bloom codegen cohere cohere2 diffllama electra ernie4_5 exaone4 falcon gemma
+    gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neox gptj granite helium hunyuan_v1_dense lfm2 llama mistral
+    mpt nemotron olmo olmo2 opt persimmon phi phi3 qwen2 qwen3 roberta seed_oss smollm3 stablelm starcoder2 xglm
+"""
 _IN_PARTS = "gpt_oss granitemoe jetmoe mixtral olmoe phimoe qwen2_moe qwen3_moe"
 
 
