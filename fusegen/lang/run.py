@@ -82,6 +82,8 @@ class _Mode(TorchFunctionMode):
             return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
         name = getattr(func, "__name__", "")
         written = [*args[:1], (kwargs or {}).get("out")] if _writes(name) else [(kwargs or {}).get("out")]
+        if name == "requires_grad_" and args[0].requires_grad is [*args[1:], *(kwargs or {}).values(), True][0]:
+            written = []  # it is so already
         if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
             what = f"{name} would write to a tensor that the kernel closes over"
             raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
@@ -113,7 +115,7 @@ def _writes(name: str) -> bool:
         return name in ("__setitem__", "__set__") or (
             name.startswith("__i") and name.removeprefix("__i").removesuffix("__") in _WRITING
         )
-    return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    return name.endswith("_") and not name.endswith("__")
 
 
 _WRITING = frozenset(

@@ -68,9 +68,10 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         """Sets an attribute that torch's tensors do not have.
 
         Raises:
-            UnsupportedError: for those that they have.
+            UnsupportedError: for those that they have, and of an argument, which is the caller's.
         """
-        if hasattr(torch.Tensor, name) and not name.startswith("__"):
+        own = vars(self)
+        if name not in own and (own.get("_argument") is not None or hasattr(torch.Tensor, name)) and not name.startswith("__"):
             self._refused(f"setting Tensor.{name}")
         object.__setattr__(self, name, value)
 

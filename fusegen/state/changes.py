@@ -58,6 +58,7 @@ class Changes:
         self.are_refused = _THREAD.refuses
         self._before: list[tuple[Any, _Held]] = []
         self._variables = contextvars.copy_context()
+        self._settings = _settings()
 
     def add(self, value: Any) -> None:
         """Remembers what a container, a cell, or an object's attributes hold."""
@@ -94,9 +95,17 @@ class Changes:
         for value, held in changed:
             _put_back(value, held)
         names = [type(value).__name__ for value, _ in changed] + _undone_variables(self._variables)
+        if self._settings != _settings():
+            names.append("setting of torch")
+            torch.set_grad_enabled(self._settings[0])
+            torch.set_default_dtype(self._settings[1])
         if not names:
             return None
         return ChangeError(f"a {names[0]} is changed, which a kernel's later calls would not do again", mend=_MEND)
+
+
+def _settings() -> tuple[bool, torch.dtype]:
+    return torch.is_grad_enabled(), torch.get_default_dtype()
 
 
 _Held: TypeAlias = tuple[Any, ...] | dict[Any, Any]

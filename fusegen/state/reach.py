@@ -176,9 +176,12 @@ class Reach:
                 self._notes.deed(deed, where)
         if names.sets and not _LOOKED_UP.isdisjoint({*names.variables, *names.attributes}):
             self._notes.deed("sets attributes, perhaps those of a module that it looks up", where)
+        for name in names.variables if names.sets else ():
+            if is_a(module := frame.f_globals.get(name), ModuleType):
+                self._notes.container(module)
         if names.stores or "globals" in names.variables:
-            module = sys.modules.get(str(frame.f_globals.get("__name__")))
-            self._notes.container(module if module and vars(module) is frame.f_globals else frame.f_globals)
+            own = sys.modules.get(str(frame.f_globals.get("__name__")))
+            self._notes.container(own if own and vars(own) is frame.f_globals else frame.f_globals)
 
     def _globals(self, variables: dict[str, Any], names: Names, code: CodeType) -> None:
         wanted = dict.fromkeys(names.variables)

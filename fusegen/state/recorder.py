@@ -70,6 +70,8 @@ class Recorder:
         self._calls.__exit__(kind, error, trace)
         self._watch.__exit__(kind, error, trace)
         refusal = self._changes.undo()
+        for cache in self._caches if refusal is not None else ():
+            cache.cache_clear()  # so that what it has done is done again
         try:
             if error is None:
                 self._generators.require_untouched()

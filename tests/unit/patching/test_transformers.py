@@ -275,7 +275,7 @@ _IN_PARTS = "gpt_oss granitemoe jetmoe mixtral olmoe phimoe qwen2_moe qwen3_moe"
 @pytest.mark.parametrize("name", [*_WHOLE.split(), *_IN_PARTS.split()])
 def test_layers_of_many_architectures_stay_fused(name: str) -> None:
     config = transformers.AutoConfig.for_model(name)
-    for key in _TINY.keys() & set(dir(config)):
+    for key in _TINY.keys() & vars(config).keys():
         setattr(config, key, _TINY[key])
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:2]
@@ -287,4 +287,4 @@ def test_layers_of_many_architectures_stay_fused(name: str) -> None:
         torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-5, atol=1e-5)
     layers = [row for row in report.rows if row.path.endswith(".{0-1}")]
     assert [(row.count, row.fused, row.reason) for row in layers] == [(2, True, "")] or name not in _WHOLE.split()
-    assert sum(row.count for row in report.rows if row.fused) >= 4
+    assert sum(row.count for row in report.rows if row.fused) >= 3
