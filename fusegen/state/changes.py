@@ -127,9 +127,14 @@ def _held(value: Any) -> _Held | None:
         return (value.copy() if issubclass(kind, np.ndarray) else value[:],)
     if kind is CellType:
         return _contents(value)
-    with suppress(TypeError):
-        return {name: each for name, each in vars(value).items() if name not in _WATCHED}
+    with suppress(AttributeError):
+        return {name: each for name, each in _attributes(value).items() if name not in _WATCHED}
     return None
+
+
+def _attributes(value: Any) -> Any:
+    """The dictionary of an object's attributes, read past what reports reads."""
+    return object.__getattribute__(value, "__dict__")
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
@@ -175,7 +180,7 @@ def _put_back(value: Any, held: _Held) -> None:
 
 def _put_items_back(value: Any, held: dict[Any, Any]) -> None:
     """Sets what differs, and nothing else: other threads may read a module's or a class's attributes."""
-    items: Any = value if isinstance(value, dict) else vars(value)
+    items: Any = value if isinstance(value, dict) else _attributes(value)
     setter: Callable[[Any, Any], object]
     deleter: Callable[[Any], object]
     if isinstance(value, type):

@@ -181,7 +181,8 @@ class Reach:
                 self._notes.container(module)
         if names.stores or "globals" in names.variables:
             own = sys.modules.get(str(frame.f_globals.get("__name__")))
-            self._notes.container(own if own and vars(own) is frame.f_globals else frame.f_globals)
+            is_own = own is not None and object.__getattribute__(own, "__dict__") is frame.f_globals
+            self._notes.container(own if is_own else frame.f_globals)
 
     def _globals(self, variables: dict[str, Any], names: Names, code: CodeType) -> None:
         wanted = dict.fromkeys(names.variables)
