@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen.errors import ArgumentError
+from fusegen.specs.checks import require_shapes
 
 
 def gelu_of(x: Tensor, approximate: str) -> Tensor:
@@ -75,6 +76,7 @@ def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, 
         ArgumentError: gate alone, of an odd length.
     """
     if up is not None:
+        require_shapes(gate=(gate, "*"), up=(up, "*"))
         return gate, up
     if gate.shape[-1] % 2:
         raise ArgumentError(f"a packed gate of {gate.shape[-1]} features", mend="give an even number, or up beside it")

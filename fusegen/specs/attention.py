@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.specs.activations import capped
-from fusegen.specs.masks import require_mask
+from fusegen.specs.checks import require_mask, require_shapes
 from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
 from fusegen.specs.precision import widened
 from fusegen.specs.quantization import E4M3, from_cache
@@ -19,7 +20,14 @@ FAMILY = Family("attention")
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
-    """Heads of keys or values, each for as many heads of queries as share it (GQA)."""
+    """Heads of keys or values, each for as many heads of queries as share it (GQA).
+
+    Raises:
+        ArgumentError: the heads of queries are no multiple of them.
+    """
+    if x.shape[-3] != heads and (x.shape[-3] == 0 or heads == 0 or heads % x.shape[-3]):
+        what = f"{heads} heads of queries for {x.shape[-3]} heads of keys"
+        raise ArgumentError(what, mend="give a multiple of the heads of keys and values")
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], -3)
 
 
@@ -30,7 +38,13 @@ def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tens
 
 
 def seen(scores: Tensor, offset: int | Tensor, is_causal: bool, window: int | None) -> Tensor | None:
-    """The keys that each query sees by its position; None where it sees all."""
+    """The keys that each query sees by its position; None where it sees all.
+
+    Raises:
+        ArgumentError: a window without a key.
+    """
+    if window is not None and window < 1:
+        raise ArgumentError(f"window={window}", mend="give a positive number, or None to see all keys")
     query, key = positions_of(scores, offset)
     found = key <= query if is_causal else None
     if window is None:
@@ -122,6 +136,8 @@ def flash_attention(
     logsumexp, on request, is (batch, heads, queries). Dao et al., "FlashAttention" (arXiv 2205.14135); Press et al., ALiBi
     (arXiv 2108.12409).
     """
+    require_shapes(q=(q, "* heads queries channels"), k=(k, "* kv_heads keys channels"), v=(v, "* kv_heads keys v_channels"))
+    require_shapes(q=(q, "* heads queries channels"), slopes=(slopes, "heads"), sinks=(sinks, "heads"))
     heads = q.shape[-3]
     scores = (q @ shared(k, heads).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = capped(scores, softcap)
@@ -129,9 +145,11 @@ def flash_attention(
         query, key = positions_of(scores, offset)
         scores = scores + slopes.view(-1, 1, 1) * (key - query)
     if mask is not None:
-        require_mask(mask)
+        require_mask(mask, scores)
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if documents is not None:
+        of_all = "batch heads positions positions"
+        require_shapes(scores=(scores, of_all), documents=(documents, "batch positions"))
         scores = torch.where(documents[:, None, :, None] == documents[:, None, None, :], scores, -math.inf)
     visible = seen(scores, offset, is_causal, window)
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)

@@ -9,6 +9,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.activations import activate, halves
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.normalization import rms_normalized
 from fusegen.specs.operands import Operand, scales, size, tensor
 from fusegen.specs.spec import Family, Variants
@@ -341,6 +342,7 @@ def add_layer_norm_quant(
     x, residual: (…, features); weight, bias: (features); scale and the settings behind eps: as in `quantize`. The results are the
     values, the scale unless it is given, and h.
     """
+    require_shapes(x=(x, "*"), residual=(residual, "*"))
     h = x + residual
     normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
     return (*quantized(normalized, granularity, quant_dtype, scale, group_size, scale_ue8m0), h)
@@ -372,6 +374,7 @@ def add_rms_norm_quant(
     casting_mode: as in `rms_norm`. The results are the values, the scale unless it is given, and h. FlashInfer's
     ``fused_add_rmsnorm_quant``.
     """
+    require_shapes(x=(x, "*"), residual=(residual, "*"))
     h = x + residual
     normalized = rms_normalized(h, weight, eps, zero_centered_gamma, casting_mode)
     return (*quantized(normalized, granularity, quant_dtype, scale, group_size, scale_ue8m0), h)
@@ -458,5 +461,6 @@ def linear_quant(
     """
     if scale is None:
         raise ArgumentError("a matmul in 8 bits without a scale", mend="give one, or quantize(linear(x)) in two launches")
+    require_shapes(weight=(weight, "outputs inputs"), bias=(bias, "outputs"))
     y = activate(F.linear(input, weight, bias), activation)
     return quantized(y, "per_tensor", quant_dtype, scale)[0]

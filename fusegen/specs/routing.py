@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.operands import tensor
 from fusegen.specs.precision import widened
 from fusegen.specs.spec import Family
@@ -61,6 +62,7 @@ def moe_router(
     alone are compared, those with the greatest sums of two. DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section
     2.1.2. Softmax leaves the order as it is, so that the weights are those of the k greatest logits, as in Mixtral (2401.04088).
     """
+    require_shapes(logits=(logits, "tokens experts"), bias=(bias, "experts"))
     experts, wide = logits.shape[-1], widened(logits)
     if not 1 <= k <= experts:
         raise ArgumentError(f"k={k} of {experts} experts", mend=f"give a number from 1 to {experts}")

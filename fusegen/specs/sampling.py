@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.operands import Operand, indices, positive, tensor, values
 from fusegen.specs.spec import Family
 
@@ -72,8 +72,10 @@ def sample(
     model's, before penalties, temperature and cuts, as vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e exponential
     (Gumbel-max). Top k and top p sort the row, by torch.
     """
-    _require_columns(temperature=temperature, seeds=seeds, top_k=top_k, top_p=top_p, min_p=min_p)
-    _require_columns(repetition=repetition, presence=presence, frequency=frequency)
+    columns = {"temperature": temperature, "seeds": seeds, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    columns |= {"repetition": repetition, "presence": presence, "frequency": frequency}
+    rows = {"logits": (logits, "requests vocabulary"), "counts": (counts, "requests vocabulary")}
+    require_shapes(**rows, **{name: (column, "requests 1") for name, column in columns.items()})
     if seeds is not None and seeds.is_floating_point():
         raise ArgumentError(f"seeds of {seeds.dtype}", mend="give integers")
     if counts is None and (repetition is not None or presence is not None or frequency is not None):
@@ -93,18 +95,6 @@ def sample(
     token = place if order is None else order.gather(-1, place)
     chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
     return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
-
-
-def _require_columns(**given: Any) -> None:
-    """Refuses all but tensors of (requests, 1).
-
-    Raises:
-        ArgumentError: a number, or another shape.
-    """
-    for name, value in given.items():
-        if value is not None and not (isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == 1):
-            shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-            raise ArgumentError(f"{name} is {shown}", mend="give a tensor of shape (requests, 1)")
 
 
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:
