@@ -196,13 +196,24 @@ def with_cache(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> Tensor:
-    """Attention of the last queries of each sequence, of which as many keys count as its length says."""
+    """Attention of the last queries of each sequence, of which as many keys count as its length says; 0 where none does.
+
+    What lies beyond the length may be anything, NaN too: it is neither a score nor added up.
+    """
+    require_shapes(q=(q, "batch heads queries channels"), k_cache=(k, "batch kv_heads keys channels"))
+    require_shapes(k_cache=(k, "batch kv_heads keys channels"), v_cache=(v, "batch kv_heads keys v_channels"))
+    require_shapes(q=(q, "batch heads queries channels"), lengths=(lengths, "batch"), sinks=(sinks, "heads"))
+    lengths = lengths.clamp(0, k.shape[-2]).view(-1, 1, 1, 1)
     k, v = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
+    v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < lengths, v, 0.0)
     scores = (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = capped(scores, softcap)
-    visible = seen(scores, (lengths - q.shape[-2]).view(-1, 1, 1, 1), True, window)
+    first = lengths - q.shape[-2]
+    visible = seen(scores, first, True, window)
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)
-    return weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+    result = weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+    position, _ = positions_of(scores, first)
+    return torch.where(position >= 0, result, 0.0)
 
 
 @FAMILY.spec(
@@ -227,9 +238,10 @@ def cached_attention(
 ) -> Tensor:
     """softmax(scale·q·kᵀ where key < length and causal)·v, over a cache
 
-    q: (batch, heads, queries, d), the last queries of each sequence: one a step of decoding, more for a prefill; k_cache,
-    v_cache: (batch, kv_heads, keys, d); lengths: (batch) of integers, keys in use with those of the queries; k_scale, v_scale: ()
-    or (kv_heads) of float32, what a cache of 8 bits is multiplied by; the rest as in `flash_attention`.
+    q: (batch, heads, queries, d), the last queries of each sequence: one a step of decoding, more for a prefill; k_cache, v_cache:
+    (batch, kv_heads, keys, d); lengths: (batch) of integers, keys in use with those of the queries, at most all; what lies beyond
+    is not read into a sum, and queries without a key give 0; k_scale, v_scale: () or (kv_heads) of float32, what a cache of 8 bits
+    is multiplied by; the rest as in `flash_attention`.
     """
     return with_cache(q, k_cache, v_cache, lengths, scale, window, softcap, sinks, k_scale, v_scale)
 
@@ -266,8 +278,13 @@ def paged_attention(
     """softmax(scale·q·kᵀ where key < length and causal)·v, over the pages of a cache
 
     q: (batch, heads, queries, d), as in `cached_attention`; k_cache, v_cache: (pages, page, kv_heads, d); page_table: (batch,
-    blocks) of pages; lengths: (batch) of integers; k_scale, v_scale: as in `cached_attention`; the rest as in `flash_attention`.
-    Kwon et al., "PagedAttention" (arXiv 2309.06180).
+    blocks) of pages, of which those beyond the length are not read; lengths: (batch) of integers, as in `cached_attention`;
+    k_scale, v_scale: as in `cached_attention`; the rest as in `flash_attention`. Kwon et al., "PagedAttention" (arXiv 2309.06180).
     """
-    k, v = (cache[page_table].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
+    pages = "pages page kv_heads {}channels"
+    require_shapes(k_cache=(k_cache, pages.format("")), v_cache=(v_cache, pages.format("v_")))
+    require_shapes(page_table=(page_table, "batch blocks"), lengths=(lengths, "batch"))
+    first = torch.arange(page_table.shape[1], device=page_table.device) * k_cache.shape[1]
+    used = torch.where(first < lengths[:, None], page_table, 0)
+    k, v = (cache[used].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
     return with_cache(q, k, v, lengths, scale, window, softcap, sinks, k_scale, v_scale)

@@ -55,7 +55,7 @@ def quantized(
         raise ArgumentError("quantization of one number", mend="give a tensor with dims")
     wide = by_group(x.float(), granularity, group_size)
     if scale is not None:
-        return (narrowed(wide, dtype, aligned(scale, x, granularity, group_size)).reshape(x.shape),)
+        return (narrowed(*_raised(wide, dtype, aligned(scale, x, granularity, group_size))).reshape(x.shape),)
     dims = tuple(range(wide.dim())) if granularity == "per_tensor" else (-1,)
     found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
     found = torch.exp2(torch.ceil(torch.log2(found))) if scale_ue8m0 else found
@@ -71,6 +71,12 @@ def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
     largest = largest_of(dtype)
     scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
+
+
+def _raised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> tuple[Tensor, torch.dtype, Tensor]:
+    """What `narrowed` takes, where the reciprocal of a scale that was given would overflow: both times a power of two."""
+    factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
+    return x * factor, dtype, scale * factor
 
 
 def largest_of(dtype: torch.dtype) -> float:
@@ -134,7 +140,7 @@ def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
         if scale is not None:
             raise ArgumentError(f"a scale for a cache of {dtype}", mend="give a cache of 8 bits, or no scale")
         return x.to(dtype)
-    return narrowed(x, dtype, of_heads(scale, dtype, x.shape[-2], x.device)[..., None])
+    return narrowed(*_raised(x.float(), dtype, of_heads(scale, dtype, x.shape[-2], x.device)[..., None]))
 
 
 def from_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:

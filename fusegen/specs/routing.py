@@ -17,6 +17,9 @@ from fusegen.specs.spec import Family
 FAMILY = Family("routing")
 
 SIZES = {"rows": 8192, "experts": 64}
+_LEAST_SUM = 1e-20
+"""Added to sums of scores, which may all be 0, as DeepSeek-V3 does."""
+
 DEEPSEEK_V3 = {"scoring": "sigmoid", "bias": tensor("experts"), "scale": 2.5}
 
 
@@ -70,7 +73,7 @@ def moe_router(
         scores = wide.sigmoid()
         indices = _limited(scores if bias is None else scores + bias, k, groups, chosen_groups).topk(k).indices
         weights = scores.gather(-1, indices)
-        weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
+        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM) if renormalize else weights
     elif scoring == "softmax":
         if bias is not None or groups != 1 or chosen_groups != 1:
             raise ArgumentError("a bias or groups beside softmax", mend='give scoring="sigmoid"')

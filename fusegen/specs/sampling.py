@@ -19,6 +19,9 @@ SIZES = {"rows": 64}
 _GOLDEN = -0x61C8864680B583EB
 """2^64 over the golden ratio, as a signed number."""
 
+_COLDEST = 1e-30
+"""The least temperature that logits are divided by; they would overflow by lower ones."""
+
 PENALTIES = {
     "counts": indices("rows vocabulary", below="3"),
     "repetition": positive("rows 1"),
@@ -64,13 +67,13 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """A token drawn from softmax(logits/temperature), cut to its top k, top p and min p, and its logarithm of softmax(logits)
 
-    logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token
-    occurred, by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one, or by 0, the
-    most likely token is taken. seeds: integers, of which a request's draw is a function; without them torch's generator draws.
-    top_k: how many tokens are left, at least one; top_p: up to which probability, with the token that reaches it (Holtzman et
-    al., arXiv 1904.09751); min_p: which share of the greatest probability is the least (arXiv 2407.01082). The logarithm is the
-    model's, before penalties, temperature and cuts, as vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e exponential
-    (Gumbel-max). Top k and top p sort the row, by torch.
+    logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token occurred,
+    by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one, or below 1e-30, the most
+    likely token is taken. seeds: integers, of which a request's draw is a function; without them torch's generator draws. top_k:
+    how many tokens are left, all of them by 0 or −1; top_p: up to which probability, with the token that reaches it (Holtzman et
+    al., arXiv 1904.09751); min_p: which share of the greatest probability, from 0 to 1, is the least (arXiv 2407.01082). The
+    logarithm is the model's, before penalties, temperature and cuts, as vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e
+    exponential (Gumbel-max). Top k and top p sort the row, by torch.
     """
     columns = {"temperature": temperature, "seeds": seeds, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     columns |= {"repetition": repetition, "presence": presence, "frequency": frequency}
@@ -81,7 +84,8 @@ def sample(
     if counts is None and (repetition is not None or presence is not None or frequency is not None):
         raise ArgumentError("penalties without counts", mend="give counts: (requests, vocabulary)")
     wide = _penalized(logits.float(), counts, repetition, presence, frequency)
-    wide = wide if temperature is None else wide / torch.where(temperature > 0, temperature, 1.0)
+    temperature = None if temperature is None else temperature.float()
+    wide = wide if temperature is None else wide / torch.where(temperature >= _COLDEST, temperature, 1.0)
     order = None
     if top_k is not None or top_p is not None:
         wide, order = wide.sort(dim=-1, descending=True, stable=True)
@@ -90,7 +94,7 @@ def sample(
     if temperature is not None:
         tokens = places if order is None else order
         waiting = torch.empty_like(left).exponential_() if seeds is None else _exponential(seeds, tokens)
-        left = left - torch.where(temperature > 0, waiting.log(), 0.0)
+        left = left - torch.where(temperature >= _COLDEST, waiting.log(), 0.0)
     place = left.argmax(-1, keepdim=True)
     token = place if order is None else order.gather(-1, place)
     chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
@@ -98,8 +102,8 @@ def sample(
 
 
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:
-    """Exponential numbers of a seed and a token."""
-    bits = _mixed(_mixed(seeds.long()) + tokens * _GOLDEN)
+    """Exponential numbers of a seed and a token. What is mixed is never 0 for all seeds or tokens, of which the mixture is 0."""
+    bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
     return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
 
 
@@ -127,10 +131,11 @@ def _penalized(
 def _cut(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:
     """Logits, minus infinity where a token is left out; for top_k and top_p they are sorted."""
     if top_k is not None:
-        logits = logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= top_k, -math.inf)
+        is_out = torch.arange(logits.shape[-1], device=logits.device) >= top_k
+        logits = logits.masked_fill(is_out & (top_k > 0), -math.inf)
     if top_p is not None:
         weights = logits.softmax(-1)
         logits = logits.masked_fill(weights.cumsum(-1) - weights >= top_p, -math.inf)
     if min_p is not None:
-        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), -math.inf)
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.clamp(0, 1).log(), -math.inf)
     return logits
