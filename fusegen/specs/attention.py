@@ -31,6 +31,17 @@ def shared(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], -3)
 
 
+def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
+    """Products of queries with keys, times the scale, which is 1/√d by default.
+
+    Raises:
+        ArgumentError: heads of no channels, or of queries that are no multiple of those of keys.
+    """
+    if q.shape[-1] == 0:
+        raise ArgumentError("heads of 0 channels", mend="give one or more")
+    return (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+
+
 def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
     """The positions of queries, as a column, and of keys, as a row."""
     query, key = (torch.arange(scores.shape[dim], device=scores.device) for dim in (-2, -1))
@@ -138,9 +149,7 @@ def flash_attention(
     """
     require_shapes(q=(q, "* heads queries channels"), k=(k, "* kv_heads keys channels"), v=(v, "* kv_heads keys v_channels"))
     require_shapes(q=(q, "* heads queries channels"), slopes=(slopes, "heads"), sinks=(sinks, "heads"))
-    heads = q.shape[-3]
-    scores = (q @ shared(k, heads).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = capped(scores, softcap)
+    scores = capped(products(q, k, scale), softcap)
     if slopes is not None:
         query, key = positions_of(scores, offset)
         scores = scores + slopes.view(-1, 1, 1) * (key - query)
@@ -154,7 +163,7 @@ def flash_attention(
     visible = seen(scores, offset, is_causal, window)
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)
     weights = fg.dropout(weights_of(scores, sinks), p, training, seed=seed)
-    result = weights.to(v.dtype) @ shared(v, heads)
+    result = weights.to(v.dtype) @ shared(v, q.shape[-3])
     return (result, torch.logsumexp(widened(scores), -1)) if return_logsumexp else result
 
 
@@ -206,8 +215,7 @@ def with_cache(
     lengths = lengths.clamp(0, k.shape[-2]).view(-1, 1, 1, 1)
     k, v = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
     v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < lengths, v, 0.0)
-    scores = (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = capped(scores, softcap)
+    scores = capped(products(q, k, scale), softcap)
     first = lengths - q.shape[-2]
     visible = seen(scores, first, True, window)
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)

@@ -1,4 +1,4 @@
-"""Checks of arguments at the door of a function: what does not fit is refused, and never broadcast by accident."""
+"""Checks of arguments at the door of a function, which refuses shapes that would broadcast by accident."""
 
 from __future__ import annotations
 

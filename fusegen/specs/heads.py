@@ -28,7 +28,7 @@ def split(qkv: Tensor, heads: int, kv_heads: int | None) -> tuple[Tensor, Tensor
         ArgumentError: numbers of heads that do not divide the last dim.
     """
     kv_heads = heads if kv_heads is None else kv_heads
-    if heads < 1 or kv_heads < 1 or qkv.shape[-1] % (heads + 2 * kv_heads):
+    if heads < 1 or kv_heads < 1 or qkv.shape[-1] == 0 or qkv.shape[-1] % (heads + 2 * kv_heads):
         what = f"heads={heads} and kv_heads={kv_heads} of {qkv.shape[-1]} features"
         raise ArgumentError(what, mend="give positive numbers, so that heads + 2·kv_heads divides the features")
     channels = qkv.shape[-1] // (heads + 2 * kv_heads)
