@@ -10,7 +10,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.activations import capped
-from fusegen.specs.checks import require_mask, require_shapes
+from fusegen.specs.checks import require_integers, require_mask, require_shapes
 from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
 from fusegen.specs.precision import widened
 from fusegen.specs.quantization import E4M3, from_cache
@@ -212,6 +212,7 @@ def with_cache(
     require_shapes(q=(q, "batch heads queries channels"), k_cache=(k, "batch kv_heads keys channels"))
     require_shapes(k_cache=(k, "batch kv_heads keys channels"), v_cache=(v, "batch kv_heads keys v_channels"))
     require_shapes(q=(q, "batch heads queries channels"), lengths=(lengths, "batch"), sinks=(sinks, "heads"))
+    require_integers(lengths=lengths)
     lengths = lengths.clamp(0, k.shape[-2]).view(-1, 1, 1, 1)
     k, v = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
     v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < lengths, v, 0.0)
@@ -292,6 +293,7 @@ def paged_attention(
     pages = "pages page kv_heads {}channels"
     require_shapes(k_cache=(k_cache, pages.format("")), v_cache=(v_cache, pages.format("v_")))
     require_shapes(page_table=(page_table, "batch blocks"), lengths=(lengths, "batch"))
+    require_integers(page_table=page_table, lengths=lengths)
     first = torch.arange(page_table.shape[1], device=page_table.device) * k_cache.shape[1]
     used = torch.where(first < lengths[:, None], page_table, 0)
     k, v = (cache[used].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))

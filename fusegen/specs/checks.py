@@ -52,6 +52,22 @@ def _shown(shape: Any) -> str:
     return f"({', '.join(f'{extent}' for extent in shape)})"
 
 
+def is_one(extent: int) -> bool:
+    """True if an extent is the number 1. A symbolic one is not asked, so that its variant is good for 1 as well."""
+    return type(extent) is int and extent == 1
+
+
+def require_integers(**given: Tensor | None) -> None:
+    """Checks that tensors are of integers.
+
+    Raises:
+        ArgumentError: one of them is of floats or bools.
+    """
+    for name, value in given.items():
+        if value is not None and (value.is_floating_point() or value.dtype == torch.bool):
+            raise ArgumentError(f"{name} of {value.dtype}", mend="give integers")
+
+
 def require_broadcast(name: str, value: Tensor, other: Tensor) -> None:
     """Checks that a tensor broadcasts to another, and does not widen it.
 
@@ -60,7 +76,7 @@ def require_broadcast(name: str, value: Tensor, other: Tensor) -> None:
     """
     shape, wanted = tuple(value.shape), tuple(other.shape)
     ends = zip(reversed(shape), reversed(wanted), strict=False)
-    if len(shape) > len(wanted) or not all(extent == to or extent == 1 for extent, to in ends):
+    if len(shape) > len(wanted) or not all(is_one(extent) or extent == to for extent, to in ends):
         mend = f"give one that broadcasts to {_shown(wanted)}"
         raise ArgumentError(f"{name} of shape {_shown(shape)}", mend=mend)
 

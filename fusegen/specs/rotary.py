@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.checks import require_shapes
+from fusegen.specs.checks import is_one, require_shapes
 from fusegen.specs.operands import Operand, Sizes, indices, size, tensor
 from fusegen.specs.spec import Family
 
@@ -46,7 +46,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
     """
     dims = "positions numbers"
     if cos.dim() == 3:
-        dims = f"1 {dims}" if cos.shape[0] == 1 else f"batch {dims}"
+        dims = f"1 {dims}" if is_one(cos.shape[0]) else f"batch {dims}"
     require_shapes(x=(x, "batch heads positions channels"), cos=(cos, dims), sin=(sin, dims))
     if cos.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

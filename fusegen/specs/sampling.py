@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.checks import require_shapes
+from fusegen.specs.checks import require_integers, require_shapes
 from fusegen.specs.operands import Operand, indices, positive, tensor, values
 from fusegen.specs.spec import Family
 
@@ -79,8 +79,7 @@ def sample(
     columns |= {"repetition": repetition, "presence": presence, "frequency": frequency}
     rows = {"logits": (logits, "requests vocabulary"), "counts": (counts, "requests vocabulary")}
     require_shapes(**rows, **{name: (column, "requests 1") for name, column in columns.items()})
-    if seeds is not None and seeds.is_floating_point():
-        raise ArgumentError(f"seeds of {seeds.dtype}", mend="give integers")
+    require_integers(seeds=seeds)
     if counts is None and (repetition is not None or presence is not None or frequency is not None):
         raise ArgumentError("penalties without counts", mend="give counts: (requests, vocabulary)")
     wide = _penalized(logits.float(), counts, repetition, presence, frequency)

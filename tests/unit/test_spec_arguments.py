@@ -121,6 +121,7 @@ def refused() -> dict[str, Callable[[], object]]:
         "window=0": lambda: ops.flash_attention(q, q, q, window=0),
         "window=-1": lambda: ops.cached_attention(token, q, q, torch.tensor([2]), window=-1),
         "lengths of shape (1, 1)": lambda: ops.cached_attention(token, q, q, torch.tensor([[2]])),
+        "lengths of torch.float32": lambda: ops.cached_attention(token, q, q, torch.ones(1)),
         "a packed gate of 3 features": lambda: ops.glu(randn(3, 3), interleaved=True),
         "interleaved pairs along dim=0": lambda: ops.glu(randn(4, 3), 0, interleaved=True),
         "up of shape (1, 8)": lambda: ops.swiglu(row, row[:1]),

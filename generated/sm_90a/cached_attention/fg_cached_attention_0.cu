@@ -22,7 +22,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float cached_attention_0(i64 lengths, float v_cache, i64 coordinate, i64 coordinate_2) {
-    return coordinate < minimum(maximum(lengths, 0LL), coordinate_2) ? v_cache : 0.0f;  // line 21: v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < l…
+    return coordinate < minimum(maximum(lengths, 0LL), coordinate_2) ? v_cache : 0.0f;  // line 22: v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < l…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ i64 paged_attention_0(i64 lengths, i64 page_table, i64 coordinate) {
-    return wrap_mul(coordinate, 16LL) < lengths ? page_table : 0LL;                   // line 39: used = torch.where(first < lengths[:, None], page_table, 0)
+    return wrap_mul(coordinate, 16LL) < lengths ? page_table : 0LL;                   // line 40: used = torch.where(first < lengths[:, None], page_table, 0)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ namespace part_2 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float paged_attention_2(i64 lengths, float v_cache, i64 coordinate) {
-    return coordinate < minimum(maximum(lengths, 0LL), 8192LL) ? v_cache : 0.0f;      // line 21: v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < l…
+    return coordinate < minimum(maximum(lengths, 0LL), 8192LL) ? v_cache : 0.0f;      // line 22: v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < l…
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
