@@ -147,6 +147,8 @@ def flash_attention(
     logsumexp, on request, is (batch, heads, queries). Dao et al., "FlashAttention" (arXiv 2205.14135); Press et al., ALiBi
     (arXiv 2108.12409).
     """
+    if is_causal and offset < 0:
+        raise ArgumentError(f"offset={offset} of causal queries, of which the first see no key", mend="give 0 or more")
     require_shapes(q=(q, "* heads queries channels"), k=(k, "* kv_heads keys channels"), v=(v, "* kv_heads keys v_channels"))
     require_shapes(q=(q, "* heads queries channels"), slopes=(slopes, "heads"), sinks=(sinks, "heads"))
     scores = capped(products(q, k, scale), softcap)

@@ -103,9 +103,9 @@ def clamped_swiglu(
 ) -> Tensor:
     """g·σ(α·g)·(u + 1), with g = min(gate, limit) and u = up between −limit and limit
 
-    gate, up, interleaved: as in `swiglu`; bias: added to gate first. The gated unit of gpt-oss (OpenAI, 2025).
+    gate, up, interleaved: as in `swiglu`, pairs by default; bias: added to gate first. The gated unit of gpt-oss (OpenAI, 2025).
     """
     require_shapes(gate=(gate, "* features"), bias=(bias, "features"))
-    gate, up = halves(gate if bias is None else gate + bias, up, interleaved)
+    gate, up = halves(gate if bias is None else gate + bias, up, interleaved and up is None)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import ACTIVATIONS, activate, gelu_of, halves
+from fusegen.specs.activations import ACTIVATIONS, activate, gelu_of, halves, require_one_packing
 from fusegen.specs.checks import require_shapes
 from fusegen.specs.heads import placed, split
 from fusegen.specs.normalization import rms_normalized
@@ -287,6 +287,8 @@ def layer_norm_mlp(
         raise ArgumentError(f"no normalization is called {normalization!r}", mend="give 'LayerNorm' or 'RMSNorm'")
     gamma = 1 + norm_weight if zero_centered_gamma and norm_weight is not None else norm_weight
     is_rms = normalization == "RMSNorm"
+    if is_rms and norm_bias is not None:
+        raise ArgumentError("a norm_bias beside RMSNorm", mend="leave it out, or give normalization='LayerNorm'")
     normalized = rms_normalized(x, gamma, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
     h = projected(normalized, fc1_weight, fc1_bias)
     if activation in GATES:
@@ -308,6 +310,7 @@ PACKINGS: Variants = {
 
 def gated_linear(x: Tensor, gate: Tensor, up: Tensor | None, interleaved: bool, function: Callable[[Tensor], Tensor]) -> Tensor:
     """function(x·gateᵀ)·(x·upᵀ), of two weights, or of one that holds both in halves or interleaved rows."""
+    require_one_packing(up, interleaved)
     if up is not None:
         require_shapes(gate_weight=(gate, "hidden inputs"), up_weight=(up, "hidden inputs"))
         return function(projected(x, gate)) * projected(x, up)

@@ -118,6 +118,7 @@ def refused() -> dict[str, Callable[[], object]]:
         "v of shape (1, 1, 3, 8)": lambda: ops.flash_attention(q, q, k),
         "k of shape (1, 2, 3, 8)": lambda: ops.flash_attention(q.expand(2, 2, 3, 8), q, q),
         "mask of shape (2, 1, 1, 3)": lambda: ops.flash_attention(q, q, q, mask=randn(2, 1, 1, 3)),
+        "offset=-1": lambda: ops.flash_attention(q, q, q, is_causal=True, offset=-1),
         "window=0": lambda: ops.flash_attention(q, q, q, window=0),
         "window=-1": lambda: ops.cached_attention(token, q, q, torch.tensor([2]), window=-1),
         "lengths of shape (1, 1)": lambda: ops.cached_attention(token, q, q, torch.tensor([[2]])),
@@ -125,6 +126,10 @@ def refused() -> dict[str, Callable[[], object]]:
         "a packed gate of 3 features": lambda: ops.glu(randn(3, 3), interleaved=True),
         "interleaved pairs along dim=0": lambda: ops.glu(randn(4, 3), 0, interleaved=True),
         "up of shape (1, 8)": lambda: ops.swiglu(row, row[:1]),
+        "interleaved=True beside up": lambda: ops.swiglu(row, row, interleaved=True),
+        "a norm_bias beside RMSNorm": lambda: ops.layer_norm_mlp(
+            row, None, weight[0], weight, None, weight, None, normalization="RMSNorm"
+        ),
         "up of type float": lambda: ops.swiglu(row, 2.0),
         "cos of shape (5, 8)": lambda: ops.rotary(token, token, randn(5, 8), randn(5, 8)),
         "cos of shape (1, 8)": lambda: ops.rotary(q, q, randn(1, 8), randn(1, 8)),
