@@ -183,8 +183,8 @@ def _prelu(args: Sequence[Value], _node: Node) -> Value:
 
 @_expands(Op.FMOD)
 def _fmod(args: Sequence[Value], node: Node) -> Value:
-    """Of floats: the remainder of the magnitudes, with the sign of the first. Bools have no magnitude."""
-    a, b = (x.apply(Op.CAST, dtype=node.dtype) if x.node.dtype is DType.BOOL else x for x in args)
+    """Of floats: the remainder of the magnitudes, with the sign of the first. Bools have no magnitude, nor the least integer."""
+    a, b = (x if x.node.dtype.is_float else x.apply(Op.CAST, dtype=node.dtype) for x in args)
     rest = a.apply(Op.ABS).apply(Op.REMAINDER, b.apply(Op.ABS))
     return a.apply(Op.LT, 0).where(-rest, rest)
 
@@ -193,6 +193,8 @@ def _fmod(args: Sequence[Value], node: Node) -> Value:
 @_expands(Op.XLOG1PY)
 def _xlogy(args: Sequence[Value], node: Node) -> Value:
     x, y = args
+    if node.dtype is DType.FLOAT64:  # of which the logarithm of a narrower number has too few digits
+        y = y.apply(Op.CAST, dtype=node.dtype)
     is_zero = x.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, y.apply(Op.EQ, y))
     return is_zero.where(0.0, x * y.apply(Op.LOG if node.op is Op.XLOGY else Op.LOG1P))
 

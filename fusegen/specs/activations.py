@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen.errors import ArgumentError
+from fusegen.specs.checks import require_shapes
 
 
 def gelu_of(x: Tensor, approximate: str) -> Tensor:
@@ -68,13 +69,25 @@ def activate(x: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](x)
 
 
+def require_one_packing(up: Tensor | None, interleaved: bool) -> None:
+    """Checks that what is interleaved with a gate is not given beside it.
+
+    Raises:
+        ArgumentError: it is.
+    """
+    if interleaved and up is not None:
+        raise ArgumentError("interleaved=True beside up", mend="give gate and up apart, or both as pairs in gate")
+
+
 def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:
     """The two operands of a gated unit: gate and up, or without up the halves or the interleaved pairs of gate's last dim.
 
     Raises:
-        ArgumentError: gate alone, of an odd length.
+        ArgumentError: gate alone, of an odd length; up of another shape, or beside pairs.
     """
+    require_one_packing(up, interleaved)
     if up is not None:
+        require_shapes(gate=(gate, "*"), up=(up, "*"))
         return gate, up
     if gate.shape[-1] % 2:
         raise ArgumentError(f"a packed gate of {gate.shape[-1]} features", mend="give an even number, or up beside it")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.specs.activations import capped
-from fusegen.specs.masks import require_mask
+from fusegen.specs.checks import require_integers, require_mask, require_shapes
 from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
 from fusegen.specs.precision import widened
 from fusegen.specs.quantization import E4M3, from_cache
@@ -19,8 +20,26 @@ FAMILY = Family("attention")
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
-    """Heads of keys or values, each for as many heads of queries as share it (GQA)."""
+    """Heads of keys or values, each for as many heads of queries as share it (GQA).
+
+    Raises:
+        ArgumentError: the heads of queries are no multiple of them.
+    """
+    if x.shape[-3] != heads and (x.shape[-3] == 0 or heads == 0 or heads % x.shape[-3]):
+        what = f"{heads} heads of queries for {x.shape[-3]} heads of keys"
+        raise ArgumentError(what, mend="give a multiple of the heads of keys and values")
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], -3)
+
+
+def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
+    """Products of queries with keys, times the scale, which is 1/√d by default.
+
+    Raises:
+        ArgumentError: heads of no channels, or of queries that are no multiple of those of keys.
+    """
+    if q.shape[-1] == 0:
+        raise ArgumentError("heads of 0 channels", mend="give one or more")
+    return (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
@@ -30,7 +49,13 @@ def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tens
 
 
 def seen(scores: Tensor, offset: int | Tensor, is_causal: bool, window: int | None) -> Tensor | None:
-    """The keys that each query sees by its position; None where it sees all."""
+    """The keys that each query sees by its position; None where it sees all.
+
+    Raises:
+        ArgumentError: a window without a key.
+    """
+    if window is not None and window < 1:
+        raise ArgumentError(f"window={window}", mend="give a positive number, or None to see all keys")
     query, key = positions_of(scores, offset)
     found = key <= query if is_causal else None
     if window is None:
@@ -122,21 +147,25 @@ def flash_attention(
     logsumexp, on request, is (batch, heads, queries). Dao et al., "FlashAttention" (arXiv 2205.14135); Press et al., ALiBi
     (arXiv 2108.12409).
     """
-    heads = q.shape[-3]
-    scores = (q @ shared(k, heads).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = capped(scores, softcap)
+    if is_causal and offset < 0:
+        raise ArgumentError(f"offset={offset} of causal queries, of which the first see no key", mend="give 0 or more")
+    require_shapes(q=(q, "* heads queries channels"), k=(k, "* kv_heads keys channels"), v=(v, "* kv_heads keys v_channels"))
+    require_shapes(q=(q, "* heads queries channels"), slopes=(slopes, "heads"), sinks=(sinks, "heads"))
+    scores = capped(products(q, k, scale), softcap)
     if slopes is not None:
         query, key = positions_of(scores, offset)
         scores = scores + slopes.view(-1, 1, 1) * (key - query)
     if mask is not None:
-        require_mask(mask)
+        require_mask(mask, scores)
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if documents is not None:
+        of_all = "batch heads positions positions"
+        require_shapes(scores=(scores, of_all), documents=(documents, "batch positions"))
         scores = torch.where(documents[:, None, :, None] == documents[:, None, None, :], scores, -math.inf)
     visible = seen(scores, offset, is_causal, window)
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)
     weights = fg.dropout(weights_of(scores, sinks), p, training, seed=seed)
-    result = weights.to(v.dtype) @ shared(v, heads)
+    result = weights.to(v.dtype) @ shared(v, q.shape[-3])
     return (result, torch.logsumexp(widened(scores), -1)) if return_logsumexp else result
 
 
@@ -178,13 +207,24 @@ def with_cache(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> Tensor:
-    """Attention of the last queries of each sequence, of which as many keys count as its length says."""
+    """Attention of the last queries of each sequence, of which as many keys count as its length says; 0 where none does.
+
+    What lies beyond the length may be anything, NaN too: it is neither a score nor added up.
+    """
+    require_shapes(q=(q, "batch heads queries channels"), k_cache=(k, "batch kv_heads keys channels"))
+    require_shapes(k_cache=(k, "batch kv_heads keys channels"), v_cache=(v, "batch kv_heads keys v_channels"))
+    require_shapes(q=(q, "batch heads queries channels"), lengths=(lengths, "batch"), sinks=(sinks, "heads"))
+    require_integers(lengths=lengths)
+    lengths = lengths.clamp(0, k.shape[-2]).view(-1, 1, 1, 1)
     k, v = from_cache(k, q.dtype, k_scale), from_cache(v, q.dtype, v_scale)
-    scores = (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    scores = capped(scores, softcap)
-    visible = seen(scores, (lengths - q.shape[-2]).view(-1, 1, 1, 1), True, window)
+    v = torch.where(torch.arange(v.shape[-2], device=v.device)[:, None] < lengths, v, 0.0)
+    scores = capped(products(q, k, scale), softcap)
+    first = lengths - q.shape[-2]
+    visible = seen(scores, first, True, window)
     scores = scores if visible is None else torch.where(visible, scores, -math.inf)
-    return weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+    result = weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+    position, _ = positions_of(scores, first)
+    return torch.where(position >= 0, result, 0.0)
 
 
 @FAMILY.spec(
@@ -209,9 +249,10 @@ def cached_attention(
 ) -> Tensor:
     """softmax(scale·q·kᵀ where key < length and causal)·v, over a cache
 
-    q: (batch, heads, queries, d), the last queries of each sequence: one a step of decoding, more for a prefill; k_cache,
-    v_cache: (batch, kv_heads, keys, d); lengths: (batch) of integers, keys in use with those of the queries; k_scale, v_scale: ()
-    or (kv_heads) of float32, what a cache of 8 bits is multiplied by; the rest as in `flash_attention`.
+    q: (batch, heads, queries, d), the last queries of each sequence: one a step of decoding, more for a prefill; k_cache, v_cache:
+    (batch, kv_heads, keys, d); lengths: (batch) of integers, keys in use with those of the queries, at most all; what lies beyond
+    is not read into a sum, and queries without a key give 0; k_scale, v_scale: () or (kv_heads) of float32, what a cache of 8 bits
+    is multiplied by; the rest as in `flash_attention`.
     """
     return with_cache(q, k_cache, v_cache, lengths, scale, window, softcap, sinks, k_scale, v_scale)
 
@@ -248,8 +289,14 @@ def paged_attention(
     """softmax(scale·q·kᵀ where key < length and causal)·v, over the pages of a cache
 
     q: (batch, heads, queries, d), as in `cached_attention`; k_cache, v_cache: (pages, page, kv_heads, d); page_table: (batch,
-    blocks) of pages; lengths: (batch) of integers; k_scale, v_scale: as in `cached_attention`; the rest as in `flash_attention`.
-    Kwon et al., "PagedAttention" (arXiv 2309.06180).
+    blocks) of pages, of which those beyond the length are not read; lengths: (batch) of integers, as in `cached_attention`;
+    k_scale, v_scale: as in `cached_attention`; the rest as in `flash_attention`. Kwon et al., "PagedAttention" (arXiv 2309.06180).
     """
-    k, v = (cache[page_table].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
+    pages = "pages page kv_heads {}channels"
+    require_shapes(k_cache=(k_cache, pages.format("")), v_cache=(v_cache, pages.format("v_")))
+    require_shapes(page_table=(page_table, "batch blocks"), lengths=(lengths, "batch"))
+    require_integers(page_table=page_table, lengths=lengths)
+    first = torch.arange(page_table.shape[1], device=page_table.device) * k_cache.shape[1]
+    used = torch.where(first < lengths[:, None], page_table, 0)
+    k, v = (cache[used].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
     return with_cache(q, k, v, lengths, scale, window, softcap, sinks, k_scale, v_scale)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.specs.activations import gelu_of
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.operands import tensor
 from fusegen.specs.spec import Family
 
@@ -158,6 +159,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
 
     x: (…, features); bias: (features); approximate: as in `gelu`.
     """
+    require_shapes(x=(x, "* features"), bias=(bias, "features"))
     return gelu_of(x + bias, approximate)
 
 
@@ -168,6 +170,7 @@ def bias_gelu_add(x: Tensor, bias: Tensor, residual: Tensor, approximate: str = 
 
     x, residual: (…, features); bias: (features); approximate: as in `gelu`.
     """
+    require_shapes(x=(x, "* features"), bias=(bias, "features"), residual=(residual, "* features"))
     return gelu_of(x + bias, approximate) + residual
 
 
@@ -185,6 +188,7 @@ def gelu_dropout_add(
     x, residual: the same shape; seed: of the mask, by default drawn from torch's generator. Srivastava et al., "Dropout: A Simple
     Way to Prevent Neural Networks from Overfitting" (JMLR 15, 2014).
     """
+    require_shapes(x=(x, "*"), residual=(residual, "*"))
     return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + residual
 
 
@@ -200,6 +204,7 @@ def bias_dropout_add(
 
     x, residual: (…, features); bias: (features); seed: of the mask, by default drawn from torch's generator.
     """
+    require_shapes(x=(x, "* features"), residual=(residual, "* features"), bias=(bias, "features"))
     return fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual
 
 
@@ -212,6 +217,7 @@ def bias_dropout_add_(
 
     x, residual: (…, features); bias: (features); seed: of the mask, by default drawn from torch's generator.
     """
+    require_shapes(x=(x, "* features"), residual=(residual, "* features"), bias=(bias, "features"))
     return x.copy_(fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.operands import indices, tensor
 from fusegen.specs.rotary import rotated
 from fusegen.specs.spec import Family
@@ -54,6 +55,9 @@ def embedding(
         raise ArgumentError("token_type_ids or token_type_weight alone", mend="give both, or neither")
     if norm_bias is not None and norm_weight is None:
         raise ArgumentError("norm_bias without norm_weight", mend="give norm_weight: (features)")
+    require_shapes(input=(input, "*"), token_type_ids=(token_type_ids, "*"))
+    tables = {"position_weight": position_weight, "token_type_weight": token_type_weight}
+    require_shapes(weight=(weight, "vocabulary features"), **{n: (table, f"{n} features") for n, table in tables.items()})
     h = F.embedding(input, weight, padding_idx)
     h = h if scale is None else h * scale
     if token_type_ids is not None and token_type_weight is not None:

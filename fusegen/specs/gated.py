@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.errors import ArgumentError
 from fusegen.specs.activations import gelu_of, halves
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.operands import tensor
 from fusegen.specs.spec import Family, Variants
 
@@ -76,7 +78,12 @@ def glu(input: Tensor, dim: int = -1, interleaved: bool = False) -> Tensor:
 
     input: any shape. Dauphin et al., "Language Modeling with Gated Convolutional Networks" (arXiv 1612.08083).
     """
-    return input[..., ::2] * torch.sigmoid(input[..., 1::2]) if interleaved else F.glu(input, dim)
+    if not interleaved:
+        return F.glu(input, dim)
+    if dim not in (-1, input.dim() - 1):
+        raise ArgumentError(f"interleaved pairs along dim={dim}", mend="give the last dim, -1")
+    gate, up = halves(input, None, interleaved)
+    return gate * torch.sigmoid(up)
 
 
 @FAMILY.spec(
@@ -96,8 +103,9 @@ def clamped_swiglu(
 ) -> Tensor:
     """g·σ(α·g)·(u + 1), with g = min(gate, limit) and u = up between −limit and limit
 
-    gate, up, interleaved: as in `swiglu`; bias: added to gate first. The gated unit of gpt-oss (OpenAI, 2025).
+    gate, up, interleaved: as in `swiglu`, pairs by default; bias: added to gate first. The gated unit of gpt-oss (OpenAI, 2025).
     """
-    gate, up = halves(gate if bias is None else gate + bias, up, interleaved)
+    require_shapes(gate=(gate, "* features"), bias=(bias, "features"))
+    gate, up = halves(gate if bias is None else gate + bias, up, interleaved and up is None)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + 1)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.normalization import rms_normalized
 from fusegen.specs.operands import Operand, Sizes, scales, size, tensor, values
 from fusegen.specs.quantization import E4M3, E5M2, in_cache
@@ -27,7 +28,7 @@ def split(qkv: Tensor, heads: int, kv_heads: int | None) -> tuple[Tensor, Tensor
         ArgumentError: numbers of heads that do not divide the last dim.
     """
     kv_heads = heads if kv_heads is None else kv_heads
-    if heads < 1 or kv_heads < 1 or qkv.shape[-1] % (heads + 2 * kv_heads):
+    if heads < 1 or kv_heads < 1 or qkv.shape[-1] == 0 or qkv.shape[-1] % (heads + 2 * kv_heads):
         what = f"heads={heads} and kv_heads={kv_heads} of {qkv.shape[-1]} features"
         raise ArgumentError(what, mend="give positive numbers, so that heads + 2·kv_heads divides the features")
     channels = qkv.shape[-1] // (heads + 2 * kv_heads)
@@ -92,6 +93,7 @@ def bias_split_heads(
     (batch, kv_heads, positions, channels); cos, sin, interleaved: as in `rotary`; q_weight, k_weight: (channels), as in
     `qk_norm`. DeepSpeed's transform "0213" (arXiv 2207.00032).
     """
+    require_shapes(qkv=(qkv, "batch positions features"), bias=(bias, "features"))
     q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
     q, k = placed(q, k, q_weight, k_weight, cos, sin, interleaved, eps)
     return q.contiguous(), k.contiguous(), v.contiguous()
@@ -109,6 +111,8 @@ def merge_heads(q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> 
     q, k, v: (batch, heads, positions, channels), of different heads where they differ. For gradients it is `bias_split_heads`'s
     backward.
     """
+    each = "batch {} positions channels"
+    require_shapes(q=(q, each.format("heads")), k=(k, each.format("kv_heads")), v=(v, each.format("v_heads")))
     parts = [part.transpose(1, 2).flatten(2) for part in (q, k, v) if part is not None]
     return torch.cat(parts, -1) if len(parts) > 1 else parts[0].contiguous()
 
@@ -166,12 +170,12 @@ def split_rotary_cache(
     as in `qk_norm`; k_scale, v_scale: () or (kv_heads) of float32, which a cache of 8 bits is divided by. A contiguous cache has
     one page a sequence. Returns q: (tokens, heads, channels). The cache of vLLM: Kwon et al., "PagedAttention" (arXiv 2309.06180).
     """
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if kv_heads == 1 and cache.shape[2] != 1:  # to which one head would broadcast
-            what = f"{name} of {cache.shape[2]} heads for kv_heads=1"
-            raise ArgumentError(what, mend="give caches of (pages, page, kv_heads, channels)")
+    require_shapes(qkv=(qkv, "tokens features"), bias=(bias, "features"), slots=(slots, "tokens"))
+    require_shapes(qkv=(qkv, "tokens features"), cos=(cos, "tokens pairs"), sin=(sin, "tokens pairs"))
     q, k, v = split((qkv if bias is None else qkv + bias).unsqueeze(0), heads, kv_heads)
     q, k = placed(q, k, q_weight, k_weight, cos, sin, interleaved, eps)
+    pages = "pages page kv_heads channels"
+    require_shapes(k=(k, "1 kv_heads tokens channels"), k_cache=(k_cache, pages), v_cache=(v_cache, pages))
     k_cache.view(-1, *k_cache.shape[2:])[slots] = in_cache(k[0].transpose(0, 1), k_cache.dtype, k_scale)
     v_cache.view(-1, *v_cache.shape[2:])[slots] = in_cache(v[0].transpose(0, 1), v_cache.dtype, v_scale)
     return q[0].transpose(0, 1).contiguous()

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import ACTIVATIONS, activate, gelu_of
+from fusegen.specs.activations import ACTIVATIONS, activate, gelu_of, halves, require_one_packing
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.heads import placed, split
 from fusegen.specs.normalization import rms_normalized
 from fusegen.specs.operands import size, tensor
@@ -21,6 +22,16 @@ FAMILY = Family("linear")
 
 SIZES = {"rows": 8192, "inputs": 4096, "outputs": 16384}
 X, WEIGHT, BIAS, OUT = tensor("rows inputs"), tensor("outputs inputs"), tensor("outputs"), tensor("rows outputs")
+
+
+def projected(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """x·weightᵀ + bias; the residual is of its shape, and not added.
+
+    Raises:
+        ArgumentError: shapes that do not fit together.
+    """
+    require_shapes(x=(x, "* inputs"), weight=(weight, "outputs inputs"), bias=(bias, "outputs"), residual=(residual, "* outputs"))
+    return F.linear(x, weight, bias)
 
 
 @FAMILY.spec(
@@ -51,7 +62,7 @@ def linear(
     input: (…, inputs); weight: (outputs, inputs); bias: (outputs); residual: (…, outputs); activation: a name of `transformers`, as
     "gelu", "gelu_tanh", "silu", "relu2"; seed: of the mask, by default drawn from torch's generator.
     """
-    y = fg.dropout(activate(F.linear(input, weight, bias), activation), p, training, seed=seed)
+    y = fg.dropout(activate(projected(input, weight, bias, residual), activation), p, training, seed=seed)
     return y if residual is None else y + residual
 
 
@@ -62,7 +73,7 @@ def linear_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     x: (…, inputs); weight: (outputs, inputs); bias: (outputs). The first half of a transformer's feed-forward block.
     """
-    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+    return F.gelu(projected(x, weight, bias), approximate="tanh")
 
 
 @FAMILY.spec(
@@ -75,8 +86,11 @@ def linear_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor
 
     x: (rows, inputs); weight: (outputs, inputs); cos, sin: (rows, outputs/2). Su et al., "RoFormer" (arXiv 2104.09864).
     """
-    y = F.linear(x, weight)
+    if weight.shape[0] % 2:
+        raise ArgumentError(f"a weight of {weight.shape[0]} outputs", mend="give an even number, of which two are a pair")
+    y = projected(x, weight)
     a, b = y[..., 0::2], y[..., 1::2]
+    require_shapes(a=(a, "rows pairs"), cos=(cos, "rows pairs"), sin=(sin, "rows pairs"))
     return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
 
 
@@ -128,13 +142,35 @@ def qkv_linear(
     v_weight beside it; bias: of the packed weight; q: (batch, heads, positions, channels); k, v: (batch, kv_heads, positions,
     channels); cos, sin, interleaved: as in `rotary`; q_norm_weight, k_norm_weight: (channels), as in `qk_norm`.
     """
+    require_shapes(x=(x, "batch positions inputs"))
+    if (k_weight is None) != (v_weight is None):
+        raise ArgumentError("k_weight or v_weight alone", mend="give both, or neither and one packed weight")
     if k_weight is None or v_weight is None:
-        q, k, v = split(F.linear(x, weight, bias), heads, kv_heads)
+        q, k, v = split(projected(x, weight, bias), heads, kv_heads)
     else:
-        channels = weight.shape[0] // heads
+        channels = _channels(weight, k_weight, v_weight, bias, heads, kv_heads)
         q, k, v = (torch.unflatten(F.linear(x, each), -1, (-1, channels)).transpose(1, 2) for each in (weight, k_weight, v_weight))
     q, k = placed(q, k, q_norm_weight, k_norm_weight, cos, sin, interleaved, eps)
     return q.contiguous(), k.contiguous(), v.contiguous()
+
+
+def _channels(weight: Tensor, k_weight: Tensor, v_weight: Tensor, bias: Tensor | None, heads: int, kv_heads: int | None) -> int:
+    """The channels of a head, of separate weights.
+
+    Raises:
+        ArgumentError: a bias beside them, or rows that are not those of as many heads.
+    """
+    if bias is not None:
+        raise ArgumentError("a bias beside k_weight and v_weight", mend="give one packed weight with its bias")
+    q_weight = (weight, "outputs inputs")
+    require_shapes(weight=q_weight, k_weight=(k_weight, "kv_outputs inputs"), v_weight=(v_weight, "kv_outputs inputs"))
+    rows, kv_rows = weight.shape[0], k_weight.shape[0]
+    channels = rows // max(heads, 1)
+    is_whole = channels > 0 and rows == heads * channels and kv_rows % channels == 0
+    if not is_whole or (kv_heads is not None and kv_rows != kv_heads * channels):
+        what = f"heads={heads} and kv_heads={kv_heads} of {rows} and {kv_rows} rows"
+        raise ArgumentError(what, mend="give weights of (heads·channels, inputs) and (kv_heads·channels, inputs)")
+    return channels
 
 
 NORMED = {"x": X, "norm_weight": tensor("inputs"), "norm_bias": tensor("inputs"), "weight": WEIGHT, "bias": BIAS}
@@ -167,7 +203,7 @@ def layer_norm_linear(
     """
     gamma = 1 + norm_weight if zero_centered_gamma and norm_weight is not None else norm_weight
     normalized = F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
-    y = activate(F.linear(normalized, weight, bias), activation)
+    y = activate(projected(normalized, weight, bias), activation)
     return (y, normalized) if return_norm else y
 
 
@@ -195,7 +231,7 @@ def rms_norm_linear(
     `rms_norm`; activation: as in `linear`.
     """
     normalized = rms_normalized(x, norm_weight, eps, zero_centered_gamma, casting_mode)
-    y = activate(F.linear(normalized, weight, bias), activation)
+    y = activate(projected(normalized, weight, bias), activation)
     return (y, normalized) if return_norm else y
 
 
@@ -251,14 +287,16 @@ def layer_norm_mlp(
         raise ArgumentError(f"no normalization is called {normalization!r}", mend="give 'LayerNorm' or 'RMSNorm'")
     gamma = 1 + norm_weight if zero_centered_gamma and norm_weight is not None else norm_weight
     is_rms = normalization == "RMSNorm"
+    if is_rms and norm_bias is not None:
+        raise ArgumentError("a norm_bias beside RMSNorm", mend="leave it out, or give normalization='LayerNorm'")
     normalized = rms_normalized(x, gamma, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
-    h = F.linear(normalized, fc1_weight, fc1_bias)
+    h = projected(normalized, fc1_weight, fc1_bias)
     if activation in GATES:
-        gate, up = h.chunk(2, -1)
+        gate, up = halves(h, None, interleaved=False)
         h = ACTIVATIONS[GATES[activation]](gate) * up
     else:
         h = activate(h, activation)
-    y = F.linear(h, fc2_weight, fc2_bias)
+    y = projected(h, fc2_weight, fc2_bias, residual)
     y = y if residual is None else y + residual
     return (y, normalized) if return_norm else y
 
@@ -272,10 +310,11 @@ PACKINGS: Variants = {
 
 def gated_linear(x: Tensor, gate: Tensor, up: Tensor | None, interleaved: bool, function: Callable[[Tensor], Tensor]) -> Tensor:
     """function(x·gateᵀ)·(x·upᵀ), of two weights, or of one that holds both in halves or interleaved rows."""
+    require_one_packing(up, interleaved)
     if up is not None:
-        return function(F.linear(x, gate)) * F.linear(x, up)
-    y = F.linear(x, gate)
-    first, second = (y[..., ::2], y[..., 1::2]) if interleaved else y.chunk(2, -1)
+        require_shapes(gate_weight=(gate, "hidden inputs"), up_weight=(up, "hidden inputs"))
+        return function(projected(x, gate)) * projected(x, up)
+    first, second = halves(projected(x, gate), None, interleaved)
     return function(first) * second
 
 
@@ -316,5 +355,5 @@ def swiglu_mlp(
 
     x, residual: (…, inputs); gate_weight, up_weight, interleaved: as in `swiglu_linear`; down_weight: (inputs, hidden).
     """
-    y = F.linear(gated_linear(x, gate_weight, up_weight, interleaved, F.silu), down_weight)
+    y = projected(gated_linear(x, gate_weight, up_weight, interleaved, F.silu), down_weight, residual=residual)
     return y if residual is None else y + residual

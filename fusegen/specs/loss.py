@@ -8,6 +8,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.specs.activations import capped
+from fusegen.specs.checks import require_shapes
+from fusegen.specs.linear import projected
 from fusegen.specs.operands import indices, positive, tensor
 from fusegen.specs.precision import widened
 from fusegen.specs.spec import Family, Variants
@@ -104,7 +106,8 @@ def linear_cross_entropy(
     `cross_entropy`. Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (arXiv 2411.09009); here the logits
     are computed in blocks of rows.
     """
-    return loss_of(F.linear(x, weight, bias), target, None, ignore_index, reduction, label_smoothing, z_loss, softcap)
+    require_shapes(x=(x, "* features"), target=(target, "*"))
+    return loss_of(projected(x, weight, bias), target, None, ignore_index, reduction, label_smoothing, z_loss, softcap)
 
 
 PAIR = {"input": tensor("rows features"), "target": tensor("rows features")}

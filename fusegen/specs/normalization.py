@@ -9,6 +9,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.activations import gelu_of
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.operands import shape, tensor
 from fusegen.specs.precision import widened
 from fusegen.specs.spec import Family, Variants
@@ -39,6 +40,7 @@ def rms_normalized(
     """
     if casting_mode not in ("none", "llama", "gemma"):
         raise ArgumentError(f"no casting mode is called {casting_mode!r}", mend="give 'none', 'llama' or 'gemma'")
+    require_shapes(x=(x, "* features"), weight=(weight, "features"))
     if casting_mode == "none":
         weight = 1 + weight if zero_centered_gamma and weight is not None else weight
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
@@ -135,9 +137,7 @@ def poly_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-6) -> Ten
 
     x: (…, features); weight: (3,); bias: (1,). In float32. Zhuo et al., "Polynomial Composition Activations" (arXiv 2411.03884).
     """
-    if tuple(weight.shape) != (3,) or tuple(bias.shape) not in ((1,), ()):
-        what = f"weight and bias of shapes {tuple(weight.shape)} and {tuple(bias.shape)}"
-        raise ArgumentError(what, mend="give them the shapes (3,) and (1,)")
+    require_shapes(weight=(weight, "3"), bias=(bias, "1" if bias.dim() else ""))
     wide = widened(x)
     powers = (wide * wide * wide, wide * wide, wide)
     parts = [factor * power * reciprocal_rms(power, eps) for factor, power in zip(widened(weight).unbind(), powers, strict=True)]
@@ -214,7 +214,10 @@ def modulated_rms_norm(
 
 def modulated(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
     """x·(1 + scale) + shift; one scale and shift a batch where they have a dim less than x."""
-    if scale.dim() < x.dim():
+    by_row = scale.dim() == x.dim()
+    dims = "* positions features" if by_row else "* features"
+    require_shapes(x=(x, "* positions features"), scale=(scale, dims), shift=(shift, dims))
+    if not by_row:
         scale, shift = scale.unsqueeze(-2), None if shift is None else shift.unsqueeze(-2)
     scaled = x * (1 + scale)
     return scaled if shift is None else scaled + shift
@@ -231,6 +234,7 @@ SUMS: Variants = {
 
 def summed(x: Tensor, residual: Tensor, x_bias: Tensor | None, p: float, training: bool, seed: int | None) -> Tensor:
     """dropout(x + x_bias, p) + residual."""
+    require_shapes(x=(x, "* features"), residual=(residual, "* features"), x_bias=(x_bias, "features"))
     return fg.dropout(x if x_bias is None else x + x_bias, p, training, seed=seed) + residual
 
 
@@ -309,6 +313,7 @@ def layer_norm_gelu_add(
 
     x, residual: (…, features); weight, bias: (features); approximate: as in `gelu`.
     """
+    require_shapes(x=(x, "*"), residual=(residual, "*"))
     return gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate) + residual
 
 
@@ -335,6 +340,7 @@ def layer_norm_gelu_dropout_add(
     x, residual: (…, features); weight, bias: (features); approximate: as in `gelu`; seed: of the mask, by default drawn from
     torch's generator.
     """
+    require_shapes(x=(x, "*"), residual=(residual, "*"))
     activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps), approximate)
     return fg.dropout(activated, p, training, seed=seed) + residual
 
@@ -347,6 +353,7 @@ def layer_norm_backward(x: Tensor, dy: Tensor, weight: Tensor, eps: float = 1e-5
     x, dy: (rows, features); weight: (features). Written by hand; mean and r are computed again from x, so that the forward
     pass has to keep nothing else.
     """
+    require_shapes(x=(x, "rows features"), dy=(dy, "rows features"), weight=(weight, "features"))
     centered = x - x.mean(-1, keepdim=True)
     rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
     normalized = centered * rstd
@@ -363,6 +370,13 @@ def layer_norm_invertible_backward(
     y, dy: (rows, features); weight, bias: (features); rstd: (rows, 1) of float32. DeepSpeed's ``normalize_invertible``: the
     input is not kept. The flag is on the device, so that it can be looked at when the host waits anyway.
     """
+    require_shapes(
+        y=(y, "rows features"),
+        dy=(dy, "rows features"),
+        weight=(weight, "features"),
+        bias=(bias, "features"),
+        rstd=(rstd, "rows 1"),
+    )
     normalized = (y - bias) / weight
     dx = _input_gradient(normalized, rstd, dy * weight)
     return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == 0).any()

@@ -9,6 +9,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.activations import activate, halves
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.normalization import rms_normalized
 from fusegen.specs.operands import Operand, scales, size, tensor
 from fusegen.specs.spec import Family, Variants
@@ -54,7 +55,7 @@ def quantized(
         raise ArgumentError("quantization of one number", mend="give a tensor with dims")
     wide = by_group(x.float(), granularity, group_size)
     if scale is not None:
-        return (narrowed(wide, dtype, aligned(scale, x, granularity, group_size)).reshape(x.shape),)
+        return (narrowed(*_raised(wide, dtype, aligned(scale, x, granularity, group_size))).reshape(x.shape),)
     dims = tuple(range(wide.dim())) if granularity == "per_tensor" else (-1,)
     found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clamp(min=EPS) * (1.0 / largest)
     found = torch.exp2(torch.ceil(torch.log2(found))) if scale_ue8m0 else found
@@ -70,6 +71,12 @@ def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
     largest = largest_of(dtype)
     scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
     return (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
+
+
+def _raised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> tuple[Tensor, torch.dtype, Tensor]:
+    """What `narrowed` takes, where the reciprocal of a scale that was given would overflow: both times a power of two."""
+    factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
+    return x * factor, dtype, scale * factor
 
 
 def largest_of(dtype: torch.dtype) -> float:
@@ -133,7 +140,7 @@ def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
         if scale is not None:
             raise ArgumentError(f"a scale for a cache of {dtype}", mend="give a cache of 8 bits, or no scale")
         return x.to(dtype)
-    return narrowed(x, dtype, of_heads(scale, dtype, x.shape[-2], x.device)[..., None])
+    return narrowed(*_raised(x.float(), dtype, of_heads(scale, dtype, x.shape[-2], x.device)[..., None]))
 
 
 def from_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
@@ -341,6 +348,7 @@ def add_layer_norm_quant(
     x, residual: (…, features); weight, bias: (features); scale and the settings behind eps: as in `quantize`. The results are the
     values, the scale unless it is given, and h.
     """
+    require_shapes(x=(x, "*"), residual=(residual, "*"))
     h = x + residual
     normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
     return (*quantized(normalized, granularity, quant_dtype, scale, group_size, scale_ue8m0), h)
@@ -372,6 +380,7 @@ def add_rms_norm_quant(
     casting_mode: as in `rms_norm`. The results are the values, the scale unless it is given, and h. FlashInfer's
     ``fused_add_rmsnorm_quant``.
     """
+    require_shapes(x=(x, "*"), residual=(residual, "*"))
     h = x + residual
     normalized = rms_normalized(h, weight, eps, zero_centered_gamma, casting_mode)
     return (*quantized(normalized, granularity, quant_dtype, scale, group_size, scale_ue8m0), h)
@@ -458,5 +467,6 @@ def linear_quant(
     """
     if scale is None:
         raise ArgumentError("a matmul in 8 bits without a scale", mend="give one, or quantize(linear(x)) in two launches")
+    require_shapes(weight=(weight, "outputs inputs"), bias=(bias, "outputs"))
     y = activate(F.linear(input, weight, bias), activation)
     return quantized(y, "per_tensor", quant_dtype, scale)[0]

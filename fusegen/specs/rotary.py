@@ -10,6 +10,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.specs.checks import is_one, require_shapes
 from fusegen.specs.operands import Operand, Sizes, indices, size, tensor
 from fusegen.specs.spec import Family
 
@@ -23,23 +24,36 @@ BATCHED = {"cos": tensor("batch positions 2*pairs"), "sin": tensor("batch positi
 PARTIAL = {"q": tensor("batch heads positions 4*pairs"), "k": tensor("batch kv_heads positions 4*pairs")}
 
 
+def require_heads(q: Tensor, k: Tensor) -> None:
+    """Checks that queries and keys are of the same batch, positions and channels.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    require_shapes(q=(q, "batch heads positions channels"), k=(k, "batch kv_heads positions channels"))
+
+
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """Rotates the first channels of x: pairs that lie half of them apart, or beside each other.
 
     Args:
         x: (batch, heads, positions, channels).
-        cos, sin: (positions, r) or (batch, positions, r), where r channels are rotated; r/2 if they are interleaved. Wider ones,
-            as float32, leave the result in the dtype of x.
+        cos, sin: (positions, r) or (batch or 1, positions, r), where r channels are rotated; r/2 if they are interleaved.
+            Wider ones, as float32, leave the result in the dtype of x.
 
     Raises:
         ArgumentError: cos and sin are not of as many pairs of channels.
     """
+    dims = "positions numbers"
+    if cos.dim() == 3:
+        dims = f"1 {dims}" if is_one(cos.shape[0]) else f"batch {dims}"
+    require_shapes(x=(x, "batch heads positions channels"), cos=(cos, dims), sin=(sin, dims))
     if cos.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     count = cos.shape[-1] * (2 if interleaved else 1)
-    if cos.shape[-1] != sin.shape[-1] or count % 2 or count > x.shape[-1]:
-        what = f"cos and sin of {cos.shape[-1]} and {sin.shape[-1]} numbers a position for {x.shape[-1]} channels"
-        raise ArgumentError(what, mend="give both r numbers, r even and at most the channels; r/2 where pairs are interleaved")
+    if count % 2 or count > x.shape[-1]:
+        what = f"cos and sin of {cos.shape[-1]} numbers a position for {x.shape[-1]} channels"
+        raise ArgumentError(what, mend="give r numbers, r even and at most the channels; r/2 where pairs are interleaved")
     turned, rest = x[..., :count], x[..., count:]
     if interleaved:
         a, b = turned[..., ::2], turned[..., 1::2]
@@ -60,11 +74,12 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """(a·cos − b·sin, b·cos + a·sin) of pairs (a, b) of q and of k
 
-    q: (batch, heads, positions, channels); k: (batch, kv_heads, positions, channels); cos, sin: (positions, r) or (batch,
+    q: (batch, heads, positions, channels); k: (batch, kv_heads, positions, channels); cos, sin: (positions, r) or (batch or 1,
     positions, r), where the first r channels are rotated and each pair is r/2 channels apart, as in `transformers`;
     interleaved: pairs are neighbours, and cos and sin have r/2 numbers a position, as in GPT-J. The results have the dtypes of q
     and k, also where cos and sin are float32. Su et al., "RoFormer" (arXiv 2104.09864).
     """
+    require_heads(q, k)
     return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
 
 
@@ -75,6 +90,7 @@ def rotary_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = 
 
     The arguments are those of `rotary`.
     """
+    require_heads(q, k)
     return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
 
 
@@ -123,7 +139,7 @@ def rotary_position_ids(
 ) -> tuple[Tensor, Tensor]:
     """`rotary` by angles position·base^(−2i/rotary_dim) that the kernel computes in float32
 
-    q, k, interleaved: as in `rotary`; position_ids: (batch, positions) of integers; scaling: None, "linear" (positions over
+    q, k, interleaved: as in `rotary`; position_ids: (batch or 1, positions) of integers; scaling: None, "linear" (positions over
     factor), "llama3" (`factor`, `low`, `high` as its ``low_freq_factor`` and ``high_freq_factor``), or "yarn" (`factor`,
     `beta_fast`, `beta_slow`), the last two with the length that the model was trained with; rotary_dim: how many of the first
     channels are rotated, by default all. Peng et al., "YaRN" (arXiv 2309.00071). mrope_section: numbers of pairs, which turn by
@@ -132,6 +148,7 @@ def rotary_position_ids(
     """
     settings = scaling, factor, original_length, low, high, beta_fast, beta_slow, rotary_dim, mrope_section
     cos, sin = _cos_sin(q, position_ids, base, interleaved, *settings)
+    require_heads(q, k)
     return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
 
 
@@ -159,6 +176,7 @@ def rotary_position_ids_(
     """
     settings = scaling, factor, original_length, low, high, beta_fast, beta_slow, rotary_dim, mrope_section
     cos, sin = _cos_sin(q, position_ids, base, interleaved, *settings)
+    require_heads(q, k)
     return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, cos, sin, interleaved))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.specs.checks import require_shapes
 from fusegen.specs.operands import tensor
 from fusegen.specs.precision import widened
 from fusegen.specs.spec import Family
@@ -16,6 +17,9 @@ from fusegen.specs.spec import Family
 FAMILY = Family("routing")
 
 SIZES = {"rows": 8192, "experts": 64}
+_LEAST_SUM = 1e-20
+"""Added to sums of scores, which may all be 0, as DeepSeek-V3 does."""
+
 DEEPSEEK_V3 = {"scoring": "sigmoid", "bias": tensor("experts"), "scale": 2.5}
 
 
@@ -61,6 +65,7 @@ def moe_router(
     alone are compared, those with the greatest sums of two. DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section
     2.1.2. Softmax leaves the order as it is, so that the weights are those of the k greatest logits, as in Mixtral (2401.04088).
     """
+    require_shapes(logits=(logits, "tokens experts"), bias=(bias, "experts"))
     experts, wide = logits.shape[-1], widened(logits)
     if not 1 <= k <= experts:
         raise ArgumentError(f"k={k} of {experts} experts", mend=f"give a number from 1 to {experts}")
@@ -68,7 +73,7 @@ def moe_router(
         scores = wide.sigmoid()
         indices = _limited(scores if bias is None else scores + bias, k, groups, chosen_groups).topk(k).indices
         weights = scores.gather(-1, indices)
-        weights = weights / weights.sum(-1, keepdim=True) if renormalize else weights
+        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM) if renormalize else weights
     elif scoring == "softmax":
         if bias is not None or groups != 1 or chosen_groups != 1:
             raise ArgumentError("a bias or groups beside softmax", mend='give scoring="sigmoid"')

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.specs.checks import require_integers, require_shapes
 from fusegen.specs.operands import Operand, indices, positive, tensor, values
 from fusegen.specs.spec import Family
 
@@ -18,6 +18,9 @@ FAMILY = Family("sampling")
 SIZES = {"rows": 64}
 _GOLDEN = -0x61C8864680B583EB
 """2^64 over the golden ratio, as a signed number."""
+
+_COLDEST = 1e-30
+"""The least temperature that logits are divided by; they would overflow by lower ones."""
 
 PENALTIES = {
     "counts": indices("rows vocabulary", below="3"),
@@ -64,22 +67,24 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """A token drawn from softmax(logits/temperature), cut to its top k, top p and min p, and its logarithm of softmax(logits)
 
-    logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token
-    occurred, by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one, or by 0, the
-    most likely token is taken. seeds: integers, of which a request's draw is a function; without them torch's generator draws.
-    top_k: how many tokens are left, at least one; top_p: up to which probability, with the token that reaches it (Holtzman et
-    al., arXiv 1904.09751); min_p: which share of the greatest probability is the least (arXiv 2407.01082). The logarithm is the
-    model's, before penalties, temperature and cuts, as vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e exponential
-    (Gumbel-max). Top k and top p sort the row, by torch.
+    logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token occurred,
+    by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one, or below 1e-30, the most
+    likely token is taken. seeds: integers, of which a request's draw is a function; without them torch's generator draws. top_k:
+    how many tokens are left, all of them by 0 or −1; top_p: up to which probability, with the token that reaches it (Holtzman et
+    al., arXiv 1904.09751); min_p: which share of the greatest probability, from 0 to 1, is the least (arXiv 2407.01082). The
+    logarithm is the model's, before penalties, temperature and cuts, as vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e
+    exponential (Gumbel-max). Top k and top p sort the row, by torch.
     """
-    _require_columns(temperature=temperature, seeds=seeds, top_k=top_k, top_p=top_p, min_p=min_p)
-    _require_columns(repetition=repetition, presence=presence, frequency=frequency)
-    if seeds is not None and seeds.is_floating_point():
-        raise ArgumentError(f"seeds of {seeds.dtype}", mend="give integers")
+    columns = {"temperature": temperature, "seeds": seeds, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    columns |= {"repetition": repetition, "presence": presence, "frequency": frequency}
+    rows = {"logits": (logits, "requests vocabulary"), "counts": (counts, "requests vocabulary")}
+    require_shapes(**rows, **{name: (column, "requests 1") for name, column in columns.items()})
+    require_integers(seeds=seeds)
     if counts is None and (repetition is not None or presence is not None or frequency is not None):
         raise ArgumentError("penalties without counts", mend="give counts: (requests, vocabulary)")
     wide = _penalized(logits.float(), counts, repetition, presence, frequency)
-    wide = wide if temperature is None else wide / torch.where(temperature > 0, temperature, 1.0)
+    temperature = None if temperature is None else temperature.float()
+    wide = wide if temperature is None else wide / torch.where(temperature >= _COLDEST, temperature, 1.0)
     order = None
     if top_k is not None or top_p is not None:
         wide, order = wide.sort(dim=-1, descending=True, stable=True)
@@ -88,28 +93,16 @@ def sample(
     if temperature is not None:
         tokens = places if order is None else order
         waiting = torch.empty_like(left).exponential_() if seeds is None else _exponential(seeds, tokens)
-        left = left - torch.where(temperature > 0, waiting.log(), 0.0)
+        left = left - torch.where(temperature >= _COLDEST, waiting.log(), 0.0)
     place = left.argmax(-1, keepdim=True)
     token = place if order is None else order.gather(-1, place)
     chosen = torch.where(places == token, logits.float(), -math.inf).amax(-1)
     return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
 
 
-def _require_columns(**given: Any) -> None:
-    """Refuses all but tensors of (requests, 1).
-
-    Raises:
-        ArgumentError: a number, or another shape.
-    """
-    for name, value in given.items():
-        if value is not None and not (isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] == 1):
-            shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-            raise ArgumentError(f"{name} is {shown}", mend="give a tensor of shape (requests, 1)")
-
-
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:
-    """Exponential numbers of a seed and a token."""
-    bits = _mixed(_mixed(seeds.long()) + tokens * _GOLDEN)
+    """Exponential numbers of a seed and a token. What is mixed is never 0 for all seeds or tokens, of which the mixture is 0."""
+    bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
     return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
 
 
@@ -137,10 +130,11 @@ def _penalized(
 def _cut(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:
     """Logits, minus infinity where a token is left out; for top_k and top_p they are sorted."""
     if top_k is not None:
-        logits = logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) >= top_k, -math.inf)
+        is_out = torch.arange(logits.shape[-1], device=logits.device) >= top_k
+        logits = logits.masked_fill(is_out & (top_k > 0), -math.inf)
     if top_p is not None:
         weights = logits.softmax(-1)
         logits = logits.masked_fill(weights.cumsum(-1) - weights >= top_p, -math.inf)
     if min_p is not None:
-        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), -math.inf)
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.clamp(0, 1).log(), -math.inf)
     return logits

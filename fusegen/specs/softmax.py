@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.specs.activations import capped
-from fusegen.specs.masks import require_mask
+from fusegen.specs.checks import require_broadcast, require_mask
 from fusegen.specs.operands import mask, positive, tensor
 from fusegen.specs.spec import Family, Variants
 
@@ -22,7 +22,10 @@ TEMPERATURE: Variants = {"temperature": {"temperature": 0.7}, "temperatures": {"
 
 def cooled(x: Tensor, temperature: float | Tensor) -> Tensor:
     """x/temperature, which is x where the temperature is the number 1."""
-    return x / temperature if isinstance(temperature, Tensor) or temperature != 1.0 else x
+    if isinstance(temperature, Tensor):
+        require_broadcast("temperature", temperature, x)
+        return x / temperature
+    return x / temperature if temperature != 1.0 else x
 
 
 @FAMILY.spec({"input": X}, variants=TEMPERATURE)
@@ -88,7 +91,7 @@ def scale_mask_softmax(
     """
     scores = capped(scores * scale, softcap)
     if mask is not None:
-        require_mask(mask)
+        require_mask(mask, scores)
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     if is_causal:
         query, key = (torch.arange(scores.shape[dim], device=scores.device) for dim in (-2, -1))

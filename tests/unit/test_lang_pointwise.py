@@ -121,6 +121,16 @@ def test_functions_of_two_tensors_at_hard_values() -> None:
         "x", "x.sinh() | x.tan() | x.frac() | x.round(decimals=1) | torch.logit(x.sigmoid()) | torch.logit(x, 0.01)", (randn(63),)
     )
     agree(lambda x, y: torch.fmod(x, y), (torch.tensor([-1.5, 2.0, 0.5]), torch.tensor([True, True, False])))
+    least = torch.tensor([-(2**63), 5, -7])
+    agree(lambda x, y: (torch.fmod(x, 2.5), torch.fmod(x, y)), (least, torch.full((3,), 7.0, dtype=torch.float64)))
+
+
+def test_logarithms_beside_float64_are_taken_in_float64() -> None:
+    def logarithms(x: Tensor, y: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        return torch.xlogy(x, y), torch.special.xlog1py(x, y), torch.xlogy(x, n), torch.special.xlog1py(x, n)
+
+    x, y, n = torch.rand(5, dtype=torch.float64), torch.rand(5), torch.arange(1, 6)
+    torch.testing.assert_close(fg.kernel(logarithms)(x, y, n), logarithms(x, y, n), rtol=1e-14, atol=1e-14)
 
 
 def test_signs_of_zero_survive() -> None:

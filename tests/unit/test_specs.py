@@ -174,11 +174,11 @@ def refused() -> dict[str, Callable[[], object]]:
         "of 4 experts for k=9": lambda: router(9, groups=4, chosen_groups=2),
         "a bias or groups beside softmax": lambda: ops.moe_router(logits, 2, chosen_groups=2),
         "penalties without counts": lambda: ops.sample(logits, repetition=column),
-        "top_k is 5": lambda: ops.sample(logits, top_k=5),
-        "top_p is a tensor of shape \\(5,\\)": lambda: ops.sample(logits, top_p=torch.ones(5)),
+        "top_k of type int": lambda: ops.sample(logits, top_k=5),
+        "top_p of shape \\(5\\)": lambda: ops.sample(logits, top_p=torch.ones(5)),
         "seeds of torch.float32": lambda: ops.sample(logits, column, seeds=column),
-        "cos and sin of 7 and 7 numbers": lambda: ops.rotary(q, q, randn(3, 7), randn(3, 7)),
-        "cos and sin of 8 and 1 numbers": lambda: ops.rotary(q, q, randn(3, 8), randn(3, 1)),
+        "cos and sin of 7 numbers": lambda: ops.rotary(q, q, randn(3, 7), randn(3, 7)),
+        "sin of shape \\(3, 1\\)": lambda: ops.rotary(q, q, randn(3, 8), randn(3, 1)),
         "rotary_dim=5 of 8 channels": lambda: ids(rotary_dim=5),
         "factor=0.0": lambda: ids(scaling="yarn", factor=0.0),
         "mrope_section=\\(1, 1, 1\\) for 4 pairs": lambda: ops.rotary_position_ids(q, q, positions[None], mrope_section=(1, 1, 1)),
@@ -193,11 +193,11 @@ def refused() -> dict[str, Callable[[], object]]:
         "position_ids of shape \\(3, 1, 3\\)": lambda: ops.rotary_position_ids(q, q, positions.expand(3, 1, 3)),
         "a mask of torch.int64": lambda: ops.flash_attention(q, q, q, mask=positions),
         "cos or sin alone": lambda: ops.bias_split_heads(randn(1, 3, 64), heads=4, kv_heads=2, cos=randn(3, 8)),
-        "k_cache of 2 heads for kv_heads=1": lambda: ops.split_rotary_cache(
+        "k_cache of shape \\(2, 4, 2, 8\\)": lambda: ops.split_rotary_cache(
             randn(3, 32), *randn(2, 3, 8), *torch.zeros(2, 2, 4, 2, 8), torch.arange(3), heads=2, kv_heads=1
         ),
         "softcap=0": lambda: ops.cross_entropy(logits, torch.zeros(5, dtype=torch.int64), softcap=0.0),
-        "weight and bias of shapes \\(4,\\)": lambda: ops.poly_norm(x, torch.ones(4), torch.ones(1)),
+        "weight of shape \\(4\\)": lambda: ops.poly_norm(x, torch.ones(4), torch.ones(1)),
     }
 
 

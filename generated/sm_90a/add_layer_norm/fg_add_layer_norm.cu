@@ -35,7 +35,7 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void add_layer_norm_0(float x, float residual, float& total_part, float& result_1) {
-    const float add_1 = x + residual;                                                 // line 2: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
+    const float add_1 = x + residual;                                                 // line 3: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
     total_part = add_1;
     result_1 = add_1;
 }

@@ -48,27 +48,27 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void add_layer_norm_quant_0(float x, float residual, float& total_part, float& result_2) {
-    const float add_1 = x + residual;                                                 // line 23: h = x + residual
+    const float add_1 = x + residual;                                                 // line 24: h = x + residual
     total_part = add_1;
     result_2 = add_1;
 }
 
 __device__ __forceinline__ float add_layer_norm_quant_row_1(float total) {
-    return total * 0.000244140625f;                                                   // line 24: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+    return total * 0.000244140625f;                                                   // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
 }
 
 __device__ __forceinline__ float add_layer_norm_quant_1(float x, float residual, float mean) {
-    return (x + residual - mean) * (x + residual - mean);                             // line 24: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+    return (x + residual - mean) * (x + residual - mean);                             // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
 }
 
 __device__ __forceinline__ float add_layer_norm_quant_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 24: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
 }
 
 __device__ __forceinline__ void add_layer_norm_quant_2(float x, float residual, float mean, float rstd, float weight, float bias, float& largest_part, float& normalized) {
-    const float add_1 = (x + residual - mean) * rstd * weight + bias;                 // line 24: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+    const float add_1 = (x + residual - mean) * rstd * weight + bias;                 // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
     largest_part = fabsf(add_1);                                                      // line 32: found = wide.abs().amax(dims, keepdim=granularity != "per_tensor").clam…
-    normalized = add_1;                                                               // line 24: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
+    normalized = add_1;                                                               // line 25: normalized = F.layer_norm(h, (h.shape[-1],), weight, bias, eps)
 }
 
 __device__ __forceinline__ void add_layer_norm_quant_row_3(float largest, float& found, float& row_value) {

@@ -35,17 +35,17 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void add_rms_norm_0(float x, float residual, float& squares_part, float& result_1) {
-    const float add_1 = x + residual;                                                 // line 2: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
-    squares_part = add_1 * add_1;                                                     // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    result_1 = add_1;                                                                 // line 2: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
+    const float add_1 = x + residual;                                                 // line 3: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
+    squares_part = add_1 * add_1;                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    result_1 = add_1;                                                                 // line 3: return fg.dropout(x if x_bias is None else x + x_bias, p, training, see…
 }
 
 __device__ __forceinline__ float add_rms_norm_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float add_rms_norm_1(float x, float residual, float rstd, float weight) {
-    return (x + residual) * rstd * weight;                                            // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return (x + residual) * rstd * weight;                                            // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

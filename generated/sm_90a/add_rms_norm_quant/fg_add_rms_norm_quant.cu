@@ -48,13 +48,13 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void add_rms_norm_quant_0(float x, float residual, float& squares_part, float& result_2) {
-    const float add_1 = x + residual;                                                 // line 26: h = x + residual
-    squares_part = add_1 * add_1;                                                     // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
-    result_2 = add_1;                                                                 // line 26: h = x + residual
+    const float add_1 = x + residual;                                                 // line 27: h = x + residual
+    squares_part = add_1 * add_1;                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    result_2 = add_1;                                                                 // line 27: h = x + residual
 }
 
 __device__ __forceinline__ float add_rms_norm_quant_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float add_rms_norm_quant_1(float x, float residual, float rstd, float weight) {

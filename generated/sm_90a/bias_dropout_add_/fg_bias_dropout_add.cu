@@ -23,7 +23,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float bias_dropout_add(float x, float bias, i64 random, float residual, i64 scalar_1, float scalar_2) {
-    const bool ge_1 = static_cast<i32>(random) >= static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));  // line 9: return x.copy_(fg.dropout(x if bias is None else x + bias, p, training,…
+    const bool ge_1 = static_cast<i32>(random) >= static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));  // line 10: return x.copy_(fg.dropout(x if bias is None else x + bias, p, training,…
     return (x + bias) * (ge_1 ? scalar_2 : 0.0f) + residual;
 }
 

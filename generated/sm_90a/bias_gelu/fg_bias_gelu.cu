@@ -21,7 +21,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float bias_gelu(float x, float bias) {
-    const float add_1 = x + bias;                                                     // line 9: return gelu_of(x + bias, approximate)
+    const float add_1 = x + bias;                                                     // line 10: return gelu_of(x + bias, approximate)
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
     return add_1 * sigmoid_1;
 }

@@ -21,9 +21,9 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float bias_gelu_add(float x, float bias, float residual) {
-    const float add_1 = x + bias;                                                     // line 7: return gelu_of(x + bias, approximate) + residual
+    const float add_1 = x + bias;                                                     // line 8: return gelu_of(x + bias, approximate) + residual
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
-    return add_1 * sigmoid_1 + residual;                                              // line 7: return gelu_of(x + bias, approximate) + residual
+    return add_1 * sigmoid_1 + residual;                                              // line 8: return gelu_of(x + bias, approximate) + residual
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

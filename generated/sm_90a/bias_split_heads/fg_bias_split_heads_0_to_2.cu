@@ -27,7 +27,7 @@ namespace part_1 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float bias_split_heads__0(float qkv, float bias) {
-    return qkv + bias;                                                                // line 32: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+    return qkv + bias;                                                                // line 33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ namespace part_2 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float bias_split_heads__1(float qkv, float bias) {
-    return qkv + bias;                                                                // line 32: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+    return qkv + bias;                                                                // line 33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ namespace part_3 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float bias_split_heads__2(float qkv, float bias) {
-    return qkv + bias;                                                                // line 32: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
+    return qkv + bias;                                                                // line 33: q, k, v = split(qkv if bias is None else qkv + bias, heads, kv_heads)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

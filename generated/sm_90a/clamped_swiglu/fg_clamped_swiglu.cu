@@ -23,8 +23,8 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float clamped_swiglu(float gate, float gate_2, float limit, float alpha, float scalar_1) {
-    const float minimum_1 = minimum(gate, limit);                                     // line 20: gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return minimum_1 * fast_reciprocal(1.0f + fast_exp(-(alpha * minimum_1))) * (minimum(maximum(gate_2, scalar_1), limit) + 1.0f);  // line 21: return gate * torch.sigmoid(alpha * gate) * (up + 1)
+    const float minimum_1 = minimum(gate, limit);                                     // line 21: gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return minimum_1 * fast_reciprocal(1.0f + fast_exp(-(alpha * minimum_1))) * (minimum(maximum(gate_2, scalar_1), limit) + 1.0f);  // line 22: return gate * torch.sigmoid(alpha * gate) * (up + 1)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void embedding_rotary(float weight, float cos_, float weight_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
-    result = weight * cos_ + -weight_2 * sin_;                                        // line 23: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+    result = weight * cos_ + -weight_2 * sin_;                                        // line 27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
     result_2 = weight_2 * cos__2 + weight * sin__2;
 }
 

@@ -82,7 +82,7 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
 }
 
 __device__ __forceinline__ float flash_attention_finish(float total, float mass) {
-    return total * fast_divide(1.0f, mass);                                           // line 66: result = weights.to(v.dtype) @ shared(v, heads)
+    return total * fast_divide(1.0f, mass);                                           // line 70: result = weights.to(v.dtype) @ shared(v, q.shape[-3])
 }
 
 // Finishes two neighbouring channels of a query.

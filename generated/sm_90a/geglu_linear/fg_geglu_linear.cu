@@ -43,7 +43,7 @@ struct Operands {
 
 __device__ __forceinline__ float geglu_linear_epilogue(float second, float product) {
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(second * (1.5957691216057308f + 0.07135481627260025f * (second * second)))));  // line 7: return F.gelu(x, approximate=approximate)
-    return second * sigmoid_1 * product;                                              // line 3: return function(F.linear(x, gate)) * F.linear(x, up)
+    return second * sigmoid_1 * product;                                              // line 5: return function(projected(x, gate)) * projected(x, up)
 }
 
 // Finishes two neighbouring columns of a row.

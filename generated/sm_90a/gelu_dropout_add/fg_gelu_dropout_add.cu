@@ -26,7 +26,7 @@
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float gelu_dropout_add(float x, i64 random, float residual, i64 scalar_1, float scalar_2) {
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(x * (1.5957691216057308f + 0.07135481627260025f * (x * x)))));  // line 7: return F.gelu(x, approximate=approximate)
-    const bool ge_1 = static_cast<i32>(random) >= static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));  // line 14: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + re…
+    const bool ge_1 = static_cast<i32>(random) >= static_cast<i32>(static_cast<i64>(static_cast<i16>(scalar_1)));  // line 15: return fg.dropout(gelu_of(x, approximate), p, training, seed=seed) + re…
     return x * sigmoid_1 * (ge_1 ? scalar_2 : 0.0f) + residual;
 }
 

@@ -21,7 +21,7 @@
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ float glu(float input, float input_2) {
-    return input * fast_reciprocal(1.0f + fast_exp(-input_2));                        // line 7: return input[..., ::2] * torch.sigmoid(input[..., 1::2]) if interleaved…
+    return input * fast_reciprocal(1.0f + fast_exp(-input_2));                        // line 8: return F.glu(input, dim)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -41,26 +41,26 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float layer_norm_backward_0(float dy, float weight) {
-    return dy * weight;                                                               // line 11: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized…
+    return dy * weight;                                                               // line 12: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized…
 }
 
 __device__ __forceinline__ void layer_norm_backward_row_1(float total, float total_2, float& mean, float& mean_2) {
-    mean = total * 0.000244140625f;                                                   // line 8: centered = x - x.mean(-1, keepdim=True)
+    mean = total * 0.000244140625f;                                                   // line 9: centered = x - x.mean(-1, keepdim=True)
     mean_2 = total_2 * 0.000244140625f;                                               // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
 }
 
 __device__ __forceinline__ float layer_norm_backward_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 9: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+    return (x - mean) * (x - mean);                                                   // line 10: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
 }
 
 __device__ __forceinline__ float layer_norm_backward_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 9: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 10: rstd = torch.rsqrt((centered * centered).mean(-1, keepdim=True) + eps)
 }
 
 __device__ __forceinline__ void layer_norm_backward_2(float x, float dy, float mean, float rstd, float weight, float& total_3_part, float& column_total_part) {
-    const float mul_1 = (x - mean) * rstd;                                            // line 10: normalized = centered * rstd
+    const float mul_1 = (x - mean) * rstd;                                            // line 11: normalized = centered * rstd
     total_3_part = dy * weight * mul_1;                                               // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
-    column_total_part = dy * mul_1;                                                   // line 11: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized…
+    column_total_part = dy * mul_1;                                                   // line 12: return _input_gradient(normalized, rstd, dy * weight), (dy * normalized…
 }
 
 __device__ __forceinline__ float layer_norm_backward_row_3(float total_3) {

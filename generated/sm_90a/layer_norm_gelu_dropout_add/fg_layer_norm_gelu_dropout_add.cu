@@ -45,21 +45,21 @@ __device__ __forceinline__ i32 layer_norm_gelu_dropout_add_row_0(i64 scalar_1) {
 }
 
 __device__ __forceinline__ float layer_norm_gelu_dropout_add_row_1(float total) {
-    return total * 0.0001220703125f;                                                  // line 23: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
+    return total * 0.0001220703125f;                                                  // line 24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
 }
 
 __device__ __forceinline__ float layer_norm_gelu_dropout_add_1(float x, float mean) {
-    return (x - mean) * (x - mean);                                                   // line 23: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
+    return (x - mean) * (x - mean);                                                   // line 24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
 }
 
 __device__ __forceinline__ float layer_norm_gelu_dropout_add_row_2(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0001220703125f + eps);                              // line 23: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
+    return fast_rsqrt(squares * 0.0001220703125f + eps);                              // line 24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
 }
 
 __device__ __forceinline__ float layer_norm_gelu_dropout_add_2(float x, float mean, float rstd, i32 row_value, float scalar_2, float weight, float bias, i64 random, float residual) {
-    const float add_1 = (x - mean) * rstd * weight + bias;                            // line 23: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
+    const float add_1 = (x - mean) * rstd * weight + bias;                            // line 24: activated = gelu_of(F.layer_norm(x, (x.shape[-1],), weight, bias, eps),…
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
-    const float mul_1 = add_1 * sigmoid_1 * (static_cast<i32>(random) >= row_value ? scalar_2 : 0.0f);  // line 24: return fg.dropout(activated, p, training, seed=seed) + residual
+    const float mul_1 = add_1 * sigmoid_1 * (static_cast<i32>(random) >= row_value ? scalar_2 : 0.0f);  // line 25: return fg.dropout(activated, p, training, seed=seed) + residual
     return mul_1 + residual;
 }
 

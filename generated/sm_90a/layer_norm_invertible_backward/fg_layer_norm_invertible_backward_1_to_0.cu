@@ -49,11 +49,11 @@ __device__ __forceinline__ i64 amax_i64_combine(i64 a, i64 b) {
 }
 
 __device__ __forceinline__ i64 layer_norm_invertible_backward_1_0(float weight) {
-    return static_cast<i64>(static_cast<u8>(static_cast<i64>(weight == 0.0f)));       // line 12: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
+    return static_cast<i64>(static_cast<u8>(static_cast<i64>(weight == 0.0f)));       // line 19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
 }
 
 __device__ __forceinline__ bool layer_norm_invertible_backward_1_row_1(i64 largest) {
-    return largest != 0;                                                              // line 12: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
+    return largest != 0;                                                              // line 19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void layer_norm_invertible_backward_0_0(float dy, float weight, float y, float bias, float& total_part, float& total_2_part, float& column_total_part) {
-    const float mul_1 = dy * weight;                                                  // line 11: dx = _input_gradient(normalized, rstd, dy * weight)
-    const float div_1 = fast_divide(y - bias, weight);                                // line 10: normalized = (y - bias) / weight
-    total_part = mul_1;                                                               // line 11: dx = _input_gradient(normalized, rstd, dy * weight)
+    const float mul_1 = dy * weight;                                                  // line 18: dx = _input_gradient(normalized, rstd, dy * weight)
+    const float div_1 = fast_divide(y - bias, weight);                                // line 17: normalized = (y - bias) / weight
+    total_part = mul_1;                                                               // line 18: dx = _input_gradient(normalized, rstd, dy * weight)
     total_2_part = mul_1 * div_1;                                                     // line 2: return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad …
-    column_total_part = dy * div_1;                                                   // line 12: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
+    column_total_part = dy * div_1;                                                   // line 19: return dx.to(y.dtype), (dy * normalized).sum(0), dy.sum(0), (weight == …
 }
 
 __device__ __forceinline__ void layer_norm_invertible_backward_0_row_1(float total, float total_2, float& mean, float& mean_2) {

@@ -46,7 +46,7 @@ struct Operands {
 };
 
 __device__ __forceinline__ float layer_norm_linear_1_epilogue(float product, float bias) {
-    return product + bias;                                                            // line 20: y = activate(F.linear(normalized, weight, bias), activation)
+    return product + bias;                                                            // line 7: return F.linear(x, weight, bias)
 }
 
 // Finishes two neighbouring columns of a row.

@@ -48,7 +48,7 @@ struct Operands {
 };
 
 __device__ __forceinline__ float layer_norm_mlp_1_epilogue(float product, float fc1_bias) {
-    const float add_1 = product + fc1_bias;                                           // line 49: h = F.linear(normalized, fc1_weight, fc1_bias)
+    const float add_1 = product + fc1_bias;                                           // line 7: return F.linear(x, weight, bias)
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
     return add_1 * sigmoid_1;
 }

@@ -46,7 +46,7 @@ struct Operands {
 };
 
 __device__ __forceinline__ float layer_norm_mlp_2_epilogue(float product, float fc2_bias) {
-    return product + fc2_bias;                                                        // line 55: y = F.linear(h, fc2_weight, fc2_bias)
+    return product + fc2_bias;                                                        // line 7: return F.linear(x, weight, bias)
 }
 
 // Finishes two neighbouring columns of a row.

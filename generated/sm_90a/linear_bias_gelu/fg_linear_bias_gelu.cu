@@ -47,8 +47,8 @@ struct Operands {
 };
 
 __device__ __forceinline__ float linear_bias_gelu_epilogue(float product, float bias) {
-    const float add_1 = product + bias;                                               // line 7: return F.gelu(F.linear(x, weight, bias), approximate="tanh")
-    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));
+    const float add_1 = product + bias;                                               // line 7: return F.linear(x, weight, bias)
+    const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(projected(x, weight, bias), approximate="tanh")
     return add_1 * sigmoid_1;
 }
 

@@ -51,9 +51,11 @@ struct Operands {
 };
 
 __device__ __forceinline__ float linear_quant_epilogue(float product, float bias, float scale) {
-    const float add_1 = product + bias;                                               // line 28: y = activate(F.linear(input, weight, bias), activation)
+    const float add_1 = product + bias;                                               // line 29: y = activate(F.linear(input, weight, bias), activation)
     const float sigmoid_1 = fast_reciprocal(1.0f + fast_exp(-(add_1 * (1.5957691216057308f + 0.07135481627260025f * (add_1 * add_1)))));  // line 7: return F.gelu(x, approximate=approximate)
-    return minimum(maximum(add_1 * sigmoid_1 * fast_divide(1.0f, scale), -448.0f), 448.0f);  // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+    const float where_1 = fabsf(scale) < 7.888609052210118e-31f ? 1.8446744073709552e+19f : 1.0f;  // line 2: factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
+    const float maximum_1 = maximum(add_1 * sigmoid_1 * where_1 * fast_divide(1.0f, scale * where_1), -448.0f);  // line 7: scaled = (x.float() * (1.0 / scale.float())).clamp(-largest, largest)
+    return minimum(maximum_1, 448.0f);
 }
 
 // Finishes two neighbouring columns of a row.

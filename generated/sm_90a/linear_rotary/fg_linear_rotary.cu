@@ -45,7 +45,7 @@ struct Operands {
 };
 
 __device__ __forceinline__ void linear_rotary_epilogue(const float (&product)[2], float cos_, float sin_, float& out_0, float& out_1) {
-    out_0 = product[0] * cos_ - product[1] * sin_;                                    // line 12: return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(…
+    out_0 = product[0] * cos_ - product[1] * sin_;                                    // line 15: return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(…
     out_1 = product[1] * cos_ + product[0] * sin_;
 }
 

@@ -47,7 +47,7 @@ __device__ __forceinline__ float modulated_layer_norm_row_2(float squares, float
 }
 
 __device__ __forceinline__ float modulated_layer_norm_2(float x, float mean, float rstd, float scale, float shift) {
-    return (x - mean) * rstd * (1.0f + scale) + shift;                                // line 5: return scaled if shift is None else scaled + shift
+    return (x - mean) * rstd * (1.0f + scale) + shift;                                // line 8: return scaled if shift is None else scaled + shift
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -35,15 +35,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float modulated_rms_norm_0(float x) {
-    return x * x;                                                                     // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return x * x;                                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float modulated_rms_norm_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float modulated_rms_norm_1(float x, float rstd, float scale, float shift) {
-    return x * rstd * (1.0f + scale) + shift;                                         // line 5: return scaled if shift is None else scaled + shift
+    return x * rstd * (1.0f + scale) + shift;                                         // line 8: return scaled if shift is None else scaled + shift
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -33,79 +33,79 @@ __device__ __forceinline__ i64 amin_i64_combine(i64 a, i64 b) {
 }
 
 __device__ __forceinline__ void moe_router_0(float logits, i64 coordinate, i64& smallest_part, i64& bitwise_xor_value) {
-    const i64 bitwise_xor_1 = sort_key(logits, coordinate) ^ -4294967296LL;           // line 41: values, indices = wide.topk(k)
+    const i64 bitwise_xor_1 = sort_key(logits, coordinate) ^ -4294967296LL;           // line 42: values, indices = wide.topk(k)
     smallest_part = bitwise_xor_1;
     bitwise_xor_value = bitwise_xor_1;
 }
 
 __device__ __forceinline__ i64 moe_router_row_1(i64 smallest) {
-    return shift_right(smallest & 4294967295LL, 1LL);                                 // line 41: values, indices = wide.topk(k)
+    return shift_right(smallest & 4294967295LL, 1LL);                                 // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_1(i64 bitwise_xor_value, i64 smallest) {
-    return bitwise_xor_value > smallest ? bitwise_xor_value : 9187343248425746432LL;  // line 41: values, indices = wide.topk(k)
+    return bitwise_xor_value > smallest ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_row_2(i64 smallest_2) {
-    return shift_right(smallest_2 & 4294967295LL, 1LL);                               // line 41: values, indices = wide.topk(k)
+    return shift_right(smallest_2 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_2(i64 bitwise_xor_value, i64 smallest_2) {
-    return bitwise_xor_value > smallest_2 ? bitwise_xor_value : 9187343248425746432LL;  // line 41: values, indices = wide.topk(k)
+    return bitwise_xor_value > smallest_2 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_row_3(i64 smallest_3) {
-    return shift_right(smallest_3 & 4294967295LL, 1LL);                               // line 41: values, indices = wide.topk(k)
+    return shift_right(smallest_3 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_3(i64 bitwise_xor_value, i64 smallest_3) {
-    return bitwise_xor_value > smallest_3 ? bitwise_xor_value : 9187343248425746432LL;  // line 41: values, indices = wide.topk(k)
+    return bitwise_xor_value > smallest_3 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_row_4(i64 smallest_4) {
-    return shift_right(smallest_4 & 4294967295LL, 1LL);                               // line 41: values, indices = wide.topk(k)
+    return shift_right(smallest_4 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_4(i64 bitwise_xor_value, i64 smallest_4) {
-    return bitwise_xor_value > smallest_4 ? bitwise_xor_value : 9187343248425746432LL;  // line 41: values, indices = wide.topk(k)
+    return bitwise_xor_value > smallest_4 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_row_5(i64 smallest_5) {
-    return shift_right(smallest_5 & 4294967295LL, 1LL);                               // line 41: values, indices = wide.topk(k)
+    return shift_right(smallest_5 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_5(i64 bitwise_xor_value, i64 smallest_5) {
-    return bitwise_xor_value > smallest_5 ? bitwise_xor_value : 9187343248425746432LL;  // line 41: values, indices = wide.topk(k)
+    return bitwise_xor_value > smallest_5 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_row_6(i64 smallest_6) {
-    return shift_right(smallest_6 & 4294967295LL, 1LL);                               // line 41: values, indices = wide.topk(k)
+    return shift_right(smallest_6 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_6(i64 bitwise_xor_value, i64 smallest_6) {
-    return bitwise_xor_value > smallest_6 ? bitwise_xor_value : 9187343248425746432LL;  // line 41: values, indices = wide.topk(k)
+    return bitwise_xor_value > smallest_6 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_row_7(i64 smallest_7) {
-    return shift_right(smallest_7 & 4294967295LL, 1LL);                               // line 41: values, indices = wide.topk(k)
+    return shift_right(smallest_7 & 4294967295LL, 1LL);                               // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ i64 moe_router_7(i64 bitwise_xor_value, i64 smallest_7) {
-    return bitwise_xor_value > smallest_7 ? bitwise_xor_value : 9187343248425746432LL;  // line 41: values, indices = wide.topk(k)
+    return bitwise_xor_value > smallest_7 ? bitwise_xor_value : 9187343248425746432LL;  // line 42: values, indices = wide.topk(k)
 }
 
 __device__ __forceinline__ void moe_router_row_8(i64 smallest, i64 smallest_2, i64 smallest_3, i64 smallest_4, i64 smallest_5, i64 smallest_6, i64 smallest_7, float scale, i64 smallest_8, float& row_value_8, float& row_value_9, float& row_value_10, float& row_value_11, float& row_value_12, float& row_value_13, float& row_value_14, float& row_value_15, i64& row_value_16) {
-    const float sorted_value_1 = sorted_value(smallest ^ -4294967296LL);              // line 41: values, indices = wide.topk(k)
+    const float sorted_value_1 = sorted_value(smallest ^ -4294967296LL);              // line 42: values, indices = wide.topk(k)
     const float sorted_value_2 = sorted_value(smallest_2 ^ -4294967296LL);
     const float sorted_value_3 = sorted_value(smallest_3 ^ -4294967296LL);
     const float sorted_value_4 = sorted_value(smallest_4 ^ -4294967296LL);
-    const float maximum_1 = maximum(maximum(maximum(sorted_value_1, sorted_value_2), sorted_value_3), sorted_value_4);  // line 42: weights = values.softmax(-1) if renormalize else (values - wide.logsume…
-    const float sorted_value_5 = sorted_value(smallest_5 ^ -4294967296LL);            // line 41: values, indices = wide.topk(k)
+    const float maximum_1 = maximum(maximum(maximum(sorted_value_1, sorted_value_2), sorted_value_3), sorted_value_4);  // line 43: weights = values.softmax(-1) if renormalize else (values - wide.logsume…
+    const float sorted_value_5 = sorted_value(smallest_5 ^ -4294967296LL);            // line 42: values, indices = wide.topk(k)
     const float sorted_value_6 = sorted_value(smallest_6 ^ -4294967296LL);
     const float sorted_value_7 = sorted_value(smallest_7 ^ -4294967296LL);
-    const float maximum_2 = maximum(maximum(maximum(maximum_1, sorted_value_5), sorted_value_6), sorted_value_7);  // line 42: weights = values.softmax(-1) if renormalize else (values - wide.logsume…
-    const float sorted_value_8 = sorted_value(smallest_8 ^ -4294967296LL);            // line 41: values, indices = wide.topk(k)
-    const float maximum_3 = maximum(maximum_2, sorted_value_8);                       // line 42: weights = values.softmax(-1) if renormalize else (values - wide.logsume…
+    const float maximum_2 = maximum(maximum(maximum(maximum_1, sorted_value_5), sorted_value_6), sorted_value_7);  // line 43: weights = values.softmax(-1) if renormalize else (values - wide.logsume…
+    const float sorted_value_8 = sorted_value(smallest_8 ^ -4294967296LL);            // line 42: values, indices = wide.topk(k)
+    const float maximum_3 = maximum(maximum_2, sorted_value_8);                       // line 43: weights = values.softmax(-1) if renormalize else (values - wide.logsume…
     const float exp_1 = fast_exp(sorted_value_1 - maximum_3);
     const float exp_2 = fast_exp(sorted_value_2 - maximum_3);
     const float exp_3 = fast_exp(sorted_value_3 - maximum_3);
@@ -115,7 +115,7 @@ __device__ __forceinline__ void moe_router_row_8(i64 smallest, i64 smallest_2, i
     const float exp_7 = fast_exp(sorted_value_7 - maximum_3);
     const float exp_8 = fast_exp(sorted_value_8 - maximum_3);
     const float add_1 = exp_1 + exp_2 + exp_3 + exp_4 + exp_5 + exp_6 + exp_7 + exp_8;
-    row_value_8 = scale * fast_divide(exp_1, add_1);                                  // line 45: return (scale * weights).to(logits.dtype), indices
+    row_value_8 = scale * fast_divide(exp_1, add_1);                                  // line 46: return (scale * weights).to(logits.dtype), indices
     row_value_9 = scale * fast_divide(exp_2, add_1);
     row_value_10 = scale * fast_divide(exp_3, add_1);
     row_value_11 = scale * fast_divide(exp_4, add_1);
@@ -123,7 +123,7 @@ __device__ __forceinline__ void moe_router_row_8(i64 smallest, i64 smallest_2, i
     row_value_13 = scale * fast_divide(exp_6, add_1);
     row_value_14 = scale * fast_divide(exp_7, add_1);
     row_value_15 = scale * fast_divide(exp_8, add_1);
-    row_value_16 = shift_right(smallest_8 & 4294967295LL, 1LL);                       // line 41: values, indices = wide.topk(k)
+    row_value_16 = shift_right(smallest_8 & 4294967295LL, 1LL);                       // line 42: values, indices = wide.topk(k)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

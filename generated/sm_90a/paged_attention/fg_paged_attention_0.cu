@@ -1,30 +1,27 @@
-// paged_attention_0: pointwise, 8 elements a thread at a time, emitted by fusegen for sm_90a.
-// Grid 131072, block 128.
-// Reads (65536 + min(134217728, k_cache_dim0 * 16384) * 2) + min(134217728, k_cache_dim0 * 16384) * 2 bytes, writes 536870912.
+// paged_attention_0: pointwise, 2 elements a thread at a time, emitted by fusegen for sm_90a.
+// Grid 32, block 128.
+// Reads 65664 bytes, writes 65536.
 #include "../primitives/types.cuh"
 #include "../primitives/block_id.cuh"
+#include "../primitives/bit_cast.cuh"
+#include "../primitives/load.i64.cuh"
 #include "../primitives/vector_width.cuh"
 #include "../primitives/load_vec.16.cuh"
 #include "../primitives/load_lanes.cuh"
-#include "../primitives/bit_cast.cuh"
-#include "../primitives/load_once.i64.bf16.cuh"
-#include "../primitives/narrow.i64.bf16.cuh"
-#include "../primitives/narrow_vec.bf16.cuh"
+#include "../primitives/narrow.i64.cuh"
+#include "../primitives/narrow_vec.cuh"
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/store_lanes.cuh"
 #include "../primitives/thread_id.cuh"
-#include "../primitives/widen.i64.bf16.cuh"
-#include "../primitives/widen_vec.bf16.cuh"
-#include "../primitives/refuse_index.cuh"
-#include "../primitives/checked_index.cuh"
-#include "../primitives/wrapped_index.cuh"
+#include "../primitives/widen.i64.cuh"
+#include "../primitives/widen_vec.cuh"
+#include "../primitives/wrap_mul.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void paged_attention_0(float v_cache, float k_cache, float& result, float& result_2) {
-    result = v_cache;
-    result_2 = k_cache;
+__device__ __forceinline__ i64 paged_attention_0(i64 lengths, i64 page_table, i64 coordinate) {
+    return wrap_mul(coordinate, 16LL) < lengths ? page_table : 0LL;                   // line 40: used = torch.where(first < lengths[:, None], page_table, 0)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -33,44 +30,37 @@ __device__ __forceinline__ void paged_attention_0(float v_cache, float k_cache, 
 using Index = i32;
 
 extern "C" __global__ void __launch_bounds__(128)
-fg_paged_attention_0(const bf16* v_cache_ptr, const bf16* k_cache_ptr, const i64* page_table_ptr, bf16* value_11_ptr, bf16* value_7_ptr, i64 k_cache_dim0) {
-    constexpr i32 LANES = 8;    // neighbours that one access moves
+fg_paged_attention_0(const i64* lengths_ptr, const i64* page_table_ptr, i64* value_11_ptr) {
+    constexpr i32 LANES = 2;    // neighbours that one access moves
     constexpr i32 UNROLL = 1;   // groups of lanes in flight in a thread
-    const Index element_count = 134217728;
+    const Index element_count = 8192;
     const Index first = (static_cast<Index>(block_id()) * UNROLL * 128 + thread_id()) * LANES;
 
-    bf16 v_cache_raw[UNROLL][LANES];
-    bf16 k_cache_raw[UNROLL][LANES];
+    i64 lengths_raw[UNROLL];
+    i64 page_table_raw[UNROLL][LANES];
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i0 = position / 16384;
-        const Index i3 = position - i0 * 16384;
-        const Index v_cache_at = wrapped_index(widen(load_once(page_table_ptr, i0)), k_cache_dim0, "fusegen: paged_attention_0: index of 'v_cache' out of range [-k_cache_dim0, k_cache_dim0)");
-        const Index k_cache_at = wrapped_index(widen(load_once(page_table_ptr, i0)), k_cache_dim0, "fusegen: paged_attention_0: index of 'k_cache' out of range [-k_cache_dim0, k_cache_dim0)");
-        load_lanes<8>(v_cache_raw[u], v_cache_ptr, v_cache_at * 16384 + i3);
-        load_lanes<8>(k_cache_raw[u], k_cache_ptr, k_cache_at * 16384 + i3);
+        const Index i0 = position / 512;
+        const Index i1 = position - i0 * 512;
+        lengths_raw[u] = load(lengths_ptr, i0);
+        load_lanes<2>(page_table_raw[u], page_table_ptr, i0 * 512 + i1);
     }
 #pragma unroll
     for (i32 u = 0; u < UNROLL; ++u) {
         const Index position = first + static_cast<Index>(u) * 128 * LANES;
         if (position + LANES > element_count) continue;
-        const Index i0 = position / 16384;
-        const Index i3 = position - i0 * 16384;
-        float v_cache[8];
-        widen_vec(v_cache_raw[u], v_cache);
-        float k_cache[8];
-        widen_vec(k_cache_raw[u], k_cache);
-        float result[8];
-        float result_2[8];
+        const Index i0 = position / 512;
+        const Index i1 = position - i0 * 512;
+        const i64 lengths = widen(lengths_raw[u]);
+        i64 page_table[2];
+        widen_vec(page_table_raw[u], page_table);
+        i64 result[2];
 #pragma unroll
-        for (i32 v = 0; v < 8; ++v) paged_attention_0(v_cache[v], k_cache[v], result[v], result_2[v]);
-        bf16 result_raw[8];
+        for (i32 v = 0; v < 2; ++v) result[v] = paged_attention_0(lengths, page_table[v], i1 + v);
+        i64 result_raw[2];
         narrow_vec(result, result_raw);
-        store_lanes<8>(value_11_ptr, i0 * 16384 + i3, result_raw);
-        bf16 result_2_raw[8];
-        narrow_vec(result_2, result_2_raw);
-        store_lanes<8>(value_7_ptr, i0 * 16384 + i3, result_2_raw);
+        store_lanes<2>(value_11_ptr, i0 * 512 + i1, result_raw);
     }
 }

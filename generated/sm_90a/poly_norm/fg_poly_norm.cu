@@ -36,10 +36,10 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void poly_norm_0(float x, float& squares_part, float& squares_2_part, float& squares_3_part) {
-    const float mul_1 = x * x;                                                        // line 11: powers = (wide * wide * wide, wide * wide, wide)
+    const float mul_1 = x * x;                                                        // line 9: powers = (wide * wide * wide, wide * wide, wide)
     squares_part = mul_1 * x * (mul_1 * x);                                           // line 2: return torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if eps is …
     squares_2_part = mul_1 * mul_1;
-    squares_3_part = mul_1;                                                           // line 11: powers = (wide * wide * wide, wide * wide, wide)
+    squares_3_part = mul_1;                                                           // line 9: powers = (wide * wide * wide, wide * wide, wide)
 }
 
 __device__ __forceinline__ void poly_norm_row_1(float squares, float eps, float squares_2, float squares_3, float& rstd, float& rstd_2, float& rstd_3) {
@@ -49,8 +49,8 @@ __device__ __forceinline__ void poly_norm_row_1(float squares, float eps, float 
 }
 
 __device__ __forceinline__ float poly_norm_1(float x, float weight, float rstd, float weight_2, float rstd_2, float weight_3, float rstd_3, float bias) {
-    const float mul_1 = x * x;                                                        // line 11: powers = (wide * wide * wide, wide * wide, wide)
-    const float add_1 = weight * (mul_1 * x) * rstd + weight_2 * mul_1 * rstd_2 + weight_3 * x * rstd_3;  // line 13: return (parts[0] + parts[1] + parts[2] + widened(bias)).to(x.dtype)
+    const float mul_1 = x * x;                                                        // line 9: powers = (wide * wide * wide, wide * wide, wide)
+    const float add_1 = weight * (mul_1 * x) * rstd + weight_2 * mul_1 * rstd_2 + weight_3 * x * rstd_3;  // line 11: return (parts[0] + parts[1] + parts[2] + widened(bias)).to(x.dtype)
     return add_1 + bias;
 }
 

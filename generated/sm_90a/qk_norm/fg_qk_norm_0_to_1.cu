@@ -34,15 +34,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float qk_norm_0_0(float q) {
-    return q * q;                                                                     // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return q * q;                                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float qk_norm_0_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float qk_norm_0_1(float q, float rstd, float q_weight) {
-    return q * rstd * q_weight;                                                       // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return q * rstd * q_weight;                                                       // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -141,15 +141,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float qk_norm_1_0(float k_) {
-    return k_ * k_;                                                                   // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return k_ * k_;                                                                   // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float qk_norm_1_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return fast_rsqrt(squares * 0.0078125f + eps);                                    // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float qk_norm_1_1(float k_, float rstd, float k_weight) {
-    return k_ * rstd * k_weight;                                                      // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return k_ * rstd * k_weight;                                                      // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -35,15 +35,15 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float rms_norm_linear_0_0(float x) {
-    return x * x;                                                                     // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return x * x;                                                                     // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float rms_norm_linear_0_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float rms_norm_linear_0_1(float x, float rstd, float norm_weight) {
-    return x * rstd * norm_weight;                                                    // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return x * rstd * norm_weight;                                                    // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -48,11 +48,11 @@ __device__ __forceinline__ float amax_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ float rms_norm_quant_0(float input) {
-    return input * input;                                                             // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return input * input;                                                             // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float rms_norm_quant_row_1(float squares, float eps) {
-    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 18: return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return fast_rsqrt(squares * 0.000244140625f + eps);                               // line 19: return F.rms_norm(x, (x.shape[-1],), weight, eps)
 }
 
 __device__ __forceinline__ float rms_norm_quant_1(float input, float rstd, float weight) {

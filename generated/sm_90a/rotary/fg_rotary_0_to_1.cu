@@ -24,7 +24,7 @@ namespace part_1 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void rotary_0(float q, float cos_, float q_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
-    result = q * cos_ + -q_2 * sin_;                                                  // line 23: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+    result = q * cos_ + -q_2 * sin_;                                                  // line 27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
     result_2 = q_2 * cos__2 + q * sin__2;
 }
 
@@ -99,7 +99,7 @@ namespace part_2 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void rotary_1(float k_, float cos_, float k__2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
-    result = k_ * cos_ + -k__2 * sin_;                                                // line 23: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+    result = k_ * cos_ + -k__2 * sin_;                                                // line 27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
     result_2 = k__2 * cos__2 + k_ * sin__2;
 }
 

@@ -36,7 +36,7 @@ __device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64
 }
 
 __device__ __forceinline__ void rotary_position_ids_0(float q, float q_2, float hoisted, float hoisted_2, float& result, float& result_2) {
-    result = q * hoisted + -q_2 * hoisted_2;                                          // line 23: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+    result = q * hoisted + -q_2 * hoisted_2;                                          // line 27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
     result_2 = q_2 * hoisted + q * hoisted_2;
 }
 
@@ -116,7 +116,7 @@ __device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64
 }
 
 __device__ __forceinline__ void rotary_position_ids_1(float k_, float k__2, float hoisted, float hoisted_2, float& result, float& result_2) {
-    result = k_ * hoisted + -k__2 * hoisted_2;                                        // line 23: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+    result = k_ * hoisted + -k__2 * hoisted_2;                                        // line 27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
     result_2 = k__2 * hoisted + k_ * hoisted_2;
 }
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ void rotary_position_ids_0_once(i64 position_ids, i64
 }
 
 __device__ __forceinline__ void rotary_position_ids_0(float q, float q_2, float hoisted, float hoisted_2, float& result, float& result_2) {
-    result = round_bf16(q * hoisted + -q_2 * hoisted_2);                              // line 24: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, c…
+    result = round_bf16(q * hoisted + -q_2 * hoisted_2);                              // line 25: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, c…
     result_2 = round_bf16(q_2 * hoisted + q * hoisted_2);
 }
 
@@ -117,7 +117,7 @@ __device__ __forceinline__ void rotary_position_ids_1_once(i64 position_ids, i64
 }
 
 __device__ __forceinline__ void rotary_position_ids_1(float k_, float k__2, float hoisted, float hoisted_2, float& result, float& result_2) {
-    result = round_bf16(k_ * hoisted + -k__2 * hoisted_2);                            // line 24: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, c…
+    result = round_bf16(k_ * hoisted + -k__2 * hoisted_2);                            // line 25: return q.copy_(rotated(q, cos, sin, interleaved)), k.copy_(rotated(k, c…
     result_2 = round_bf16(k__2 * hoisted + k_ * hoisted_2);
 }
 

@@ -65,30 +65,31 @@ __device__ __forceinline__ float sum_f32_combine(float a, float b) {
 }
 
 __device__ __forceinline__ void sample_row_0(float temperature, i64 seeds, bool& row_value, float& row_value_2, i64& row_value_3) {
-    const bool gt_1 = temperature > 0.0f;                                             // line 45: wide = wide if temperature is None else wide / torch.where(temperature …
-    const i64 mul_1 = wrap_mul(seeds ^ (shift_right(seeds, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
+    const bool ge_1 = temperature >= 1e-30f;                                          // line 47: wide = wide if temperature is None else wide / torch.where(temperature …
+    const i64 add_1 = wrap_add(seeds, -7046029254386353131LL);                        // line 2: bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
+    const i64 mul_1 = wrap_mul(add_1 ^ (shift_right(add_1, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
     const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
-    row_value = gt_1;                                                                 // line 45: wide = wide if temperature is None else wide / torch.where(temperature …
-    row_value_2 = gt_1 ? temperature : 1.0f;
+    row_value = ge_1;                                                                 // line 47: wide = wide if temperature is None else wide / torch.where(temperature …
+    row_value_2 = ge_1 ? temperature : 1.0f;
     row_value_3 = mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL);                  // line 4: return x ^ (x >> 31 & (1 << 33) - 1)
 }
 
 __device__ __forceinline__ float sample_0(bool row_value, float row_value_2, i64 row_value_3, float logits, i64 coordinate) {
-    const i64 add_1 = wrap_add(row_value_3, wrap_mul(coordinate, -7046029254386353131LL));  // line 2: bits = _mixed(_mixed(seeds.long()) + tokens * _GOLDEN)
+    const i64 add_1 = wrap_add(row_value_3, wrap_mul(wrap_add(coordinate, 1LL), -7046029254386353131LL));  // line 2: bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
     const i64 mul_1 = wrap_mul(add_1 ^ (shift_right(add_1, 30LL) & 17179869183LL), -4658895280553007687LL);  // line 2: x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
     const i64 mul_2 = wrap_mul(mul_1 ^ (shift_right(mul_1, 27LL) & 137438953471LL), -7723592293110705685LL);  // line 3: x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
     const i64 bitwise_and_1 = shift_right(mul_2 ^ (shift_right(mul_2, 31LL) & 8589934591LL), 24LL) & 1099511627775LL;  // line 3: return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.…
     const float neg_1 = -log1pf((static_cast<float>(bitwise_and_1) + 0.5f) * -9.094947017729282e-13f);
-    return logits / row_value_2 - (row_value ? logf(neg_1) : 0.0f);                   // line 54: left = left - torch.where(temperature > 0, waiting.log(), 0.0)
+    return logits / row_value_2 - (row_value ? logf(neg_1) : 0.0f);                   // line 56: left = left - torch.where(temperature >= _COLDEST, waiting.log(), 0.0)
 }
 
 __device__ __forceinline__ void sample_1(float logits, i64 place_indices, float largest, i64 coordinate, float& chosen_part, float& total_part) {
-    chosen_part = coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);  // line 57: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
-    total_part = exp_below(logits, largest);                                          // line 58: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+    chosen_part = coordinate == place_indices ? logits : -bit_cast<float>(0x7f800000u);  // line 59: chosen = torch.where(places == token, logits.float(), -math.inf).amax(-…
+    total_part = exp_below(logits, largest);                                          // line 60: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
 }
 
 __device__ __forceinline__ float sample_row_2(float largest, float chosen, float total) {
-    return chosen - (largest + logf(total));                                          // line 58: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
+    return chosen - (largest + logf(total));                                          // line 60: return token.squeeze(-1), chosen - logits.float().logsumexp(-1)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ namespace part_1 {
 // Math
 // ---------------------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void split_rotary_cache_0(float qkv, float cos_, float qkv_2, float sin_, float cos__2, float sin__2, float& result, float& result_2) {
-    result = qkv * cos_ + -qkv_2 * sin_;                                              // line 23: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
+    result = qkv * cos_ + -qkv_2 * sin_;                                              // line 27: result = (turned * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
     result_2 = qkv_2 * cos__2 + qkv * sin__2;
 }
 

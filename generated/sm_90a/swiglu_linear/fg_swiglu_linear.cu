@@ -42,7 +42,7 @@ struct Operands {
 };
 
 __device__ __forceinline__ float swiglu_linear_epilogue(float second, float product) {
-    return second * fast_reciprocal(1.0f + fast_exp(-second)) * product;              // line 3: return function(F.linear(x, gate)) * F.linear(x, up)
+    return second * fast_reciprocal(1.0f + fast_exp(-second)) * product;              // line 5: return function(projected(x, gate)) * projected(x, up)
 }
 
 // Finishes two neighbouring columns of a row.

@@ -1,4 +1,4 @@
-// cached_attention: attention, emitted by fusegen for sm_90a.
+// cached_attention_1: attention, emitted by fusegen for sm_90a.
 // Grid min(512 * 1, 132), block 384, 197632 bytes of shared memory.
 // Reads k_cache_dim2 * 65536 + 131200 bytes, writes 131072.
 #include "../primitives/types.maps.cuh"
@@ -19,6 +19,7 @@
 #include "../primitives/mbarrier_init.cuh"
 #include "../primitives/mbarrier_init_fence.cuh"
 #include "../primitives/mbarrier_wait.cuh"
+#include "../primitives/minimum.i64.float.cuh"
 #include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/opaque.cuh"
@@ -30,6 +31,7 @@
 #include "../primitives/store_vec.16.cuh"
 #include "../primitives/thread_id.cuh"
 #include "../primitives/tma_load_4d.cuh"
+#include "../primitives/wait_for_previous.cuh"
 #include "../primitives/wgmma_commit.cuh"
 #include "../primitives/wgmma_descriptor.cuh"
 #include "../primitives/wgmma_fence.cuh"
@@ -44,10 +46,12 @@
 // What the math reads besides what it is called with.
 struct Operands {
     const i64* lengths_ptr;
+    i32 k_cache_dim2;
 };
 
-__device__ __forceinline__ float cached_attention_score(float product, i64 key, i64 lengths) {
-    return key <= wrap_add(0LL, wrap_sub(lengths, 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 17: scores = scores if visible is None else torch.where(visible, scores, -m…
+__device__ __forceinline__ float cached_attention_1_score(float product, i64 key, i64 lengths, i64 k_cache_dim2_) {
+    const bool le_1 = key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), k_cache_dim2_), 1LL));  // line 9: found = key <= query if is_causal else None
+    return le_1 ? product : -bit_cast<float>(0x7f800000u);                            // line 26: scores = scores if visible is None else torch.where(visible, scores, -m…
 }
 
 // Scores two neighbouring keys.
@@ -55,7 +59,7 @@ __device__ __forceinline__ void score(const Operands& operands, const float (&pr
                                       i32 key, float (&s)[2]) {
     const i64 lengths = widen(load_once(operands.lengths_ptr, batch));
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) s[v] = cached_attention_score(product[v], key + v, lengths);
+    for (i32 v = 0; v < 2; ++v) s[v] = cached_attention_1_score(product[v], key + v, lengths, operands.k_cache_dim2);
 }
 
 __device__ __forceinline__ float peak_identity() {
@@ -85,16 +89,18 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
     return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 3: return torch.softmax(scores, -1)
 }
 
-__device__ __forceinline__ float cached_attention_finish(float total, float mass) {
-    return total * fast_divide(1.0f, mass);                                           // line 18: return weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+__device__ __forceinline__ float cached_attention_1_finish(float total, i64 lengths_2, i64 k_cache_dim2__2, float mass) {
+    const i64 add_1 = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_2, 0LL), k_cache_dim2__2), 1LL));  // line 3: return query[:, None] + offset, key
+    return add_1 >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;                     // line 29: return torch.where(position >= 0, result, 0.0)
 }
 
 // Finishes two neighbouring channels of a query.
 __device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch, i32 head,
                                        i32 query, i32 channel, bf16 (&out)[2]) {
+    const i64 lengths_2 = widen(load_once(operands.lengths_ptr, batch));
     float result[2];
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) result[v] = cached_attention_finish(total[v], mass);
+    for (i32 v = 0; v < 2; ++v) result[v] = cached_attention_1_finish(total[v], lengths_2, operands.k_cache_dim2, mass);
     narrow_vec(result, out);
 }
 
@@ -471,13 +477,15 @@ __device__ __forceinline__ void consume(SharedMemory& shared, i32 consumer, bf16
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fg_cached_attention(
+fg_cached_attention_1(
     const __grid_constant__ TensorMap q_map,
     const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map,
     i64 batches, i64 heads, i64 queries, i64 keys,
     bf16* out_ptr,
-    const i64* lengths_ptr) {
+    const i64* lengths_ptr,
+    i64 k_cache_dim2_extent) {
+    wait_for_previous();
     SharedMemory& shared = *shared_array<SharedMemory>(0);
     const i32 query_tiles = (i32(queries) + TILE_Q - 1) / TILE_Q;
     const i32 key_tiles = (i32(keys) + TILE_K - 1) / TILE_K;
@@ -495,7 +503,7 @@ fg_cached_attention(
         }
     } else {
         raise_registers<240>();
-        const Operands operands{lengths_ptr};
+        const Operands operands{lengths_ptr, static_cast<i32>(k_cache_dim2_extent)};
         consume(shared, warpgroup, out_ptr, operands, works, i32(heads), i32(queries), i32(keys), query_tiles, key_tiles);
     }
 }

@@ -1,4 +1,4 @@
-// paged_attention_1: attention, emitted by fusegen for sm_90a.
+// paged_attention_3: attention, emitted by fusegen for sm_90a.
 // Grid min(512 * 1, 132), block 384, 197632 bytes of shared memory.
 // Reads 537002112 bytes, writes 131072.
 #include "../primitives/types.maps.cuh"
@@ -19,6 +19,7 @@
 #include "../primitives/mbarrier_init.cuh"
 #include "../primitives/mbarrier_init_fence.cuh"
 #include "../primitives/mbarrier_wait.cuh"
+#include "../primitives/minimum.i64.float.cuh"
 #include "../primitives/narrow.i64.bf16.cuh"
 #include "../primitives/narrow_vec.bf16.cuh"
 #include "../primitives/opaque.cuh"
@@ -47,8 +48,8 @@ struct Operands {
     const i64* lengths_ptr;
 };
 
-__device__ __forceinline__ float paged_attention_1_score(float product, i64 key, i64 lengths) {
-    return key <= wrap_add(0LL, wrap_sub(lengths, 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 17: scores = scores if visible is None else torch.where(visible, scores, -m…
+__device__ __forceinline__ float paged_attention_3_score(float product, i64 key, i64 lengths) {
+    return key <= wrap_add(0LL, wrap_sub(minimum(maximum(lengths, 0LL), 8192LL), 1LL)) ? product : -bit_cast<float>(0x7f800000u);  // line 26: scores = scores if visible is None else torch.where(visible, scores, -m…
 }
 
 // Scores two neighbouring keys.
@@ -56,7 +57,7 @@ __device__ __forceinline__ void score(const Operands& operands, const float (&pr
                                       i32 key, float (&s)[2]) {
     const i64 lengths = widen(load_once(operands.lengths_ptr, batch));
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) s[v] = paged_attention_1_score(product[v], key + v, lengths);
+    for (i32 v = 0; v < 2; ++v) s[v] = paged_attention_3_score(product[v], key + v, lengths);
 }
 
 __device__ __forceinline__ float peak_identity() {
@@ -86,16 +87,18 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
     return fast_exp2((old_peak - new_anchor) * 0.12751743082459868f);                 // line 3: return torch.softmax(scores, -1)
 }
 
-__device__ __forceinline__ float paged_attention_1_finish(float total, float mass) {
-    return total * fast_divide(1.0f, mass);                                           // line 18: return weights_of(scores, sinks).to(v.dtype) @ shared(v, q.shape[-3])
+__device__ __forceinline__ float paged_attention_3_finish(float total, i64 lengths_2, float mass) {
+    const bool ge_1 = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_2, 0LL), 8192LL), 1LL)) >= 0LL;  // line 29: return torch.where(position >= 0, result, 0.0)
+    return ge_1 ? total * fast_divide(1.0f, mass) : 0.0f;
 }
 
 // Finishes two neighbouring channels of a query.
 __device__ __forceinline__ void finish(const Operands& operands, const float (&total)[2], float mass, i32 batch, i32 head,
                                        i32 query, i32 channel, bf16 (&out)[2]) {
+    const i64 lengths_2 = widen(load_once(operands.lengths_ptr, batch));
     float result[2];
 #pragma unroll
-    for (i32 v = 0; v < 2; ++v) result[v] = paged_attention_1_finish(total[v], mass);
+    for (i32 v = 0; v < 2; ++v) result[v] = paged_attention_3_finish(total[v], lengths_2, mass);
     narrow_vec(result, out);
 }
 
@@ -472,7 +475,7 @@ __device__ __forceinline__ void consume(SharedMemory& shared, i32 consumer, bf16
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fg_paged_attention_1(
+fg_paged_attention_3(
     const __grid_constant__ TensorMap q_map,
     const __grid_constant__ TensorMap k_map,
     const __grid_constant__ TensorMap v_map,
