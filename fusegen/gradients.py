@@ -71,7 +71,14 @@ class Saved:
         return self.left.tensors
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Saved:
-        """The same with tensors that were kept elsewhere, as ``ctx.save_for_backward`` keeps them, or with none."""
+        """The same with tensors that were kept elsewhere, as ``ctx.save_for_backward`` keeps them, or with none.
+
+        Raises:
+            ArgumentError: they are no tensors.
+        """
+        if not all(isinstance(each, Tensor) for each in tensors):
+            what = f"{self.forward.name}: with_tensors is given {tensors!r:.100}"
+            raise ArgumentError(what, mend=f"give {len(self.tensors)} tensors in the order of saved.tensors, or none: ()")
         return Saved.of(replace(self.left, tensors=tuple(tensors)), self.forward)
 
 

@@ -33,6 +33,7 @@ from fusegen.operators.facts import CONSTANT, FLOAT, INT, OBJECT, TENSOR, value_
 from fusegen.operators.gradients import operator_of, recording_operator_of
 from fusegen.operators.graph_operator import Assumed, GraphOperator
 from fusegen.runtime.backends import target_of
+from fusegen.runtime.bound import unfollowed
 from fusegen.runtime.compile import Request, guards_of
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import GREATEST, LEAST
@@ -66,7 +67,7 @@ def planned(*call: Any) -> str:
         call: the arguments of `plan_of`.
     """
     try:
-        return plan_of(*call)
+        return str(unfollowed(plan_of)(*call))  # where the graph broke within the call, torch.compile looks into what runs now
     except Unplanned as reason:
         what = f"{call[1]} is not fused where torch records it, and runs as torch runs its function: {reason}"
         warnings.warn(what, stacklevel=2)

@@ -115,7 +115,8 @@ def _strange(tensor: Tensor) -> tuple[str, str] | None:
         return "belongs to a transform of torch.func (vmap, grad, jvp, functionalize), which kernels do not support yet", _OUTSIDE
     if not isinstance(tensor, FakeTensor) and (member := _own_operation(type(tensor))):
         what = f"is a {type(tensor).__name__}, whose class says itself what operations do ({member})"
-        return what, "pass {name}.as_subclass(torch.Tensor), or the plain tensors that it is made of"
+        of_parts = "pass the plain tensors that it is made of, as {name}.to_local() gives them of a DTensor"
+        return what, of_parts if member == "__torch_dispatch__" else "pass {name}.as_subclass(torch.Tensor)"
     if tensor.is_nested:
         return "is a nested tensor", "pass its components, or one padded tensor"
     if tensor.layout is not torch.strided:

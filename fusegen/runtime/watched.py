@@ -12,6 +12,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+from torch.fx import Proxy
 
 from fusegen.runtime.keys import Values
 
@@ -22,7 +23,7 @@ def is_watched(values: Values) -> bool:
     Args:
         values: all arguments.
     """
-    return is_transformed() or _is_recorded() or any(isinstance(v, Tensor) and _stands_for_another(v) for v in values)
+    return is_transformed() or _is_recorded() or any(map(_stands_for_another, values))
 
 
 def is_transformed() -> bool:
@@ -43,7 +44,9 @@ def _is_recorded() -> bool:
     return bool(dispatch_modes())
 
 
-def _stands_for_another(tensor: Tensor) -> bool:
+def _stands_for_another(tensor: object) -> bool:
+    if not isinstance(tensor, Tensor):
+        return isinstance(tensor, Proxy)
     if type(tensor) is Tensor:
         return tensor.is_meta or torch._is_functional_tensor(tensor)
     with torch._C.DisableTorchFunctionSubclass():  # a class of the user's may answer for itself

@@ -45,6 +45,22 @@ def test_of_one_number(name: str) -> None:
     same(OF_ONE[name], EDGES)
 
 
+@pytest.mark.parametrize("value", [0.0, 3.0, torch.ones(len(EDGES))])
+def test_of_what_is_overwritten(value: Any) -> None:
+    def filled(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[:] = value
+        return y
+
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).copy_(torch.as_tensor(value))
+
+    finite = EDGES[EDGES.isfinite()]
+    same(filled, EDGES)
+    same(lambda x: (x * 2).zero_(), finite)
+    same(copied, EDGES)
+
+
 @pytest.mark.parametrize("eps", [None, 1e-6])
 def test_logit(eps: float | None) -> None:
     is_told = ~EDGES.isnan() & ~(EDGES.eq(0) & EDGES.signbit())  # torch's own vectors and single numbers differ there

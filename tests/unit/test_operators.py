@@ -426,6 +426,17 @@ def test_a_recorded_call_makes_the_operators_of_its_backward_pass() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.* is not fused where torch records it")
+def test_a_function_that_cannot_be_traced_runs_as_torch_compile_runs_it() -> None:
+    @fg.kernel
+    def signed(x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else -x
+
+    step, x = torch.compile(lambda x: signed(x) + 1, backend="eager"), torch.ones(4)
+    for given in (x, -x, x):
+        torch.testing.assert_close(step(given), signed.function(given) + 1)
+
+
+@pytest.mark.filterwarnings("ignore:.* is not fused where torch records it")
 def test_transforms_in_a_compiled_function() -> None:
     kernel, x, w = fg.kernel(lambda x, w: torch.softmax(x * w, -1)), randn(4, 16), randn(16)
 

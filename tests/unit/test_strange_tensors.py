@@ -297,6 +297,20 @@ def test_a_dispatch_mode_sees_the_operations_of_the_function() -> None:
     assert seen.operations == expected.operations
 
 
+def test_a_symbolic_trace_holds_the_functions_operations() -> None:
+    kernel, x = fg.kernel(doubled), randn(COUNT)
+    for _ in range(4):  # until the call is one of the recent ones
+        kernel(x)
+
+    class Module(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return kernel(x) + 1
+
+    traced = torch.fx.symbolic_trace(Module())
+    torch.testing.assert_close(traced(x), doubled(x) + 1)
+    assert "data_ptr" not in traced.code
+
+
 @pytest.mark.parametrize("saved", ["as_strided.default", "mm.default", "mm.out"])
 def test_selective_checkpointing_saves_operations_of_the_function(saved: str) -> None:
     def mlp(x: Tensor, w: Tensor) -> Tensor:

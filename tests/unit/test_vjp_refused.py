@@ -52,6 +52,8 @@ def test_wrong_gradients_and_saved_values() -> None:
             passes.backward(*arguments)
     with pytest.raises(GradientError, match="'grad' requires a gradient"):
         passes.backward(saved, good.clone().requires_grad_())
+    with pytest.raises(ArgumentError, match="give 3 tensors in the order"):
+        saved.with_tensors("x")
     passes.backward(saved, good)
 
 

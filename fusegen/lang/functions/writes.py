@@ -63,8 +63,19 @@ def _value_for(place: TracedTensor, value: Any) -> TracedTensor:
 @implements("Tensor.copy_")
 def copy_(input: TracedTensor, src: Any, non_blocking: bool = False) -> TracedTensor:
     """The elements of another tensor, in this one's dtype and expanded to its shape."""
-    overwrite(input, _value_for(input, src))
+    overwrite(input, _recorded(input, input, _value_for(input, src)))
     return input
+
+
+def _recorded(whole: TracedTensor, place: TracedTensor, value: TracedTensor) -> TracedTensor:
+    """What is written to a place of a tensor. Where that is all of it, and required a gradient, it is made a function of what was
+    there: torch records one, and it is zero."""
+    tracer = place._tracer
+    is_all = whole._position == whole._root and whole.ndim == place.ndim and all(map(same, whole._node.shape, place._node.shape))
+    if not is_all or whole._memory.declared or not place._node.dtype.is_float or not tracer.requires_grad(place._position):
+        return value
+    never = tracer.add(Op.EXPAND, tracer.add(Op.CAST, tracer.lift(0), dtype=DType.BOOL), shape=place._node.shape)
+    return tracer.add(Op.WHERE, never, place, value)
 
 
 @implements("Tensor.fill_")
@@ -88,7 +99,7 @@ def _write(input: TracedTensor, place: TracedTensor, value: Any) -> None:
     Raises:
         UnsupportedError: it is a parameter that the kernel does not declare to write to.
     """
-    memory.put(input, place._position, _value_for(place, value))
+    memory.put(input, place._position, _recorded(input, place, _value_for(place, value)))
 
 
 @implements("__setitem__")
