@@ -29,7 +29,7 @@ FEW = 1 << 17
 """Elements that one block reduces as fast as two launches do."""
 
 _FEW_OF_SEVERAL = 1 << 15
-"""The same of each of several results, which a block looks at more than once: for moments, or to compute something else of them."""
+"""The same for each of several results; of more, the expected times decide."""
 
 
 @dataclass(frozen=True)
