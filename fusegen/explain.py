@@ -16,7 +16,7 @@ from fusegen.ir.infer import shape_text
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.schedule.ranking import expected_times
-from fusegen.schedule.roofline import roofline
+from fusegen.schedule.roofline import Roofline, roofline
 from fusegen.schedule.words import launch_words, plan_words
 from fusegen.target import Target
 from fusegen.units import human_bytes
@@ -24,7 +24,7 @@ from fusegen.units import human_bytes
 
 def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> str:
     """One paragraph a step: its kind, its layout, the bytes that it reads and writes, its floating-point operations and what binds
-    it; where there was a choice also the expected times.
+    it, the expected time, where there was a choice also those of others, and a warning where most of the GPU idles meanwhile.
 
     Operations are counted by the rule of `schedule.flops`, and compared with the peaks of `schedule.peaks`.
 
@@ -52,6 +52,10 @@ _NOTES = {"attention_backward": ": adds in any order, but under torch.use_determ
 """Words on functions of torch."""
 
 
+_IDLE = 2  # times as many multiprocessors as blocks leave most idle
+_WORTH_A_LAUNCH = 1 << 18  # bytes that a block moves in about the time of a launch
+
+
 def explain_title(step: Step) -> str:
     """The name of a step and its kind; of a matmul by the library, why no kernel computes it, and padded rows."""
     if isinstance(step, LibraryProduct):
@@ -67,8 +71,9 @@ def explain_title(step: Step) -> str:
 
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> list[str]:
     """The lines of one step, its title first."""
-    work = roofline(step, program.graph, sizes, program.target).describe()
-    lines = [*_facts(step, sizes, work), *_expected(step, choices), *_ranked(step, sizes, program.target)]
+    work = roofline(step, program.graph, sizes, program.target)
+    expected = [*_expected(step, choices), *_ranked(step, sizes, program.target)] or _at_peak(work)
+    lines = [*_facts(step, sizes, work.describe()), *expected, *_idling(step, sizes, program.target)]
     return [explain_title(step), *lines, *_approximate(program, step)]
 
 
@@ -145,12 +150,26 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     if not isinstance(step, Launch) or step.plan is None:
         return []
     times = expected_times(step, sizes, target)
-    others = sorted((time, plan_words(plan)) for plan, time in times.items() if plan != step.plan)
-    if not others:
+    if step.plan not in times:
         return []
-    time, words = others[0]
+    others = sorted((time, plan_words(plan)) for plan, time in times.items() if plan != step.plan)
+    beside = "".join(f"; {time:.1f} µs with {words}" for time, words in others[:1])
     more = f" (best of {len(others)} others)" if len(others) > 1 else ""
-    return [f"expected: {times[step.plan]:.1f} µs with {plan_words(step.plan)}; {time:.1f} µs with {words}{more}"]
+    return [f"expected: {times[step.plan]:.1f} µs with {plan_words(step.plan)}{beside}{more}"]
+
+
+def _at_peak(work: Roofline) -> list[str]:
+    """What a step takes at least, of which nothing else is known."""
+    return [] if work.seconds is None else [f"expected: {work.seconds * 1e6:.1f} µs or more, at peak rates"]
+
+
+def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
+    """A warning of a launch whose blocks are few, and have much to do each."""
+    blocks = step.grid(sizes) if isinstance(step, Launch) and not step.part else target.processors
+    if _IDLE * blocks >= target.processors or step.traffic.moved(sizes) < _WORTH_A_LAUNCH * blocks:
+        return []
+    count = "1 block" if blocks == 1 else f"{blocks} blocks"
+    return [f"warning: {count} for {target.processors} SMs: most of the device idles"]
 
 
 def _approximate(program: Program, step: Step) -> list[str]:

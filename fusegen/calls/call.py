@@ -293,6 +293,11 @@ class Call:
         *others, last = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count] or ["no kernel"]
         return f"{', '.join(others)} and {last}" if others else last
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random bits from torch's generator: two calls with the same tensors give other results."""
+        return any(key.source is None for key in self.keys) or any(map(_draws, self.steps))
+
     def largest(self, sizes: Mapping[str, int]) -> int:
         """The largest number that indices of kernels must hold: of a buffer's elements, of rows or of columns.
 
@@ -307,6 +312,15 @@ class Call:
     def launches(self) -> tuple[KernelLaunch, ...]:
         """The kernel launches, those of loops among them."""
         return tuple(launch for step in self.steps for launch in launches_of(step))
+
+
+_DROPOUT = 2  # of the settings of attention
+
+
+def _draws(step: CallStep) -> bool:
+    if isinstance(step, Loop):
+        return step.body.draws
+    return isinstance(step, LibraryCall) and step.function == "attention" and step.settings[_DROPOUT] > 0
 
 
 def launches_of(step: CallStep) -> tuple[KernelLaunch, ...]:

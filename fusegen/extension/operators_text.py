@@ -133,7 +133,7 @@ class UnitText:
             "result_shapes": [_shapes(n, kind, kind.results) for n, kind in enumerate(op.kinds)],
             "built": quoted(built),
             "differentiable": all(kind.passes for kind in op.kinds),
-            "draws": any(_draws(built) for kind in op.kinds for built in kind.programs),
+            "draws": any(built.call.draws for kind in op.kinds for built in kind.programs),
             "schemas": [quoted(_schema(op))],
             "integers": [_variable(p) for p in integers],
             "floats": ", ".join(_variable(p) for p in floats),
@@ -171,11 +171,6 @@ class UnitText:
             "keeping": [_keeping(n, kind, passes) for n, kind, passes in kinds],
             "gradients": [_gradients(n, op, passes) for n, _, passes in kinds],
         }
-
-
-def _draws(built: Built) -> bool:
-    """Tells if a program draws random bits: two calls of the same tensors are not one."""
-    return any(key.source is None for key in built.call.keys)
 
 
 # Parameters.

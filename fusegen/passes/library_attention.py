@@ -61,17 +61,19 @@ class _Attention:
         return tuple(p for p in (self.bias, self.shown, self.hidden) if p is not None)
 
 
-def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = ()) -> Graph:
+def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = (), *, only_dropout: bool = False) -> Graph:
     """The graph with attention as single nodes, where torch computes it on a target.
 
     Args:
         graph: as traced.
         target: the machine.
         wrt: inputs by which it will be differentiated.
+        only_dropout: whether attention without dropout stays as it is.
     """
     wanted = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
     differentiated = dependent(graph, wanted)
     found = {p: a for p, node in graph if node.op is Op.MATMUL and (a := _attention(graph, p, target, differentiated))}
+    found = {p: a for p, a in found.items() if a.dropout or not only_dropout}
     if not found:
         return graph
 

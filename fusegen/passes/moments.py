@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import literal, product
+from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.algebra import Value
 from fusegen.passes.rebuilt import rebuilt
 from fusegen.target import Backend, Target
@@ -53,16 +54,11 @@ def with_moments(graph: Graph, target: Target) -> Graph:
 
 def _parts(graph: Graph) -> Iterator[tuple[int, _Part]]:
     """Each sum of the squares of long rows less their mean, and the mean."""
-    nodes = graph.nodes
-    for position, node in graph:
-        square = nodes[node.args[0]] if node.op is Op.SUM else None
-        if square is None or square.op is not Op.MUL or len(set(square.args)) > 1 or nodes[square.args[0]].op is not Op.SUB:
-            continue
-        rows, mean = nodes[square.args[0]].args
-        dims = node.attr("dims")
-        if isinstance(dims, tuple) and is_of_16_bits(graph, rows) and _is_mean(graph, mean, rows, dims):
-            yield mean, _Part("mean", rows, dims)
-            yield position, _Part("m2", rows, dims)
+    for position, _ in graph:
+        found = deviations(graph, position)
+        if found is not None and is_of_16_bits(graph, found.rows) and _is_long(graph, found):
+            yield found.mean, _Part("mean", found.rows, found.dims)
+            yield position, _Part("m2", found.rows, found.dims)
 
 
 def is_of_16_bits(graph: Graph, rows: int) -> bool:
@@ -71,13 +67,52 @@ def is_of_16_bits(graph: Graph, rows: int) -> bool:
     return node.dtype.itemsize == 2 or (node.op is Op.CAST and graph.nodes[node.args[0]].dtype.itemsize == 2)
 
 
-def _is_mean(graph: Graph, mean: int, rows: int, dims: tuple[int, ...]) -> bool:
-    """Whether a value is the mean of long rows."""
-    shape = graph.nodes[rows].shape
-    count = literal(product(shape[d] for d in dims))
-    is_along_rows = dims == tuple(range(len(shape) - len(dims), len(shape)))
-    if count is None or count <= _LONG or not is_along_rows or graph.nodes[mean].op is not Op.MUL:
+def _is_long(graph: Graph, found: Deviations) -> bool:
+    shape = graph.nodes[found.rows].shape
+    count = literal(product(shape[d] for d in found.dims))
+    is_along_rows = found.dims == tuple(range(len(shape) - len(found.dims), len(shape)))
+    return count is not None and count > _LONG and is_along_rows
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """A sum of the squares of rows less their mean.
+
+    Attributes:
+        rows: the operand.
+        dims: along which it is reduced.
+        mean: of it.
+        centered, square: the differences and their squares.
+    """
+
+    rows: int
+    dims: tuple[int, ...]
+    mean: int
+    centered: int
+    square: int
+
+
+def deviations(graph: Graph, position: int) -> Deviations | None:
+    """The deviations whose squares a value is the sum of; None where it is none."""
+    nodes, node = graph.nodes, graph.nodes[position]
+    square = nodes[node.args[0]] if node.op is Op.SUM else None
+    if square is None or square.op is not Op.MUL or len(set(square.args)) > 1 or nodes[square.args[0]].op is not Op.SUB:
+        return None
+    rows, mean = nodes[square.args[0]].args
+    found = Deviations(rows, cast(tuple[int, ...], node.attr("dims")), mean, square.args[0], node.args[0])
+    return found if _is_mean(graph, found) else None
+
+
+def _is_mean(graph: Graph, found: Deviations) -> bool:
+    """Whether what is subtracted is the mean: a sum by a count, or times a share of 1."""
+    node = graph.nodes[found.mean]
+    if node.op not in (Op.MUL, Op.DIV):
         return False
-    total, share = graph.operands(mean)
-    is_total = total.op is Op.SUM and total.args == (rows,) and total.attr("dims") == dims
-    return is_total and share.op is Op.CONSTANT and float(share.number) == 1.0 / count
+    total, share = graph.operands(found.mean)
+    if total.op is not Op.SUM or total.args != (found.rows,) or total.attr("dims") != found.dims:
+        return False
+    count = product(graph.nodes[found.rows].shape[d] for d in found.dims)
+    if node.op is Op.DIV:
+        return share.op is Op.SIZE and same(cast(Dim, share.attr("size")), count)
+    known = literal(count)
+    return share.op is Op.CONSTANT and bool(known) and float(share.number) == 1.0 / cast(int, known)

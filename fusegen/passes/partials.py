@@ -18,6 +18,7 @@ from fusegen.passes.fuse.decide import decide
 from fusegen.passes.fuse.groups import Group, is_as_large, strip_views
 from fusegen.passes.fuse.pairs import WIDEST
 from fusegen.passes.fuse.skeletons import serving
+from fusegen.passes.moments import Deviations, deviations
 from fusegen.target import Target
 
 _TILES = (128, 96, 64, 32)  # columns that accumulators of every skeleton hold
@@ -108,44 +109,21 @@ def _wide(graph: Graph, position: int, widths: Sequence[int]) -> _Wide | None:
     tile = next((width for width in widths if columns % width == 0), None)
     if tile is None:
         return None
-    spread = _deviations(graph, position)
+    spread = _spread(graph, position)
     if spread is not None:
-        return _Wide(spread.operand, tile, _Tiles.squares, spread.way)
+        return _Wide(spread.rows, tile, _Tiles.squares, frozenset({spread.centered, spread.square}))
     part = dict(node.attrs).get("part")
     rule = _RULES.get((node.op, part))
     return None if rule is None else _Wide(node.args[0], tile, rule)
 
 
-@dataclass(frozen=True)
-class _Deviations:
-    """A sum of the squares of rows less their mean.
-
-    Attributes:
-        operand: the rows.
-        way: the differences and their squares, of which nothing else is made.
-    """
-
-    operand: int
-    way: frozenset[int]
-
-
-def _deviations(graph: Graph, position: int) -> _Deviations | None:
-    nodes, dims = graph.nodes, graph.nodes[position].attr("dims")
-    square = nodes[position].args[0]
-    if nodes[position].op is not Op.SUM or nodes[square].op is not Op.MUL or len(set(nodes[square].args)) > 1:
+def _spread(graph: Graph, position: int) -> Deviations | None:
+    """The deviations whose squares are summed, of which nothing else is made."""
+    found = deviations(graph, position)
+    if found is None or not {found.centered, found.square}.isdisjoint(graph.outputs):
         return None
-    centered = nodes[square].args[0]
-    if nodes[centered].op is not Op.SUB:
-        return None
-    operand, mean = nodes[centered].args
-    is_alone = graph.users[centered] == (square,) and graph.users[square] == (position,)
-    if not is_alone or not {centered, square}.isdisjoint(graph.outputs) or nodes[mean].op is not Op.MUL:
-        return None
-    total, share = (nodes[a] for a in nodes[mean].args)
-    is_total = total.op is Op.SUM and total.args == (operand,) and total.attr("dims") == dims
-    columns = literal(nodes[operand].shape[-1])
-    is_share = share.op is Op.CONSTANT and columns is not None and float(share.number) == 1.0 / columns
-    return _Deviations(operand, frozenset({centered, square})) if is_total and is_share else None
+    is_alone = graph.users[found.centered] == (found.square,) and graph.users[found.square] == (position,)
+    return found if is_alone else None
 
 
 def _products_of(graph: Graph, rows: int, target: Target) -> frozenset[int]:

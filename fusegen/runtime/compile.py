@@ -188,8 +188,10 @@ def alternatives_of(graph: Graph, _locations: Sequence[Location | None], target:
         graph = replace(graph, fast_math=False)
     rows = with_wide_sums(with_views_below_products(graph), target)
     by_library = with_library_attention(rows, target)
-    own = rows if target.wgmma else by_library  # where no kernel of ours computes attention
-    has_choice = by_library is not own and not wide  # torch's kernels count with 32 bits in places
+    own = by_library
+    if target.wgmma:  # whose kernels of ours compute attention, if nothing is dropped; torch's count with 32 bits in places
+        own = rows if wide else with_library_attention(rows, target, only_dropout=True)
+    has_choice = by_library != own and not wide
     library = prepared(run_passes(by_library), target) if has_choice else None
     return Alternatives(prepared(run_passes(own), target), target, wide=wide, library=library)
 

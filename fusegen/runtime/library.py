@@ -156,7 +156,11 @@ def attention(
         shapes = q.shape, q.shape[:3], (2,)
         return [q.new_zeros(shapes[number], dtype=dtype) for number, dtype in wanted]
     if dropout and not q.is_cuda:
-        raise UnsupportedError("attention with dropout and gradients in the emulator", mend="try it on a GPU, or without dropout")
+        if any(number for number, _ in wanted):
+            what = "attention with dropout and gradients in the emulator"
+            raise UnsupportedError(what, mend="try it on a GPU, or without dropout")
+        k, v = _of_each_head(k, q), _of_each_head(v, q)
+        return [_ATEN._scaled_dot_product_attention_math(q, k, v, None, dropout, is_causal, scale=scale)[0]]
     q, k, v, bias = _regular(q), _regular(k), _regular(v), _of_each_key(bias, k)
     if not q.is_cuda:
         found = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)

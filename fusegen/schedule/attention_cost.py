@@ -52,10 +52,11 @@ class AttentionSize:
 
 
 def attentions_of(graph: Graph) -> tuple[Callable[[Mapping[str, int]], AttentionSize], ...]:
-    """The attention that torch computes in a graph, as functions of its sizes; none where one has a bias or dropout, of which
-    nothing was measured."""
-    nodes = [node for _, node in graph if node.op is Op.ATTENTION and node.attr("result") == 0]
-    if any(len(node.args) > 3 or node.attr("dropout") for node in nodes):
+    """The attention that torch may compute in a graph, as functions of its sizes: it computes all with dropout. None where one has
+    a bias, of which nothing was measured."""
+    found = [node for _, node in graph if node.op is Op.ATTENTION and node.attr("result") == 0]
+    nodes = [node for node in found if not node.attr("dropout")]
+    if any(len(node.args) > 3 for node in nodes):
         return ()
     return tuple(_sized(graph, node) for node in nodes)
 

@@ -19,7 +19,7 @@ from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.lane_cost import LANE_COSTS, PointWork, point_time, row_time
 from fusegen.schedule.likeness import extents
 from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan, TilePlan
-from fusegen.schedule.program import Launch
+from fusegen.schedule.program import Launch, Program
 from fusegen.schedule.row_work import RowWork
 from fusegen.target import Target
 
@@ -61,6 +61,18 @@ def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> 
     if any(plan.repeats > 1 for plan in points):
         return {}  # plans that compute less have no times
     return {plan: point_time(costs.points, plan, work, target.processors) for plan in points}
+
+
+def expected_time(launch: Launch, sizes: Mapping[str, int], target: Target) -> float | None:
+    """What a launch is expected to take with its plan, in µs; None where nothing is known of it."""
+    return None if launch.plan is None else expected_times(launch, sizes, target).get(launch.plan)
+
+
+def program_time(program: Program, sizes: Mapping[str, int], target: Target) -> float | None:
+    """What the launches of a program are expected to take, in µs; None where nothing is known of some."""
+    times = [expected_time(launch, sizes, target) for launch in program.launches]
+    known = [time for time in times if time is not None]
+    return math.fsum(known) if len(known) == len(times) else None
 
 
 def is_faster_apart(launch: Launch, sizes: Mapping[str, int], target: Target) -> bool:

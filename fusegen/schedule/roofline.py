@@ -51,10 +51,14 @@ class Roofline:
         """The resource that binds the step; launch latency where the work at peak rates takes less time than the launch."""
         if self.peaks is None:
             return None
-        moving, computing = self.moved / self.peaks.bandwidth, self.flops.count / self._arithmetic
-        if max(moving, computing) < LAUNCH_SECONDS:
+        if self.seconds == LAUNCH_SECONDS:
             return Bound.LAUNCH
-        return Bound.ARITHMETIC if computing > moving else Bound.BANDWIDTH
+        return Bound.ARITHMETIC if self._computing > self._moving else Bound.BANDWIDTH
+
+    @property
+    def seconds(self) -> float | None:
+        """The time at peak rates: that of moving bytes, of arithmetic, or of a launch, whichever is longest."""
+        return None if self.peaks is None else max(self._moving, self._computing, LAUNCH_SECONDS)
 
     def describe(self) -> str:
         """The figures in one line."""
@@ -64,6 +68,15 @@ class Roofline:
             return figures + left_out
         ridge = f"{self.peaks.gpu} ridge point {_figure(self.ridge)} FLOP/byte for {self._unit}"
         return f"{figures}{left_out}; {ridge}: bound by {self.bound.value}"
+
+    @property
+    def _moving(self) -> float:
+        assert self.peaks is not None
+        return self.moved / self.peaks.bandwidth
+
+    @property
+    def _computing(self) -> float:
+        return self.flops.count / self._arithmetic
 
     @property
     def _arithmetic(self) -> float:

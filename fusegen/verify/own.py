@@ -93,7 +93,7 @@ class _Check:
         self._require_comparable()
 
     def _require_comparable(self) -> None:
-        if any(key.source is None for key in self.variant.program.call.keys):
+        if self.variant.program.call.draws:
             what = f"{self.name} draws random numbers, and no other run draws the same"
             raise ArgumentError(what, mend="verify it where it draws none, or with fg.dropout(x, p, seed=…)")
         if any(self.graph.nodes[position].dtype.torch is torch.float64 for position in self.graph.outputs):

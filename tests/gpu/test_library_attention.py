@@ -113,6 +113,16 @@ def test_memory_is_far_below_that_of_the_scores() -> None:
     assert torch.cuda.max_memory_allocated() - before < 8 * 8192 * 8192 // 4
 
 
+def test_dropout_without_gradients_keeps_no_scores() -> None:
+    q, k = torch.randn(2, 1, 8, 4096, 64, device="cuda", dtype=torch.bfloat16)
+    kernel = fg.kernel(lambda q, k, v: attention(q, k, v, dropout_p=0.25))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    sums = kernel(q, k, torch.ones_like(q))
+    assert torch.cuda.max_memory_allocated() - before < 8 * 4096 * 4096 // 4
+    assert 0.98 < sums.mean().item() < 1.02 and sums.std().item() > 0
+
+
 def test_an_extension_gives_the_same_values_and_gradients(dropped: tuple[Tensor, Tensor, Tensor]) -> None:
     def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, dropout_p=0.5)

@@ -135,6 +135,18 @@ def test_the_emulator_trains_no_dropout_of_attention() -> None:
         fg.kernel(lambda q, k, v: attention(q, k, v, dropout_p=0.5))(q, k, v)
 
 
+@pytest.mark.usefixtures("emulated")
+def test_dropout_of_attention_without_gradients_keeps_no_scores() -> None:
+    q, k, v = (x.bfloat16() for x in (Q, K, V))
+    kernel = fg.kernel(lambda q, k, v: attention(q, k, v, dropout_p=0.5))
+    for target in ("sm_80", "sm_90a"):
+        low = kernel.lower(q, k, v, target=target)
+        assert [repr(step) for step in low.program.steps] == ["<attention of the library>"]
+    torch.manual_seed(0)
+    found = kernel(q, k, torch.ones_like(v))
+    assert 0.9 < found.mean().item() < 1.1 and found.std().item() > 0.1
+
+
 def test_dropped_weights_are_not_computed_again() -> None:
     q, k, v = (x.bfloat16() for x in (Q, K, V))
     kernel = fg.kernel(lambda q, k, v: attention(q, k, v, dropout_p=0.5).sin(), recompute="all")

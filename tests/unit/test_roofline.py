@@ -1,4 +1,4 @@
-"""The FLOPs that `explain` counts, and the bound that it names."""
+"""The FLOPs that `explain` counts, the bound that it names, the time that it expects, and few blocks that it warns of."""
 
 from __future__ import annotations
 
@@ -96,3 +96,25 @@ def test_the_combination_of_column_sums_counts_partial_sums() -> None:
 def test_a_copy_has_no_flops() -> None:
     (line,) = work(lambda x: x.T.contiguous(), meta(64, 64), target="cpu")
     assert line == "0 FLOP, 0.0 FLOP/byte"
+
+
+def explained(function: Callable[..., object], *args: object) -> list[str]:
+    return [line.strip() for line in lowered(function, *args).explain().splitlines()]
+
+
+def test_each_step_has_an_expected_time() -> None:
+    for function, shapes in (
+        (lambda x: x.float().exp(), [(1000, 1000)]),  # one plan of several
+        (lambda x: x.sum(0), [(4096, 64)]),  # and a second launch
+        (lambda x: x.cumsum(-1), [(8, 5000)]),
+        (lambda x, w: x @ w, [(64, 8, 8), (64, 8, 8)]),  # by the library
+    ):
+        lines = explained(function, *(meta(*shape) for shape in shapes))
+        steps = [line for line in lines if line.partition(" ")[0].rstrip(".").replace(".", "").isdigit() and "FLOP" not in line]
+        assert len(steps) == sum(line.startswith("expected: ") for line in lines) > 0, lines
+
+
+def test_few_blocks_with_much_to_do_are_warned_of() -> None:
+    assert "warning: 4 blocks for 132 SMs: most of the device idles" in explained(lambda x: x.cumsum(-1), meta(4, 1 << 20))
+    for small in (meta(4, 5000), meta(1000, 1 << 16)):
+        assert not any("warning" in line for line in explained(lambda x: x.cumsum(-1), small))

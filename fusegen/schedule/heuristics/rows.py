@@ -21,7 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fusegen.ir.symbolic import Axes, literal
+import sympy
+
+from fusegen.ir.symbolic import Axes, Dim, literal
 from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.heuristics import cpu
 from fusegen.schedule.heuristics.column_tiles import column_tile_plans, shifted_tile_plans
@@ -331,11 +333,18 @@ def _columns(axes: Axes, bounds: Mapping[str, int]) -> tuple[int | None, bool]:
     for extent in axes.extents:
         size = literal(extent)
         if size is None:
-            size, known = bounds.get(str(extent)), False
+            size, known = _bound(extent, bounds), False
         if size is None:
             return None, False
         total *= size
     return total, known
+
+
+def _bound(extent: Dim, bounds: Mapping[str, int]) -> int | None:
+    """A bound of an extent, or of each of its factors; None where there is none."""
+    factors = () if isinstance(extent, int) else sympy.Mul.make_args(extent)
+    found = [literal(factor) or bounds.get(str(factor)) for factor in factors]
+    return bounds.get(str(extent)) or (math.prod(known) if len(known := [b for b in found if b]) == len(found) else None)
 
 
 def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: RowFeatures, target: Target) -> RowPlan:

@@ -72,10 +72,9 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(128, 8)
-fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* value_19_ptr, i64 input_dim0) {
+fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_ptr, float* value_18_ptr, i64 input_dim0) {
     const i32 thread = thread_id();
     const Index row = static_cast<Index>(block_id());
-    const Index i0 = row / 1;
 
     // Phase 1 of 2: reduces each row to total.
     bf16 target_raw[CHUNKS][LANES];
@@ -83,8 +82,8 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
 #pragma unroll
     for (i32 c = 0; c < CHUNKS; ++c) {
         const Index column = (c * THREADS + thread) * LANES;
-        load_lanes<8>(target_raw[c], target_ptr, i0 * 4096 + column);
-        load_lanes<8>(input_raw[c], input_ptr, i0 * 4096 + column);
+        load_lanes<8>(target_raw[c], target_ptr, row * 4096 + column);
+        load_lanes<8>(input_raw[c], input_ptr, row * 4096 + column);
     }
     float total_of[SUMS];
     for (i32 k = 0; k < SUMS; ++k) total_of[k] = sum_f32_identity();
@@ -111,10 +110,10 @@ fg_binary_cross_entropy_with_logits_0(const bf16* target_ptr, const bf16* input_
     block_sync();
     total = row_sum_f32_meet(shared_array<float>(0));
 
-    // Phase 2 of 2: writes value_19.
+    // Phase 2 of 2: writes value_18.
     if (thread == 0) {
         float narrowed;
         narrow(total, narrowed);
-        store(value_19_ptr, i0, narrowed);
+        store(value_18_ptr, row, narrowed);
     }
 }

@@ -67,7 +67,7 @@ __device__ __forceinline__ float row_sum_f32_meet(Scratch scratch) {
 }
 
 extern "C" __global__ void __launch_bounds__(992, 2)
-fg_binary_cross_entropy_with_logits_1(const float* value_19_ptr, bf16* out_ptr, i64 input_dim0) {
+fg_binary_cross_entropy_with_logits_1(const float* value_18_ptr, bf16* out_ptr, i64 input_dim0) {
     wait_for_previous();
     const Index column_count = input_dim0;
     const i32 thread = thread_id();
@@ -81,13 +81,13 @@ fg_binary_cross_entropy_with_logits_1(const float* value_19_ptr, bf16* out_ptr, 
         const Index column = (c * THREADS + thread) * LANES;
         if (column >= column_count) continue;
         const Index i0 = column / 1;
-        float value_19_raw[LANES];
-        for (i32 v = 0; v < 1; ++v) value_19_raw[v] = load(value_19_ptr, i0);
-        float value_19[LANES];
-        widen_vec(value_19_raw, value_19);
+        float value_18_raw[LANES];
+        for (i32 v = 0; v < 1; ++v) value_18_raw[v] = load(value_18_ptr, i0);
+        float value_18[LANES];
+        widen_vec(value_18_raw, value_18);
 #pragma unroll
         for (i32 v = 0; v < LANES; ++v) {
-            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], value_19[v]);
+            total_of[v % SUMS] = sum_f32_combine(total_of[v % SUMS], value_18[v]);
         }
     }
     float total = total_of[0];
