@@ -123,6 +123,16 @@ def test_dropout_without_gradients_keeps_no_scores() -> None:
     assert 0.98 < sums.mean().item() < 1.02 and sums.std().item() > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dropout_draws_the_same_bits_with_gradients_and_without(dtype: torch.dtype) -> None:
+    given = torch.randn(3, 1, 4, 4096, 64, device="cuda", dtype=dtype).unbind()
+    kernel, found = fg.kernel(lambda q, k, v: attention(q, k, v, dropout_p=0.25)), []
+    for is_recorded in (False, True):
+        torch.manual_seed(0)
+        found.append(kernel(*(x.clone().requires_grad_(is_recorded) for x in given)).detach())
+    torch.testing.assert_close(*found)
+
+
 def test_an_extension_gives_the_same_values_and_gradients(dropped: tuple[Tensor, Tensor, Tensor]) -> None:
     def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, dropout_p=0.5)

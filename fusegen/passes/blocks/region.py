@@ -89,17 +89,9 @@ def _region(graph: Graph, seed: int, dim: int) -> Region | None:
 
 
 def _draws(graph: Graph, region: Region) -> bool:
-    """True if a call draws the key of random bits that something else reads as well: each block draws another one."""
+    """True if a call draws the key of random bits in it: each block would draw another one."""
     inside = frozenset[int]().union(*(graph.ancestors[p] for p in region.dims))
-    stack, seen = [p for p in inside if graph.nodes[p].op is Op.RANDOM and not graph.nodes[p].args], set[int]()
-    while stack:
-        position = stack.pop()
-        if position in graph.outputs:
-            return True
-        further = [user for user in graph.users[position] if user not in region.dims and user not in seen]
-        seen.update(further)
-        stack += further
-    return False
+    return any(graph.nodes[p].op is Op.RANDOM and not graph.nodes[p].args for p in inside)
 
 
 def _meets_rows(graph: Graph, dims: Mapping[int, int], large: int) -> bool:
