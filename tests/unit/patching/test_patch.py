@@ -227,14 +227,15 @@ class Checkpointed(nn.Module):
 
 
 def test_checkpoints_repeat_the_kernels_that_ran_first() -> None:
-    model = nn.Sequential(*(Checkpointed() for _ in range(2)))
+    layers = [Checkpointed() for _ in range(2)]
+    model = nn.Sequential(*layers)
     report, x = fg.patch(model), torch.randn(4, WIDTH, requires_grad=True)
 
     def gradients(is_reentrant: bool | None) -> list[Tensor | None]:
         leaves = [x, *model.parameters()]
         for leaf in leaves:
             leaf.grad = None
-        for layer in model:
+        for layer in layers:
             layer.is_reentrant = is_reentrant
         torch.manual_seed(1)
         model(x).square().sum().backward()
