@@ -48,6 +48,7 @@ def html_environment() -> jinja2.Environment:
 def _strict(*, autoescape: bool) -> jinja2.Environment:
     """An undefined name is an error, and nothing of the machine is visible to a template."""
     return jinja2.Environment(
+        cache_size=-1,  # no lock of its own, which another thread could hold while the process forks
         loader=jinja2.FileSystemLoader(templates()),
         autoescape=autoescape,
         undefined=jinja2.StrictUndefined,

@@ -87,6 +87,7 @@ def _template(written: str) -> jinja2.Template:
 def _environment() -> jinja2.Environment:
     """Statements stand in comments, so that braces and percent signs of instructions are text."""
     return jinja2.Environment(
+        cache_size=-1,
         undefined=jinja2.StrictUndefined,
         line_statement_prefix="//%",
         block_start_string="<%",

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.jit.files import sealed, unsealed, write_atomically, writing_to
+from fusegen.jit.files import is_whole, sealed, write_atomically, writing_to
 from fusegen.jit.host import find_compiler
 from fusegen.jit.process import Done, run
 from fusegen.settings import cache_folder, settings
@@ -53,7 +53,7 @@ def library_of(texts: Texts) -> Path:
     """
     folder = cache_folder("extension")
     library = folder / f"{_key(texts)}.so"
-    if not _is_whole(library):
+    if not is_whole(library):
         print(f"fusegen: building the extension of {texts.name} (torch's headers take a while) …", file=sys.stderr, flush=True)
         with writing_to(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-", ignore_cleanup_errors=True) as place:
             content = built(texts, Path(place))
@@ -110,10 +110,3 @@ def _key(texts: Texts) -> str:
     compiler = find_compiler(settings().cxx)
     parts = (*texts.files, *texts.files.values(), *texts.flags, *compiler.command, compiler.version, torch.__version__)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _is_whole(library: Path) -> bool:
-    try:
-        return unsealed(library.read_bytes()) is not None
-    except OSError:
-        return False

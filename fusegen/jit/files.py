@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +40,26 @@ def unsealed(whole: bytes) -> bytes | None:
     end = len(whole) - _DIGEST_BYTES - len(_MARK)
     content = whole[: max(end, 0)]
     return content if end >= 0 and sealed(content) == whole else None
+
+
+def is_whole(binary: Path) -> bool:
+    """True if a file is there, and is what `sealed` made."""
+    try:
+        return unsealed(read_regular(binary)) is not None
+    except OSError:
+        return False
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file; a pipe in its place, which might never have any, is no file.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read()
 
 
 @contextmanager

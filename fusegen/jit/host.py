@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.jit.files import sealed, unsealed, unusable, writing_to
+from fusegen.jit.files import is_whole, sealed, unusable, writing_to
 from fusegen.jit.process import Done, run
 from fusegen.settings import settings
 
@@ -75,7 +75,7 @@ def compile_shared(text: str, flags: tuple[str, ...], cache_dir: Path) -> Path:
     """
     compiler = find_compiler(settings().cxx)
     library = cache_dir / f"{_digest(text, flags, compiler)}.so"
-    if not _is_whole(library):
+    if not is_whole(library):
         with writing_to(cache_dir):
             cache_dir.mkdir(parents=True, exist_ok=True)
             _build(compiler, text, flags, library)
@@ -96,13 +96,6 @@ def load_shared(library: Path, *, for_others: bool = False) -> ctypes.CDLL:
         return ctypes.CDLL(str(library), mode=os.RTLD_NOW | (os.RTLD_GLOBAL if for_others else os.RTLD_LOCAL))
     except OSError as error:
         raise unusable(library.parent, str(error)) from error
-
-
-def _is_whole(library: Path) -> bool:
-    try:
-        return unsealed(library.read_bytes()) is not None
-    except OSError:
-        return False
 
 
 def _words(name: str) -> tuple[str, ...]:

@@ -113,8 +113,9 @@ class FusedForward(FusedCall):
         return self._inside_now().watcher()
 
     def mode(self) -> Kind:
-        """The module's class, which tools change, and its mode."""
-        return (type(self.module), self.module.training)
+        """The module's class and the forward pass that it has, which tools replace, and its mode."""
+        kind = type(self.module)
+        return (kind, kind.forward, self.module.training)
 
     def _kernel(self, part: str, place: Place | None, of: Callable[[Function], Function]) -> Kernel[..., Any]:
         """The kernel of a part of the forward pass, made once for each class and mode.

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from fusegen.jit.files import write_atomically, writing_to
+from fusegen.jit.files import read_regular, write_atomically, writing_to
 from fusegen.runtime.compile import Compiled
 from fusegen.schedule.likeness import extents, likeness
 from fusegen.schedule.plan import LanePlan
@@ -181,7 +181,7 @@ def remember(found: Mapping[Place, Entry]) -> None:
 def _stored(path: Path) -> Entry | None:
     """The entry of a file; none of one that has just gone, or that something else has written to."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular(path))
         return _entry(document["entry"]) if document["format"] == FORMAT else None
     except FileNotFoundError:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -32,12 +33,19 @@ class _Collector:
     def resume(self) -> None:
         """Ends one pause; the last one leaves it as it was before the first."""
         with self._lock:
-            self._pauses -= 1
+            self._pauses = max(self._pauses - 1, 0)
             if not self._pauses and self._was_on:
                 gc.enable()
 
+    def end_all(self) -> None:
+        """Ends all pauses: of threads that a forked child does not have."""
+        if self._pauses:
+            self._pauses = 1
+            self.resume()
+
 
 _COLLECTOR = _Collector()
+os.register_at_fork(after_in_child=_COLLECTOR.end_all)
 
 
 class Calls:

@@ -27,7 +27,7 @@ import fusegen
 from fusegen.dtypes import DType
 from fusegen.emit.environment import templates
 from fusegen.errors import FusegenError, SettingsError
-from fusegen.jit.files import write_atomically
+from fusegen.jit.files import read_regular, write_atomically
 from fusegen.jit.nvrtc import processors
 from fusegen.settings import cache_folder
 from fusegen.specs import SPECS
@@ -114,7 +114,7 @@ def _recall(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted] |
     if not _is_shipped(spec):
         return None
     try:
-        data = json.loads(_path(spec, dtype, target).read_bytes())
+        data = json.loads(read_regular(_path(spec, dtype, target)))
         found = {name: Emitted(c["arguments"], tuple(c["sources"]), c["launches"]) for name, c in data["cases"].items()}
         return found if data["generator"] == generator() else None
     except (OSError, SettingsError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # none there, or none of ours

@@ -5,6 +5,7 @@ Nothing half-written stays, and what was damaged is built again.
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import signal
@@ -187,6 +188,13 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "zeros": lambda whole: bytes(len(whole)),
     "of-an-older-version": lambda whole: files.unsealed(whole) or b"",
 }
+
+
+def test_a_pipe_in_place_of_a_library_is_not_waited_for(tmp_path: Path) -> None:
+    library = host.compile_shared(TEXT, FLAGS, tmp_path)
+    library.unlink()
+    os.mkfifo(library)
+    assert host.load_shared(host.compile_shared(TEXT, FLAGS, tmp_path)).one() == 1
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

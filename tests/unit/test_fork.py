@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -87,3 +88,15 @@ def test_a_thread_computes_a_lazy_property() -> None:
 
     with held_inside(lambda wait: Lazy(wait).value):
         assert forked(lambda: Lazy(lambda: 7).value == 7)
+
+
+def test_a_thread_traces() -> None:
+    def held(wait: Callable[[], None]) -> Tensor:
+        def waiting(x: Tensor) -> Tensor:
+            wait()
+            return x * 2
+
+        return fg.kernel(waiting)(torch.ones(4))
+
+    with held_inside(held):
+        assert forked(gc.isenabled)

@@ -341,3 +341,12 @@ def test_a_module_whose_class_changes() -> None:
     expected = 2 * model(x)
     model[0].__class__ = Doubled
     torch.testing.assert_close(model(x), expected)
+
+
+def test_a_forward_pass_that_is_replaced_on_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = Layer(), torch.randn(5, WIDTH)
+    report = fg.patch(layer)
+    layer(x)
+    monkeypatch.setattr(Layer, "forward", lambda self, x: x - self.mlp(self.norm(x)))
+    torch.testing.assert_close(layer(x), x - layer.mlp(layer.norm(x)))
+    assert _is_fused(report)[""]
