@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import logging
 import os
@@ -241,6 +242,8 @@ class Reach:
         the class of something or of its base, of its arguments' classes."""
         code = frame.f_code
         given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+        if not given and code.co_flags & inspect.CO_VARARGS:  # as wrappers have it
+            given = list(frame.f_locals.get(code.co_varnames[code.co_kwonlyargcount], ()))
         found = [*given, *(frame.f_globals.get(name) for name in names.variables), *map(frame.f_locals.get, code.co_freevars)]
         classes = {cast(type, value): None for value in found if is_a(value, type)}
         if not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes:
@@ -268,11 +271,10 @@ class Reach:
         for number, each in enumerate(users):
             for key, found in tuple(vars(each).items()):
                 function = found.__func__ if is_a(found, (classmethod, staticmethod)) else found
-                if is_a(function, FunctionType) and function.__code__ is code:
+                if is_a(function, FunctionType) and function.__code__ is code:  # one of several where a wrapper's code is theirs
                     self._notes.note(Slot(each, Kind.DEFINED, key), found, key)
                     for derived in users[:number]:
                         self._notes.missing(self._members(derived), (key,))
-                    return
             if code.co_name.startswith("__") and code.co_name in vars(each):
                 return
 

@@ -235,13 +235,15 @@ class Recorder:
         self.note(Slot(owner, Kind.HAS, name), False, name)
 
     def attribute_set(self, owner: Any, name: str, value: Any) -> None:
-        """Refuses a write to an object that was there before the function ran; nothing has been written.
+        """Refuses a write to an object that was there before the function ran, but for what is there already, which must stay so;
+        nothing has been written.
 
         Raises:
             UnsupportedError: naming the attribute.
         """
         if self._changes.are_refused and self._reach.has_seen(owner):
             self._changes.require_same(owner, name, value, called_at(sys._getframe(3)))
+            self.attribute_read(owner, name, value)
 
 
 _MACHINERY = frozenset({"_call_impl", "_compiled_call_impl"})

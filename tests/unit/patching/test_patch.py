@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -343,10 +345,21 @@ def test_a_module_whose_class_changes() -> None:
     torch.testing.assert_close(model(x), expected)
 
 
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(function)(lambda *args, **kwargs: function(*args, **kwargs))
+
+
+class Wrapped(Mlp):
+    forward = _wrapped(Mlp.forward)
+
+
 def test_a_forward_pass_that_is_replaced_on_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = Layer(), torch.randn(5, WIDTH)
+    layer.mlp = Wrapped()
     report = fg.patch(layer)
     layer(x)
-    monkeypatch.setattr(Layer, "forward", lambda self, x: x - self.mlp(self.norm(x)))
-    torch.testing.assert_close(layer(x), x - layer.mlp(layer.norm(x)))
+    monkeypatch.setattr(Wrapped, "forward", lambda self, x: 2 * x)
+    torch.testing.assert_close(layer(x), x + 2 * layer.norm(x))
+    monkeypatch.setattr(Layer, "forward", lambda self, x: x - self.norm(x))
+    torch.testing.assert_close(layer(x), x - layer.norm(x))
     assert _is_fused(report)[""]

@@ -231,6 +231,24 @@ def test_a_layer_that_changes_something_in_its_first_call_alone() -> None:
     assert [(row.fused, row.reason) for row in report.rows if row.kind == "Caching"] == [(True, "")]
 
 
+class Marking(Layer):
+    """A layer that sets what is set already, but for the first time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = 1
+        return super().forward(x)
+
+
+def test_what_is_set_again_stays_set() -> None:
+    layer, x = Marking(), torch.randn(3, WIDTH)
+    report = fg.patch(layer)
+    for _ in range(3):
+        layer(x)
+    layer.calls = 0
+    layer(x)
+    assert layer.calls == 1 and [row.fused for row in report.rows if row.kind == "Marking"] == [True]
+
+
 class Heads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (4, 4)).transpose(0, 1)
