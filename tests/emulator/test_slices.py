@@ -98,7 +98,7 @@ LAYOUTS: dict[str, tuple[tuple[int, int], torch.dtype, Callable[[RowPlan], bool]
     "half-empty-warp": ((3, 24), BF16, lambda p: not p.exact),
     "several-warps": ((2, 2048), BF16, lambda p: p.warps > 1 and p.persistence is Persistence.REGISTERS),
     "several-warps-with-a-tail": ((2, 5000), F32, lambda p: p.warps > 1 and not p.exact),
-    "looped": ((1, 200_000), F32, lambda p: p.persistence is Persistence.LOOPED),
+    "looped": ((1, 130_000), F32, lambda p: p.persistence is Persistence.LOOPED),
     "doubles": ((2, 100), F64, lambda p: p.lanes <= 2),
 }
 
