@@ -99,8 +99,12 @@ def _kernels(program: Built, names: Sequence[tuple[str, str]]) -> str:
 
 def _operators(wanted: Iterable[Wanted]) -> list[Operator]:
     found: dict[str, Operator] = {}
+    named: dict[str, str] = {}
     for each in wanted:
         traced = Traced(each)
+        if (first := named.setdefault(traced.name, each.name)) != each.name:
+            what = f"{first} and {each.name} would both be the operator {traced.name}"
+            raise BundleError(what, mend="build them into two libraries, or give one a name of other Latin letters")
         parameters, kind = traced.parameters(), traced.kind()
         known = found.get(traced.name, Operator(traced.name, parameters, ()))
         if known.parameters != parameters or (known.kinds and len(known.kinds[0].results) != len(kind.results)):

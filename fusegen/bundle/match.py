@@ -61,8 +61,9 @@ def fit(signature: Signature, call: Call, names: Sequence[str], values: Sequence
         Mismatch: as of `match`.
     """
     sizes: dict[str, int] = {}
+    takes_ints = all(argument.dtype.is_float for argument in signature.arguments if isinstance(argument, TensorArgument))
     for name, argument, value in zip(names, signature.arguments, values, strict=True):
-        _match_value(name, argument, value, sizes)
+        _match_value(name, argument, value, sizes, takes_ints=takes_ints)
     _check_sizes(signature, sizes)
     for name, argument, value in zip(names, signature.arguments, values, strict=True):
         if isinstance(argument, TensorArgument):
@@ -87,15 +88,20 @@ def described(signature: Signature, names: Sequence[str]) -> str:
     return arguments + (f", where {', '.join(conditions)}" if conditions else "")
 
 
-def _match_value(name: str, argument: Argument, value: Any, sizes: dict[str, int]) -> None:
-    """Refuses a value of another kind; notes the sizes that it gives."""
+def _match_value(name: str, argument: Argument, value: Any, sizes: dict[str, int], *, takes_ints: bool) -> None:
+    """Refuses a value of another kind; notes the sizes that it gives.
+
+    Args:
+        takes_ints: whether an int may stand for a float, as it does beside tensors of floats alone: others it leaves integers.
+    """
     if isinstance(argument, TensorArgument):
         _match_tensor(name, argument, value, sizes)
     elif isinstance(argument, Constant):
         if not same(value, argument.value):
             raise Mismatch(f"{name!r} is {_shown(value)}, built for {argument}")
     elif isinstance(argument, NumberArgument):
-        is_kind = isinstance(value, float) if argument.is_float else type(value) is int
+        is_int = type(value) is int
+        is_kind = isinstance(value, float) or (is_int and takes_ints) if argument.is_float else is_int
         if not is_kind:
             raise Mismatch(f"{name!r} is {_shown(value)}, built for a run-time {argument}")
     elif type(value) is not int:

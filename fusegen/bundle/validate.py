@@ -114,7 +114,8 @@ def _role_problems(call: Call) -> Iterator[str]:
     yield from (f"the buffer {key} has one key, or none, where it should not" for key in keys[Role.RANDOM] ^ set(keyed))
     yield from (f"the buffer {key} has several keys" for key in {key for key in keyed if keyed.count(key) > 1})
     yield from (f"the buffer {key} is an input, or not, in one place alone" for key in keys[Role.INPUT] ^ given)
-    yield from (f"the buffer {key} is no result" for key in set(call.results) - keys[Role.OUTPUT])
+    written = {call.inputs[place][0] for place in call.written if place < len(call.inputs)}
+    yield from (f"the buffer {key} is no result" for key in set(call.results) - keys[Role.OUTPUT] - written)
     yield from (f"the buffer {key} is used by no step" for key in keys[Role.TEMPORARY] - touched)
 
 

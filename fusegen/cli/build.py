@@ -24,18 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to make")
-    arch_help = "comma-separated, of sm_80 … sm_120 and cpu (default: this machine's GPU, else sm_90a)"
+    arch_help = "comma-separated or given again, of sm_80 … sm_120 and cpu (default: this machine's GPU, else sm_90a)"
     format_help = (
         "bundle (for fusegen.load; the default), extension (a shared library with operators of torch), or sources (CUDA, CMake)"
     )
     parser.add_argument("--format", choices=("bundle", "extension", "sources"), default="bundle", help=format_help)
     library_help = "of an extension: its operators are torch.ops.NAME.… (default: the folder's name)"
     parser.add_argument("--library", metavar="NAME", help=library_help)
-    parser.add_argument("--arch", metavar="TARGETS", help=arch_help)
+    parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
     dtype_help = (
-        "comma-separated: each is built; of tensors whose shape does not say (default: a module's own, else bf16, on the CPU f32)"
+        "comma-separated or given again: each is built; of tensors whose shape does not say (default: a module's own, else bf16, "
+        "on the CPU f32)"
     )
-    parser.add_argument("--dtype", metavar="DTYPES", help=dtype_help)
+    parser.add_argument("--dtype", metavar="DTYPES", action="append", help=dtype_help)
     add_inputs(parser)
 
 
@@ -88,9 +89,9 @@ def _run_sources(found: Sequence[Found], targets: Sequence[Target], options: arg
     return 0
 
 
-def _words(text: str | None) -> list[str | None]:
-    """A comma-separated list's words, each once; None alone where nothing is given."""
-    return [None] if text is None else list(dict.fromkeys(word.strip() for word in text.split(",")))
+def _words(texts: Sequence[str] | None) -> list[str | None]:
+    """The words of comma-separated lists, each once; None alone where nothing is given."""
+    return [None] if texts is None else list(dict.fromkeys(word.strip() for text in texts for word in text.split(",")))
 
 
 def _kernels(options: argparse.Namespace) -> list[Found]:

@@ -209,7 +209,8 @@ def test_conditions_of_numbers_are_guards(tmp_path: Path) -> None:
     assert equal(kernel(x, 0.5, 9), fg.kernel(numbers)(x, 0.5, 9))
     for _ in range(2):  # also where a program is bound for these shapes
         assert "built for lr > 0.25, which does not hold for lr = 0.125" in refusal(kernel, x, 0.125, 3)
-    assert "'lr' is 1, built for a run-time float" in refusal(kernel, x, 1, 3)
+    torch.testing.assert_close(kernel(x, 1, 3), kernel(x, 1.0, 3))
+    assert "'lr' is '1', built for a run-time float" in refusal(kernel, x, "1", 3)
     assert "'step' is True, built for a run-time int" in refusal(kernel, x, 0.5, True)
     assert "'mode' is 'other', built for 'plain'" in refusal(kernel, x, 0.5, 3, mode="other")
     assert "Python cannot compute" in refusal(kernel, x, 0.5, 0)

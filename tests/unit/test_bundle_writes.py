@@ -66,3 +66,13 @@ def test_the_build_command_takes_kernels_that_write(tmp_path: Path) -> None:
     assert main(command) == 0
     cache, x = torch.zeros(6, 8), randn(6, 8)
     assert equal(fg.load(tmp_path / "kernels").put(cache, x), x + 1) and equal(cache, x * 2)
+
+
+def test_what_is_written_may_be_returned(tmp_path: Path) -> None:
+    def added(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.add_(y), x * y
+
+    kernel, (x, y) = built(tmp_path / "kernels", added, (randn(5, 8), randn(5, 8)), mutates=("x",)), randn(2, 7, 8).unbind()
+    expected, given = added(x.clone(), y), x.clone()
+    found = kernel(given, y)
+    assert found[0] is given and equal(given, expected[0]) and equal(found[1], expected[1])

@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F
 
 import fusegen as fg
+from fusegen.bundle.build import Wanted
+from fusegen.bundle.extension import build_extension
 from fusegen.cli.main import main
+from fusegen.errors import BundleError
+from fusegen.target import target
 from tests.naming import case
 from tests.unit.commands import Run
 
@@ -40,7 +44,7 @@ def user_file(tmp_path: Path) -> Path:
 
 def test_specs_for_several_architectures(tmp_path: Path, run: Run) -> None:
     out = tmp_path / "kernels"
-    words = ["softmax", "rms_norm", "--arch", "sm_90a,cpu", "--dtype", "f32,bf16", "--out", str(out)]
+    words = ["softmax", "rms_norm", "--arch", "sm_90a", "--arch", "cpu", "--dtype", "f32,bf16", "--out", str(out)]
     done = run("build", *words)
     assert done.code == 0, done.err
     assert "building rms_norm for sm_90a, bf16" in done.err
@@ -52,6 +56,13 @@ def test_specs_for_several_architectures(tmp_path: Path, run: Run) -> None:
     assert kernels.softmax(x.bfloat16()).dtype is torch.bfloat16
     cubins, texts = ({path.with_suffix("") for path in out.rglob(pattern)} for pattern in ("*.cubin", "*.cu"))
     assert cubins == texts and len([path for path in cubins if "ward" not in path.parent.name]) == 4
+
+
+def test_names_that_are_one_operator_are_refused(tmp_path: Path) -> None:
+    functions = {"naive": lambda x: x + 1, "naïve": lambda x: x + 2}
+    wanted = [Wanted(name, function, {"x": torch.ones(4, 8)}, target("cpu")) for name, function in functions.items()]
+    with pytest.raises(BundleError, match="naive and naïve would both be the operator naive"):
+        build_extension(tmp_path / "built", wanted, "library", "0")
 
 
 def test_kernels_of_a_user_with_named_dims(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
