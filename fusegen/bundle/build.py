@@ -6,6 +6,7 @@ import inspect
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ from fusegen.bundle.build_passes import Example, built_passes, passes_of
 from fusegen.bundle.files import File, built_program, limits, machine_of, tensor_argument, with_mark
 from fusegen.bundle.folder import new_folder, require_new, write, writing_to
 from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text
-from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature
+from fusegen.calls.formula import Relation
+from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
 from fusegen.calls.structure import Kind, Structure
 from fusegen.dtypes import autocast_dtype, from_torch
 from fusegen.errors import ArgumentError, BundleError
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
 from fusegen.lang import run
 from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.parameters import Parameters
-from fusegen.schedule.names import plain
+from fusegen.schedule.names import plain, stride_name
 from fusegen.state.check import State
 from fusegen.target import Backend, Target
 
@@ -60,7 +64,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class _Traced:
+class TracedCall:
     """A kernel for some kind of calls, as its dispatcher traced it.
 
     Attributes:
@@ -94,8 +98,8 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
     require_new(folder)
     kernels: dict[str, BuiltKernel] = {}
     with new_folder(folder) as unfinished:
-        for each in wanted:
-            traced = _traced(each)
+        for traced in (call for each in wanted for call in traced_calls(each)):
+            each = traced.wanted
             parameters = _parameters(traced.dispatcher.parameters, traced.variant.state.names)
             known = kernels.get(each.name, BuiltKernel(each.name, parameters, ()))
             _require_same(known, parameters)
@@ -118,7 +122,7 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
     return manifest
 
 
-def _traced(wanted: Wanted) -> _Traced:
+def _traced(wanted: Wanted) -> TracedCall:
     """Traces a kernel for its arguments."""
     dispatcher = wanted.dispatcher
     values = dispatcher.arguments((), wanted.arguments)
@@ -126,7 +130,55 @@ def _traced(wanted: Wanted) -> _Traced:
     variant, captured = dispatcher.variants.of(values, wanted.target, device)
     _require_known(wanted.name, variant.state)
     names = (*dispatcher.parameters.names, *variant.state.names)
-    return _Traced(wanted, dispatcher, variant, names, (*values, *captured))
+    return TracedCall(wanted, dispatcher, variant, names, (*values, *captured))
+
+
+def traced_calls(wanted: Wanted) -> Iterator[TracedCall]:
+    """A kernel traced for its arguments, and before that with 1 for the sizes of which the function asks whether they are 1: other
+    sizes that may vary are served by one trace, from 1 on.
+
+    Args:
+        wanted: the kernel.
+
+    Raises:
+        BundleError: it depends on what a built kernel cannot look at.
+        TraceError: the function does something that no kernel can do.
+    """
+    traced = _traced(wanted)
+    signature = signature_of(traced.variant, traced.names, traced.values)
+    asked = [name for name in sorted(signature.sizes) if any(_asks_for_one(each, name) for each in signature.relations)]
+    for ones in (some for count in range(len(asked), 0, -1) for some in combinations(asked, count)):
+        try:
+            found = _traced(replace(wanted, arguments=_with_ones(traced, signature, ones)))
+        except Exception:  # of the function, which takes no such sizes
+            continue
+        yield found
+    yield traced
+
+
+def _asks_for_one(relation: Relation, name: str) -> bool:
+    return relation.sizes == {name} and not relation({name: 1}) and relation({name: 2})
+
+
+def _with_ones(traced: TracedCall, signature: Signature, ones: Sequence[str]) -> dict[str, Any]:
+    """The arguments of a call with 1 for some sizes."""
+    parameters = traced.dispatcher.parameters
+    sizes = dict(traced.variant.request.sizes.hints) | dict.fromkeys(ones, 1)
+    found = dict(traced.wanted.arguments)
+    for given, name, argument, value in zip(
+        parameters.given,
+        parameters.names,
+        signature.arguments,
+        traced.values,
+        strict=False,  # captured tensors are as they are
+    ):
+        if isinstance(argument, ExtentArgument):
+            found[given] = sizes[argument.size]
+        elif isinstance(argument, TensorArgument):
+            known = sizes | {stride_name(name, dim): stride for dim, stride in enumerate(value.stride())}
+            shape, strides = ([extent(known) for extent in some] for some in (argument.shape, argument.strides))
+            found[given] = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+    return found
 
 
 def _require_same(kernel: BuiltKernel, parameters: Sequence[Parameter]) -> None:
@@ -141,7 +193,7 @@ def _require_same(kernel: BuiltKernel, parameters: Sequence[Parameter]) -> None:
         raise BundleError(what, mend="build each into a folder of its own, or pass them as arguments")
 
 
-def _built(traced: _Traced, passes: BuiltPasses | None, place: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:
+def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:
     """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
     wanted, variant = traced.wanted, traced.variant
     signature = signature_of(variant, traced.names, traced.values)
@@ -153,7 +205,7 @@ def _built(traced: _Traced, passes: BuiltPasses | None, place: str, number: int)
         yield BuiltVariant(**vars(program), target=wanted.target.name, machine=machine, structure=structure, passes=passes), files
 
 
-def _passes(traced: _Traced, parameters: Sequence[Parameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
+def _passes(traced: TracedCall, parameters: Sequence[Parameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
     """The passes of a kernel, with the files of their kernels; None where there is no derivative."""
     variant, dispatcher = traced.variant, traced.dispatcher
     passes = passes_of(dispatcher.passes, variant)
@@ -207,7 +259,8 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
     request = variant.request
     lower = autocast_dtype(request.device.type)
     known: dict[str, Argument] = {spec.name: tensor_argument(spec) for spec in (*request.specs, *variant.traced.inputs)}
-    known |= {name: NumberArgument(dtype.is_float) for name, dtype in request.scalars}
+    takes_ints = _floats_meet_floats(variant.traced)
+    known |= {name: NumberArgument(dtype.is_float, takes_ints and dtype.is_float) for name, dtype in request.scalars}
     known |= {name: ExtentArgument(size) for name, size in request.sizes.parameters.items()}
     return Signature(
         arguments=tuple(known.get(name, Constant(value)) for name, value in zip(names, values, strict=True)),
@@ -221,6 +274,13 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
         wide=request.wide,
         distinct=variant.state.compares_identity and sum(isinstance(value, torch.Tensor) for value in values) > 1,
     )
+
+
+def _floats_meet_floats(graph: Graph) -> bool:
+    """Tells if every run-time float meets a tensor of floats, so that an int in its place changes no dtype."""
+    operands = [[graph.nodes[position] for position in node.args] for node in graph.nodes if not node.weak]
+    met = [nodes for nodes in operands if any(n.weak and n.dtype.is_float and n.op is not Op.CONSTANT for n in nodes)]
+    return all(any(n.dtype.is_float and not n.weak for n in nodes) for nodes in met)
 
 
 _HOLDERS = {

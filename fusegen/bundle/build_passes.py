@@ -118,7 +118,7 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pla
 def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signature, *, wide: bool) -> Signature:
     """The assumptions of a pass's programs; the kernel's own program has looked at everything else."""
     arguments: list[Argument] = [*map(tensor_argument, specs), *map(ExtentArgument, kernel.further)]
-    arguments += [NumberArgument(dtype.is_float) for _, dtype in kernel.graph.scalars]
+    arguments += [NumberArgument(dtype.is_float, takes_ints=dtype.is_float) for _, dtype in kernel.graph.scalars]
     return replace(
         signature,
         arguments=tuple(arguments),

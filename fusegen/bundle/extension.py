@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fusegen.bundle.build import Wanted
+from fusegen.bundle.build import Wanted, traced_calls
 from fusegen.bundle.folder import new_folder, require_name, require_new, write, writing_to
 from fusegen.bundle.manifest import digest
 from fusegen.bundle.traced import Traced
@@ -100,8 +100,8 @@ def _kernels(program: Built, names: Sequence[tuple[str, str]]) -> str:
 def _operators(wanted: Iterable[Wanted]) -> list[Operator]:
     found: dict[str, Operator] = {}
     named: dict[str, str] = {}
-    for each in wanted:
-        traced = Traced(each)
+    for call in (call for each in wanted for call in traced_calls(each)):
+        each, traced = call.wanted, Traced(call)
         if (first := named.setdefault(traced.name, each.name)) != each.name:
             what = f"{first} and {each.name} would both be the operator {traced.name}"
             raise BundleError(what, mend="build them into two libraries, or give one a name of other Latin letters")

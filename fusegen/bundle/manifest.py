@@ -21,7 +21,7 @@ from fusegen.errors import BundleError
 NAME = "manifest.json"
 """Of the file."""
 
-FORMAT = 7
+FORMAT = 8
 """Of the manifest; one that is not this one is refused."""
 
 AGAIN = "build it again, or copy the whole folder"

@@ -17,8 +17,6 @@ from fusegen.runtime.tensors import WIDE, alignment, span
 from fusegen.schedule.names import stride_name
 from fusegen.state import same
 
-_LEAST = 2  # of a size that is no literal: 0 and 1 select code
-
 
 class Mismatch(Exception):
     """Why a call is none that a program is good for."""
@@ -61,9 +59,8 @@ def fit(signature: Signature, call: Call, names: Sequence[str], values: Sequence
         Mismatch: as of `match`.
     """
     sizes: dict[str, int] = {}
-    takes_ints = all(argument.dtype.is_float for argument in signature.arguments if isinstance(argument, TensorArgument))
     for name, argument, value in zip(names, signature.arguments, values, strict=True):
-        _match_value(name, argument, value, sizes, takes_ints=takes_ints)
+        _match_value(name, argument, value, sizes)
     _check_sizes(signature, sizes)
     for name, argument, value in zip(names, signature.arguments, values, strict=True):
         if isinstance(argument, TensorArgument):
@@ -88,12 +85,8 @@ def described(signature: Signature, names: Sequence[str]) -> str:
     return arguments + (f", where {', '.join(conditions)}" if conditions else "")
 
 
-def _match_value(name: str, argument: Argument, value: Any, sizes: dict[str, int], *, takes_ints: bool) -> None:
-    """Refuses a value of another kind; notes the sizes that it gives.
-
-    Args:
-        takes_ints: whether an int may stand for a float, as it does beside tensors of floats alone: others it leaves integers.
-    """
+def _match_value(name: str, argument: Argument, value: Any, sizes: dict[str, int]) -> None:
+    """Refuses a value of another kind; notes the sizes that it gives."""
     if isinstance(argument, TensorArgument):
         _match_tensor(name, argument, value, sizes)
     elif isinstance(argument, Constant):
@@ -101,8 +94,7 @@ def _match_value(name: str, argument: Argument, value: Any, sizes: dict[str, int
             raise Mismatch(f"{name!r} is {_shown(value)}, built for {argument}")
     elif isinstance(argument, NumberArgument):
         is_int = type(value) is int
-        is_kind = isinstance(value, float) or (is_int and takes_ints) if argument.is_float else is_int
-        if not is_kind:
+        if not (isinstance(value, float) or (is_int and argument.takes_ints) if argument.is_float else is_int):
             raise Mismatch(f"{name!r} is {_shown(value)}, built for a run-time {argument}")
     elif type(value) is not int:
         raise Mismatch(f"{name!r} is {_shown(value)}, built for an int")
@@ -153,8 +145,8 @@ def _check_distinct(names: Sequence[str], values: Sequence[Any]) -> None:
 
 def _check_sizes(signature: Signature, sizes: Mapping[str, int]) -> None:
     for name, value in sizes.items():
-        if value < _LEAST:
-            raise Mismatch(f"{name} is {value}, built for {_LEAST} and more: 0 and 1 are programs of their own")
+        if value < 1:
+            raise Mismatch(f"{name} is {value}, built for 1 and more: no kernel runs for an empty tensor")
     for name, multiple in signature.multiples:
         if sizes[name] % multiple:
             raise Mismatch(f"{name} is {sizes[name]}, built for multiples of {multiple}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from itertools import chain, count
 from pathlib import Path
 
-from fusegen.bundle.build import Wanted
+from fusegen.bundle.build import Wanted, traced_calls
 from fusegen.bundle.folder import new_folder, require_name, require_new, write, writing_to
 from fusegen.bundle.traced import Traced
 from fusegen.errors import BundleError
@@ -25,27 +26,32 @@ def build_sources(folder: Path, wanted: Iterable[Wanted], library: str) -> tuple
         The names of the functions.
 
     Raises:
-        ArgumentError, BundleError: as there, or a kernel leaves a step to torch, or two would have one name.
+        ArgumentError, BundleError: as there, or a kernel leaves a step to torch.
     """
     require_name(library)
     require_new(folder)
     files = {"fusegen.h": "#pragma once\n" + header("sources.h")}
     made: dict[str, list[str]] = {}
-    for each in wanted:
-        if each.target.backend is Backend.CPU:
+    for call in (call for each in wanted for call in traced_calls(each)):
+        target = call.wanted.target
+        if target.backend is Backend.CPU:
             raise BundleError("sources are CUDA", mend="give GPUs: --arch sm_90a; --format extension has the CPU too")
-        traced = Traced(each)
+        traced = Traced(call)
         kind = traced.kind()
-        name = "_".join([traced.name, *_dtypes(kind.tensors), each.target.name])
-        if f"{name}.cu" in files:
-            raise BundleError(f"two kinds of calls would be called {name}", mend="build them into two folders")
-        files |= program_files(name, each.target.name, kind.programs)
-        made.setdefault(each.target.name, []).append(name)
+        name = _unique("_".join([traced.name, *_dtypes(kind.tensors), target.name]), files)
+        files |= program_files(name, target.name, kind.programs)
+        made.setdefault(target.name, []).append(name)
     files["CMakeLists.txt"] = cmake_text(library, made)
     with new_folder(folder) as unfinished, writing_to(folder):
         for file, text in files.items():
             write(unfinished / file, text.encode())
     return tuple(name for names in made.values() for name in names)
+
+
+def _unique(name: str, files: Container[str]) -> str:
+    """The name of a further kind of calls: with a number, where a function has it already."""
+    names = chain([name], (f"{name}_{number}" for number in count(2)))
+    return next(each for each in names if f"{each}.cu" not in files)
 
 
 def _dtypes(tensors: Sequence[Shaped]) -> Sequence[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch.utils._pytree import tree_structure
 
-from fusegen.bundle.build import Wanted, signature_of
+from fusegen.bundle.build import TracedCall, signature_of
 from fusegen.bundle.build_passes import passes_of
 from fusegen.bundle.files import limits as rows_of
 from fusegen.bundle.files import tensor_argument
@@ -18,7 +17,7 @@ from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberAr
 from fusegen.dtypes import DType
 from fusegen.errors import BundleError
 from fusegen.extension.kinds import Built, Kind, Parameter, Passes, Shaped
-from fusegen.extension.program_text import LEAST, Assumed, limits
+from fusegen.extension.program_text import Assumed, limits
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.strided import in_row_major_order
@@ -34,7 +33,7 @@ class Traced:
     """A kernel for some kind of calls, traced.
 
     Args:
-        wanted: what it is.
+        call: as its dispatcher traced it.
 
     Attributes:
         name: of the operator.
@@ -43,18 +42,12 @@ class Traced:
         BundleError: it takes no tensor, or depends on what an operator cannot look at.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, call: TracedCall) -> None:
+        wanted, dispatcher, self._variant = call.wanted, call.dispatcher, call.variant
         self.name, self._target = plain(wanted.name), wanted.target
-        dispatcher = wanted.dispatcher
-        values = dispatcher.arguments((), wanted.arguments)
         self._is_cpu = self._target.backend is Backend.CPU
-        device = torch.device("cpu" if self._is_cpu else "cuda")
-        self._variant, _ = dispatcher.variants.of(values, self._target, device)
-        if self._variant.state.asked:
-            what = f"{wanted.name} asks for {', '.join(self._variant.state.asked)} while it is traced, which an operator does not"
-            raise BundleError(what, mend="pass what it depends on as an argument")
         names = dispatcher.parameters.names
-        self._signature = signature_of(self._variant, names, values)
+        self._signature = signature_of(self._variant, names, call.values[: len(names)])
         self._given = dict(zip(names, self._signature.arguments, strict=True))
         self._graph, self._known_passes = self._variant.traced, dispatcher.passes
         self._mutates = dispatcher.parameters.mutates
@@ -185,11 +178,8 @@ def _is_plain(value: object) -> bool:
 
 
 def _description(specs: Sequence[InputSpec]) -> str:
-    """Tensors in words, with the sizes that may vary: 0 and 1 are literals, of kinds of their own."""
-    tensors = {spec.name: tensor_argument(spec) for spec in specs}
-    text = ", ".join(f"{name}: {tensor}" for name, tensor in tensors.items())
-    sizes = dict.fromkeys(size for tensor in tensors.values() for extent in tensor.shape for size in sorted(extent.sizes))
-    return text + (f", where {', '.join(f'{size} >= {LEAST}' for size in sizes)}" if sizes else "")
+    """Tensors in words."""
+    return ", ".join(f"{spec.name}: {tensor_argument(spec)}" for spec in specs)
 
 
 def _shaped(graph: Graph, positions: Sequence[int]) -> tuple[Shaped, ...]:

@@ -39,9 +39,15 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class NumberArgument:
-    """A run-time number: a float, or an int of 64 bits."""
+    """A run-time number: a float, or an int of 64 bits.
+
+    Attributes:
+        is_float: True of a float.
+        takes_ints: True of a float for which an int gives the same, as it does where it meets floats alone.
+    """
 
     is_float: bool
+    takes_ints: bool = False
 
     def __str__(self) -> str:
         return "float" if self.is_float else "int"

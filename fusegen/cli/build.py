@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import fusegen
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", metavar="DTYPES", action="append", help=dtype_help)
     add_inputs(parser)
+    call_help = "a kind of calls, given again for each: x=1x4096:bf16,w=4096; what --shape says holds for all of them"
+    parser.add_argument("--call", metavar="NAME=SIZES[:DTYPE],…", action="append", default=[], help=call_help)
 
 
 def run(options: argparse.Namespace, terminal: Terminal) -> int:
@@ -110,16 +113,14 @@ def _kernels(options: argparse.Namespace) -> list[Found]:
 def _wanted(
     found: Sequence[Found], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
 ) -> Iterator[Wanted]:
-    """Each kernel for each target and dtype."""
-    for each in found:
-        for target in targets:
-            for dtype in _words(options.dtype):
-                arguments = meta_arguments(each, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
-                check_complete(each, arguments)
-                progress(f"building {each.name} for {target.name}{f', {dtype}' if dtype else ''} …")
-                kernel = each.kernel
-                rules = (kernel.mutates, kernel.recompute, kernel.fast_math)
-                yield Wanted(each.name, kernel.function, arguments, target, *rules)
+    """Each kernel for each target, dtype and kind of calls."""
+    for each, target, dtype, call in product(found, targets, _words(options.dtype), options.call or [None]):
+        shapes = [*options.shape, *(call.split(",") if call else ())]
+        arguments = meta_arguments(each, argparse.Namespace(**vars(options) | {"dtype": dtype, "shape": shapes}), target)
+        check_complete(each, arguments)
+        progress(f"building {each.name} for {', '.join(filter(None, (target.name, dtype, call)))} …")
+        kernel = each.kernel
+        yield Wanted(each.name, kernel.function, arguments, target, kernel.mutates, kernel.recompute, kernel.fast_math)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:

@@ -16,9 +16,6 @@ from fusegen.extension.number_text import NumberText
 from fusegen.extension.spelling import DTYPES, number_name, size_name, spelled
 from fusegen.schedule.names import stride_name
 
-LEAST = 2
-"""The least value of a size that is no literal: 0 and 1 select code."""
-
 _WIDE = 1 << 31
 
 
@@ -126,7 +123,7 @@ class _Guards:
         """Those of sizes and numbers, which are variables already."""
         assumed = self._assumed
         names = {name for _, tensor in assumed.tensors for extent in tensor.shape for name in extent.sizes} | set(assumed.sizes)
-        found = [_unless(f"{size_name(name)} >= {LEAST}") for name in sorted(names)]
+        found = [_unless(f"{size_name(name)} >= 1") for name in sorted(names)]
         found += [_unless(_relation(relation)) for relation in assumed.relations]
         found += [_unless(f"any || {_relation(relation)}") for relation in assumed.rows]
         return found + self._conditions() + ([] if assumed.wide else self._narrow_counts())
@@ -146,7 +143,7 @@ class _Guards:
                     lines.append(f"const int64_t {size_name(str(extent.value))} = t[{n}].size({d});")
                     continue
                 checks.append(_unless(f"t[{n}].size({d}) == {spelled(extent)}"))
-        return lines + checks + [_unless(f"{size_name(name)} >= {LEAST}") for name in sorted(known)]
+        return lines + checks + [_unless(f"{size_name(name)} >= 1") for name in sorted(known)]
 
     def _layout(self, n: int, tensor: TensorArgument) -> list[str]:
         lines = []

@@ -14,7 +14,7 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.lang import autocast
 from fusegen.lang.gradients import as_recorded
-from fusegen.lang.memory import Memory, lies_in, require_current
+from fusegen.lang.memory import Memory, require_current
 from fusegen.lang.places import here
 from fusegen.lang.spaces import twins
 
@@ -177,9 +177,10 @@ def _is_part_of_own(value: Any) -> bool:
 
 def _is_copied(name: str, value: Any) -> bool:
     """Whether torch copies a declared parameter, or a part of it, to make it contiguous."""
-    if name not in _MAKES_CONTIGUOUS or not value._memory.declared:
+    if name not in _MAKES_CONTIGUOUS:
         return False
-    return not lies_in(value._tracer.builder, value._position, value._memory, contiguous=True)
+    is_copy: bool = value._tracer.is_copied(value._position, value._memory, contiguous=True)
+    return is_copy
 
 
 _ITSELF_OR_A_VIEW = """

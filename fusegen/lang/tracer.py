@@ -217,8 +217,19 @@ class Tracer:
         if op.family is not Family.VIEW or op is Op.CONCAT:
             return None
         memory = args[0]._memory
-        is_copy = op is Op.RESHAPE and memory.declared and not lies_in(self.builder, position, memory)
-        return None if is_copy else memory
+        return None if op is Op.RESHAPE and self.is_copied(position, memory) else memory
+
+    def is_copied(self, position: int, memory: Memory, *, contiguous: bool = False) -> bool:
+        """Tells if torch copies a view of a declared parameter to reshape it, or to make it contiguous.
+
+        With a size of 1 it may be a view, so that the answer is one for other sizes alone.
+        """
+        if not memory.declared or lies_in(self.builder, position, memory, contiguous=contiguous):
+            return False
+        dims = self.builder.nodes[memory.version].shape
+        for symbol in sorted({s for dim in dims for s in getattr(dim, "free_symbols", ())}, key=str):
+            self.decide(sympy.Eq(symbol, 1))
+        return True
 
     def _without_elements(self, value: TracedTensor) -> TracedTensor:
         """A value that has no element, as a constant: nothing is read for it, and no index divided by its sizes."""

@@ -136,12 +136,11 @@ def test_other_layouts_are_taken_and_other_calls_refused() -> None:
     for call in (
         lambda: operator(x.double(), w, b, 0.7),
         lambda: operator(x, w, b, 0.7, "tanh"),
-        lambda: operator(x[:1], w, b, 0.7),
         lambda: operator(bare[0].double(), *bare[1:], 0.7),
     ):
         with pytest.raises(
             TypeError,
-            match=r"fgtest_block::block was not built for .*; it was built for x: f.*, where x_dim0 >= 2\n.*--format extension",
+            match=r"fgtest_block::block was not built for .*; it was built for x: f.*\n.*--format extension",
         ):
             call()
     (first,) = torch.autograd.grad(operator(x, w, b, 0.7)[0].sum(), x, create_graph=True)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,8 +170,7 @@ def test_what_does_not_fit_says_why_and_what_was_built(tmp_path: Path) -> None:
     assert "'x' is float64[8, 100], built for float32[x_dim0, 100]" in refusal(kernel, x.double(), weight)
     assert "'x' is float32[2, 8, 100]" in refusal(kernel, randn(2, 8, 100), weight)
     assert "dim 1 of 'x' is 99, built for 100" in refusal(kernel, randn(8, 99), randn(99))
-    assert "x_dim0 is 1, built for 2 and more" in refusal(kernel, x[:1], weight)
-    assert "x_dim0 is 0" in refusal(kernel, x[:0], weight)
+    assert "x_dim0 is 0, built for 1 and more" in refusal(kernel, x[:0], weight)
     assert "the stride of dim 0 of 'x' is 200, built for 100 = 100" in refusal(kernel, randn(8, 200)[:, :100], weight)
     assert "'weight' is None, built for float32[100]" in refusal(kernel, x, None)
     assert "it was built for x: float32[x_dim0, 100], weight: float32[100]" in refusal(kernel, x, weight.double())
@@ -189,6 +188,37 @@ def lambda_of_two() -> Any:
         return x * y
 
     return both
+
+
+def _averaged(x: Tensor, weight: Tensor) -> Tensor:
+    return (x - x.mean(0)) @ weight + x.var(0).sum()
+
+
+def _squeezed(x: Tensor, weight: Tensor) -> Tensor:
+    return x.squeeze() * weight
+
+
+def _of_one_row(x: Tensor, weight: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] == 1 else x + weight
+
+
+@pytest.mark.parametrize("function", [row, _averaged, _squeezed, _of_one_row])
+def test_sizes_of_one_are_served(function: Callable[..., Tensor], tmp_path: Path) -> None:
+    kernel = built(tmp_path / "kernels", function, (randn(5, 8), weight := randn(8)))
+    for rows in (1, 3):
+        x = randn(rows, 8)
+        torch.testing.assert_close(kernel(x, weight), function(x, weight), equal_nan=True)
+
+
+def test_a_copy_of_more_than_one_row_alone_is_a_guard(tmp_path: Path) -> None:
+    def doubled(x: Tensor) -> Tensor:
+        x.t().contiguous().mul_(2)
+        return x + 1
+
+    kernel = built(tmp_path / "kernels", doubled, (randn(5, 8),), mutates=("x",))
+    for rows in (1, 3):
+        given, expected = (values := randn(rows, 8)).clone(), values.clone()
+        assert equal(kernel(given), doubled(expected)) and equal(given, expected)
 
 
 def test_alignment_is_a_guard(tmp_path: Path) -> None:
@@ -317,9 +347,9 @@ def test_a_size_that_is_an_int(tmp_path: Path) -> None:
         return x[:length].sum(-1)
 
     kernel, x = built(tmp_path / "kernels", shortened, (randn(12, 9), 5)), randn(20, 9)
-    for length in (3, 11):
+    for length in (1, 3, 11):
         assert equal(kernel(x, length), fg.kernel(shortened)(x, length))
-    for length in (1, -3, 25):
+    for length in (0, -3, 25):
         assert "length" in refusal(kernel, x, length)
 
 

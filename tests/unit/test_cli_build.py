@@ -65,6 +65,17 @@ def test_names_that_are_one_operator_are_refused(tmp_path: Path) -> None:
         build_extension(tmp_path / "built", wanted, "library", "0")
 
 
+def test_several_calls_of_one_kernel(tmp_path: Path, run: Run) -> None:
+    calls = ["--call", "gate=1x48,up=1x48", "--call", "gate=6x32:f64,up=6x32:f64"]
+    words = ["swiglu", "--arch", "cpu", *calls, "--out", str(tmp_path / "built")]
+    assert "'up' is given twice" in run("build", *words, "--shape", "up=6x48").err
+    assert run("build", *words).code == 0
+    swiglu = fg.load(tmp_path / "built").swiglu
+    for shape, dtype in (((1, 48), torch.float32), ((4, 32), torch.float64)):
+        gate, up = torch.randn(2, *shape, dtype=dtype).unbind()
+        torch.testing.assert_close(swiglu(gate, up), F.silu(gate) * up)
+
+
 def test_kernels_of_a_user_with_named_dims(tmp_path: Path, user_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "kernels"
     assert main(["build", f"{user_file}:gated", "--arch", "cpu", "--out", str(out), "--json"]) == 0

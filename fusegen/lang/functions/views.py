@@ -14,7 +14,6 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.lang.functions.common import each_dim, normalize_dim, sequence, tracer_of
-from fusegen.lang.memory import lies_in
 from fusegen.lang.registry import implements
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import TracedTensor, dim_of
@@ -170,9 +169,7 @@ def expand_as(input: TracedTensor, other: TracedTensor) -> TracedTensor:
 def ravel(input: TracedTensor) -> TracedTensor:
     """All dims as one: a view of what is contiguous, and of anything else a copy."""
     flat = flatten(input)
-    memory = input._memory
-    is_copy = memory.declared and not lies_in(input._tracer.builder, input._position, memory, contiguous=True)
-    return own(flat) if is_copy else flat
+    return own(flat) if input._tracer.is_copied(input._position, input._memory, contiguous=True) else flat
 
 
 @implements("flatten")
