@@ -209,6 +209,7 @@ class Dispatcher(Plan):
         """
         self.parameters.require_fixed()
         values = self.parameters.bind(args, kwargs)
+        self.parameters.require_given(values)
         for name, value in zip(self.parameters.names, values, strict=True):
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
@@ -223,6 +224,7 @@ class Dispatcher(Plan):
         """Refuses what no kernel can work on, values of a trace that is over among it."""
         if any(type(value) is TracedScalar or isinstance(value, TracedTensor) for value in values):
             raise stale()
+        self.parameters.require_given(values)
         check(self.name, self.parameters.names, values)
         for name, value in zip(self.parameters.names, values, strict=True):
             if name in self.parameters.mutates and isinstance(value, Tensor):
