@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -10,7 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import sympy
 import torch
+from torch._C import _len_torch_function_stack as function_modes
+from torch._C import _pop_torch_function_stack as pop_mode
+from torch._C import _push_on_torch_function_stack as push_mode
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_leaves, tree_map
 
 from fusegen.errors import TraceError, UnsupportedError
@@ -100,6 +105,22 @@ class _Mode(TorchFunctionMode):
         return result
 
 
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """Nothing of the caller's replaces what a function does while it is traced: its graph is good for later calls.
+
+    The device of new tensors, which lies below all modes, stays.
+    """
+    modes = [pop_mode() for _ in range(function_modes())]
+    if modes and isinstance(modes[-1], DeviceContext):
+        push_mode(modes.pop())
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            push_mode(mode)
+
+
 def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any] | None:
     """What a function of tensors is on traced ones; None where it is not traced."""
     twin = registry.twin_of_property(func)
@@ -154,7 +175,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
 
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
-    with _Mode(tracer):
+    with _without_modes(), _Mode(tracer):
         RUNNING.count += 1
         try:
             returned = function(*args, **kwargs)
