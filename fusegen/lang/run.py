@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -14,6 +14,7 @@ import torch
 from torch._C import _len_torch_function_stack as function_modes
 from torch._C import _pop_torch_function_stack as pop_mode
 from torch._C import _push_on_torch_function_stack as push_mode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_leaves, tree_map
@@ -106,19 +107,26 @@ class _Mode(TorchFunctionMode):
 
 
 @contextmanager
-def _without_modes() -> Iterator[None]:
-    """Nothing of the caller's replaces what a function does while it is traced: its graph is good for later calls.
+def _apart() -> Iterator[None]:
+    """Keeps what is around a call out of its trace, whose graph is good for later calls: modes, which replace operations, and hooks
+    of saved tensors, by which a checkpoint counts them.
 
     The device of new tensors, which lies below all modes, stays.
     """
     modes = [pop_mode() for _ in range(function_modes())]
     if modes and isinstance(modes[-1], DeviceContext):
         push_mode(modes.pop())
+    can_hook = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
     try:
-        yield
+        with saved_tensors_hooks(_same, _same) if can_hook else nullcontext():
+            yield
     finally:
         for mode in reversed(modes):
             push_mode(mode)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any] | None:
@@ -175,7 +183,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
 
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
-    with _without_modes(), _Mode(tracer):
+    with _apart(), _Mode(tracer):
         RUNNING.count += 1
         try:
             returned = function(*args, **kwargs)
