@@ -207,6 +207,8 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
         raise TraceError("the kernel returns no tensor", where=returned_at(function), mend=_RESULTS)
     if refuses_changes() and not writes:
         _require_computed(results)
+    if refuses_changes():
+        _require_plain(returned)
     outputs = [_result(_output(tracer, value, function)) for value in results]
     if tracer.needs is not None:
         raise tracer.needs
@@ -223,6 +225,25 @@ def _require_computed(results: Sequence[object]) -> None:
     """
     if results and all(isinstance(value, TracedTensor) and value._memory.parameter for value in results):
         raise UnsupportedError("its results are its arguments, or views of them: there is nothing to compute")
+
+
+def _require_plain(returned: object) -> None:
+    """Refuses a function whose caller sees more of its results than their elements.
+
+    Raises:
+        UnsupportedError: a result has an attribute of the function's, or is there twice, as one object.
+    """
+    added = {name for value in tree_leaves(returned) if isinstance(value, TracedTensor) for name in vars(value)} - _OWN_ATTRIBUTES
+    if added:
+        raise UnsupportedError(f"it sets {min(added)!r} of its result, which a kernel's result does not have")
+    beside = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, (tuple, list)) else ()
+    tensors = [id(value) for value in beside if isinstance(value, TracedTensor)]
+    if len(set(tensors)) < len(tensors):
+        raise UnsupportedError("a tensor is twice among its results, of which a kernel makes two")
+
+
+_OWN_ATTRIBUTES = frozenset({"_tracer", "_position", "_memory", "_writes", "_root", "_argument"})
+"""Of traced tensors."""
 
 
 def _result(value: TracedTensor) -> int:
