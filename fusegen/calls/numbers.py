@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -129,10 +129,15 @@ class Numbers:
         """A line as an expression, for messages; what is longer than ``most`` letters is left out."""
         texts: list[str] = []
         for line in self.lines[: position + 1]:
-            text = _written(line, texts)
+            text = _written(self._positive(line), texts)
             texts.append(text if len(text) <= most else "…")
         is_bracketed = isinstance(self.lines[position], Operation) and texts[position].startswith("(")
         return texts[position][1:-1] if is_bracketed else texts[position]
+
+    def _positive(self, line: Leaf | Operation) -> Leaf | Operation:
+        """A number that is not another one as an equality."""
+        denied = self.lines[line.operands[0]] if isinstance(line, Operation) and line.name == "logical_not" else None
+        return replace(denied, name="eq") if isinstance(denied, Operation) and denied.name == "ne" else line
 
 
 def _written(line: Leaf | Operation, texts: Sequence[str]) -> str:

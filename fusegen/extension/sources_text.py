@@ -12,7 +12,7 @@ from fusegen.emit.environment import render
 from fusegen.errors import BundleError
 from fusegen.extension.call_text import CallText, Entry
 from fusegen.extension.kinds import Built
-from fusegen.extension.program_text import computed_name, computed_numbers, size_guards
+from fusegen.extension.program_text import LEAST, computed_name, computed_numbers, size_guards
 from fusegen.extension.spelling import number_name, size_name
 from fusegen.jit.nvrtc import FLAGS
 
@@ -111,7 +111,8 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
         lines = [f"[[maybe_unused]] const int64_t {size} = a.{size.removeprefix('s_')};" for size in sizes]
         for size in sizes:
             plain = size.removeprefix("s_")
-            fields.setdefault(plain, Field("int64_t", plain, "a stride, in elements" if "_stride" in plain else "a size"))
+            what = "a stride, in elements" if "_stride" in plain else f"a size, {LEAST} or more"
+            fields.setdefault(plain, Field("int64_t", plain, what))
         for number_of, dtype in built.assumed.numbers:
             kind = "double" if dtype.is_float else "int64_t"
             fields.setdefault(number_of, Field(kind, number_of, "a number"))
@@ -123,7 +124,10 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
     arguments = f"{name}_arguments"
     banner = f"{name}, made by fusegen for {target}"
     order = sorted(fields.values(), key=lambda field: "*" not in field.type)
-    context = {"banner": banner, "name": name, "arguments": arguments, "target": target}
+    assumed = programs[0].assumed
+    conditions = (assumed.conditions.text(place) for _, place in assumed.conditions.results)
+    required = [*map(str, assumed.relations), *conditions, *([] if assumed.wide else ["fewer than 2^31 elements in each tensor"])]
+    context = {"banner": banner, "name": name, "arguments": arguments, "target": target, "required": required}
     return {
         f"{name}.h": render("binding/program.h.jinja", fields=order, **context),
         f"{name}.cu": render("binding/program.cu.jinja", header=f"{name}.h", kernels=kernels, forms=forms, **context),

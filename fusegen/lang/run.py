@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -10,7 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import sympy
 import torch
+from torch._C import _len_torch_function_stack as function_modes
+from torch._C import _pop_torch_function_stack as pop_mode
+from torch._C import _push_on_torch_function_stack as push_mode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_leaves, tree_map
 
 from fusegen.errors import TraceError, UnsupportedError
@@ -100,6 +106,29 @@ class _Mode(TorchFunctionMode):
         return result
 
 
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Keeps what is around a call out of its trace, whose graph is good for later calls: modes, which replace operations, and hooks
+    of saved tensors, by which a checkpoint counts them.
+
+    The device of new tensors, which lies below all modes, stays.
+    """
+    modes = [pop_mode() for _ in range(function_modes())]
+    if modes and isinstance(modes[-1], DeviceContext):
+        push_mode(modes.pop())
+    can_hook = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+    try:
+        with saved_tensors_hooks(_same, _same) if can_hook else nullcontext():
+            yield
+    finally:
+        for mode in reversed(modes):
+            push_mode(mode)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any] | None:
     """What a function of tensors is on traced ones; None where it is not traced."""
     twin = registry.twin_of_property(func)
@@ -154,7 +183,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
 
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
-    with _Mode(tracer):
+    with _apart(), _Mode(tracer):
         RUNNING.count += 1
         try:
             returned = function(*args, **kwargs)
@@ -178,6 +207,8 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
         raise TraceError("the kernel returns no tensor", where=returned_at(function), mend=_RESULTS)
     if refuses_changes() and not writes:
         _require_computed(results)
+    if refuses_changes():
+        _require_plain(returned)
     outputs = [_result(_output(tracer, value, function)) for value in results]
     if tracer.needs is not None:
         raise tracer.needs
@@ -194,6 +225,25 @@ def _require_computed(results: Sequence[object]) -> None:
     """
     if results and all(isinstance(value, TracedTensor) and value._memory.parameter for value in results):
         raise UnsupportedError("its results are its arguments, or views of them: there is nothing to compute")
+
+
+def _require_plain(returned: object) -> None:
+    """Refuses a function whose caller sees more of its results than their elements.
+
+    Raises:
+        UnsupportedError: a result has an attribute of the function's, or is there twice, as one object.
+    """
+    added = {name for value in tree_leaves(returned) if isinstance(value, TracedTensor) for name in vars(value)} - _OWN_ATTRIBUTES
+    if added:
+        raise UnsupportedError(f"it sets {min(added)!r} of its result, which a kernel's result does not have")
+    beside = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, (tuple, list)) else ()
+    tensors = [id(value) for value in beside if isinstance(value, TracedTensor)]
+    if len(set(tensors)) < len(tensors):
+        raise UnsupportedError("a tensor is twice among its results, of which a kernel makes two")
+
+
+_OWN_ATTRIBUTES = frozenset({"_tracer", "_position", "_memory", "_writes", "_root", "_argument"})
+"""Of traced tensors."""
 
 
 def _result(value: TracedTensor) -> int:

@@ -95,6 +95,7 @@ class FusedCall:
 
     module: nn.Module
     watched_by: str = ""
+    _watched_last = "it was patched behind its forward pass"  # by what, in the last call outside of a backward pass
 
     def __init__(self) -> None:
         self.kinds: dict[Kind, Fused | str] = {}
@@ -105,7 +106,7 @@ class FusedCall:
         """The result of the function."""
         if is_tracing() or is_compiling():
             return self.original(*args, **kwargs)
-        if watcher := self.watcher():
+        if watcher := self._watcher_of_forward_pass():
             self.watched_by = watcher
             return self.original(*args, **kwargs)
         kind = self._kind(args, kwargs) if self._refuses or not self.kinds else None
@@ -126,7 +127,9 @@ class FusedCall:
         if refusal:
             result = self.original(*args, **kwargs)  # should the function itself be wrong, it says so itself
             self._has_changed = is_first
-            if not is_first:
+            if is_first:
+                self._watched_last = refusal
+            else:
                 self.refuse(args, kwargs, refusal)
             return result
         self._has_changed = False
@@ -157,6 +160,12 @@ class FusedCall:
     def watcher(self) -> str:
         """The reason why the function must run as it is now: something looks into it. Empty if nothing does."""
         return ""
+
+    def _watcher_of_forward_pass(self) -> str:
+        """The same; in a backward pass, where checkpoints call again, as in the forward pass: both must draw the same masks."""
+        if torch._C._current_graph_task_id() < 0:
+            self._watched_last = self.watcher()
+        return self._watched_last
 
     def mode(self) -> Kind:
         """The state that tells kinds of calls apart beside their arguments."""

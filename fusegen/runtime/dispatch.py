@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_function_stack as function_modes
 from torch.utils._pytree import tree_map_only
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
@@ -37,7 +38,7 @@ from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.signature import ITSELF
 from fusegen.runtime.tuned import in_measured_form
 from fusegen.runtime.variants import Variants
-from fusegen.runtime.watched import is_recorded_as_operators, is_transformed, is_watched
+from fusegen.runtime.watched import is_intercepted, is_recorded_as_operators, is_transformed, is_watched
 from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.settings import Compiler
 from fusegen.threads import cached_property, new_lock
@@ -116,7 +117,7 @@ class Dispatcher(Plan):
             self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
             return self.function(*args, **kwargs)
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
-        found = self.executable.recently(values)
+        found = None if function_modes() and is_intercepted(values) else self.executable.recently(values)
         if found is None:
             flat = self._spread(values)
             if flat is not None:
@@ -209,6 +210,7 @@ class Dispatcher(Plan):
         """
         self.parameters.require_fixed()
         values = self.parameters.bind(args, kwargs)
+        self.parameters.require_given(values)
         for name, value in zip(self.parameters.names, values, strict=True):
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
@@ -223,6 +225,7 @@ class Dispatcher(Plan):
         """Refuses what no kernel can work on, values of a trace that is over among it."""
         if any(type(value) is TracedScalar or isinstance(value, TracedTensor) for value in values):
             raise stale()
+        self.parameters.require_given(values)
         check(self.name, self.parameters.names, values)
         for name, value in zip(self.parameters.names, values, strict=True):
             if name in self.parameters.mutates and isinstance(value, Tensor):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
+from torch import Tensor
+
 from fusegen.errors import ArgumentError
 from fusegen.schedule.names import Namer, identifier, parameter_names
 from fusegen.threads import cached_property
@@ -23,6 +25,8 @@ Static = Annotated[T, _STATIC]
 _REQUIRED = inspect.Parameter.empty
 ELEMENT_OF = "_element_of"
 """An attribute of a function of leaves: by parameter, that of the user's function of which it is an element."""
+NEVER_NONE = "_never_none"
+"""An attribute of a function that knows its callers: the parameters for which None is no value."""
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -101,6 +105,21 @@ class Parameters:
         if self.variadic:
             what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, of which this can name none"
             raise ArgumentError(what, mend="declare a kernel that names every parameter")
+
+    def require_given(self, values: Sequence[object]) -> None:
+        """Refuses None for parameters of which the function says that they never are.
+
+        Args:
+            values: all arguments.
+
+        Raises:
+            ArgumentError: one of them is.
+        """
+        for name, value in zip(self.given, values, strict=True):
+            if value is None and name in getattr(self.function, NEVER_NONE, ()):
+                hint = self.annotations.get(name)
+                mend = f"give a {'tensor' if hint is Tensor else getattr(hint, '__name__', 'value')}"
+                raise ArgumentError(f"{self.function.__name__}: {name!r} is None", mend=mend)
 
     @cached_property
     def static(self) -> frozenset[str]:

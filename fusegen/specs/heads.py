@@ -50,10 +50,10 @@ def placed(
     """q and k, normalized by their weights and rotated, each where it is asked for.
 
     Raises:
-        ArgumentError: cos or sin alone.
+        ArgumentError: cos or sin alone, or pairs to be rotated by neither.
     """
-    if (cos is None) != (sin is None):
-        raise ArgumentError("cos or sin alone", mend="give both, or neither")
+    if (cos is None) != (sin is None) or (interleaved and cos is None):
+        raise ArgumentError("interleaved=True without cos" if cos is sin else "cos or sin alone", mend="give both, or neither")
     q = q if q_weight is None else rms_normalized(q, q_weight, eps)
     k = k if k_weight is None else rms_normalized(k, k_weight, eps)
     if cos is None or sin is None:

@@ -68,7 +68,7 @@ def linear(
 
 @FAMILY.spec({"x": X, "weight": WEIGHT, "bias": BIAS}, sizes=SIZES)
 @fg.kernel
-def linear_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear_bias_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """gelu(x·weightᵀ + bias), with the tanh form of gelu
 
     x: (…, inputs); weight: (outputs, inputs); bias: (outputs). The first half of a transformer's feed-forward block.

@@ -179,7 +179,7 @@ BY_ROW = {"scale": tensor("batch positions features"), "shift": tensor("batch po
 @FAMILY.spec(MODULATED, variants={"by_row": BY_ROW, "weight": AFFINE}, aliases=["adaLN"])
 @fg.kernel
 def modulated_layer_norm(
-    x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-6
+    x: Tensor, scale: Tensor, shift: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-6
 ) -> Tensor:
     """layer_norm(x)·(1 + scale) + shift
 
@@ -296,7 +296,7 @@ GELUS: Variants = {"erf": {"approximate": "none"}, "quick": {"approximate": "qui
 
 @FAMILY.spec({"x": X, **AFFINE, "approximate": "tanh"}, sizes=WIDE, variants=GELUS)
 @fg.kernel
-def layer_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, approximate: str = "none") -> Tensor:
+def layer_norm_gelu(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5, approximate: str = "none") -> Tensor:
     """gelu(layer_norm(x)·weight + bias)
 
     x: (…, features); weight, bias: (features); approximate: as in `gelu`.
@@ -307,7 +307,7 @@ def layer_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, 
 @FAMILY.spec({"x": X, **AFFINE, "residual": X, "approximate": "tanh"}, sizes=WIDE, variants=GELUS)
 @fg.kernel
 def layer_norm_gelu_add(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, eps: float = 1e-5, approximate: str = "none"
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor, eps: float = 1e-5, approximate: str = "none"
 ) -> Tensor:
     """gelu(layer_norm(x)·weight + bias) + residual
 
@@ -326,8 +326,8 @@ def layer_norm_gelu_add(
 @fg.kernel
 def layer_norm_gelu_dropout_add(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     residual: Tensor,
     eps: float = 1e-5,
     p: float = 0.1,

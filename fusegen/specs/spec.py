@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
@@ -13,6 +14,7 @@ from fusegen.api import Kernel
 from fusegen.dtypes import DType, from_torch
 from fusegen.lowered import Lowered
 from fusegen.runtime.callables import by_position
+from fusegen.runtime.parameters import NEVER_NONE
 from fusegen.specs.operands import CANONICAL_SIZES, Operand
 from fusegen.threads import cached_property
 
@@ -126,6 +128,9 @@ class Family:
         named = dict(aliases) if isinstance(aliases, Mapping) else dict.fromkeys(aliases, "")
 
         def decorate(kernel: K) -> K:
+            parameters = inspect.signature(kernel.function).parameters.values()
+            needed = [p.name for p in parameters if p.default is p.empty and "None" not in str(p.annotation)]
+            setattr(kernel.function, NEVER_NONE, needed)
             spec = Spec(kernel.__name__, kernel, self.name, operands, sizes or {}, variants or {}, named, trains, dtypes)
             self.specs.append(spec)
             return kernel

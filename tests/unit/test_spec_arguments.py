@@ -187,6 +187,37 @@ def test_slots_beyond_a_length_are_not_read(paged: bool) -> None:
     torch.testing.assert_close(found, torch.stack(wanted))
 
 
+def test_none_in_place_of_what_is_needed_is_refused_by_name() -> None:
+    """Where the annotation has no None; a function that takes None computes without what it stands for."""
+    silent = []
+    for name, spec in SPECS.items():
+        given = example(spec)
+        needed = [p for p in inspect.signature(spec.kernel.function).parameters.values() if p.default is p.empty]
+        for parameter in (p.name for p in needed if "None" not in str(p.annotation)):
+            try:
+                spec.kernel(**{**given, parameter: None})
+                silent.append(f"{name} {parameter}")
+            except ArgumentError as error:
+                if f"{parameter!r} is None" not in str(error):
+                    silent.append(f"{name} {parameter}: {error}")
+    assert not silent
+
+
+def test_pairs_that_nothing_rotates_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="interleaved=True without cos"):
+        ops.bias_split_heads(randn(2, 3, 24), heads=1, interleaved=True)
+    with pytest.raises(ArgumentError, match="interleaved=True without cos"):
+        ops.qkv_linear(randn(2, 3, 8), randn(24, 8), heads=1, interleaved=True)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0])
+def test_attention_may_have_any_scale(scale: float) -> None:
+    """With a scale of 0 the mean of the values that a query sees; torch's own function gives NaN for both, in causal order."""
+    q, k, v = randn(3, 1, 2, 9, 8)
+    scores = (scale * q @ k.mT).masked_fill(torch.ones(9, 9).triu(1).bool(), -math.inf)
+    torch.testing.assert_close(ops.flash_attention(q, k, v, scale=scale, is_causal=True), scores.softmax(-1) @ v)
+
+
 # Sampling, routing, quantization.
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -295,6 +296,38 @@ def test_a_dispatch_mode_sees_the_operations_of_the_function() -> None:
     with Logged() as expected:
         doubled(x)
     assert seen.operations == expected.operations
+
+
+class Doubling(TorchFunctionMode):
+    """Replaces a GELU."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return 2 * args[0] if function is torch.nn.functional.gelu else function(*args, **(kwargs or {}))
+
+
+def activated(x: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x) + torch.ones(3).sum()
+
+
+def test_a_function_mode_replaces_the_functions_operations() -> None:
+    kernel, x = fg.kernel(activated), randn(COUNT)
+    with Doubling():
+        kernel.lower(x)  # whose graph is good for later calls
+        torch.testing.assert_close(kernel(x), 2 * x + 3)
+    for _ in range(3):
+        torch.testing.assert_close(kernel(x), activated(x))
+    with Doubling():
+        torch.testing.assert_close(kernel(x), 2 * x + 3)
+
+
+def test_new_tensors_of_another_device_are_made_there() -> None:
+    kernel, x = fg.kernel(activated), randn(COUNT)
+    for _ in range(4):
+        kernel(x)
+    with torch.device("meta"), pytest.raises(RuntimeError, match="device"):
+        kernel(x)
+    with torch.device("cpu"):
+        torch.testing.assert_close(kernel(x), activated(x))
 
 
 def test_a_symbolic_trace_holds_the_functions_operations() -> None:

@@ -249,6 +249,42 @@ def test_checkpoints_repeat_the_kernels_that_ran_first() -> None:
     assert [(row.count, row.fused, row.reason) for row in report.rows] == [(2, True, "")]
 
 
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_checkpoints_repeat_a_forward_pass_with_the_hooks_that_it_had(is_reentrant: bool) -> None:
+    """A hook, or a patch, between both passes counts from the next forward pass on: they draw as often."""
+    layer, x = Checkpointed(), torch.randn(4, WIDTH, requires_grad=True)
+    layer.is_reentrant = is_reentrant
+
+    def gradient(*, between: Callable[[], object] = lambda: None) -> Tensor:
+        x.grad = None
+        torch.manual_seed(1)
+        y = layer(x).square().sum()
+        between()
+        y.backward()
+        assert x.grad is not None
+        return x.grad
+
+    own = gradient()
+    torch.testing.assert_close(gradient(between=lambda: fg.patch(layer)), own)
+    fused = gradient()
+    handles = []
+    torch.testing.assert_close(gradient(between=lambda: handles.append(layer.linear.register_forward_hook(lambda *_: None))), fused)
+    torch.testing.assert_close(gradient(between=lambda: handles.pop().remove()), own)
+    torch.testing.assert_close(gradient(), fused)
+
+
+def test_a_layer_that_checkpoints_inside_of_a_checkpoint() -> None:
+    class Nested(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    layer, x = Nested(), torch.randn(4, WIDTH, requires_grad=True)
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
+    fg.patch(layer)
+    (found,) = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).square().sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
 def test_torch_compile_sees_the_models_own_code() -> None:
     model, x = Model(), torch.randn(5, WIDTH)
     expected = model(x)

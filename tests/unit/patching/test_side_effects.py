@@ -275,6 +275,28 @@ def test_views_of_arguments_stay_views() -> None:
     assert {row.path: row.fused for row in report.rows} == {"": False, "norm": True, "heads": False}
 
 
+class Tagging(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y.tag = 1  # type: ignore[attr-defined]
+        return y
+
+
+class Doubling(Layer):
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return y, y
+
+
+@pytest.mark.parametrize(
+    ("layer", "as_it_is"), [(Tagging(), lambda y: y.tag == 1), (Doubling(), lambda y: y[0] is y[1])], ids=["attribute", "twice"]
+)
+def test_results_are_the_objects_that_the_layer_makes(layer: Layer, as_it_is: Callable[[Any], bool]) -> None:
+    report, x = fg.patch(layer), torch.randn(3, WIDTH)
+    assert all(as_it_is(layer(x)) for _ in range(3))
+    assert {row.path: row.fused for row in report.rows} == {"": False, "norm": True}
+
+
 def test_a_cache_is_updated_once_where_the_rest_of_a_layer_cannot_be_traced() -> None:
     experts = {
         "num_experts": 2,
