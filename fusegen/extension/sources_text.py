@@ -12,7 +12,7 @@ from fusegen.emit.environment import render
 from fusegen.errors import BundleError
 from fusegen.extension.call_text import CallText, Entry
 from fusegen.extension.kinds import Built
-from fusegen.extension.program_text import LEAST, computed_name, computed_numbers, size_guards
+from fusegen.extension.program_text import computed_name, computed_numbers, size_guards
 from fusegen.extension.spelling import number_name, size_name
 from fusegen.jit.nvrtc import FLAGS
 
@@ -111,7 +111,7 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
         lines = [f"[[maybe_unused]] const int64_t {size} = a.{size.removeprefix('s_')};" for size in sizes]
         for size in sizes:
             plain = size.removeprefix("s_")
-            what = "a stride, in elements" if "_stride" in plain else f"a size, {LEAST} or more"
+            what = "a stride, in elements" if "_stride" in plain else "a size, 1 or more"
             fields.setdefault(plain, Field("int64_t", plain, what))
         for number_of, dtype in built.assumed.numbers:
             kind = "double" if dtype.is_float else "int64_t"

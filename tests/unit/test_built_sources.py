@@ -31,7 +31,7 @@ def test_the_header_says_what_a_call_must_be(tmp_path: Path) -> None:
     assert build(tmp_path / "made", "softmax", "--arch", "sm_90a", "--dtype", "bf16") == 0
     header = (tmp_path / "made" / "softmax_bf16_sm_90a.h").read_text()
     assert "temperature == 1.0" in header
-    assert "int64_t input_dim0;  // a size, 2 or more" in header
+    assert "int64_t input_dim0;  // a size, 1 or more" in header
 
 
 def test_what_sources_cannot_hold_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
