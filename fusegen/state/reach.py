@@ -439,6 +439,8 @@ class Reach:
         for part in _FUNCTIONS_OF:
             if is_a(inside := getattr(value, part, None), (FunctionType, MethodType)):
                 self.see(inside, name)
+        if is_a(value, functools.singledispatchmethod):
+            self._notes.note(Slot(value.dispatcher, Kind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
         if is_a(value, _CACHED):  # what it reads counts, though it may not run
             self._notes.cache(value)
             if is_a(value.__wrapped__, FunctionType):
@@ -503,7 +505,7 @@ def _functions_of(code: CodeType, start: object) -> list[FunctionType]:
 def _always_warns(message: Any) -> bool:
     """True if a warning is one that a filter lets through each time."""
     for action, text, category, _, line in warnings.filters:
-        is_meant = issubclass(message.category, category) and (text is None or text.match(str(message.message)))  # type: ignore[union-attr]
+        is_meant = issubclass(message.category, category) and (text is None or text.match(str(message.message)))
         if is_meant and line in (0, message.lineno):
             return action == "always"
     return False

@@ -166,7 +166,8 @@ class Recorder:
         key = (id(slot.owner), slot.kind, slot.key)
         if key in self._reads and (self._reads[key].holds is not None or holds is None):
             return False
-        self._reads[key] = Read(slot, value, holds, was_empty=holds is not None and is_a(value, (dict, list, set)) and not contents(value))
+        was_empty = holds is not None and is_a(value, (dict, list, set)) and not contents(value)
+        self._reads[key] = Read(slot, value, holds, was_empty)
         return True
 
     def watch(self, cls: type) -> None:
