@@ -359,7 +359,7 @@ def _registered_method() -> Change:
 
 
 def _factory() -> Change:
-    scales = collections.defaultdict(lambda: 2.0)
+    scales: dict[str, float] = collections.defaultdict(lambda: 2.0)
 
     def function(x: Tensor) -> Tensor:
         return x * scales.pop("key", scales["key"])
@@ -453,7 +453,7 @@ class Slotted:
 
 def test_what_cannot_be_watched_is_refused() -> None:
     slotted, read = Slotted(), Slotted.value.__get__  # type: ignore[attr-defined]
-    slotted.value = 2.0
+    slotted.value = 2.0  # type: ignore[attr-defined]
     for function in (lambda x: x * read(slotted), lambda x: x * len(Settings.__subclasses__())):
         with pytest.raises(TraceError, match="cannot be told"):
             fg.kernel(function)(X)
