@@ -186,7 +186,7 @@ def _put_items_back(value: Any, held: dict[Any, Any]) -> None:
         setter, deleter = partial(type.__setattr__, value), partial(type.__delattr__, value)
     else:
         kind: Any = OrderedDict if isinstance(items, OrderedDict) else dict
-        if not held.keys() <= items.keys():  # one that is set again would be the last
+        if [name for name in items if name in held] != [*held]:  # one that is set again would be the last
             kind.clear(items)
         setter, deleter = partial(kind.__setitem__, items), partial(kind.__delitem__, items)
     for name in [name for name in items if name not in held and name not in _WATCHED]:

@@ -189,6 +189,8 @@ class Reach:
             self.compares_identity |= names.compares
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             self._modules(frame, names)
+            if not {"environ", "getenv"}.isdisjoint((*names.attributes, *names.variables)):
+                self._notes.note(Slot(os.environ, Kind.ATTRIBUTE, "_data"), cast(Any, os.environ)._data, "environ")
             self._globals(frame.f_globals, names, code)
             self._mention()
 
