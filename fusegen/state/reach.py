@@ -190,7 +190,11 @@ class Reach:
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             self._modules(frame, names)
             if not {"environ", "getenv"}.isdisjoint((*names.attributes, *names.variables)):
-                self._notes.note(Slot(os.environ, Kind.ATTRIBUTE, "_data"), cast(Any, os.environ)._data, "environ")
+                held, keys = cast(Any, os.environ)._data, cast(Any, [*map(os.fsencode, names.attributes)])
+                for key in keys:
+                    if key in held:
+                        self._notes.note(Slot(held, Kind.ITEM, key), held[key], "environ")
+                self._notes.missing(held, keys)
             self._globals(frame.f_globals, names, code)
             self._mention()
 
