@@ -46,7 +46,7 @@ def fused_module(
         what = f"the forward of this {cls.__name__} is no function of its class"
         raise ArgumentError(what, mend="declare a function that calls the module: fg.kernel(lambda x: module(x))")
     kernel = _forward_of(cls, mutates, recompute, compiler, fast_math)
-    members: dict[str, Any] = {"forward": _method(kernel), "_kernel": staticmethod(kernel)}
+    members: dict[str, Any] = {"forward": _method(kernel, cls), "_kernel": staticmethod(kernel)}
     if not hasattr(cls, "backward"):
         members["backward"] = property(partial(BackwardPass, kernel), doc="The derived backward pass, as `Kernel.backward` has it.")
     members |= {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": f"Fused{cls.__qualname__}"}
@@ -68,11 +68,16 @@ def _forward_of(
     return given.fresh(recompute=recompute, compiler=compiler, fast_math=fast_math or given.fast_math)
 
 
-def _method(kernel: Kernel[..., Any]) -> Callable[..., Any]:
+def _method(kernel: Kernel[..., Any], cls: Any) -> Callable[..., Any]:
     """The kernel as a plain method, which every version of torch.compile knows how to call."""
+
+    given = cls.forward
 
     @functools.wraps(kernel.function)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if cls.forward is not given:
+            what = f"the forward of {cls.__name__} has been replaced since fg.kernel was given the module"
+            raise ArgumentError(what, mend="call fg.kernel on the module again")
         return kernel(self, *args, **kwargs)
 
     return forward

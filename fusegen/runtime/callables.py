@@ -32,10 +32,10 @@ def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
     if hasattr(target, "__code__"):
         return target
     if isinstance(target, functools.partial):
-        return _completed(target)
+        return _completed(python_function(target.func), target.args, target.keywords, _signature(target))
     method = getattr(target, "__call__", None)  # noqa: B004  # the method itself
     if isinstance(method, MethodType) and not isinstance(target, type):
-        return method
+        return _completed(method, (), {}, inspect.signature(method), target)  # its class may have another later
     raise ArgumentError(f"{target!r} is no Python function", mend="wrap it: def f(x): return ...")
 
 
@@ -53,15 +53,23 @@ def by_position(function: Callable[..., Any], arguments: Mapping[str, Any]) -> t
     return bound.args, bound.kwargs
 
 
-def _completed(target: functools.partial[Any]) -> Callable[..., Any]:
-    """A partial as a function of the parameters that it leaves open; those that it names are defaults."""
-    function = python_function(target.func)
+def _completed(
+    function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any], signature: inspect.Signature, called: Any = None
+) -> Callable[..., Any]:
+    """A partial, or an object, as a function of the parameters that it leaves open; those that it names are defaults.
+
+    Args:
+        function: what its annotations are of.
+        given, named: arguments that are there already.
+        signature: of what is left.
+        called: what is called, where this is not the function.
+    """
     scope: dict[str, Any] = {"__name__": "a partial"}
     exec(_COMPLETED, scope)
-    call: Callable[..., Any] = scope["completed"](function, target.args, target.keywords)
+    call: Callable[..., Any] = scope["completed"](function if called is None else called, given, named)
     call.__name__, call.__qualname__, call.__module__ = function.__name__, function.__qualname__, function.__module__
     call.__doc__ = function.__doc__
-    call.__signature__ = _signature(target)  # type: ignore[attr-defined]
+    call.__signature__ = signature  # type: ignore[attr-defined]
     call.__annotations__ = _annotations(function)
     return call
 

@@ -45,7 +45,7 @@ def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
 def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
     """The positions of queries, as a column, and of keys, as a row."""
     query, key = (torch.arange(scores.shape[dim], device=scores.device) for dim in (-2, -1))
-    is_at_start = not isinstance(offset, Tensor) and offset == 0  # a variant of its own, so that blocks above the diagonal are known
+    is_at_start = not isinstance(offset, Tensor) and offset == 0  # then blocks above the diagonal are known
     return query[:, None] if is_at_start else query[:, None] + offset, key
 
 

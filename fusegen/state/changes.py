@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import contextvars
+import ctypes
 import inspect
 import threading
 from collections import OrderedDict, deque
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from fusegen.errors import UnsupportedError
+from fusegen.state.content import cell_contents
 from fusegen.state.plain import is_plain, same
 
 _KEYS = (torch.device, torch.dtype)  # of arguments, which tell kernels apart
@@ -125,8 +127,10 @@ def _held(value: Any) -> _Held | None:
         return (frozenset(value),)
     if issubclass(kind, (np.ndarray, bytearray, array.array)):
         return (value.copy() if issubclass(kind, np.ndarray) else value[:],)
+    if issubclass(kind, ctypes.Array):
+        return (bytes(value),)
     if kind is CellType:
-        return _contents(value)
+        return cell_contents(value)
     with suppress(AttributeError):
         return {name: each for name, each in _attributes(value).items() if name not in _WATCHED}
     return None
@@ -135,13 +139,6 @@ def _held(value: Any) -> _Held | None:
 def _attributes(value: Any) -> Any:
     """The dictionary of an object's attributes, read past what reports reads."""
     return object.__getattribute__(value, "__dict__")
-
-
-def _contents(cell: CellType) -> tuple[Any, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # not assigned yet
-        return ()
 
 
 def _is_held(value: Any, held: _Held) -> bool:
@@ -167,6 +164,8 @@ def _put_back(value: Any, held: _Held) -> None:
         value[...] = held[0]
     elif isinstance(value, (bytearray, array.array)):
         value[:] = held[0]
+    elif isinstance(value, ctypes.Array):
+        memoryview(value).cast("B")[:] = held[0]
     elif isinstance(value, CellType):
         if held:
             value.cell_contents = held[0]
@@ -187,7 +186,7 @@ def _put_items_back(value: Any, held: dict[Any, Any]) -> None:
         setter, deleter = partial(type.__setattr__, value), partial(type.__delattr__, value)
     else:
         kind: Any = OrderedDict if isinstance(items, OrderedDict) else dict
-        if not held.keys() <= items.keys():  # one that is set again would be the last
+        if [name for name in items if name in held] != [*held]:  # one that is set again would be the last
             kind.clear(items)
         setter, deleter = partial(kind.__setitem__, items), partial(kind.__delitem__, items)
     for name in [name for name in items if name not in held and name not in _WATCHED]:

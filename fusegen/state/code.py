@@ -10,7 +10,9 @@ from types import CodeType
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _VARIABLE = frozenset({*_GLOBAL, "LOAD_DEREF"})
+_SETS_GLOBAL = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
+_SETS_ATTRIBUTE = frozenset({"STORE_ATTR", "DELETE_ATTR"})
 _SUBSCRIPT = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
 _CONSTANT = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
 _SKIPPED = frozenset({"CACHE", "PUSH_NULL", "NOP", "PRECALL", "EXTENDED_ARG"})
@@ -23,8 +25,8 @@ class Names:
     """What a code object mentions; functions inside of it have their own.
 
     Attributes:
-        variables: names of globals, in the order of their use.
-        attributes: names of attributes, and strings, which may name one.
+        variables: names of globals that it reads or sets, in the order of their use.
+        attributes: names of attributes that it reads or sets, and strings, which may name one.
         modules: names of modules that it imports when it runs.
         compares: whether it asks whether two things are one.
         computes: whether it may look up a name that it does not spell out.
@@ -53,21 +55,23 @@ def names_of(code: CodeType) -> Names:
     sets = "setattr" in code.co_names
     last = None
     strings = frozenset(c for constant in code.co_consts for c in _strings(constant))
-    attributes = set(strings)
+    attributes, changed = set(strings), set[str]()
     for step in dis.get_instructions(code):
-        if step.opname in _GLOBAL:
+        if step.opname in _GLOBAL or step.opname in _SETS_GLOBAL:
             variables[str(step.argval)] = None
         elif step.opname in _ATTRIBUTE:
             attributes.add(str(step.argval))
+        elif step.opname in _SETS_ATTRIBUTE:
+            changed.add(str(step.argval))
         elif step.opname == "IMPORT_NAME":
             modules[str(step.argval)] = None
-        stores |= step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
-        sets |= step.opname in ("STORE_ATTR", "DELETE_ATTR")
+        stores |= step.opname in _SETS_GLOBAL
         compares |= step.opname == "IS_OP" and not (last is not None and last.opname == "LOAD_CONST")
         last = step
+    sets |= bool(changed)
     computes = not _LOOKS_UP.isdisjoint({*variables, *attributes})
     asked = frozenset(attributes) if code.co_exceptiontable else strings if computes else frozenset[str]()
-    return Names(tuple(variables), frozenset(attributes), tuple(modules), compares, computes, stores, sets, asked)
+    return Names(tuple(variables), frozenset(attributes | changed), tuple(modules), compares, computes, stores, sets, asked)
 
 
 def elements_read(code: CodeType, name: str) -> tuple[object, ...] | None:

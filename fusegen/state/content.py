@@ -10,7 +10,11 @@ import array
 import collections
 import contextvars
 import copy
+import ctypes
+import decimal
 import functools
+import io
+import queue
 import threading
 import types
 import weakref
@@ -27,7 +31,7 @@ Matcher: TypeAlias = Callable[[Any], bool]
 
 _SEQUENCES = (list, tuple, collections.deque)
 _SETS = (set, frozenset)
-_BYTES = (bytearray, memoryview, array.array)
+_BYTES = (bytearray, memoryview, array.array, ctypes.Array)
 _DICTS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
 _VIEWS = tuple(type(view) for each in _DICTS for view in (each.keys(), each.values(), each.items()))
 _INSIDE: dict[type, Callable[[Any], Any]] = {
@@ -39,9 +43,22 @@ _INSIDE: dict[type, Callable[[Any], Any]] = {
     weakref.ref: lambda reference: (reference(),),
     types.BuiltinFunctionType: lambda method: (method.__self__,),
     types.MethodWrapperType: lambda method: (method.__self__,),
+    types.CellType: lambda cell: cell_contents(cell),
+    decimal.Context: lambda context: (context.prec, context.rounding, context.Emin, context.Emax, context.clamp),
+    queue.SimpleQueue: lambda waiting: (waiting.qsize(),),
+    type(threading.Lock()): lambda lock: (lock.locked(),),
+    **dict.fromkeys((io.StringIO, io.BytesIO), lambda stream: () if stream.closed else (stream.getvalue(), stream.tell())),
     **dict.fromkeys(_VIEWS, lambda view: dict(view.mapping)),
 }
 """Objects of the interpreter's own types, whose reads cannot be watched: what they hold, as a container."""
+
+
+def cell_contents(cell: types.CellType) -> tuple[Any, ...]:
+    """What a cell holds, if it has been assigned."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def is_a(value: object, kinds: type | tuple[type, ...]) -> bool:
@@ -52,15 +69,32 @@ def is_a(value: object, kinds: type | tuple[type, ...]) -> bool:
 def contents(value: Any) -> Collection[Any] | None:
     """What a container holds, as a tuple; None for what is no container."""
     if is_a(value, dict):
-        return (*value.keys(), *value.values())
+        return (*value.keys(), *value.values(), *_factory(value))
     if is_a(value, (*_SEQUENCES, *_SETS)):
         return tuple(value)
+    if _holds_objects(value):
+        return tuple(value.flat)
     if is_a(value, (np.ndarray, *_BYTES)):
         return ()
     if type(value) is types.BuiltinFunctionType and (value.__self__ is None or is_a(value.__self__, (types.ModuleType, type))):
         return None  # a function, or a method of a class
-    inside = _INSIDE.get(type(value))
+    inside = _inside(type(value))
     return None if inside is None else (inside(value),)
+
+
+def _inside(kind: type) -> Callable[[Any], Any] | None:
+    if issubclass(kind, BaseException) and kind.__module__ == "builtins":
+        return lambda error: (error.args, vars(error))
+    return _INSIDE.get(kind)
+
+
+def _holds_objects(value: Any) -> bool:
+    return is_a(value, np.ndarray) and bool(value.dtype.hasobject)
+
+
+def _factory(value: Any) -> tuple[Any, ...]:
+    """The function of a dictionary that makes what it lacks."""
+    return (value.default_factory,) if is_a(value, collections.defaultdict) else ()
 
 
 def matcher(value: object) -> Matcher:
@@ -102,18 +136,21 @@ class _Builder:
         if _is_text(value, dict):
             kept, order = copy.deepcopy(value), tuple(value)
             return lambda other: type(other) is kind and other == kept and tuple(other) == order
+        if _holds_objects(value):
+            shape, objects = value.shape, self._elements(tuple(value.flat))
+            return lambda other: type(other) is kind and other.shape == shape and objects(tuple(other.flat))
         if is_a(value, np.ndarray):
             return _bytes(kind, lambda a: (a.dtype, a.shape, a.tobytes()), value)
         if is_a(value, _BYTES):
             return _bytes(kind, bytes, value)
-        if kind in _INSIDE:
-            inside, matches = _INSIDE[kind], self.container(_INSIDE[kind](value))
+        if (inside := _inside(kind)) is not None:
+            matches = self.container(inside(value))
             return lambda other: type(other) is kind and matches(inside(other))
         if is_a(value, _SETS):
             return _set(kind, value)
         if is_a(value, dict):
-            keys, values = self._elements(tuple(value)), self._elements(tuple(value.values()))
-            return lambda other: type(other) is kind and keys(tuple(other)) and values(tuple(other.values()))
+            keys, values = self._elements(tuple(value)), self._elements((*value.values(), *_factory(value)))
+            return lambda other: type(other) is kind and keys(tuple(other)) and values((*other.values(), *_factory(other)))
         elements = self._elements(tuple(value))
         return lambda other: type(other) is kind and elements(other)
 

@@ -6,8 +6,12 @@ runs. Attributes of objects and modules are watched as they are read (`Watch`).
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import decimal
 import functools
+import gc
+import importlib._bootstrap
 import inspect
 import io
 import logging
@@ -15,17 +19,27 @@ import os
 import queue
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import (
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any, NoReturn, Protocol, cast
 
 import torch
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.state.code import Names, elements_read, names_of
-from fusegen.state.content import contents, is_a
+from fusegen.state.content import cell_contents, contents, is_a
 from fusegen.state.libraries import is_closed, is_heap, is_library, of_library, runs_library
 from fusegen.state.plain import is_plain
 from fusegen.state.slots import Kind, Slot
@@ -57,6 +71,15 @@ _DEEDS_OF = {
 }
 """Likewise of the standard library."""
 
+_WARNS = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
+"""Shows a warning that a filter lets through."""
+
+_IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+"""Loads a module that is not loaded yet."""
+
+_PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__wrapped__"})
+"""Attributes of functions that code may ask for, and what ``inspect.signature`` reads."""
+
 _LOOKED_UP = frozenset({"modules", "import_module", "__import__"})
 """Words by which code may reach a module that it does not name."""
 
@@ -68,7 +91,7 @@ _UNTRACEABLE = {
 }
 """Functions of libraries that look into tensors, with what to do in place of calling them, by module and name."""
 
-_FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__")
+_FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__", "default_factory")
 """Where wrappers of the standard library, and kernels, keep the function that they call."""
 
 
@@ -130,6 +153,8 @@ class Reach:
         self._called: set[CodeType] = set()
         self._libraries: set[CodeType] = set()
         self._functions: dict[CodeType, list[FunctionType]] = {}
+        self._older: dict[CodeType, list[FunctionType]] = {}
+        self._start: list[object] = []  # what the collector holds after it was made while the function runs
         self._mentioned: set[str] = set()
         self._views: dict[type, Mapping[str, Any]] = {}
         self._holders: list[tuple[Any, str]] = []
@@ -143,6 +168,8 @@ class Reach:
             _refuse_thread(frame)
         if code is _MODULE_CALL:
             self._notes.module_call(frame.f_locals["self"])
+        if code is _WARNS and _always_warns(frame.f_locals["msg"]):
+            self._notes.deed("warns", called_at(frame))
         if code in _DEEDS_OF and not _is_once(frame):
             self._notes.deed(_DEEDS_OF[code], called_at(frame))
         if code in self._libraries:
@@ -154,6 +181,7 @@ class Reach:
             return
         names = names_of(code)
         self._classes(frame, names)
+        self._find(frame)
         for function in self._functions.get(code, ()):
             self._closure(function)
         if code not in self._called:
@@ -164,10 +192,36 @@ class Reach:
                 self._notes.random_mentioned()
             self.compares_identity |= names.compares
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
-            for module in names.modules:
-                self.see(sys.modules.get(module), module.rpartition(".")[2])
+            self._modules(frame, names)
+            if not {"environ", "getenv"}.isdisjoint((*names.attributes, *names.variables)):
+                held, keys = cast(Any, os.environ)._data, cast(Any, [*map(os.fsencode, names.attributes)])
+                for key in keys:
+                    if key in held:
+                        self._notes.note(Slot(held, Kind.ITEM, key), held[key], "environ")
+                self._notes.missing(held, keys)
             self._globals(frame.f_globals, names, code)
             self._mention()
+
+    def _find(self, frame: FrameType) -> None:
+        """Finds the function of a frame that closes over variables, where none is known that has the frame's: one that a library or
+        the interpreter holds and calls. One that was made meanwhile closes over nothing that was there before."""
+        code, known = frame.f_code, self._functions.setdefault(frame.f_code, [])
+        if code.co_freevars and code.co_name not in _COMPREHENSIONS and not any(_closes_over(each, frame) for each in known):
+            if code not in self._older:
+                self._older[code] = _functions_of(code, self._start)
+            known += [each for each in self._older[code] if _closes_over(each, frame)]
+
+    def _modules(self, frame: FrameType, names: Names) -> None:
+        """Modules that a code imports, or looks up by a word."""
+        wanted = [name for name in names.modules if name and not is_library(name)]
+        if "modules" in names.attributes and any(frame.f_globals.get(name) is sys for name in names.variables):
+            wanted += names.attributes
+        for name in wanted:
+            if name in sys.modules:
+                self._notes.note(Slot(sys.modules, Kind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
+        self._notes.missing(sys.modules, wanted)
+        for name in names.modules:
+            self.see(sys.modules.get(name), name.rpartition(".")[2])
 
     def _deeds(self, frame: FrameType, names: Names) -> None:
         """What a function may do beside computing a result, as far as its code says so."""
@@ -196,6 +250,8 @@ class Reach:
         for name in _ASKED:
             if name in names.attributes or name in wanted:
                 self._ask(name)
+        if "Decimal" in names.attributes or any(variables.get(name) is decimal.Decimal for name in wanted):
+            self._notes.note(Slot(decimal.getcontext, Kind.RESULT, ()), decimal.getcontext(), "decimal")
 
     def _closure(self, function: FunctionType) -> None:
         """What a function is made of, and what it closes over."""
@@ -206,11 +262,8 @@ class Reach:
                     self._notes.note(Slot(function, Kind.ATTRIBUTE, part), getattr(function, part), name)
         for place, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
             self._notes.container(cell)
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-            self._variable(Slot(function, Kind.CELL, place), value, free, function.__code__)
+            for value in cell_contents(cell):
+                self._variable(Slot(function, Kind.CELL, place), value, free, function.__code__)
 
     def _variable(self, slot: Slot, value: Any, name: str, code: CodeType) -> None:
         """A variable that a function reads; of a large container the elements alone, where the code says which."""
@@ -255,9 +308,21 @@ class Reach:
             for key in () if of_library(cls) else names.asked:
                 if not key.startswith("__") and not hasattr(cls, key):
                     self._notes.note(Slot(cls, Kind.HAS, key), False, key)
+            if "__subclasses__" in names.attributes and not of_library(cls):
+                what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
+                raise TraceError(what, where=called_at(frame), mend="pass what is made of them as an argument")
+            if "__annotations__" in names.attributes and not of_library(cls):
+                self._notes.note(Slot(cls, Kind.ATTRIBUTE, "__annotations__"), cls.__annotations__, "annotations")
+            if type(cls) is abc.ABCMeta and not {"isinstance", "issubclass"}.isdisjoint(names.variables):
+                self._notes.note(Slot(abc.get_cache_token, Kind.RESULT, ()), abc.get_cache_token(), "registered")
         for holder in found:
             if is_a(holder, (FunctionType, torch.Tensor)) and not _is_ours(holder):
                 self._notes.missing(vars(holder), names.asked)
+            if is_a(holder, FunctionType):
+                all_parts = "signature" in names.attributes or "signature" in names.variables
+                for part in _PARTS if all_parts else _PARTS & names.attributes:
+                    if (value := getattr(holder, part, None)) is not None:
+                        self._notes.note(Slot(holder, Kind.ATTRIBUTE, part), value, part)
         if given:
             self._method(given[0], code)
 
@@ -367,7 +432,8 @@ class Reach:
             self._notes.watch(value.__class__)
         elif is_a(value, weakref.ref):
             self.see(value(), name)
-        if inner is None and is_closed(type(value)) and hasattr(type(value), "__len__"):
+        reads_slot = is_a(value, MethodWrapperType) and is_a(value.__self__, (GetSetDescriptorType, MemberDescriptorType))
+        if reads_slot or (inner is None and is_closed(type(value)) and hasattr(type(value), "__len__")):
             what = f"the kernel reads {name!r}, which is a {type(value).__name__}: it cannot be told whether that changes"
             raise TraceError(what, mend="pass what is read of it as an argument")
         if not (is_a(value, _UNWATCHED) or _is_ours(value)):
@@ -383,6 +449,8 @@ class Reach:
         for part in _FUNCTIONS_OF:
             if is_a(inside := getattr(value, part, None), (FunctionType, MethodType)):
                 self.see(inside, name)
+        if is_a(value, functools.singledispatchmethod):
+            self._notes.note(Slot(value.dispatcher, Kind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
         if is_a(value, _CACHED):  # what it reads counts, though it may not run
             self._notes.cache(value)
             if is_a(value.__wrapped__, FunctionType):
@@ -425,10 +493,38 @@ def _require_traceable(frame: FrameType) -> None:
         raise UnsupportedError(f"{name} cannot be traced", where=called_at(frame), mend=mend)
 
 
+_UNSET = object()
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+
+
+def _closes_over(function: FunctionType, frame: FrameType) -> bool:
+    """True if a function's variables hold what those of a frame do."""
+    cells = zip(function.__code__.co_freevars, map(cell_contents, function.__closure__ or ()), strict=True)
+    held = frame.f_locals
+    return all(now[0] is held.get(name, _UNSET) if now else name not in held for name, now in cells)
+
+
+def _functions_of(code: CodeType, start: object) -> list[FunctionType]:
+    """Functions of a code that were made before something else was, since which the collector has not run."""
+    young = gc.get_objects(generation=0)
+    first = next((place for place, each in enumerate(young) if each is start), -1) + 1
+    made = set(map(id, young[first:]))
+    return [each for each in gc.get_referrers(code) if is_a(each, FunctionType) and id(each) not in made]
+
+
+def _always_warns(message: Any) -> bool:
+    """True if a warning is one that a filter lets through each time."""
+    for action, text, category, _, line in warnings.filters:
+        is_meant = issubclass(message.category, category) and (text is None or text.match(str(message.message)))
+        if is_meant and line in (0, message.lineno):
+            return action == "always"
+    return False
+
+
 def _is_once(frame: FrameType) -> bool:
-    """True if a message is one that is given once in a process, as its function's name says."""
+    """True if something is done once in a process: a message, as its function's name says, or a module that is imported first."""
     caller: FrameType | None = frame
-    while caller is not None and not caller.f_code.co_name.endswith("_once"):
+    while caller is not None and not (caller.f_code.co_name.endswith("_once") or caller.f_code is _IMPORT):
         caller = caller.f_back
     return caller is not None
 

@@ -50,7 +50,7 @@ class Recorder:
         self._answers: dict[tuple[int, str], bool] = {}
         self._missing: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         self._names: dict[int, str] = {}
-        self._caches: list[Any] = []
+        self._caches: dict[Any, int] = {}  # and how often each had called its function
         self._has_backward_hooks = False
 
     def __enter__(self) -> Self:
@@ -70,8 +70,9 @@ class Recorder:
         self._calls.__exit__(kind, error, trace)
         self._watch.__exit__(kind, error, trace)
         refusal = self._changes.undo()
-        for cache in self._caches if refusal is not None else ():
-            cache.cache_clear()  # so that what it has done is done again
+        for cache, misses in self._caches.items() if refusal is not None else ():
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()  # so that what it has done is done again
         try:
             if error is None:
                 self._generators.require_untouched()
@@ -165,7 +166,8 @@ class Recorder:
         key = (id(slot.owner), slot.kind, slot.key)
         if key in self._reads and (self._reads[key].holds is not None or holds is None):
             return False
-        self._reads[key] = Read(slot, value, holds, was_empty=holds is not None and is_a(value, (dict, list, set)) and not value)
+        was_empty = holds is not None and is_a(value, (dict, list, set)) and not contents(value)
+        self._reads[key] = Read(slot, value, holds, was_empty)
         return True
 
     def watch(self, cls: type) -> None:
@@ -182,7 +184,7 @@ class Recorder:
 
     def cache(self, function: Any) -> None:
         """Looks after a function that keeps its results."""
-        self._caches.append(function)
+        self._caches.setdefault(function, function.cache_info().misses)
 
     def watch_module(self, module: ModuleType) -> None:
         """Has reads of a module's attributes reported."""

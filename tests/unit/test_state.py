@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import abc
+import collections
+import contextlib
+import ctypes
 import dataclasses
+import functools
 import gc
 import importlib
+import inspect
+import io
+import queue
 import random
 import re
 import sys
@@ -13,7 +21,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -312,3 +320,140 @@ def test_a_namespace_without_a_name() -> None:
     compared(kernel, kernel.function, X)
     space["Config"].scale = 3.0
     compared(kernel, kernel.function, X)
+
+
+def _closed_over_by_a_library() -> Change:
+    scales = [2.0]
+
+    @contextlib.contextmanager
+    def scale() -> Iterator[float]:
+        yield scales[0]
+
+    def function(x: Tensor) -> Tensor:
+        with scale() as value:
+            return x * value
+
+    return function, lambda: scales.append(scales.pop() + 1)
+
+
+def _ordered() -> Change:
+    signs = [1]
+    key = functools.cmp_to_key(lambda a, b: (a - b) * signs[0])
+    return lambda x: x * sorted([2, 3], key=key)[0], lambda: signs.append(-signs.pop())
+
+
+def _registered() -> Change:
+    base: Any = abc.ABCMeta("base", (), {})
+    value = Settings()
+    return lambda x: x * 2 if isinstance(value, base) else x * 3, lambda: base.register(Settings)
+
+
+def _registered_method() -> Change:
+    class Scales:
+        @functools.singledispatchmethod
+        def scale(self, key: object) -> float:
+            return 2.0
+
+    scales, method = Scales(), vars(Scales)["scale"]
+    return lambda x: x * scales.scale(3), lambda: method.register(int, lambda self, key: 3.0)
+
+
+def _factory() -> Change:
+    scales: dict[str, float] = collections.defaultdict(lambda: 2.0)
+
+    def function(x: Tensor) -> Tensor:
+        return x * scales.pop("key", scales["key"])
+
+    return function, lambda: setattr(scales, "default_factory", lambda: 3.0)
+
+
+def _module() -> Change:
+    name = "a_module_that_is_replaced"
+    modules = [types.ModuleType(name) for _ in range(2)]
+    for scale, module in enumerate(modules, 2):
+        vars(module)["scale"] = scale
+    sys.modules[name] = modules[0]
+    space: dict[str, Any] = {}
+    exec(f"def function(x):\n    import {name}\n    return x * {name}.scale\n", space)
+    return space["function"], lambda: sys.modules.update({name: modules[1]})
+
+
+def _defaults() -> Change:
+    def other(scale: float = 2.0) -> None: ...
+
+    return lambda x: x * inspect.signature(other).parameters["scale"].default, lambda: setattr(other, "__defaults__", (3.0,))
+
+
+def _wrapped() -> Change:
+    @functools.wraps(torch.square)
+    def other(x: Tensor) -> Tensor:
+        return x
+
+    return lambda x: other.__wrapped__(x), lambda: setattr(other, "__wrapped__", torch.sqrt)
+
+
+def _called() -> Change:
+    class Called:
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    return Called(), lambda: setattr(Called, "__call__", lambda self, x: x * 3)
+
+
+def _held(value: Any, read: Callable[[Any], float], change: Callable[[Any], object]) -> Callable[[], Change]:
+    return lambda: (lambda x: x * read(value), lambda: change(value))
+
+
+Change: TypeAlias = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
+
+CHANGES: dict[str, Callable[[], Change]] = {
+    "variables of a context manager's function": _closed_over_by_a_library,
+    "variables of a comparison": _ordered,
+    "a class that is registered": _registered,
+    "a method that is registered": _registered_method,
+    "what makes missing elements": _factory,
+    "a module that is imported inside": _module,
+    "a signature": _defaults,
+    "a wrapped function": _wrapped,
+    "the method of an object that is a kernel": _called,
+    "an exception": _held(ValueError(2), lambda e: e.args[0], lambda e: setattr(e, "args", (3,))),
+    "a text stream": _held(io.StringIO("ab"), lambda s: len(s.getvalue()), lambda s: s.write("abc")),
+    "a queue": _held(queue.SimpleQueue(), lambda q: q.qsize(), lambda q: q.put(1)),
+    "a lock": _held(threading.Lock(), lambda lock: 1 + lock.locked(), lambda lock: lock.acquire()),
+    "an array of C": _held((ctypes.c_int * 2)(2, 3), lambda a: a[0], lambda a: a.__setitem__(0, 5)),
+    "an array of objects": _held(np.array([{"a": 2}, None]), lambda a: a[0]["a"], lambda a: a[0].update(a=3)),
+    "a cell": _held(types.CellType(2.0), lambda c: c.cell_contents, lambda c: setattr(c, "cell_contents", 3.0)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_changes_is_seen(kind: str) -> None:
+    function, change = CHANGES[kind]()
+    kernel = fg.kernel(function)
+    compared(kernel, function, X)
+    change()
+    compared(kernel, function, X)
+
+
+def test_a_module_whose_forward_is_replaced_says_so() -> None:
+    class Layer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    kernel = fg.kernel(Layer())
+    kernel(X)
+    Layer.forward = lambda self, x: x * 3  # type: ignore[method-assign]
+    with pytest.raises(FusegenError, match="replaced"):
+        kernel(X)
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+
+def test_what_cannot_be_watched_is_refused() -> None:
+    slotted, read = Slotted(), Slotted.value.__get__  # type: ignore[attr-defined]
+    slotted.value = 2.0  # type: ignore[attr-defined]
+    for function in (lambda x: x * read(slotted), lambda x: x * len(Settings.__subclasses__())):
+        with pytest.raises(TraceError, match="cannot be told"):
+            fg.kernel(function)(X)

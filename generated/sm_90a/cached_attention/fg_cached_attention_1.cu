@@ -90,7 +90,7 @@ __device__ __forceinline__ float carry(float old_peak, float new_anchor) {
 }
 
 __device__ __forceinline__ float cached_attention_1_finish(float total, i64 lengths_2, i64 k_cache_dim2__2, float mass) {
-    const i64 add_1 = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_2, 0LL), k_cache_dim2__2), 1LL));  // line 3: return query[:, None] + offset, key
+    const i64 add_1 = wrap_add(0LL, wrap_sub(minimum(maximum(lengths_2, 0LL), k_cache_dim2__2), 1LL));  // line 4: return query[:, None] if is_at_start else query[:, None] + offset, key
     return add_1 >= 0LL ? total * fast_divide(1.0f, mass) : 0.0f;                     // line 29: return torch.where(position >= 0, result, 0.0)
 }
 

@@ -8,8 +8,10 @@ import logging
 import os
 import random
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from queue import SimpleQueue
 from typing import Any
@@ -153,9 +155,26 @@ def _filled(world: World, _: nn.Module) -> None:
     np.add(world.array, 1, out=world.array)
 
 
+def _managed() -> Callable[[World, nn.Module], None]:
+    count = [0]
+
+    @contextmanager
+    def counted(world: World) -> Iterator[None]:
+        count[0] += 1
+        yield
+        world.calls.append(1)
+
+    def effect(world: World, _: nn.Module) -> None:
+        with counted(world):
+            pass
+
+    return effect
+
+
 EFFECTS: dict[str, Callable[[World, Any], object]] = {
     "global": _global, "class": _of_class, "function": _of_function, "module": _of_module, "parameter": _of_parameter,
     "cell": _tallied(), "array": _written, "ufunc": _filled,
+    "context manager": _managed(),
     "callback": lambda world, layer: layer.told(1),
     "update": lambda world, _: world.counts.update(n=world.counts["n"] + 1),
     "new key": lambda world, _: world.counts.setdefault(str(len(world.counts)), 1),
@@ -231,12 +250,24 @@ def test_a_layer_that_changes_something_in_its_first_call_alone() -> None:
     assert [(row.fused, row.reason) for row in report.rows if row.kind == "Caching"] == [(True, "")]
 
 
-class Marking(Layer):
+class Marking(nn.Module):
     """A layer that sets what is set already, but for the first time."""
 
+    mark = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight: Any = nn.Parameter(torch.ones(WIDTH))
+        self.forget()
+
+    def forget(self) -> None:
+        global COUNT
+        self.own = self.weight.mark = Marking.mark = COUNT = 0
+
     def forward(self, x: Tensor) -> Tensor:
-        self.calls = 1
-        return super().forward(x)
+        global COUNT
+        self.own = self.weight.mark = Marking.mark = COUNT = 1
+        return torch.tanh(x * self.weight)
 
 
 def test_what_is_set_again_stays_set() -> None:
@@ -244,9 +275,32 @@ def test_what_is_set_again_stays_set() -> None:
     report = fg.patch(layer)
     for _ in range(3):
         layer(x)
-    layer.calls = 0
-    layer(x)
-    assert layer.calls == 1 and [row.fused for row in report.rows if row.kind == "Marking"] == [True]
+    for forget in (
+        layer.forget,
+        lambda: setattr(layer.weight, "mark", 0),
+        lambda: setattr(Marking, "mark", 0),
+        lambda: globals().update(COUNT=0),
+    ):
+        forget()
+        layer(x)
+        assert (layer.own, layer.weight.mark, Marking.mark, COUNT) == (1, 1, 1, 1)
+        layer(x)
+    assert [row.fused for row in report.rows if row.kind == "Marking"] == [True]
+
+
+def test_a_warning_is_given_in_each_call() -> None:
+    class Warns(Layer):
+        def forward(self, x: Tensor) -> Tensor:
+            warnings.warn("called", stacklevel=1)
+            return super().forward(x)
+
+    layer = Warns()
+    fg.patch(layer)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        for count in range(1, 4):
+            layer(torch.ones(WIDTH))
+            assert len([each for each in shown if str(each.message) == "called"]) == count
 
 
 class Heads(nn.Module):
