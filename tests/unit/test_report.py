@@ -23,7 +23,7 @@ from tests.naming import case
 from tests.unit.bench_records import ENVIRONMENT, everything, failed, record, row, timing, wrong
 
 ROOT = Path(__file__).resolve().parents[2]
-STORED, PLOT = ROOT / "docs" / "bench" / "h200.json", ROOT / "docs" / "bench" / "h200.svg"
+STORED, PLOT = ROOT / "docs" / "bench" / "h100.json", ROOT / "docs" / "bench" / "h100.svg"
 _ACCEPT = "run pytest tests/unit/test_report.py --accept, and look at it"
 
 
