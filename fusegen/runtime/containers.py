@@ -76,7 +76,7 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
 def _layout(value: Any, leaves: list[Any]) -> Layout:
     """The layout of a value, whose leaves are added to a list."""
     kind = type(value)
-    if kind in (list, tuple) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+    if kind in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         keys = getattr(kind, "_fields", None) or tuple(range(len(value)))
         elements = list(value)
     elif kind in (dict, OrderedDict) and all([isinstance(key, _KEYS) for key in value]):

@@ -6,6 +6,7 @@ by type alone: those that a kernel uses are its inputs, and found anew in each c
 
 from __future__ import annotations
 
+import _thread
 import array
 import collections
 import contextvars
@@ -46,7 +47,7 @@ _INSIDE: dict[type, Callable[[Any], Any]] = {
     types.CellType: lambda cell: cell_contents(cell),
     decimal.Context: lambda context: (context.prec, context.rounding, context.Emin, context.Emax, context.clamp),
     queue.SimpleQueue: lambda waiting: (waiting.qsize(),),
-    type(threading.Lock()): lambda lock: (lock.locked(),),
+    _thread.LockType: lambda lock: (lock.locked(),),
     **dict.fromkeys((io.StringIO, io.BytesIO), lambda stream: () if stream.closed else (stream.getvalue(), stream.tell())),
     **dict.fromkeys(_VIEWS, lambda view: dict(view.mapping)),
 }

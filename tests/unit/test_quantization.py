@@ -113,7 +113,7 @@ TOKENS = {
         (lambda x: ops.quantize(x, torch.ones(3), "per_token"), r"a scale of shape \(3,\) per_token"),
         (lambda x: ops.quantize(x, torch.ones(5, 1)), r"a scale of shape \(5, 1\) per_tensor"),
         (lambda x: ops.rms_norm_quant(x, granularity="per_group", group_size=0), "groups of 0"),
-        (lambda x: ops.linear_quant(x, x, None), "without a scale"),
+        (lambda x: ops.linear_quant(x, x, None), "'scale' is None"),
         (lambda x: ops.split_rotary_cache(**TOKENS, **CACHE), "a cache of int8 without a scale"),
         (lambda x: ops.split_rotary_cache(**TOKENS, **CACHE, k_scale=torch.ones(3)), r"a scale of shape \(3,\) for 2 heads"),
         (
