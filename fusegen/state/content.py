@@ -55,7 +55,7 @@ _INSIDE: dict[type, Callable[[Any], Any]] = {
 
 
 def cell_contents(cell: types.CellType) -> tuple[Any, ...]:
-    """What a cell holds, if it has been assigned."""
+    """The content of a cell, none before it is assigned."""
     try:
         return (cell.cell_contents,)
     except ValueError:

@@ -154,7 +154,7 @@ class Reach:
         self._libraries: set[CodeType] = set()
         self._functions: dict[CodeType, list[FunctionType]] = {}
         self._older: dict[CodeType, list[FunctionType]] = {}
-        self._start: list[object] = []  # what the collector holds after it was made while the function runs
+        self._start: list[object] = []  # objects behind it in the collector's youngest generation were made meanwhile
         self._mentioned: set[str] = set()
         self._views: dict[type, Mapping[str, Any]] = {}
         self._holders: list[tuple[Any, str]] = []

@@ -188,7 +188,7 @@ def test_slots_beyond_a_length_are_not_read(paged: bool) -> None:
 
 
 def test_none_in_place_of_what_is_needed_is_refused_by_name() -> None:
-    """Where the annotation has no None; a function that takes None computes without what it stands for."""
+    """None is refused by name if the annotation has no None; a function that takes None computes without that operand."""
     silent = []
     for name, spec in SPECS.items():
         given = example(spec)
