@@ -93,6 +93,10 @@ def stride_symbol(name: str) -> sympy.Symbol:
     return Stride(name, integer=True, nonnegative=True)
 
 
+class RunTimeNumber(sympy.Symbol):  # type: ignore[misc]
+    """An integer that a call gives, by its scalar's name."""
+
+
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of sizes; 1 of none."""
     return reduce(mul, dims, 1)

@@ -25,6 +25,7 @@ _CREATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
 _PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.T.__get__: torch.t,  # type: ignore[attr-defined]
     torch.Tensor.mT.__get__: torch.adjoint,  # type: ignore[attr-defined]
+    torch.Tensor.data.__get__: torch.detach,  # type: ignore[attr-defined]
 }
 _MISTAKES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
 """What a handler raises for arguments that it does not expect."""

@@ -93,10 +93,11 @@ class _Mode(TorchFunctionMode):
         if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
             what = f"{name} would write to a tensor that the kernel closes over"
             raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
-        if any(isinstance(a, torch.Tensor) for a in args):
+        if any(isinstance(a, torch.Tensor) for a in tree_leaves(args)):
             apply = _traced_twin(func)
             if apply is not None:
-                return apply([self.tracer.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs or {})
+                lifted = tree_map(lambda a: self.tracer.lift(a) if isinstance(a, torch.Tensor) else a, args)
+                return apply(lifted, kwargs or {})
         if name in _DRAWING:
             what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
             raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")

@@ -94,6 +94,8 @@ def _seen(body: AttentionBody, queries: int, keys: int, sizes: Mapping[str, int]
     if body.seen is None:
         return queries * keys
     bound, query = formula(body.seen), str(body.score.axes.symbols[-2])
+    if not bound.sizes <= {*sizes, query}:  # by a run-time number
+        return queries * keys
     first, second = (bound({**sizes, query: place}) for place in (0, 1))
     if first == second:
         return queries * min(max(first, 0), keys)

@@ -217,6 +217,20 @@ def test_other_dims(fifth: int) -> None:
             in_one_launch(function, *map(longer, ATTENTION[function]), timings=ONCE)
 
 
+def test_queries_behind_a_number_of_keys() -> None:
+    """The number is one of the call; blocks of keys that no query sees are left out."""
+
+    def behind(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+        scores = q @ k.mT * 0.125
+        query, key = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
+        return torch.softmax(torch.where(key <= query[:, None] + first, scores, -math.inf), -1) @ v
+
+    values = tuple(randn(1, HEADS, length, 64) for length in (70, 300, 300))
+    for first in (7, 130):
+        with case(first):
+            check(behind, *values, first, timings=ONCE)
+
+
 @pytest.mark.parametrize("function", WAYS, ids=lambda f: f.__name__)
 def test_a_sink(function: Callable[..., Tensor]) -> None:
     for level in (-3.0, 3.0, 60.0) if function is WAYS[0] else (3.0,):

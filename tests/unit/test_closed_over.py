@@ -20,7 +20,7 @@ OPERATORS = """
     2 + t | 2 - t | 2 * t | 2 / t | 2 // t | 2 % t | 2 ** t | 2 == t | 2 < t | 2 >= t
     t + i | t - i | t * i | t / i | t // (i + 1) | t % (i + 1) | t ** i | t == i | t != i | t < i | t <= i | t > i | t >= i
     i & 2 | i ^ 2 | i << 2 | i >> 2 | 2 & i | 2 ^ i | 2 << i | 2 >> i | operator.or_(i, 2) | operator.or_(2, i)
-    -t | +t | abs(t) | ~(t > 3) | (t @ x.T).sum()
+    -t | +t | abs(t) | ~(t > 3) | (t @ x.T).sum() | t.data | torch.stack([t, t * 2]).sum(0) | torch.cat((t[:4], t[4:]))
 """
 
 
@@ -28,7 +28,7 @@ def test_operators() -> None:
     texts = expressions(OPERATORS)
     for part in range(4):
         some = ", ".join(f"x * ({text})" for text in texts[part::4])
-        agree(function_of(f"({some})", "x", t=FLOATS, i=INTS, operator=operator), (X,))
+        agree(function_of(f"({some})", "x", t=FLOATS, i=INTS, operator=operator, torch=torch), (X,))
 
 
 def test_its_values_are_those_of_the_call() -> None:

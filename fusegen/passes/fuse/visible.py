@@ -15,7 +15,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, sources
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Index
+from fusegen.ir.symbolic import Axes, Index, RunTimeNumber
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.passes.fuse.groups import Domain
 
@@ -25,7 +25,8 @@ _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
 def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
-    """A bound on the keys that a query sees, growing with its position; None where they may be all.
+    """A bound on the keys that a query sees, growing with its position; None where they may be all. A run-time number in it,
+    such as the first query's position, is a `RunTimeNumber`.
 
     Args:
         scores: (batch, head, query, key).
@@ -43,7 +44,7 @@ def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
 
 
 def _is_small(term: sympy.Expr) -> bool:
-    """Whether a term of a bound is a number that 32 bits hold with others, or a size."""
+    """True if a term of a bound is a number that 32 bits hold with others, a size, or a run-time number."""
     return term.is_Symbol or (-term).is_Symbol or bool(term.is_Integer and abs(term) <= _FAR)
 
 
@@ -109,6 +110,8 @@ def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr
         return sympy.Integer(int(node.number))
     if node.op is Op.SIZE:
         return sympy.sympify(node.attr("size"))
+    if node.op is Op.SCALAR:
+        return RunTimeNumber(str(node.attr("name")), integer=True)
     if node.family is Family.LEAF:
         return None  # read from memory, as lengths of keys are
     operands = [_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes)]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import sympy
 
 from fusegen.ir.index_map import Bounds
-from fusegen.ir.symbolic import Index
+from fusegen.ir.symbolic import Index, RunTimeNumber
 from fusegen.schedule.access import size_names
 from fusegen.schedule.bodies import Body
 from fusegen.schedule.indices import Check, has_checks, scalars_in
@@ -72,12 +72,13 @@ def assemble(
         axes: symbols that are no sizes.
     """
     expressions = [*others, *(e for used in uses for e in used.expressions)]
-    scalars = frozenset().union(*(used.scalars for used in uses))
+    numbers = {number for e in expressions if not isinstance(e, int) for number in e.atoms(RunTimeNumber)}
+    scalars = frozenset(number.name for number in numbers).union(*(used.scalars for used in uses))
     named = ((scalar_identifier(name), dtype) for name, dtype in context.graph.scalars)
     return Kernel(
         name=context.name,
         pointers=tuple(pointers),
-        sizes=size_names(expressions, axes),
+        sizes=size_names(expressions, {*axes, *numbers}),
         scalars=tuple((name, dtype) for name, dtype in named if name in scalars),
         body=body,
         wide=context.wide,

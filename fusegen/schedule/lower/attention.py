@@ -13,7 +13,7 @@ from fusegen.errors import VerificationError
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Axes, Index, literal, product, same
+from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same
 from fusegen.passes.fuse.attention import AttentionOperands, attention_operands, recurrence_of
 from fusegen.passes.fuse.pairs import LANES
 from fusegen.passes.fuse.recurrence import Recurrence
@@ -41,6 +41,7 @@ from fusegen.schedule.lower.maps import tensor_map
 from fusegen.schedule.lower.placement import place
 from fusegen.schedule.lower.weights import common_factor, weight_functions
 from fusegen.schedule.math import Fast
+from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.plan import AttentionPlan
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import reduction_of
@@ -77,12 +78,19 @@ def lower_attention(context: Context) -> Sequence[Step]:
         mass=reduction_of(context.graph, recurrence.second, str, fast=Fast.NONE, name="mass"),
         out_offset=sympy.expand(placement.offset - LANES * PAIR),
         has_sink=recurrence.sink is not None,
-        seen=seen_keys(context.graph, recurrence.scores, scored.symbols[-2]),
+        seen=_identified(seen_keys(context.graph, recurrence.scores, scored.symbols[-2])),
         plan=plan,
     )
     offsets = [body.out_offset, *([] if body.seen is None else [body.seen])]
     kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), offsets)
     return [_launch(context, kernel, operands, plan), *placement.copies]
+
+
+def _identified(bound: Index | None) -> Index | None:
+    """A bound with its run-time numbers by their names in emitted text."""
+    if bound is None or isinstance(bound, int):
+        return bound
+    return bound.subs({n: RunTimeNumber(scalar_identifier(n.name), integer=True) for n in bound.atoms(RunTimeNumber)})
 
 
 def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, float]:
