@@ -44,21 +44,21 @@ class Case:
 
 
 @cache
-def lowered(function: str, columns: int, dtype: torch.dtype, *, one_row: bool) -> Launch:
+def lowered(function: str, columns: int, dtype: torch.dtype, *, one_row: bool) -> tuple[Launch, ...]:
     rows = 1 if one_row else 300  # one row is known to be one, any other number may be any
     arguments = inputs(function, rows, columns, dtype, "meta")
-    (launch,) = fg.kernel(FUNCTIONS[function]).lower(*arguments, target="sm_90a").program.launches
-    return launch
+    return fg.kernel(FUNCTIONS[function]).lower(*arguments, target="sm_90a").program.launches
 
 
 def cases() -> Iterator[Case]:
     for case in read(MEASURED):
-        launch = lowered(case.function, case.columns, getattr(torch, case.dtype), one_row=case.rows == 1)
-        yield Case(launch, case.rows, case.microseconds)
+        launches = lowered(case.function, case.columns, getattr(torch, case.dtype), one_row=case.rows == 1)
+        if len(launches) == 1:  # a long row by itself is split over blocks, in two kernels; one was measured
+            yield Case(launches[0], case.rows, case.microseconds)
 
 
 @pytest.mark.deep  # lowers a thousand launches
-@pytest.mark.parametrize(("kind", "fewest"), [(RowPlan, 780), (PointwisePlan, 350)])
+@pytest.mark.parametrize(("kind", "fewest"), [(RowPlan, 770), (PointwisePlan, 350)])
 def test_the_choice_is_close_to_the_best_that_was_measured(kind: type, fewest: int) -> None:
     ratios = [case.chosen() for case in cases() if isinstance(case.launch.plan, kind)]
     assert len(ratios) >= fewest and statistics.geometric_mean(ratios) < 1.04

@@ -95,8 +95,9 @@ def test_rows_of_several_short_lengths_are_one_kernel_each() -> None:
 
 
 def test_whole_rows_are_put_in_order_by_the_kernel_on_gpus() -> None:
-    low = fg.kernel(lambda x, scale=2.0: (scale * x.softmax(-1)).sort(-1).values).lower(randn(7, 640), target="sm_90a")
-    assert [group.kind for group in low.groups] == [GroupKind.ROW]
+    for before in (lambda x: 2 * x.softmax(-1), lambda x: F.layer_norm(x, (640,), x[0], x[0])):
+        low = fg.kernel(lambda x, before=before: before(x).sort(-1).values).lower(randn(7, 640), target="sm_90a")
+        assert [group.kind for group in low.groups] == [GroupKind.ROW]
 
 
 def test_longer_rows_are_sorted_by_torch_with_all_around_fused() -> None:

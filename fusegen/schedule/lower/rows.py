@@ -79,11 +79,12 @@ def _evaluate(context: Context) -> RowMath:
     states = states_of(graph, [p for p, known in is_order.items() if not known])
     statistics: dict[int, tuple[int, ...]] = {}
     roots: list[Root] = []
-    for node in orders:
-        statistics[node] = (evaluator.value(graph.nodes[node].args[0], _own_index(context, node, axes)),)
-        roots.append(Root("order", node, statistics[node]))
-    for node, parts in states.items():
-        points = [_reduced(context, evaluator, node, p) for p in space.points]
+    for node in sorted([*orders, *states]):  # the operands of a reduction have to come before the terms that read its result
+        if node in orders:
+            statistics[node] = (evaluator.value(graph.nodes[node].args[0], _own_index(context, node, axes)),)
+            roots.append(Root("order", node, statistics[node]))
+            continue
+        parts, points = states[node], [_reduced(context, evaluator, node, p) for p in space.points]
         reduced = reduce(partial(combined, evaluator.terms, graph.nodes[node].op), points)
         statistics |= dict.fromkeys(parts, reduced)
         if not context.group.domain.is_segment(reduced_dims(graph, node)):  # a segment has its place where it is used
