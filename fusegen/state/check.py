@@ -127,10 +127,10 @@ class State:
             writer.read(read)
         for question in questions:
             writer.question(question)
-        writer.aliases(reads, compares_identity)
         for (position, attribute), answer in answers.items():
             writer.answer(position, attribute, answer)
         writer.tensors(used)
+        writer.aliases(reads, compares_identity)
         self.check = writer.function() if writer.lines else None
         self.text = writer.text
 
@@ -158,6 +158,7 @@ class _Writer:
         self._function = function
         self._scope: dict[str, Any] = {"same": same, "GONE": _GONE}
         self._locals: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # of inputs, by their slots
         self._kept: list[object] = []  # as long as ids are compared
         self._given: set[int] = set()
         self._lasting = _lasting([function, *arguments.values(), *(read.value for read in reads)])
@@ -229,11 +230,11 @@ class _Writer:
                 holders.setdefault(id(read.value), []).append(read.slot)
         for first, *others in holders.values():
             for other in others:
-                self._require(f"{self._place(other)} is {self._place(first)}")
+                self._require(f"{self._tensor(other)} is {self._tensor(first)}")
         for a, b in itertools.combinations(self._tensors if compares else (), 2):
             self._require(f"V[{a}] is not V[{b}]")
         if compares and len(holders) > 1:
-            places = ", ".join(f"id({self._place(slots[0])})" for slots in holders.values())
+            places = ", ".join(f"id({self._tensor(slots[0])})" for slots in holders.values())
             self._require(f"len({{{places}}}) == {len(holders)}")
 
     def answer(self, position: int, attribute: str, answer: bool) -> None:
@@ -247,6 +248,7 @@ class _Writer:
         for number, each in enumerate(used):
             self.lines.append(f"t{number} = {self._place(each.slot)}")
             self._require(f"type(t{number}) is {self._constant(each.type)}")
+            self._names[id(each.slot)] = f"t{number}"
             names.append(f"t{number}")
         self._result = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
@@ -257,6 +259,9 @@ class _Writer:
 
     def _place(self, slot: Slot) -> str:
         return slot.text(self._object(slot.owner), self._constant(slot.key) if type(slot.key) not in (str, int) else "")
+
+    def _tensor(self, slot: Slot) -> str:
+        return self._names.get(id(slot)) or self._place(slot)
 
     def _object(self, value: object) -> str:
         """A name for an object; what may go away is held by a weak reference."""

@@ -158,6 +158,8 @@ class _Builder:
     def _elements(self, values: tuple[Any, ...]) -> Matcher:
         """Of a sequence of any type: plain ones at the speed of C."""
         count = len(values)
+        if all(type(value) is str for value in values):
+            return lambda other: tuple(other) == values
         if all(map(is_plain, values)):
             return lambda other: len(other) == count and (all(map(is_, other, values)) or all(map(same, values, other)))
         if not any(is_plain(value) or is_a(value, torch.Tensor) or contents(value) is not None for value in values):
