@@ -66,10 +66,12 @@ def _check(options: argparse.Namespace, specs: Sequence[Spec], terminal: Termina
     folder = options.record or own_folder()
     wanted = [(spec, targets.target(name)) for name in options.target or TARGETS for spec in specs]
     records = {pair: read(path_of(folder, pair[1].name, pair[0].name)) for pair in wanted}
-    rows = [(spec, dtype, target, dtype.short in records[spec, target]) for spec, target in wanted for dtype in spec.dtypes]
+    dtypes = _dtypes(options.dtype)
+    asked = [(spec, dtype, target) for spec, target in wanted for dtype in spec.dtypes if dtype in dtypes]
+    rows = [(spec, dtype, target, dtype.short in records[spec, target]) for spec, dtype, target in asked]
     terminal.progress("lowering what is not known")
     ask_for_every_case([(spec, dtype, target) for spec, dtype, target, has_record in rows if has_record])
-    found = [problem for spec, target in wanted for problem in problems(spec, target, folder)]
+    found = [problem for spec, target in wanted for problem in problems(spec, target, folder, dtypes)]
     missing = [f"{target.name} {spec.name} {dtype.short}" for spec, dtype, target, has_record in rows if not has_record]
     if options.json:
         print_document(terminal, "verify", folder=folder, problems=found, unverified=missing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias, cast
 
 import sympy
@@ -21,6 +22,7 @@ from fusegen.ir.symbolic import (
     IndexValue,
     axis_symbol,
     delinearize,
+    exact_quotient,
     linearize,
     literal,
     product,
@@ -147,6 +149,7 @@ def reshaped(index: Position, shape: Shape, other: Shape, axes: Axes) -> Positio
     return tuple(moved)
 
 
+@lru_cache(maxsize=1 << 12)
 def reshape_blocks(source: Shape, result: Shape) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     """Splits a reshape into the smallest runs of dims with equal products, so that untouched dims stay apart."""
     blocks: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -176,8 +179,7 @@ def _shorter(rights: Dim, lefts: Dim, has_right: bool, has_left: bool) -> bool:
     a, b = literal(rights), literal(lefts)
     if a is not None and b is not None:
         return a < b
-    ratio = sympy.cancel(sympy.sympify(lefts) / rights)
-    return bool(ratio.as_numer_denom()[1] == 1)
+    return exact_quotient(lefts, rights) is not None
 
 
 _VIEWS: dict[Op, Callable[[Graph, Node, Position, Axes], tuple[ElementSource, ...]]] = {

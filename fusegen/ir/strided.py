@@ -138,9 +138,13 @@ def flat_offset(index: Sequence[Index], strides: Sequence[Dim]) -> Index:
 def _affine(base: int, shape: Shape, offset: Index, symbols: Sequence[sympy.Symbol]) -> StridedView | None:
     if not symbols:
         return StridedView(base, shape, (), simplify_dim(offset))
-    expanded = sympy.expand(offset)
-    strides = [expanded.coeff(symbol) for symbol in symbols]
-    rest = sympy.expand(expanded - sum((c * s for c, s in zip(strides, symbols, strict=True)), sympy.Integer(0)))
-    if any(e.free_symbols & set(symbols) for e in (rest, *strides)) or any(s.is_nonpositive and not s.is_zero for s in strides):
+    rest, strides = sympy.Integer(0), dict.fromkeys(symbols, sympy.Integer(0))
+    for term in sympy.Add.make_args(sympy.expand(offset)):
+        along = [symbol for symbol in symbols if symbol in term.free_symbols]
+        if not along:
+            rest += term
+            continue
+        strides[along[0]] += term / along[0]
+    if any(not s.free_symbols.isdisjoint(symbols) or (s.is_nonpositive and not s.is_zero) for s in strides.values()):
         return None
-    return StridedView(base, shape, tuple(map(simplify_dim, strides)), simplify_dim(rest))
+    return StridedView(base, shape, tuple(map(simplify_dim, strides.values())), simplify_dim(rest))

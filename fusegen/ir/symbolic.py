@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import mul
 from typing import TypeAlias
 
@@ -135,11 +135,14 @@ def same(a: Dim, b: Dim) -> bool:
     return bool(a == b) or sympy.expand(a - b) == 0
 
 
+@lru_cache(maxsize=1 << 16, typed=True)
 def exact_quotient(a: Dim, b: Dim) -> Dim | None:
     """a / b where it is an integer polynomial for all values, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
-    quotient = sympy.cancel(sympy.sympify(a) / b)
+    quotient = sympy.sympify(a) / b
+    if quotient.has(sympy.Add):  # a product is reduced already
+        quotient = sympy.cancel(quotient)
     numerator, denominator = quotient.as_numer_denom()
     if denominator != 1:
         return None
@@ -234,7 +237,7 @@ class Axes:
             bounded = {call: call.args[1] - 1} | {a: e for a, e in bounded.items() if not call.has(a)}
         if term.atoms(FloorDiv):
             return self._greatest_quotient(term)
-        return sympy.expand(term.subs(bounded, simultaneous=True))
+        return sympy.expand(term.xreplace(bounded))
 
     def _greatest_quotient(self, term: sympy.Expr) -> sympy.Expr | None:
         """An upper bound of coefficient * FloorDiv(a, b) for literals, where the exact one is known."""
@@ -260,7 +263,7 @@ def linearize(index: Sequence[Index], shape: Sequence[Dim]) -> Index:
 def recombined(index: Index) -> Index:
     """An index in which a quotient and a remainder by the same number have come together again: b * (a // b) + a % b is a."""
     found = True
-    while found and not isinstance(index, int):
+    while found and not isinstance(index, int) and index.has(FloorDiv):
         found = False
         for rest in index.atoms(Modulo):
             a, b = rest.args
