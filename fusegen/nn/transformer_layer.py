@@ -180,12 +180,13 @@ class FusedTransformerLayer(nn.Module):
 
     def _find_kernels(self) -> None:
         """Finds those of the math, which layers share."""
-        self._training_kernel = layer_kernel(self._math)
-        self._eval_kernel = layer_kernel(replace(self._math, attn_dropout=0.0, hidden_dropout=0.0))
+        without_dropout = replace(self._math, attn_dropout=0.0, hidden_dropout=0.0)
+        # In a dictionary, by `training`: Dynamo of torch 2.11 takes an attribute that is a descriptor for one of the class.
+        self._kernels = {True: layer_kernel(self._math), False: layer_kernel(without_dropout)}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the kernels, which have no place in a file, and which copies share."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_training_kernel", "_eval_kernel")}
+        return {name: value for name, value in self.__dict__.items() if name != "_kernels"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -242,7 +243,7 @@ class FusedTransformerLayer(nn.Module):
             self.norm_b,
             attention_mask,
         )
-        kernel = self._training_kernel if self.training else self._eval_kernel
+        kernel = self._kernels[self.training]
         if self.workspace is None or torch.compiler.is_compiling():
             result = kernel(*arguments)
         else:
@@ -264,7 +265,7 @@ class FusedTransformerLayer(nn.Module):
         mask = torch.empty(batch, 1, 1, sequence, dtype=like.dtype, device="meta") if masked else None
         parameters = {name: parameter.to("meta") for name, parameter in self.named_parameters()}
         target = target or ("cpu" if like.device.type == "cpu" else None)
-        kernel = self._training_kernel if self.training else self._eval_kernel
+        kernel = self._kernels[self.training]
         return fg.vjp(kernel, x, wrt=("x", *parameters), target=target, mask=mask, **parameters)
 
     def workspace_bytes(self, batch: int, sequence: int, *, masked: bool = False) -> int:
