@@ -1,0 +1,119 @@
+"""A run of a function as a CUDA graph: recorded once, replayed with other values in the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from fusegen.errors import UnsupportedError
+from fusegen.state import is_plain
+from fusegen.threads import new_lock
+
+T = TypeVar("T")
+
+
+class GraphPool:
+    """Records graphs of one device that share memory.
+
+    Args:
+        device: a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._lock = new_lock()
+        self._stream: torch.cuda.Stream | None = None
+
+    def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """A function that replays what a run launches, and the run's result, whose tensors each replay fills."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = run()
+        return graph.replay, result
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """One replay behind the other, whatever thread or stream each is on: they use the same memory."""
+        with self._lock:
+            stream = torch.cuda.current_stream(self._device)
+            if self._stream is not None and self._stream != stream:
+                stream.wait_stream(self._stream)
+            self._stream = stream
+            yield
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run.
+
+    Attributes:
+        inputs: the tensors that it reads its arguments from.
+        written: positions of those that it writes to.
+        leaves: of the result: tensors, which each replay fills; the position of an argument; or a plain value.
+        spec: the result's structure.
+    """
+
+    replay: Callable[[], None]
+    inputs: Sequence[Tensor]
+    written: Sequence[int]
+    leaves: Sequence[Any]
+    spec: TreeSpec
+
+    @classmethod
+    def of(
+        cls, pool: GraphPool, run: Callable[[Sequence[Tensor]], Any], tensors: Sequence[Tensor], others: Sequence[object]
+    ) -> Recording:
+        """Records a run; its kernels have not run yet.
+
+        Args:
+            run: of the arguments that are tensors.
+            tensors: these arguments.
+            others: arguments that the result may be or hold.
+
+        Raises:
+            UnsupportedError: the result is none of tensors and plain values.
+        """
+        with torch.inference_mode(False):
+            inputs = [tensor.detach().clone(memory_format=torch.preserve_format) for tensor in tensors]
+        versions = [tensor._version for tensor in inputs]
+        replay, result = pool.record(lambda: run(inputs))
+        written = [number for number, (tensor, version) in enumerate(zip(inputs, versions, strict=True)) if tensor._version != version]
+        leaves, spec = tree_flatten(result)
+        known = {id(value): Argument(number) for number, value in enumerate((*inputs, *others))}
+        return cls(replay, inputs, written, [known.get(id(leaf)) or _result(leaf) for leaf in leaves], spec)
+
+    def __call__(self, tensors: Sequence[Tensor], others: Sequence[object]) -> Any:
+        """The result of other arguments."""
+        if self.inputs:
+            torch._foreach_copy_(self.inputs, tensors)
+        self.replay()
+        for number in self.written:
+            tensors[number].copy_(self.inputs[number])
+        arguments = (*tensors, *others)
+        return tree_unflatten([_given(leaf, arguments) for leaf in self.leaves], self.spec)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A part of a result that is an argument itself, by its position."""
+
+    number: int
+
+
+def _result(leaf: object) -> object:
+    if isinstance(leaf, Tensor) or is_plain(leaf):
+        return leaf
+    raise UnsupportedError(f"its result holds a {type(leaf).__name__}", mend="return tensors and plain values")
+
+
+def _given(leaf: object, arguments: Sequence[object]) -> object:
+    if type(leaf) is Argument:
+        return arguments[leaf.number]
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
