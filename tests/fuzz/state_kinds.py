@@ -386,6 +386,19 @@ TORCH = {
     "question for gradients": kind(
         "$v = 1", "(2 if torch.is_grad_enabled() else 3)", "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)",
     ),
+    "question for gradients by another name": kind(
+        "$v = S(ask=torch.is_grad_enabled)", "(2 if $v.ask() else 3)",
+        "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)",
+    ),
+    "question for determinism": kind(
+        "$v = 1", "2 + torch.get_deterministic_debug_mode()", "torch.set_deterministic_debug_mode(1)",
+        "torch.set_deterministic_debug_mode(0)",
+    ),
+    "environment variable of a computed name": kind(
+        "import os\nos.environ['${v}_e'] = '2'\ndef $v(name):\n    return float(os.environ.get(name, 7))",
+        "$v('_'.join(['$v', 'e']))",
+        "os.environ['${v}_e'] = '3'", "os.environ.pop('${v}_e', None)",
+    ),
     "question for autocast": kind(
         "$v = 1", "(2 if torch.is_autocast_enabled('cpu') else 3)", "torch.set_autocast_enabled('cpu', True)",
         "torch.set_autocast_enabled('cpu', False)",
@@ -411,6 +424,14 @@ PARAMETERS = {
         "def f(x, y):\n    return x * (2 if isinstance(y, torch.Tensor) else 3)", "", "$k(x, x)", "$k(x, 1.5)",
     ),
     "question for a tensor": called("def f(x, y):\n    return x * (2 if torch.is_tensor(y) else 3)", "", "$k(x, x)", "$k(x, 1.5)"),
+    "method of a dict as an argument": called(
+        "def f(x, get):\n    return x * get('e')", "${v}_in = {'e': $n}\n$v = ${v}_in.get", "$k(x, $v)",
+        changes=("${v}_in['e'] = $n",),
+    ),
+    "partial function as an argument": called(
+        "def f(x, g):\n    return g(x)", "$v = functools.partial(torch.add, other=$n)", "$k(x, $v)",
+        changes=("$v.keywords['other'] = $n",),
+    ),
     "name of a scalar": called(
         "def f(x, result, out, lr, lr_):\n    return x * result + out * lr - lr_", "", "$k(x, 2.0, 3.0, 0.5, 0.25)",
         "$k(x, 1, 2, 3, 4)",
