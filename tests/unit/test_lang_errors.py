@@ -54,9 +54,17 @@ NO_DIMS: list[Callable[..., Any]] = [
     lambda x: x.repeat_interleave(2, ()),
 ]
 """What torch takes for no dim: bools, floats, texts, and several where there can be one."""
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return x * 2
+
+
 VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x if x.sum() > 0 else -x, "branch on a tensor's value"),
     (lambda x: x * x.sum().item(), "value is needed"),
+    (lambda x: scripted(x), "a function of TorchScript"),
     (lambda x: x + "a", "a str cannot take part"),
     (lambda x: x.long() + 2**70, "does not fit 64 bits"),
     (lambda x: x.reshape(2.0, -1), "2.0 is no size"),
