@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
 from typing import Any, Self
@@ -39,8 +40,8 @@ class Recorder:
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], named: Callable[[str], str]) -> None:
         self._function, self._arguments, self._named = function, arguments, named
-        self._watch = Watch(self)
-        self._reach = Reach(self, function)
+        self._watch = Watch(weakref.proxy(self))  # no cycle, in which all that was read would wait for the collector
+        self._reach = Reach(weakref.proxy(self), function)
         self._calls = Calls(self._reach.call)
         self._generators = Generators()
         self._changes = Changes()
