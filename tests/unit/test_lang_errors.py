@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.errors import ArgumentError, FusegenError, ShapeError, TargetError, TraceError, UnsupportedError
+from fusegen.errors import ArgumentError, FusegenError, IndexRangeError, ShapeError, TargetError, TraceError, UnsupportedError
 from tests.naming import case
 from tests.unit.eager import randn, refused
 
@@ -102,6 +102,10 @@ def test_shapes_that_do_not_fit() -> None:
     for function, says in SHAPES:
         with case(says):
             refused(function, X, error=ShapeError, says=says, line="lambda")
+
+
+def test_the_size_of_a_dim_that_is_not_there() -> None:
+    refused(lambda x: x * x.shape[2], X, error=IndexRangeError, says="dim 2 of a tensor of 2 dims", line="lambda")
 
 
 def test_what_is_no_dim() -> None:
