@@ -7,6 +7,7 @@ runs. Attributes of objects and modules are watched as they are read (`Watch`).
 from __future__ import annotations
 
 import abc
+import builtins
 import contextlib
 import decimal
 import functools
@@ -90,6 +91,7 @@ _PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__annotations
 _LOOKED_UP = frozenset({"modules", "import_module", "__import__"})
 """Words by which code may reach a module that it does not name."""
 
+_BUILTINS: dict[str, Any] = vars(builtins)
 _STREAMS = (io.IOBase, queue.SimpleQueue)
 
 _UNTRACEABLE = {
@@ -257,6 +259,8 @@ class Reach:
         for name in wanted:
             if name in variables:
                 self._variable(Slot(variables, Kind.ITEM, name), variables[name], name, code)
+            elif name in _BUILTINS and getattr(_BUILTINS[name], "__module__", None) != "builtins":  # put there by somebody
+                self._notes.note(Slot(_BUILTINS, Kind.ITEM, name), _BUILTINS[name], name)
         self._notes.missing(variables, (*wanted, *names.attributes) if "globals" in wanted else wanted)
         for name in _ASKED:
             if name in names.attributes or name in wanted:

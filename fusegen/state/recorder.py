@@ -228,6 +228,8 @@ class Recorder:
         """Keeps a read of an object's attribute."""
         if name in _MACHINERY or (name in _BACKWARD_HOOKS and not torch.is_grad_enabled()):
             return
+        if name == "__getstate__":  # by which copies and files read all attributes
+            name, value = "__dict__", getattr(owner, "__dict__", None)
         shown = f"{self._names.get(id(owner), type(owner).__name__.lower())}_{name}"
         found = _on_class(type(owner), name)
         if _runs(found) and not isinstance(found, functools.cached_property):  # which keeps what it gave

@@ -160,6 +160,9 @@ ABSENT = {
     ),
     "missing key of the globals": kind("$v = 1", "globals().get('late_$v', 7)", "late_$v = $n", "del late_$v"),
     "name in the globals": kind("$v = 1", "(2 if 'late_$v' in globals() else 3)", "late_$v = $n", "del late_$v"),
+    "name that is put among the built-in ones": kind(
+        "import builtins\nbuiltins.built_$v = $n", "built_$v", "builtins.built_$v = $n", "built_$v = $n", "del built_$v",
+    ),
     "built-in name that is taken": called(
         "def f(x):\n    return x * max(2, 3)", "$v = 1", "$k(x)", changes=("max = min", "del max"),
     ),
@@ -221,6 +224,7 @@ FUNCTIONS = {
 OBJECTS = {
     "attribute": holder("def __init__(self):\n    self.e = $n", "$v.e", "$v.e = $n", "$v.__dict__['e'] = $n", "$v = ${v}_class()"),
     "tensor as an attribute": kind("$v = S(e=$t)", "$v.e", "$v.e = $t", "$v.e.mul_(2)", "$v = S(e=$t)"),
+    "attribute of a copy": kind("class C: ...\n$v = C()\n$v.e = $n", "copy.copy($v).e + copy.deepcopy($v).e", "$v.e = $n"),
     "attribute of an attribute": kind(
         "$v = S(a=S(b=S(c=S(d=S(e=$n)))))", "$v.a.b.c.d.e", "$v.a.b.c.d.e = $n", "$v.a.b = S(c=S(d=S(e=$n)))",
     ),
