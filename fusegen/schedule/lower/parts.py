@@ -129,11 +129,11 @@ def _are_independent(one: Launch, other: Launch) -> bool:
 
 
 def _written(launch: Launch) -> frozenset[int]:
-    return frozenset(pointer.buffer for pointer in launch.kernel.pointers if pointer.writable)
+    return frozenset(each.buffer for each in (*launch.kernel.pointers, *launch.tensor_maps) if each.writable)
 
 
 def _touched(launch: Launch) -> frozenset[int]:
-    return frozenset(pointer.buffer for pointer in launch.kernel.pointers)
+    return frozenset(each.buffer for each in (*launch.kernel.pointers, *launch.tensor_maps))
 
 
 def _agree(one: Launch, other: Launch) -> bool:
