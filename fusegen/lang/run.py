@@ -181,7 +181,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
         raise
     finally:
         tracer.finished = True
-        tracer.hidden.clear()  # which would live as long as a value of the trace does
+        tracer.hidden.clear()  # values of the trace hold the tracer, and may stay for long
 
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:

@@ -166,7 +166,7 @@ def attention(
     if not q.is_cuda:
         found = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
         if not found[1].all() and not math.isfinite(q.sum(dtype=torch.float64) + k.sum(dtype=torch.float64)):
-            # Where all scores of a query are NaN, that kernel gives 0, and 0 for the logarithm of their sum.
+            # That kernel gives 0 for a query whose scores are all NaN, and 0 for the logarithm of their sum.
             k, v = _of_each_head(k, q), _of_each_head(v, q)
             exact = _ATEN._scaled_dot_product_attention_math(q, k, v, bias, 0.0, is_causal, scale=scale)[0]
             found = exact, found[1]

@@ -141,7 +141,7 @@ class Recorder:
                 self._questions.append(Question.of(slot, tensor, function, args, kwargs, result))
 
     def _slots(self, tensor: torch.Tensor) -> list[Slot] | None:
-        """Where a tensor is found again; one that a function keeps as its result, as long as that keeps no others."""
+        """The places of a tensor; one that a cached function keeps is held itself, as long as the cache is unchanged."""
         if id(tensor) not in self._tensors and any(tensor is each for cache in self._caches for each in _kept_by(cache)):
             self.note(Slot([tensor], Kind.ITEM, 0), tensor, "kept")
         return self._tensors.get(id(tensor))
