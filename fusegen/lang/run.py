@@ -181,6 +181,7 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
         raise
     finally:
         tracer.finished = True
+        tracer.hidden.clear()  # values of the trace hold the tracer, and may stay for long
 
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
@@ -198,6 +199,11 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
                 where=raised_at(error),
                 mend="use torch's functions on tensors",
             ) from error
+        except RuntimeError as error:
+            if "TorchScript interpreter" not in str(error) or not str(error).rstrip().endswith("RuntimeError:"):
+                raise
+            mend = "call the Python function that it was made of, or call it outside of the kernel"
+            raise TraceError("a function of TorchScript got a value of the trace", where=raised_at(error), mend=mend) from None
         finally:
             RUNNING.count -= 1
     writes = tracer.stored()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fusegen.errors import IndexRangeError
+from fusegen.lang.places import here
+
 
 class Shape(tuple[Any, ...]):
     """The sizes of a traced tensor: a ``torch.Size`` whose elements may be run-time sizes."""
@@ -16,7 +19,11 @@ class Shape(tuple[Any, ...]):
         return math.prod(self)
 
     def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
+        try:
+            found = super().__getitem__(key)
+        except IndexError:
+            what = f"the size of dim {key} of a tensor of {len(self)} dims"
+            raise IndexRangeError(what, where=here(), mend="give a tensor that has the dim") from None
         return Shape(found) if isinstance(key, slice) else found
 
     def __add__(self, other: Any) -> Any:

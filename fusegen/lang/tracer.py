@@ -265,6 +265,8 @@ class Tracer:
         raise TraceError(f"a {type(value).__name__} cannot take part in a kernel", where=here(), mend="pass a tensor or a number")
 
     def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
+        if self.finished:
+            raise stale()
         if id(tensor) not in self.hidden:
             spec = self.outside.input_of(tensor)
             position = self.builder.input(spec)

@@ -32,6 +32,7 @@ class FusedForward(FusedCall):
         module: the module, which keeps its class, its parameters and its submodules.
     """
 
+    __name__ = "forward"
     _is_removed = False
 
     def __init__(self, module: nn.Module) -> None:

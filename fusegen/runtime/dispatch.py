@@ -243,36 +243,44 @@ class Dispatcher(Plan):
             self._requires(variant)
         for name, tensor in zip(variant.state.names, hidden, strict=True):
             check_memory(self.name, name, tensor, device, "the first tensor")
-        wrt = self._recorded(variant, values, hidden)
+        wanted = self._wanted(variant, values, hidden)
+        wrt = differentiated_inputs(variant.traced, wanted)
         if wrt and _has_empty_result(variant.traced):  # by which a gradient is empty too
             return _OfNothing(self.parameters), NOTHING
         with self._lock:
             if wrt:
                 return self._with_gradients(variant, values, hidden, wrt), hidden
             measured = in_measured_form(variant, self.variants.sizes(variant, values, hidden), device)
-            return self.bound(measured, values, hidden, device), hidden
+            return self.bound(measured, values, hidden, device, without_history=bool(wanted)), hidden
 
-    def _recorded(self, variant: Variant, values: Values, hidden: Hidden) -> tuple[str, ...]:
-        """The inputs by which autograd wants gradients, and there are some.
+    def _wanted(self, variant: Variant, values: Values, hidden: Hidden) -> set[str]:
+        """The inputs by which autograd wants gradients.
 
         Raises:
             GradientError: the function writes to its parameters.
             UnsupportedError: the graph does not show all that torch records.
         """
         if not torch.is_grad_enabled():
-            return ()
+            return set()
         named = (*zip(self.parameters.names, values, strict=True), *zip(variant.state.names, hidden, strict=True))
         wanted = {name for name, value in named if isinstance(value, Tensor) and value.requires_grad}
         if variant.traced.writes:
             refuse_gradients(self.name, wanted)
         if wanted:
             require_history(variant)
-        return differentiated_inputs(variant.traced, wanted)
+        return wanted
 
-    def bound(self, variant: Variant, values: Values, hidden: Hidden, device: torch.device) -> Bound:
-        """A variant for the exact shapes of a call."""
+    def bound(
+        self, variant: Variant, values: Values, hidden: Hidden, device: torch.device, *, without_history: bool = False
+    ) -> Bound:
+        """A variant for the exact shapes of a call.
+
+        Args:
+            without_history: True if autograd would record what torch's own functions do, though no result has a gradient.
+        """
         sizes = self.variants.sizes(variant, values, hidden)
         program = machine_of(device, self._compiler).bound(variant, sizes, device)
+        program = torch.no_grad()(program) if without_history else program
         facts = Facts(variant.program.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
         return Bound(program, facts, self._by_value(variant), variant.state, hidden)
 

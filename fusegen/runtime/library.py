@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -164,6 +165,11 @@ def attention(
     q, k, v, bias = _regular(q), _regular(k), _regular(v), _of_each_key(bias, k)
     if not q.is_cuda:
         found = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
+        if not found[1].all() and not math.isfinite(q.sum(dtype=torch.float64) + k.sum(dtype=torch.float64)):
+            # That kernel gives 0 for a query whose scores are all NaN, and 0 for the logarithm of their sum.
+            k, v = _of_each_head(k, q), _of_each_head(v, q)
+            exact = _ATEN._scaled_dot_product_attention_math(q, k, v, bias, 0.0, is_causal, scale=scale)[0]
+            found = exact, found[1]
         return [found[number] for number, _ in wanted]
     kernel, state = _FLASH if dropout else _kernel_for(q, k, v, bias, is_causal, scale), q
     if kernel == _CUDNN:

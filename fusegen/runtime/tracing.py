@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -101,9 +102,8 @@ class _Outside:
 
     def __init__(self, name: str, recorder: Recorder, parameters: Sequence[str]) -> None:
         self._name = name
-        self._recorder = recorder
+        self._recorder: Recorder = weakref.proxy(recorder)  # values of the trace hold this, and may stay for long
         self._parameters = parameters
-        self.observe = recorder.observe
 
     def input_of(self, tensor: torch.Tensor) -> InputSpec:
         """A closed-over tensor as an input."""
@@ -117,6 +117,10 @@ class _Outside:
         with torch._C.DisableTorchFunction():  # what we ask of the tensor is not what the function asks
             check_values(self._name, name, tensor)
             return hidden_spec(name, tensor)
+
+    def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Notes that torch was asked something of tensors that the function closes over."""
+        self._recorder.observe(function, args, kwargs, result)
 
     def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
         """Notes what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fusegen.dtypes import DType, autocast_dtype
+from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lang.argument import Argument
@@ -225,7 +226,15 @@ class Variants:
         return found
 
     def _compile(self, request: Request, values: Values, found: Trace, state: State) -> tuple[Variant, Hidden]:
-        """The variant of a trace; another thread may have made it meanwhile."""
+        """The variant of a trace; another thread may have made it meanwhile.
+
+        Raises:
+            UnsupportedError: the function may ask whether two tensors are one, and is given one that it also reads otherwise.
+        """
+        if met := state.met(values):
+            names = ", ".join(self.parameters.names[position] for position in met)
+            what = f"{self.name} asks whether two tensors are one, and is given one that it also closes over: {names}"
+            raise UnsupportedError(what, mend="pass a flag in place of the comparison")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
         known = None if changes else self._match(request, values)
         if known is not None:

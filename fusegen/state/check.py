@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.state.content import contents, is_a, matcher
+from fusegen.state.content import contents, is_a, is_opaque, matcher
 from fusegen.state.plain import is_plain, same
 from fusegen.state.slots import Kind, Read, Slot
 
@@ -116,9 +115,11 @@ class State:
         has_backward_hooks: bool,
     ) -> None:
         self.has_backward_hooks = has_backward_hooks
+        self._tensors = tensors
         self.names = tuple(each.name for each in used)
         self.asked = _asked(reads, questions, answers, compares_identity)
         self.compares_identity = compares_identity
+        self._compared = frozenset(id(read.value) for read in reads if compares_identity and is_a(read.value, torch.Tensor))
         self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
         writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, tensors)
         for position, value in arguments.items():
@@ -133,6 +134,10 @@ class State:
         writer.aliases(reads, compares_identity)
         self.check = writer.function() if writer.lines else None
         self.text = writer.text
+
+    def met(self, values: Sequence[Any]) -> list[int]:
+        """Positions of arguments that the function reached otherwise too, where it may have asked whether two tensors are one."""
+        return [position for position in self._tensors if id(values[position]) in self._compared]
 
     def never(self) -> State:
         """The same for no other call: the function changes what it reads."""
@@ -180,7 +185,11 @@ class _Writer:
 
     def argument(self, position: int, value: object) -> None:
         """An object that was given: the very same, or one that is equal by a rule of its own and reads the same."""
-        if is_plain(value) or contents(value) is not None:
+        if is_plain(value):
+            return
+        if contents(value) is not None:
+            if is_opaque(value):  # known by identity, whatever it holds
+                self._require(f"{self._constant(matcher(value))}(V[{position}])")
             return
         if has_identity(value):
             self._require(f"V[{position}] is {self._object(value)}")
@@ -231,11 +240,9 @@ class _Writer:
         for first, *others in holders.values():
             for other in others:
                 self._require(f"{self._tensor(other)} is {self._tensor(first)}")
-        for a, b in itertools.combinations(self._tensors if compares else (), 2):
-            self._require(f"V[{a}] is not V[{b}]")
-        if compares and len(holders) > 1:
-            places = ", ".join(f"id({self._tensor(slots[0])})" for slots in holders.values())
-            self._require(f"len({{{places}}}) == {len(holders)}")
+        places = [*(f"V[{a}]" for a in self._tensors), *(self._tensor(slots[0]) for slots in holders.values())] if compares else []
+        if len(places) > 1:
+            self._require(f"len({{{', '.join(f'id({each})' for each in places)}}}) == {len(places)}")
 
     def answer(self, position: int, attribute: str, answer: bool) -> None:
         """What an argument answered: whether it has an attribute, or the value of ``requires_grad``."""

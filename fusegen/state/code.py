@@ -69,6 +69,7 @@ def names_of(code: CodeType) -> Names:
         compares |= step.opname == "IS_OP" and not (last is not None and last.opname == "LOAD_CONST")
         last = step
     sets |= bool(changed)
+    compares |= "id" in variables
     computes = not _LOOKS_UP.isdisjoint({*variables, *attributes})
     asked = frozenset(attributes) if code.co_exceptiontable else strings if computes else frozenset[str]()
     return Names(tuple(variables), frozenset(attributes | changed), tuple(modules), compares, computes, stores, sets, asked)

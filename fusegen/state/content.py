@@ -89,6 +89,11 @@ def _inside(kind: type) -> Callable[[Any], Any] | None:
     return _INSIDE.get(kind)
 
 
+def is_opaque(value: Any) -> bool:
+    """Tells if a container is an object of the interpreter's: equal to itself alone, whatever it comes to hold."""
+    return _inside(type(value)) is not None
+
+
 def _holds_objects(value: Any) -> bool:
     return is_a(value, np.ndarray) and bool(value.dtype.hasobject)
 

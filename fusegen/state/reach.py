@@ -7,6 +7,7 @@ runs. Attributes of objects and modules are watched as they are read (`Watch`).
 from __future__ import annotations
 
 import abc
+import builtins
 import contextlib
 import decimal
 import functools
@@ -24,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import (
+    BuiltinFunctionType,
     CodeType,
     FrameType,
     FunctionType,
@@ -49,9 +51,12 @@ _UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read 
 _CACHED = type(functools.lru_cache(lambda: None))
 _ASKED = (
     "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype", "get_default_device",
-    "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled",
+    "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled", "is_anomaly_enabled",
+    "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode", "initial_seed",
 )  # fmt: skip
 """What a function may ask torch for that is no argument's."""
+
+_QUESTIONS = {function: name for name in _ASKED if (function := getattr(torch, name, None)) is not None}
 
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 """Runs at each call of a module of torch's, whoever made the module and wherever."""
@@ -74,6 +79,9 @@ _DEEDS_OF = {
 _WARNS = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
 """Shows a warning that a filter lets through."""
 
+_ENVIRONMENT_READ = type(os.environ).__getitem__.__code__
+"""Runs whenever a variable of the environment is asked for, in whichever way."""
+
 _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 """Loads a module that is not loaded yet."""
 
@@ -83,6 +91,7 @@ _PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__annotations
 _LOOKED_UP = frozenset({"modules", "import_module", "__import__"})
 """Words by which code may reach a module that it does not name."""
 
+_BUILTINS: dict[str, Any] = vars(builtins)
 _STREAMS = (io.IOBase, queue.SimpleQueue)
 
 _UNTRACEABLE = {
@@ -172,6 +181,8 @@ class Reach:
             self._notes.deed("warns", called_at(frame))
         if code in _DEEDS_OF and not _is_once(frame):
             self._notes.deed(_DEEDS_OF[code], called_at(frame))
+        if code is _ENVIRONMENT_READ:
+            self._environment(frame.f_locals["key"])
         if code in self._libraries:
             return
         if runs_library(frame):
@@ -193,14 +204,16 @@ class Reach:
             self.compares_identity |= names.compares
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             self._modules(frame, names)
-            if not {"environ", "getenv"}.isdisjoint((*names.attributes, *names.variables)):
-                held, keys = cast(Any, os.environ)._data, cast(Any, [*map(os.fsencode, names.attributes)])
-                for key in keys:
-                    if key in held:
-                        self._notes.note(Slot(held, Kind.ITEM, key), held[key], "environ")
-                self._notes.missing(held, keys)
             self._globals(frame.f_globals, names, code)
             self._mention()
+
+    def _environment(self, name: object) -> None:
+        """A variable of the environment, which may be missing."""
+        held = cast(Any, os.environ)._data
+        key: Any = os.fsencode(name) if isinstance(name, str) else name
+        if key in held:
+            self._notes.note(Slot(held, Kind.ITEM, key), held[key], "environ")
+        self._notes.missing(held, (key,))
 
     def _find(self, frame: FrameType) -> None:
         """Finds the function of a frame that closes over variables, where none is known that has the frame's: one that a library or
@@ -246,6 +259,8 @@ class Reach:
         for name in wanted:
             if name in variables:
                 self._variable(Slot(variables, Kind.ITEM, name), variables[name], name, code)
+            elif name in _BUILTINS and getattr(_BUILTINS[name], "__module__", None) != "builtins":  # put there by somebody
+                self._notes.note(Slot(_BUILTINS, Kind.ITEM, name), _BUILTINS[name], name)
         self._notes.missing(variables, (*wanted, *names.attributes) if "globals" in wanted else wanted)
         for name in _ASKED:
             if name in names.attributes or name in wanted:
@@ -284,6 +299,7 @@ class Reach:
                 continue
 
     def _ask(self, name: str) -> None:
+        """Notes what torch says of itself."""
         ask = getattr(torch, name, None)
         for args in ((), ("cpu",), ("cuda",)) if "autocast" in name else ((),):
             slot = Slot(ask, Kind.RESULT, args)
@@ -384,6 +400,8 @@ class Reach:
             self._waiting.clear()
 
     def _function(self, function: FunctionType, name: str) -> None:
+        if function in _QUESTIONS:
+            self._ask(_QUESTIONS[function])
         self._functions.setdefault(function.__code__, []).append(function)
         self._held_by(function, name)
 
@@ -420,6 +438,8 @@ class Reach:
 
     def _object(self, value: Any, name: str) -> None:
         self._notes.generator(value, name)
+        if is_a(value, BuiltinFunctionType) and value in _QUESTIONS:
+            self._ask(_QUESTIONS[value])
         inner = contents(value)
         if is_a(value, _STREAMS):
             self._notes.deed(f"uses {name!r}, a {type(value).__name__}", None)

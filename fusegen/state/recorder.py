@@ -8,8 +8,10 @@ more: each value that is seen is looked into in turn.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
 from typing import Any, Self
 
@@ -38,8 +40,8 @@ class Recorder:
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], named: Callable[[str], str]) -> None:
         self._function, self._arguments, self._named = function, arguments, named
-        self._watch = Watch(self)
-        self._reach = Reach(self, function)
+        self._watch = Watch(weakref.proxy(self))  # no cycle, in which all that was read would wait for the collector
+        self._reach = Reach(weakref.proxy(self), function)
         self._calls = Calls(self._reach.call)
         self._generators = Generators()
         self._changes = Changes()
@@ -70,8 +72,8 @@ class Recorder:
         self._calls.__exit__(kind, error, trace)
         self._watch.__exit__(kind, error, trace)
         refusal = self._changes.undo()
-        for cache, misses in self._caches.items() if refusal is not None else ():
-            if cache.cache_info().misses != misses:
+        for cache, misses in self._caches.items():
+            if cache.cache_info().misses != misses and (refusal is not None or any(map(_is_traced, _kept_by(cache)))):
                 cache.cache_clear()  # so that what it has done is done again
         try:
             if error is None:
@@ -125,7 +127,7 @@ class Recorder:
 
     def use(self, tensor: torch.Tensor) -> str | None:
         """Notes that a tensor is an input of the kernel: a name for it; None if no place is known where it is found again."""
-        slots = self._tensors.get(id(tensor))
+        slots = self._slots(tensor)
         if slots is None:
             return None
         if id(tensor) not in self._used:
@@ -134,9 +136,15 @@ class Recorder:
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Notes that torch was asked something of tensors that the function closes over: a size, or what they hold."""
-        for tensor in (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) and id(a) in self._tensors):
-            slot = self._tensors[id(tensor)][0]
-            self._questions.append(Question.of(slot, tensor, function, args, kwargs, result))
+        for tensor in (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)):
+            for slot in (self._slots(tensor) or ())[:1]:
+                self._questions.append(Question.of(slot, tensor, function, args, kwargs, result))
+
+    def _slots(self, tensor: torch.Tensor) -> list[Slot] | None:
+        """The places of a tensor; one that a cached function keeps is held itself, as long as the cache is unchanged."""
+        if id(tensor) not in self._tensors and any(tensor is each for cache in self._caches for each in _kept_by(cache)):
+            self.note(Slot([tensor], Kind.ITEM, 0), tensor, "kept")
+        return self._tensors.get(id(tensor))
 
     def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
         """Notes what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
@@ -220,6 +228,8 @@ class Recorder:
         """Keeps a read of an object's attribute."""
         if name in _MACHINERY or (name in _BACKWARD_HOOKS and not torch.is_grad_enabled()):
             return
+        if name == "__getstate__":  # by which copies and files read all attributes
+            name, value = "__dict__", getattr(owner, "__dict__", None)
         shown = f"{self._names.get(id(owner), type(owner).__name__.lower())}_{name}"
         found = _on_class(type(owner), name)
         if _runs(found) and not isinstance(found, functools.cached_property):  # which keeps what it gave
@@ -269,6 +279,24 @@ def _cache_read(function: Any) -> Read:
         return stays
 
     return Read(slot, kept, holds)
+
+
+def _kept_by(cache: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a cache keeps, in whatever it keeps."""
+    found: set[int] = set()
+    waiting = [each for each in gc.get_referents(cache) if each is not cache.__wrapped__]
+    while waiting:
+        value = waiting.pop()
+        if is_a(value, torch.Tensor):
+            yield value
+        elif id(value) not in found and not is_a(value, (type, ModuleType, FunctionType)):
+            found.add(id(value))
+            waiting += contents(value) or getattr(value, "__dict__", {}).values()
+
+
+def _is_traced(tensor: torch.Tensor) -> bool:
+    """Tells if a tensor is a value of a trace, which means nothing to others."""
+    return type(tensor).__module__.startswith("fusegen.")
 
 
 def _place(owner: Any, name: str) -> Slot:

@@ -101,6 +101,14 @@ def test_a_float32_result_leaves_in_chunks_of_32_columns() -> None:
     check(function, randn(150, 192), randn(200, 192), randn(200))
 
 
+def test_what_reads_a_product_of_one_row_comes_behind_it() -> None:
+    def heads(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        q, k, v = F.linear(F.layer_norm(x, x.shape[-1:]), w, b).view(1, 4, 48).chunk(3, -1)
+        return q * k + v
+
+    check(heads, randn(1, 64), randn(192, 64), randn(192), timings=ONCE)
+
+
 def test_operands_contiguous_along_either_dim() -> None:
     rows, columns, depth = 136, 152, 144
 

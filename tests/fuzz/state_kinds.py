@@ -160,6 +160,9 @@ ABSENT = {
     ),
     "missing key of the globals": kind("$v = 1", "globals().get('late_$v', 7)", "late_$v = $n", "del late_$v"),
     "name in the globals": kind("$v = 1", "(2 if 'late_$v' in globals() else 3)", "late_$v = $n", "del late_$v"),
+    "name that is put among the built-in ones": kind(
+        "import builtins\nbuiltins.built_$v = $n", "built_$v", "builtins.built_$v = $n", "built_$v = $n", "del built_$v",
+    ),
     "built-in name that is taken": called(
         "def f(x):\n    return x * max(2, 3)", "$v = 1", "$k(x)", changes=("max = min", "del max"),
     ),
@@ -221,6 +224,7 @@ FUNCTIONS = {
 OBJECTS = {
     "attribute": holder("def __init__(self):\n    self.e = $n", "$v.e", "$v.e = $n", "$v.__dict__['e'] = $n", "$v = ${v}_class()"),
     "tensor as an attribute": kind("$v = S(e=$t)", "$v.e", "$v.e = $t", "$v.e.mul_(2)", "$v = S(e=$t)"),
+    "attribute of a copy": kind("class C: ...\n$v = C()\n$v.e = $n", "copy.copy($v).e + copy.deepcopy($v).e", "$v.e = $n"),
     "attribute of an attribute": kind(
         "$v = S(a=S(b=S(c=S(d=S(e=$n)))))", "$v.a.b.c.d.e", "$v.a.b.c.d.e = $n", "$v.a.b = S(c=S(d=S(e=$n)))",
     ),
@@ -386,6 +390,19 @@ TORCH = {
     "question for gradients": kind(
         "$v = 1", "(2 if torch.is_grad_enabled() else 3)", "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)",
     ),
+    "question for gradients by another name": kind(
+        "$v = S(ask=torch.is_grad_enabled)", "(2 if $v.ask() else 3)",
+        "torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)",
+    ),
+    "question for determinism": kind(
+        "$v = 1", "2 + torch.get_deterministic_debug_mode()", "torch.set_deterministic_debug_mode(1)",
+        "torch.set_deterministic_debug_mode(0)",
+    ),
+    "environment variable of a computed name": kind(
+        "import os\nos.environ['${v}_e'] = '2'\ndef $v(name):\n    return float(os.environ.get(name, 7))",
+        "$v('_'.join(['$v', 'e']))",
+        "os.environ['${v}_e'] = '3'", "os.environ.pop('${v}_e', None)",
+    ),
     "question for autocast": kind(
         "$v = 1", "(2 if torch.is_autocast_enabled('cpu') else 3)", "torch.set_autocast_enabled('cpu', True)",
         "torch.set_autocast_enabled('cpu', False)",
@@ -411,6 +428,14 @@ PARAMETERS = {
         "def f(x, y):\n    return x * (2 if isinstance(y, torch.Tensor) else 3)", "", "$k(x, x)", "$k(x, 1.5)",
     ),
     "question for a tensor": called("def f(x, y):\n    return x * (2 if torch.is_tensor(y) else 3)", "", "$k(x, x)", "$k(x, 1.5)"),
+    "method of a dict as an argument": called(
+        "def f(x, get):\n    return x * get('e')", "${v}_in = {'e': $n}\n$v = ${v}_in.get", "$k(x, $v)",
+        changes=("${v}_in['e'] = $n",),
+    ),
+    "partial function as an argument": called(
+        "def f(x, g):\n    return g(x)", "$v = functools.partial(torch.add, other=$n)", "$k(x, $v)",
+        changes=("$v.keywords['other'] = $n",),
+    ),
     "name of a scalar": called(
         "def f(x, result, out, lr, lr_):\n    return x * result + out * lr - lr_", "", "$k(x, 2.0, 3.0, 0.5, 0.25)",
         "$k(x, 1, 2, 3, 4)",

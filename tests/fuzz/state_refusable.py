@@ -94,6 +94,14 @@ _DYNAMIC = {
     "cached function that is filled again": kind(
         "${v}_n = $n\n@functools.lru_cache\ndef $v(a):\n    return ${v}_n", "$v(1)", "${v}_n = $n\n$v.cache_clear()\n$v(1)",
     ),
+    "cached function that makes a tensor": called(
+        "@functools.lru_cache\ndef $v():\n    return torch.ones(4) * ${v}_n\ndef f(x):\n    return x * $v()",
+        "${v}_n = $n", "$k(x)", "f(x)",
+        changes=("$v.cache_clear()", "${v}_n = $n\n$v.cache_clear()\n$v()", "$v().mul_(2)"),
+    ),
+    "argument that is compared with a tensor": called(
+        "def f(x, y):\n    return x * (2 if y is $v else 3)", "$v = $t", "$k(x, x)", "$k(x, $v)", changes=("$v = x.clone()",),
+    ),
     "method of a tensor": kind("${v}_in = torch.tensor($n)\n$v = ${v}_in.item", "$v()", "${v}_in.mul_(2)"),
     "sum of a tensor by its method": kind("${v}_in = $t\n$v = ${v}_in.sum", "$v()", "${v}_in.mul_(2)"),
     "tensors that are written in a list": called(
@@ -163,6 +171,7 @@ REFUSABLE = _BEHIND | _READING | _DYNAMIC | _ARGUMENTS
 REFUSED = frozenset({
     "item", "float of a tensor", "loop over a tensor", "greatest of a tensor", "comparison of tensors", "iterator", "generator",
     "map", "memory of a file", "tensors that are written in a list", "tensor that is a result's place", "method of a tensor",
-    "random number of Python", "weight norm", "own mutable default", "object as an argument",
+    "random number of Python", "weight norm", "argument that is compared with a tensor",
+    "own mutable default", "object as an argument",
 })  # fmt: skip
 """The kinds that a tour may find refused; all others work where one function alone reads them."""

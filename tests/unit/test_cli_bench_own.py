@@ -116,7 +116,9 @@ def test_nested_results_and_integers_are_compared(run: Run) -> None:
 def test_eager_runs_the_kernels_inside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     fused = list[str]()
     bound = Dispatcher.bound
-    monkeypatch.setattr(Dispatcher, "bound", lambda self, *args: (fused.append(self.name), bound(self, *args))[1])
+    monkeypatch.setattr(
+        Dispatcher, "bound", lambda self, *args, **options: (fused.append(self.name), bound(self, *args, **options))[1]
+    )
     row_of(run, "mine.py:outer", "--shape", "x=8x64")
     assert set(fused) == {"outer"}
 

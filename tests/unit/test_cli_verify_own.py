@@ -160,7 +160,9 @@ def test_wrong_gradients_fail(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
 def test_torch_runs_the_kernels_inside(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     fused = list[str]()
     bound = Dispatcher.bound
-    monkeypatch.setattr(Dispatcher, "bound", lambda self, *args: (fused.append(self.name), bound(self, *args))[1])
+    monkeypatch.setattr(
+        Dispatcher, "bound", lambda self, *args, **options: (fused.append(self.name), bound(self, *args, **options))[1]
+    )
     assert tensors(run, "mine.py:outer", "--shape", "x=8x64:i32") == {"result": "passed"}
     assert set(fused) == {"outer"}
 

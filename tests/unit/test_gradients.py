@@ -65,6 +65,16 @@ def test_results_without_a_derivative() -> None:
     assert not index.requires_grad and not shape.requires_grad
 
 
+@pytest.mark.parametrize("of", [lambda x: x.argmax(-1), Tensor.detach, lambda x: x > 0, Tensor.long])
+def test_products_of_which_no_result_has_a_gradient(of: Callable[[Tensor], Tensor]) -> None:
+    """Torch's own functions, which write to memory of the call, are not recorded."""
+    weight, kernel = randn(4, 4).requires_grad_(), fg.kernel(lambda x: of(x @ weight))
+    for _ in range(2):
+        y = kernel(x := randn(3, 4))
+        assert not y.requires_grad
+        same(y, of(x @ weight))
+
+
 def test_what_requires_a_gradient_may_change() -> None:
     kernel, x, w, b = fg.kernel(norm_gelu), randn(5, 64), randn(64), randn(64)
     for which in ((True, False, False), (False, True, True), (False, False, False), (True, True, True), (True, False, False)):

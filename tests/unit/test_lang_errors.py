@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.errors import ArgumentError, FusegenError, ShapeError, TargetError, TraceError, UnsupportedError
+from fusegen.errors import ArgumentError, FusegenError, IndexRangeError, ShapeError, TargetError, TraceError, UnsupportedError
 from tests.naming import case
 from tests.unit.eager import randn, refused
 
@@ -54,9 +54,17 @@ NO_DIMS: list[Callable[..., Any]] = [
     lambda x: x.repeat_interleave(2, ()),
 ]
 """What torch takes for no dim: bools, floats, texts, and several where there can be one."""
+
+
+@torch.jit.script
+def scripted(x: Tensor) -> Tensor:
+    return x * 2
+
+
 VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x if x.sum() > 0 else -x, "branch on a tensor's value"),
     (lambda x: x * x.sum().item(), "value is needed"),
+    (lambda x: scripted(x), "a function of TorchScript"),
     (lambda x: x + "a", "a str cannot take part"),
     (lambda x: x.long() + 2**70, "does not fit 64 bits"),
     (lambda x: x.reshape(2.0, -1), "2.0 is no size"),
@@ -94,6 +102,10 @@ def test_shapes_that_do_not_fit() -> None:
     for function, says in SHAPES:
         with case(says):
             refused(function, X, error=ShapeError, says=says, line="lambda")
+
+
+def test_the_size_of_a_dim_that_is_not_there() -> None:
+    refused(lambda x: x * x.shape[2], X, error=IndexRangeError, says="dim 2 of a tensor of 2 dims", line="lambda")
 
 
 def test_what_is_no_dim() -> None:

@@ -106,6 +106,18 @@ def test_gradients_of_what_torch_does_not_compute(name: str) -> None:
     torch.testing.assert_close([*found, *one], [*exact, *other])
 
 
+def test_queries_and_keys_that_are_no_numbers() -> None:
+    """NaN stays NaN, also where a query sees nothing else."""
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+    q[0, 0, 1], k[0, 1, 0] = torch.nan, torch.nan
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).masked_fill(later, -torch.inf).softmax(-1) @ v
+
+    torch.testing.assert_close(fg.kernel(attended)(q, k, v), attended(q, k, v), equal_nan=True)
+
+
 def test_rotated_heads_go_on_without_a_copy() -> None:
     def layer(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, last: Tensor) -> Tensor:
         return F.linear(rotated(x, weight, cos, sin), last)

@@ -17,7 +17,7 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "cuda"
 SKELETONS = sorted(TEMPLATES.glob("*.cu.jinja"))
 
 _FUNCTIONS = "exp|log|sqrt|rsqrt|tanh|erf|sin|cos|pow|sigmoid|maximum|minimum|fmax|fmin|fma|max|reciprocal|divide"
-CALL = re.compile(rf"\b_*(?:fast_)?(?!max\(\d+,)(?:{_FUNCTIONS})f?\w*\s*\(", re.IGNORECASE)
+CALL = re.compile(rf"\b_*(?:fast_)?(?!max\((?:\d+|i64\(\d+\)),)(?:{_FUNCTIONS})f?\w*\s*\(", re.IGNORECASE)
 WORD = re.compile(r"softmax|gelu|silu|relu|scale|slope|causal|log2e|epsilon", re.IGNORECASE)
 LITERAL = re.compile(r"\b\d+\.\d+(?:e[-+]?\d+)?f?\b|\b\d+e[-+]?\d+f?\b")
 

@@ -170,6 +170,20 @@ def test_a_kernel_does_not_keep_objects_alive() -> None:
     assert reference() is None and weight() is None
 
 
+def test_a_weight_that_is_replaced_goes_at_once() -> None:
+    """It does not wait for the garbage collector."""
+    layer = nn.Sequential(nn.Linear(4, 4)).requires_grad_(False)
+    kernel, reference = fg.kernel(layer), weakref.ref(layer[0].weight)
+    gc.disable()
+    try:
+        kernel(X)
+        layer[0].weight = nn.Parameter(torch.ones(4, 4), requires_grad=False)
+        assert reference() is None
+    finally:
+        gc.enable()
+    torch.testing.assert_close(kernel(X), layer(X))
+
+
 # What a trace leaves behind.
 
 

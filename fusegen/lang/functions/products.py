@@ -46,8 +46,8 @@ def matmul(input: Any, mat2: Any = None, *, other: Any = None) -> TracedTensor:
 @implements("linear")
 def linear(input: Any, weight: Any, bias: Any = None) -> TracedTensor:
     """x @ weight.T + bias."""
-    tracer = tracer_of(input, weight, bias)
-    product = matmul(input, transpose(tracer.lift(weight), -2, -1))
+    matrix = tracer_of(input, weight, bias).lift(weight)
+    product = matmul(input, matrix if matrix.ndim == 1 and bias is None else transpose(matrix, -2, -1))
     return product if bias is None else pointwise.add(product, bias)
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from fusegen.calls.call import TensorMapSpec
 from fusegen.ir.symbolic import literal, product
 from fusegen.schedule.bodies import PointwiseBody, RowBody, TileBody
+from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan
 from fusegen.schedule.program import Launch, Step, is_of_one_block
 from fusegen.target import Backend, Target
@@ -129,11 +131,16 @@ def _are_independent(one: Launch, other: Launch) -> bool:
 
 
 def _written(launch: Launch) -> frozenset[int]:
-    return frozenset(pointer.buffer for pointer in launch.kernel.pointers if pointer.writable)
+    return frozenset(each.buffer for each in _places(launch) if each.writable)
 
 
 def _touched(launch: Launch) -> frozenset[int]:
-    return frozenset(pointer.buffer for pointer in launch.kernel.pointers)
+    return frozenset(each.buffer for each in _places(launch))
+
+
+def _places(launch: Launch) -> list[Pointer | TensorMapSpec]:
+    """All by which a launch reaches buffers."""
+    return [*launch.kernel.pointers, *launch.tensor_maps]
 
 
 def _agree(one: Launch, other: Launch) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import logging
 import os
@@ -248,6 +249,26 @@ def test_a_layer_that_changes_something_in_its_first_call_alone() -> None:
     for _ in range(2):
         torch.testing.assert_close(layer(x), expected)
     assert [(row.fused, row.reason) for row in report.rows if row.kind == "Caching"] == [(True, "")]
+
+
+@functools.lru_cache
+def ramp(width: int) -> Tensor:
+    return torch.arange(width) / width
+
+
+class Tabled(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + ramp(WIDTH)
+
+
+def test_layers_that_share_a_function_that_keeps_its_results() -> None:
+    layers, x = nn.ModuleList([Tabled(), Tabled()]), torch.randn(3, WIDTH)
+    expected = [layer(x) for layer in copy.deepcopy(layers)]
+    report = fg.patch(layers)
+    for _ in range(2):
+        torch.testing.assert_close([layer(x) for layer in layers], expected)
+        ramp.cache_clear()
+    assert type(ramp(WIDTH)) is Tensor and all(row.fused for row in report.rows)
 
 
 class Marking(nn.Module):
