@@ -1,117 +1,236 @@
-"""Facts of a model that a recorded run holds on to: where its parameters lie, what its modules are and what they read of themselves.
+"""Facts that a recorded run holds on to: what its code read of the model, and where the model's tensors lie.
 
-A replay reads none of it again, so it is compared before each: by identity, in a few loops that run in C.
+A replay reads none of it again, so one generated function compares it before each: by identity, in a line a fact.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import getitem, is_
-from types import FrameType
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fusegen.state import contents
-from fusegen.state.content import matcher
+from fusegen.lang.running import is_tracing
+from fusegen.state import Kind, Read, State, contents, is_plain, matcher, same
+
+Variables: TypeAlias = Mapping[str, Any]
+"""The variables of an object, a class or a module."""
 
 _DICTIONARIES = ("_modules", "_parameters", "_buffers")
+_OWN = str(Path(__file__).parents[1])
+_OF_OTHERS = (_OWN, str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"))
+"""Folders of code whose globals do not change."""
+_MOST = 64  # plain values in a container
+_CALLS = (_OWN, nn.Module.__call__.__code__.co_filename)
+"""Code that calls modules: it reads their hooks, which are refused elsewhere."""
 
 
-class Facts:
-    """What a run of a module depends on beside its arguments.
+class Unchanged:
+    """Conditions that are true now, and may be asked for again at little cost."""
 
-    Args:
-        module: the module, with all inside of it.
-        read: attributes that code of the run named: the variables of an object, and a name among them.
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._scope: dict[str, Any] = {"same": same, "sizes": lambda held: list(map(len, held)), "pointers": _pointers}
+        self._known: set[tuple[int, object]] = set()
+        self._tensors: dict[int, Tensor] = {}
+
+    def item(self, held: Any, key: Any) -> None:
+        """A dictionary or a list holds the same object under a key, and where that is a container, it holds the same."""
+        if (id(held), key) in self._known:
+            return
+        self._known.add((id(held), key))
+        self._place(f"{self._name(held)}[{key if isinstance(key, int) else repr(key)}]", held[key])
+
+    def read(self, read: Read) -> None:
+        """A place reads the same, however it is reached."""
+        slot = read.slot
+        if (id(slot.owner), (slot.kind, slot.key)) not in self._known:
+            self._known.add((id(slot.owner), (slot.kind, slot.key)))
+            self._place(slot.text(self._name(slot.owner), self._name(slot.key)), read.value)
+
+    def _place(self, place: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            self._tensors[id(value)] = value
+        if is_plain(value) and not (value is None or isinstance(value, bool)):
+            self._texts.append(f"((v := {place}) is {self._name(value)} or same(v, {self._name(value)}))")
+        else:
+            self._texts.append(f"{place} is {self._name(value)}")
+            self._contents(value)
+
+    def _contents(self, value: Any) -> None:
+        """What a container holds: plain values, or how many others."""
+        inside = contents(value)
+        if inside is None or isinstance(value, Tensor) or (id(value), None) in self._known:
+            return
+        self._known.add((id(value), None))
+        if not inside:
+            self._texts.append(f"not {self._name(value)}")
+        elif len(inside) <= _MOST and all(map(is_plain, inside)):
+            self.holds(matcher(value), value)
+        elif hasattr(value, "__len__"):
+            self._texts.append(f"len({self._name(value)}) == {len(value)}")
+
+    def holds(self, question: Callable[[Any], bool], *values: object) -> None:
+        """A function of some values is true."""
+        self._texts.append(f"{self._name(question)}({', '.join(map(self._name, values))})")
+
+    def sizes(self, held: Sequence[Any]) -> None:
+        """Containers hold as many things."""
+        self._texts.append(f"sizes({self._name(held)}) == {self._name(list(map(len, held)))}")
+
+    def function(self) -> Callable[[], bool]:
+        """A function that says whether all of it is true still."""
+        tensors = list(self._tensors.values())
+        texts = [*self._texts, *([f"pointers({self._name(tensors)}) == {self._name(_pointers(tensors))}"] if tensors else [])]
+        text = "def unchanged():\n    try:\n        return {}\n    except (LookupError, AttributeError, ValueError, TypeError):\n"
+        exec(compile(text.format(" and ".join(texts) or "True") + "        return False\n", "<facts>", "exec"), self._scope)
+        found: Callable[[], bool] = self._scope["unchanged"]
+        return found
+
+    def _name(self, value: object) -> str:
+        """A name for an object, which is kept."""
+        if value is None or value is True or value is False:
+            return repr(value)
+        self._scope[f"c{id(value)}"] = value
+        return f"c{id(value)}"
+
+
+def _pointers(tensors: Iterable[Tensor]) -> list[int]:
+    return list(map(Tensor.data_ptr, tensors))
+
+
+class Reads:
+    """What code read while it ran.
+
+    Attributes:
+        items: variables, and a name among them.
+        states: what kernels had read when they were traced.
     """
 
-    def __init__(self, module: nn.Module, read: Sequence[tuple[dict[str, Any], str]]) -> None:
-        self._owners: list[dict[str, Any]] = []
-        self._names: list[str] = []
-        self._values: list[object] = []
-        self._empty: list[object] = []  # containers, as most dictionaries of hooks are
-        self._contents: list[tuple[object, Callable[[Any], bool]]] = []
+    def __init__(self) -> None:
+        self.items: dict[tuple[int, str], tuple[Variables, str]] = {}
+        self.states: dict[int, State] = {}
+
+    def facts(self, module: nn.Module) -> Callable[[], bool]:
+        """A function that says whether a later run of a module, with all inside of it, would read the same."""
+        facts = Unchanged()
         modules = list(module.modules())
+        facts.sizes([vars(each) for each in modules])
+        facts.holds(lambda kinds: list(map(type, modules)) == kinds, list(map(type, modules)))
+        facts.holds(lambda last: RemovableHandle.next_id == last, RemovableHandle.next_id)
         for each in modules:
-            held = vars(each)
-            for name in _DICTIONARIES:
-                self._note_all(held[name])
-            self._note(held, "training")
-        for held, name in read:
-            self._note(held, name)
-        self._sized = [vars(each) for each in modules]
-        self._sizes = list(map(len, self._sized))
-        self._kinds = list(dict.fromkeys(type(each) for each in modules))
-        self._forwards = [kind.forward for kind in self._kinds]
-        self._tensors = [value for value in self._values if isinstance(value, Tensor)]
-        self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        self._handles = RemovableHandle.next_id
+            if "forward" in vars(each):
+                facts.item(vars(each), "forward")
+        for held, name in self.items.values():
+            if name in held:  # else the run itself has taken it away
+                facts.item(held, name)
+        owners = {id(each) for each in modules}
+        for state in self.states.values():
+            for read in state.reads():
+                _note(facts, read, owners)
+        return facts.function()
 
-    def hold(self) -> bool:
-        """True if all of it is as it was."""
-        try:
-            return (
-                self._handles == RemovableHandle.next_id
-                and all(map(is_, map(getitem, self._owners, self._names), self._values))
-                and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-                and list(map(len, self._sized)) == self._sizes
-                and all(kind.forward is forward for kind, forward in zip(self._kinds, self._forwards, strict=True))
-                and not any(self._empty)
-                and all(matches(value) for value, matches in self._contents)
-            )
-        except LookupError:  # a name is gone
-            return False
 
-    def _note_all(self, held: dict[str, Any]) -> None:
-        for name in held:
-            self._note(held, name)
+def _note(facts: Unchanged, read: Read, modules: set[int]) -> None:
+    """A read of a kernel's function as a fact."""
+    owner, kind, key = read.slot.owner, read.slot.kind, read.slot.key
+    is_module = id(owner) in modules
+    if kind in _WITHIN:
+        facts.item(getattr(owner, _WITHIN[kind]), key)
+    elif kind is Kind.ITEM:
+        facts.item(owner, key)
+    elif is_module and (kind is Kind.TYPE or str(key).endswith("_hooks")):  # known by themselves
+        return
+    elif kind in _LOOKED_UP and (held := _holder(owner, str(key), is_module)) is not None:
+        facts.item(held, key)
+    elif kind is not Kind.HAS or not is_module:  # modules have as many variables as they had
+        facts.read(read)
 
-    def _note(self, held: dict[str, Any], name: str) -> None:
-        value = held[name]
-        self._owners.append(held)
-        self._names.append(name)
-        self._values.append(value)
-        held_inside = contents(value)
-        if held_inside is not None and not held_inside:
-            self._empty.append(value)
-        elif held_inside is not None:
-            self._contents.append((value, matcher(value)))
+
+_WITHIN = {Kind.PARAMETER: "_parameters", Kind.BUFFER: "_buffers", Kind.SUBMODULE: "_modules"}
+
+
+_LOOKED_UP = (Kind.ATTRIBUTE, Kind.METHOD, Kind.DEFINED, Kind.HAS)
+
+
+def _holder(owner: Any, name: str, is_module: bool) -> Variables | None:
+    """The variables in which an attribute is found; None where that takes more than looking it up."""
+    held: Any = getattr(owner, "__dict__", None)
+    if isinstance(owner, type):
+        return _in_class(owner, name)
+    if type(held) is dict and name in held:
+        return held
+    if not is_module:
+        return None
+    for dictionary in _DICTIONARIES:
+        if name in held[dictionary]:
+            return cast(Variables, held[dictionary])
+    found = _in_class(type(owner), name)
+    return None if found is None or isinstance(found[name], property) else found
+
+
+def _in_class(kind: type, name: str) -> Variables | None:
+    return next((_of_class(each) for each in kind.__mro__ if name in vars(each)), None)
+
+
+@lru_cache(None)
+def _of_class(kind: type) -> Variables:
+    """The variables of a class: the same object for each that asks."""
+    return vars(kind)
+
+
+_OF_MODULES = _of_class(nn.Module)
 
 
 @contextmanager
-def watching() -> Iterator[list[tuple[dict[str, Any], str]]]:
-    """Notes the attributes of modules, and of objects that these hold, which code names that runs meanwhile."""
-    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
-    noted: list[tuple[dict[str, Any], str]] = []
+def watching(module: nn.Module) -> Iterator[Reads]:
+    """Notes what Python code names that runs meanwhile: attributes of a module, of those inside of it and of objects that these
+    hold, and globals; and what kernels had read that are called."""
+    reads, seen = Reads(), set[CodeType]()
+    known = {id(value) for each in module.modules() for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
     before = sys.getprofile()
 
-    def event(frame: FrameType, kind: str, _: object) -> None:
-        if kind != "call":
-            return
+    def event(frame: FrameType, kind: str, result: object) -> None:
         code = frame.f_code
+        if kind == "return" and result is not None and State.NAME in frame.f_globals:
+            state = frame.f_globals[State.NAME]()
+            reads.states[id(state)] = state
+        if kind != "call" or code.co_filename.startswith(_CALLS) or is_tracing():  # what a trace reads, its state knows
+            return
+        is_of_file = "__name__" in frame.f_globals  # not a function that was written for a kernel
+        if code not in seen and is_of_file and not code.co_filename.startswith(_OF_OTHERS):
+            reads.items.update(
+                ((id(frame.f_globals), name), (frame.f_globals, name)) for name in code.co_names if name in frame.f_globals
+            )
+        seen.add(code)
         for name in code.co_varnames[: code.co_argcount]:
             owner = frame.f_locals.get(name)
-            if isinstance(owner, nn.Module):
-                for held, attribute in _named(owner, code.co_names):
-                    found.setdefault((id(held), attribute), (held, attribute))
+            if id(owner) in known and not isinstance(owner, Tensor | type | ModuleType | FunctionType):
+                reads.items.update(
+                    ((id(held), each), (held, each)) for held, each in _named(owner, code.co_names) if held is not _OF_MODULES
+                )
 
     sys.setprofile(event)
     try:
-        yield noted
+        yield reads
     finally:
         sys.setprofile(before)
-        noted += found.values()
 
 
-def _named(owner: nn.Module, names: Sequence[str]) -> Iterator[tuple[dict[str, Any], str]]:
-    held = vars(owner)
+def _named(owner: Any, names: Sequence[str]) -> Iterator[tuple[Variables, str]]:
+    """The attributes of an object that code may read which mentions some names."""
     for name in names:
-        if name in held and name not in _DICTIONARIES:
+        held = _holder(owner, name, isinstance(owner, nn.Module))
+        if held is not None and name not in _DICTIONARIES:
             yield held, name
             inner = getattr(held[name], "__dict__", None)
-            if type(inner) is dict and not isinstance(held[name], (nn.Module, Tensor, type)):
+            if type(inner) is dict and not isinstance(held[name], nn.Module | Tensor | type | ModuleType | FunctionType):
                 yield from ((inner, each) for each in names if each in inner)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,37 @@ from torch.compiler import is_compiling
 
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.graphs.cache_memory import CacheMemory, CacheView
-from fusegen.graphs.facts import Facts, watching
+from fusegen.graphs.facts import watching
 from fusegen.graphs.recording import GraphPool, Recording
 from fusegen.state import exact, is_plain
 from fusegen.threads import new_lock
 
 _CAPTURING = "transformers.utils.output_capturing"
+_COMPILED = "get_compiled_call"
 _MOST = 32  # recorded calls of one model
-_MOST_MET = 256  # kinds of calls that were met once
+_MOST_MET = 256  # kinds of calls that have none
+_MOST_CHANGES = 8  # of what a graph holds on to, before its calls run as they are
 
 
-@dataclass(frozen=True)
+class Views(dict[int, CacheView]):
+    """Caches that calls brought, taken apart, by their ids."""
+
+    def of(self, cache: object) -> CacheView:
+        """A cache taken apart, as it is now."""
+        view = self.get(id(cache))
+        if view is None or view.cache() is not cache or not view.is_current():
+            view = self[id(cache)] = CacheView(cache)
+            for key in [key for key, each in self.items() if each.cache() is None]:
+                del self[key]
+        return view
+
+
+@dataclass
 class Call:
     """A call taken apart.
 
     Attributes:
-        form: the arguments' structure, with `TENSOR` and `CACHE` in the places of these, and plain values.
+        form: the arguments' structure, with a description in the place of each tensor, and plain values.
         tensors: in the order of the form.
         views: the caches.
     """
@@ -43,38 +57,36 @@ class Call:
     views: list[CacheView]
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> Call:
         """Takes a call apart.
 
         Raises:
             UnsupportedError: an argument is none of tensors, plain values, static caches and containers of these.
         """
         call = cls(None, [], [])
-        form = (call._form(tuple(args)), call._form(dict(kwargs)))
-        object.__setattr__(call, "form", form)
+        call.form = (
+            *(call._form(value, known) for value in args),
+            *((name, call._form(value, known)) for name, value in kwargs.items()),
+        )
         return call
 
-    def _form(self, value: Any) -> object:
-        if isinstance(value, Tensor):
-            self.tensors.append(value)
-            return _described(value)
+    def _form(self, value: Any, known: Views) -> object:
         if value is None or value is True or value is False:
             return value
         kind = type(value)
+        if issubclass(kind, Tensor):
+            self.tensors.append(value)
+            return (kind, value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
         if kind is dict:
-            return ("dict", *((name, self._form(each)) for name, each in value.items()))
+            return ("dict", *((name, self._form(each, known)) for name, each in value.items()))
         if kind is tuple or kind is list:
-            return (kind, *map(self._form, value))
+            return (kind, *(self._form(each, known) for each in value))
         if is_plain(value):
             return exact(value)
         if hasattr(value, "layers") and not isinstance(value, nn.Module):
-            self.views.append(CacheView.of(value))
+            self.views.append(known.of(value))
             return ("cache", len(self.views))
         raise UnsupportedError(f"an argument is a {kind.__name__}", mend="pass tensors, plain values and a StaticCache")
-
-
-def _described(tensor: Tensor) -> tuple[object, ...]:
-    return (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -83,13 +95,13 @@ class Graph:
 
     Attributes:
         recording: the call as a graph.
-        facts: of the model, as it was recorded.
+        facts: says whether the model is as it was recorded.
         memories: where the call's caches lie.
         advances: for each cache, what a call adds to the lengths that it keeps as Python numbers.
     """
 
     recording: Recording
-    facts: Facts
+    facts: Callable[[], bool]
     memories: Sequence[CacheMemory]
     advances: Sequence[Sequence[int]]
 
@@ -97,11 +109,26 @@ class Graph:
         """The result of a call of the same form."""
         for memory, view in zip(self.memories, call.views, strict=True):
             memory.bind(view)
-        result = self.recording(call.tensors, [view.cache for view in call.views])
+        result = self.recording(call.tensors, [view.cache() for view in call.views])
         for view, numbers in zip(call.views, self.advances, strict=True):
             for (held, name), number in zip(view.lengths, numbers, strict=True):
                 held[name] += number
         return result
+
+
+@dataclass
+class Met:
+    """Calls of a form that have no graph.
+
+    Attributes:
+        count: how many there were.
+        changes: how often what a graph had read was not so any more.
+        reason: why they cannot be recorded.
+    """
+
+    count: int = 0
+    changes: int = 0
+    reason: str = ""
 
 
 class GraphedForward:
@@ -119,26 +146,44 @@ class GraphedForward:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self._given = vars(module).get("forward")
-        self.recorded = self.replayed = 0
-        self.reasons: dict[str, int] = {}
+        self._given: Callable[..., Any] | None = None
         self._forget()
 
     def _forget(self) -> None:
+        self.recorded = self.replayed = 0
+        self.reasons: dict[str, int] = {}
         self._pool: GraphPool | None = None
         self._graphs: OrderedDict[object, Graph] = OrderedDict()
-        self._met: OrderedDict[object, str] = OrderedDict()
+        self._met: OrderedDict[object, Met] = OrderedDict()
         self._memories: dict[object, CacheMemory] = {}
+        self._views = Views()
+        self._last: tuple[object, Graph] | None = None
         self._lock = new_lock()
 
+    @property
+    def is_put(self) -> bool:
+        """True if the model calls it."""
+        return vars(self.module).get("forward") is self
+
     def put(self) -> None:
-        """Takes the place of the forward pass."""
+        """Takes the place of the forward pass, and of its compilation in ``generate``, which looks for a static cache."""
+        if not self.is_put:
+            self._given = vars(self.module).get("forward")
         self.__signature__ = inspect.signature(self.original)  # which `generate` reads
         self.module.forward = self
+        if hasattr(type(self.module), _COMPILED):
+            setattr(self.module, _COMPILED, self.not_compiled)
+
+    def not_compiled(self, _: object) -> nn.Module:
+        """The model, whatever the settings of its compilation."""
+        return self.module
 
     def remove(self) -> None:
         """Puts back what was there, and frees the graphs."""
-        if vars(self.module).get("forward") is self:
+        held = vars(self.module)
+        if getattr(held.get(_COMPILED), "__self__", None) is self:
+            delattr(self.module, _COMPILED)
+        if held.get("forward") is self:
             if self._given is None:
                 del self.module.forward
             else:
@@ -156,29 +201,39 @@ class GraphedForward:
             return self.original(*args, **kwargs)
         try:
             call = self._call(args, kwargs)
+            with self._lock:
+                graph = self._graph(call, args, kwargs)
+                if graph is not None:
+                    self.replayed += 1
+                    with self._pool_of(call).in_order():
+                        return graph.replay(call)
         except UnsupportedError as error:
-            return self._as_it_is(error.what, args, kwargs)
-        with self._lock:
-            return self._run(call, args, kwargs)
+            self.reasons[error.what] = self.reasons.pop(error.what, 0) + 1
+        return self.original(*args, **kwargs)
 
-    def _run(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _graph(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph | None:
+        """The graph of a call; None the first time.
+
+        Raises:
+            UnsupportedError: there can be none.
+        """
         key = _key(call, kwargs)
-        graph = self._graphs.get(key)
-        if graph is not None and not graph.facts.hold():
+        graph = self._last[1] if self._last is not None and self._last[0] == key else self._graphs.get(key)
+        if graph is not None and graph.facts():
+            if self._last is None or self._last[1] is not graph:
+                self._graphs.move_to_end(key)
+                self._last = key, graph
+            return graph
+        met = self._met.setdefault(key, Met())
+        _drop_oldest(self._met, _MOST_MET)
+        if graph is not None:
+            self._last = None
             del self._graphs[key]
-            graph = None
-        if graph is None:
-            reason = self._met.get(key)
-            if reason is None or reason:
-                self._met[key] = reason or ""
-                return self._as_it_is(reason, args, kwargs) if reason else self.original(*args, **kwargs)
-            graph = self._record(key, call, args, kwargs)
-            if graph is None:
-                return self._as_it_is(self._met[key], args, kwargs)
-        self._graphs.move_to_end(key)
-        self.replayed += 1
-        with self._pool_of(call).in_order():
-            return graph.replay(call)
+            met.changes += 1
+        if met.reason or met.changes > _MOST_CHANGES:
+            raise UnsupportedError(met.reason or "what the model reads changes from call to call")
+        met.count += 1
+        return self._recorded(key, call, args, kwargs) if met.count > 1 else None
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """A call taken apart.
@@ -188,12 +243,12 @@ class GraphedForward:
         """
         if torch.is_grad_enabled():
             raise UnsupportedError("gradients are recorded", mend="call it under torch.no_grad()")
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError("a graph is being recorded around it")
-        call = Call.of(args, kwargs)
+        call = Call.of(args, kwargs, self._views)
         devices = {tensor.device for tensor in call.tensors}
         if len(devices) != 1 or next(iter(devices)).type != DEVICE:
             raise UnsupportedError("its tensors are not on one GPU")
+        if DEVICE == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError("a graph is being recorded around it")
         return call
 
     def _pool_of(self, call: Call) -> GraphPool:
@@ -201,41 +256,47 @@ class GraphedForward:
             self._pool = GraphPool(call.tensors[0].device)
         return self._pool
 
-    def _as_it_is(self, reason: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self.reasons[reason] = self.reasons.pop(reason, 0) + 1
-        return self.original(*args, **kwargs)
+    def _recorded(self, key: object, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:
+        """The graph of a call, which has not run yet.
 
-    def _record(self, key: object, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph | None:
-        """The graph of a call, which has not run yet; None where it cannot be one, for the reason that `_met` has then."""
+        Raises:
+            UnsupportedError: it cannot be one.
+        """
+        _require_no_hooks(self.module)
+        memories = [self._memory(view) for view in call.views]
         saved = [(held, dict(held)) for view in call.views for held in view.parts]
-        memories = []
-        for view in call.views:
-            layout = view.layout()
-            if layout not in self._memories:
-                self._memories[layout] = CacheMemory(view)
-            self._memories[layout].bind(view)
-            memories.append(self._memories[layout])
-        saved = [(held, dict(held)) for view in call.views for held in view.parts]
+        run = partial(_run_with, self.original, args, kwargs)
+        pool, caches = self._pool_of(call), [view.cache() for view in call.views]
         try:
-            _require_no_hooks(self.module)
-            run = partial(_run_with, self.original, args, kwargs)
-            with watching() as read, self._pool_of(call).in_order():
-                recording = Recording.of(self._pool_of(call), run, call.tensors, [view.cache for view in call.views])
-            graph = Graph(recording, Facts(self.module, read), memories, [_advances(view, saved) for view in call.views])
+            with watching(self.module) as reads, pool.in_order():
+                recording = Recording.of(pool, run, call.tensors, caches)
+            graph = Graph(recording, reads.facts(self.module), memories, [_advances(view, saved) for view in call.views])
         except Exception as error:
-            self._met[key] = _words(error)
-            return None
+            self._met[key].reason = _words(error)
+            raise UnsupportedError(self._met[key].reason) from error
         finally:
             for held, before in saved:
                 held.clear()
                 held.update(before)
-        self._graphs[key] = graph
+        self._graphs[key], self._last = graph, (key, graph)
         self.recorded += 1
-        while len(self._graphs) > _MOST:
-            self._graphs.popitem(last=False)
-        while len(self._met) > _MOST_MET:
-            self._met.popitem(last=False)
+        _drop_oldest(self._graphs, _MOST)
+        used = {id(memory) for each in self._graphs.values() for memory in each.memories}
+        self._memories = {layout: memory for layout, memory in self._memories.items() if id(memory) in used}
         return graph
+
+    def _memory(self, view: CacheView) -> CacheMemory:
+        """The memory in which a cache lies from now on."""
+        memory = self._memories.get(view.layout)
+        if memory is None:
+            memory = self._memories[view.layout] = CacheMemory(view)
+        memory.bind(view)
+        return memory
+
+    def __str__(self) -> str:
+        reasons = "; ".join(f"{count} as they are: {reason}" for reason, count in self.reasons.items())
+        counts = f"CUDA graphs: {self.recorded} recorded, {self.replayed} calls replayed"
+        return f"{counts}; {reasons}" if reasons else counts
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that a file or a copy holds: graphs are recorded anew."""
@@ -247,13 +308,18 @@ class GraphedForward:
         self.__signature__ = inspect.signature(self.original)
 
 
+def _drop_oldest(held: OrderedDict[Any, Any], most: int) -> None:
+    while len(held) > most:
+        held.popitem(last=False)
+
+
 DEVICE = "cuda"
 """The kind of device whose calls are recorded."""
 
 
 def _key(call: Call, kwargs: Mapping[str, Any]) -> object:
     count, is_prepared = _new_tokens(kwargs)
-    caches = tuple((view.layout(), view.phase(count, is_prepared)) for view in call.views)
+    caches = tuple((view.layout, view.phase(count, is_prepared)) for view in call.views)
     return call.form, caches, _settings(call.tensors[0].device.type)
 
 
@@ -318,7 +384,8 @@ def _require_no_hooks(module: nn.Module) -> None:
 
 def _words(error: Exception) -> str:
     """Why a call cannot be recorded, with the line of the user's or the model's code that is in the way."""
-    what = error.what if isinstance(error, FusegenError) else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    text = str(error).partition("\n")[0]
+    what = error.what if isinstance(error, FusegenError) else f"{type(error).__name__}: {text}"
     own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
     return f"{what} · at: {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else what

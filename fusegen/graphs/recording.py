@@ -84,7 +84,9 @@ class Recording:
             inputs = [tensor.detach().clone(memory_format=torch.preserve_format) for tensor in tensors]
         versions = [tensor._version for tensor in inputs]
         replay, result = pool.record(lambda: run(inputs))
-        written = [number for number, (tensor, version) in enumerate(zip(inputs, versions, strict=True)) if tensor._version != version]
+        written = [
+            number for number, (tensor, version) in enumerate(zip(inputs, versions, strict=True)) if tensor._version != version
+        ]
         leaves, spec = tree_flatten(result)
         known = {id(value): Argument(number) for number, value in enumerate((*inputs, *others))}
         return cls(replay, inputs, written, [known.get(id(leaf)) or _result(leaf) for leaf in leaves], spec)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fusegen.api import Kernel
+from fusegen.graphs.forward import GraphedForward
 from fusegen.patching.between import Handed, before_attention, behind_attention, is_handing, mask_position, without_mask
 from fusegen.patching.caches import Function, Place, cache_of, filling, is_fresh, layer_indices, place_in
 from fusegen.patching.fused_call import FusedCall, Kind, Prepared, refusal_of
@@ -190,9 +191,10 @@ def follow_copies() -> None:
     nn.Module._replicate_for_data_parallel = _replicate_for_data_parallel  # type: ignore[method-assign]
 
 
-def _bound(module: nn.Module) -> list[FusedCall]:
+def _bound(module: nn.Module) -> list[FusedCall | GraphedForward]:
     """Gives a copy of a module what stands for its own functions, where it has that of another module."""
-    calls = [copy(call) for call in vars(module).values() if isinstance(call, FusedCall) and call.module is not module]
+    held = list(vars(module).values())
+    calls = [copy(call) for call in held if isinstance(call, FusedCall | GraphedForward) and call.module is not module]
     for call in calls:
         call.module = module
         call.put()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fusegen.errors import ArgumentError
+from fusegen.graphs.forward import GraphedForward
 from fusegen.patching.between import hand_attention
 from fusegen.patching.forward import FusedForward, follow_copies
 from fusegen.patching.fused_call import FusedCall
@@ -14,7 +15,7 @@ from fusegen.patching.report import Report
 from fusegen.patching.units import Chosen, units
 
 
-def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) -> Report:
+def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = (), *, cuda_graphs: bool = False) -> Report:
     """Makes kernels of the forward passes of a model's modules, in place.
 
     At the first call of each, a whole layer becomes one kernel where it can be traced, otherwise the modules inside of it do. All
@@ -29,6 +30,8 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
         only: the modules that are replaced, with those inside of them: classes, names of classes, or paths in the model, where
             ``*`` stands for any text (``"*.mlp"``). By default all that can be.
         exclude: modules that run as they are, chosen likewise. What holds one is fused in parts.
+        cuda_graphs: calls of the model that are alike are recorded as a CUDA graph and replayed, which takes the host out of the
+            way. The same as setting ``cuda_graphs`` of the report.
 
     Returns:
         The report of what was replaced, with launches before and after, once the model has run; ``undo()`` puts everything back.
@@ -41,7 +44,7 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
     found = units(model, only, exclude)
     calls: dict[str, FusedCall] = {unit.path: _forward(unit.module) for unit in found}
     for path, unit in zip(calls, found, strict=True):
-        if any(isinstance(value, FusedCall) for value in vars(unit.module).values()):
+        if any(isinstance(value, FusedCall | GraphedForward) for value in vars(unit.module).values()):
             raise ArgumentError(f"{path or type(model).__name__} is patched already", mend="call undo() of the report first")
     for path, module in model.named_modules() if only is None else ():
         if has_loss(module):
@@ -50,7 +53,9 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = ()) ->
     follow_copies()
     for call in calls.values():
         call.put()
-    return Report(type(model).__name__, calls)
+    report = Report(type(model).__name__, calls, GraphedForward(model))
+    report.cuda_graphs = cuda_graphs
+    return report
 
 
 def _forward(module: nn.Module) -> FusedForward:
@@ -59,6 +64,8 @@ def _forward(module: nn.Module) -> FusedForward:
 
 def unpatch(model: nn.Module) -> None:
     """Puts back all that `patch` replaced in a model: the same as ``undo()`` of its report, for a copy or a model from a file."""
+    if isinstance(graphs := vars(model).get("forward"), GraphedForward):
+        graphs.remove()
     for module in model.modules():
         for value in list(vars(module).values()):
             if isinstance(value, FusedCall):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fusegen.graphs.forward import GraphedForward
 from fusegen.patching.fused_call import Fused, FusedCall
 
 _WIDTH = 100  # of a reason
@@ -41,13 +42,27 @@ class Report:
     Args:
         model: the name of its class.
         calls: what was replaced, by path.
+        graphs: the model's forward pass as CUDA graphs.
     """
 
-    def __init__(self, model: str, calls: Mapping[str, FusedCall]) -> None:
-        self._model, self._calls = model, dict(calls)
+    def __init__(self, model: str, calls: Mapping[str, FusedCall], graphs: GraphedForward) -> None:
+        self._model, self._calls, self._graphs = model, dict(calls), graphs
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """True if calls of the model without gradients are recorded as CUDA graphs and replayed; it may be set."""
+        return self._graphs.is_put
+
+    @cuda_graphs.setter
+    def cuda_graphs(self, wanted: bool) -> None:
+        if wanted and not self._graphs.is_put:
+            self._graphs.put()
+        elif not wanted:
+            self._graphs.remove()
 
     def undo(self) -> None:
         """Puts back everything as it was."""
+        self.cuda_graphs = False
         for call in self._calls.values():
             call.remove()
         self._calls.clear()
@@ -103,7 +118,8 @@ class Report:
         )
         if self.after:
             total += f" ({100 * (self.before - self.after) / self.before:.0f}% fewer)" if self.before > self.after else ""
-        return "\n".join([f"{self._model}, patched:", *(f"  {line}" for line in lines), total])
+        graphs = [str(self._graphs)] if self.cuda_graphs else []
+        return "\n".join([f"{self._model}, patched:", *(f"  {line}" for line in lines), total, *graphs])
 
     __repr__ = __str__
 

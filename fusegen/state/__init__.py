@@ -6,9 +6,23 @@ A `Recorder` watches one run of a function and notes every read of a variable, a
 
 from fusegen.state.changes import ChangeError, refusing_changes
 from fusegen.state.check import State, has_identity
-from fusegen.state.content import contents
+from fusegen.state.content import contents, matcher
 from fusegen.state.plain import exact, is_plain, same
 from fusegen.state.recorder import Recorder
-from fusegen.state.slots import Slot
+from fusegen.state.slots import Kind, Read, Slot
 
-__all__ = ["ChangeError", "Recorder", "Slot", "State", "contents", "exact", "has_identity", "is_plain", "refusing_changes", "same"]
+__all__ = [
+    "ChangeError",
+    "Kind",
+    "Read",
+    "Recorder",
+    "Slot",
+    "State",
+    "contents",
+    "exact",
+    "has_identity",
+    "is_plain",
+    "matcher",
+    "refusing_changes",
+    "same",
+]

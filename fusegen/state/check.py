@@ -99,6 +99,9 @@ class State:
         has_backward_hooks: as given.
     """
 
+    NAME = "STATE"
+    """The name by which the globals of the function know the state."""
+
     check: Callable[[Sequence[Any]], Found | None] | None
 
     def __init__(
@@ -132,8 +135,14 @@ class State:
             writer.answer(position, attribute, answer)
         writer.tensors(used)
         writer.aliases(reads, compares_identity)
-        self.check = writer.function() if writer.lines else None
+        self.check = writer.function(self) if writer.lines else None
         self.text = writer.text
+        self._reads = [_Remembered.of(read) for read in reads]
+
+    def reads(self) -> list[Read]:
+        """What was read, as far as it is still there."""
+        found = (remembered.read() for remembered in self._reads)
+        return [read for read in found if read is not None]
 
     def met(self, values: Sequence[Any]) -> list[int]:
         """Positions of arguments that the function reached otherwise too, where it may have asked whether two tensors are one."""
@@ -144,6 +153,41 @@ class State:
         other = copy.copy(self)
         other.check = _never
         return other
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """A read, whose owner and value are not kept alive."""
+
+    owner: Callable[[], Any]
+    kind: Kind
+    key: object
+    value: Callable[[], Any]
+    holds: Callable[[Any], bool] | None
+
+    @classmethod
+    def of(cls, read: Read) -> _Remembered:
+        return cls(_reference(read.slot.owner), read.slot.kind, read.slot.key, _reference(read.value), read.holds)
+
+    def read(self) -> Read | None:
+        owner, value = self.owner(), self.value()
+        if owner is _DEAD or value is _DEAD:
+            return None
+        return Read(Slot(owner, self.kind, self.key), value, self.holds)
+
+
+_DEAD = object()
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    """A function that gives a value; what may go away is held by a weak reference, and `_DEAD` when it is gone."""
+    if isinstance(value, _LASTING):
+        return lambda: value
+    try:
+        reference = weakref.ref(value)
+    except TypeError:
+        return lambda: value
+    return lambda: _DEAD if (found := reference()) is None else found
 
 
 def _never(values: Sequence[Any]) -> None:
@@ -175,8 +219,9 @@ class _Writer:
         body = "\n".join(f"        {line}" for line in (*self.lines, f"return {self._result}"))
         return f"def check(V):\n    try:\n{body}\n    except GONE:\n        return None\n"
 
-    def function(self) -> Callable[[Sequence[Any]], Found | None]:
+    def function(self, state: State) -> Callable[[Sequence[Any]], Found | None]:
         """The function itself."""
+        self._scope[State.NAME] = weakref.ref(state)
         exec(compile(self.text, "<what a kernel read>", "exec"), self._scope)
         check: Callable[[Sequence[Any]], Found | None] = self._scope["check"]
         return check
