@@ -105,7 +105,7 @@ class GradientRecording:
         with _as_before(device, state):
             saved = _warm_up(pool, run, inputs, aliases)
             versions = [tensor._version for tensor in state]
-            with own_casts():
+            with _no_draws_on_the_host(device), own_casts():
                 forward, result = pool.record(lambda: run(inputs, aliases))
             written = [tensor for tensor, version in zip(state, versions, strict=True) if tensor._version != version]
             places: dict[int, Argument | Result] = {id(value): Argument(number) for number, value in enumerate((*leaves, *others))}
@@ -116,7 +116,8 @@ class GradientRecording:
                     places[id(leaf)] = Result(len(results))
                     results.append(leaf)
             incoming = [torch.zeros_like(each, requires_grad=False) if each.requires_grad else None for each in results]
-            backward, found = pool.record(lambda: _differentiate(results, incoming, leaves))
+            with _no_draws_on_the_host(device):
+                backward, found = pool.record(lambda: _differentiate(results, incoming, leaves))
         return cls(
             pool=pool,
             forward=forward,
@@ -159,7 +160,7 @@ class GradientRecording:
                 torch._foreach_copy_(self.inputs, list(tensors))
             self.forward()
             increment_version(self.written)
-            return number, [result.clone() for result in self.results]
+            return number, _clones(self.results)
 
     def replay_backward(self, number: int, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients of a replay: clones, as autograd makes a gradient that nobody else holds the `.grad` of a parameter."""
@@ -171,7 +172,7 @@ class GradientRecording:
                     static.zero_() if gradient is None else static.copy_(gradient)
             self.backward()
             self._pending = None
-            return [gradient.clone() for gradient in self.gradients]
+            return _clones(self.gradients)
 
 
 class _Replay(torch.autograd.Function):
@@ -225,6 +226,14 @@ def _given(leaf: object, arguments: Sequence[object], filled: Sequence[Tensor]) 
     if type(leaf) is Argument:
         return arguments[leaf.number]
     return filled[leaf.number] if type(leaf) is Result else leaf
+
+
+def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Clones, of many tensors in few launches."""
+    found = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
+    if found:
+        torch._foreach_copy_(found, list(tensors))
+    return found
 
 
 def _static(tensor: Tensor) -> Tensor:
@@ -301,20 +310,13 @@ def _require_known(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
 
 @contextmanager
 def _as_before(device: torch.device, state: Sequence[Tensor]) -> Iterator[None]:
-    """Gives generators and tensors the values back that they had.
-
-    Raises:
-        UnsupportedError: numbers were drawn on the host, which a replay does not do.
-    """
-    generators, host = Generators(), torch.get_rng_state()
+    """Gives generators and tensors the values back that they had."""
+    generators = Generators()
     generators.add_all()
     held = [(tensor, tensor._version, tensor.clone()) for tensor in state]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
-            if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
-                raise UnsupportedError("it draws random numbers on the host", mend=f"draw them on {device}")
-            _require_untouched(generators)
         finally:
             generators.restore()
             with torch.no_grad():
@@ -323,7 +325,14 @@ def _as_before(device: torch.device, state: Sequence[Tensor]) -> Iterator[None]:
                         tensor.copy_(before)
 
 
-def _require_untouched(generators: Generators) -> None:
+@contextmanager
+def _no_draws_on_the_host(device: torch.device) -> Iterator[None]:
+    """Refuses random numbers that a replay would not draw anew."""
+    generators, host = Generators(), torch.get_rng_state()
+    generators.add_all()
+    yield
+    if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
+        raise UnsupportedError("it draws random numbers on the host", mend=f"draw them on {device}")
     try:
         generators.require_untouched()
     except TraceError as error:

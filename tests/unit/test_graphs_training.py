@@ -133,7 +133,9 @@ def test_casts_by_autocast_are_part_of_the_graph() -> None:
 
     def run(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> Tensor:
         x, (w, b) = tensors[0], given
-        return F.linear(F.linear(x, w, b), w) * F.linear(x, w) * tensors[1]
+        with torch.autocast("cpu", enabled=False):
+            full = x @ w  # and its gradients are so
+        return F.linear(F.linear(x, w, b), w) * F.linear(x, w) * full * tensors[1]
 
     _, parameters = made(0)
     with torch.autocast("cpu", torch.bfloat16):
@@ -248,6 +250,7 @@ def test_a_graph_that_is_kept_gives_its_gradients_twice() -> None:
     recording = record(linear, parameters)
     loss = loss_of(recording(made(1)[0], ()))
     grads = torch.autograd.grad(loss, parameters, retain_graph=True)
+    assert not recording.is_busy()
     assert_equal(list(torch.autograd.grad(loss * 1, parameters, retain_graph=True)), list(grads))
     recording(made(2)[0], ())
     with pytest.raises(GradientError):
