@@ -19,7 +19,7 @@ from torch.autograd.graph import increment_version, saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from fusegen.errors import FusegenError, GradientError, TraceError, UnsupportedError
-from fusegen.graphs.recording import Argument, GraphPool, _result, own_casts
+from fusegen.graphs.recording import Argument, GraphPool, checked, own_casts
 from fusegen.state.generators import Generators
 
 Run: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
@@ -105,14 +105,14 @@ class GradientRecording:
         with _as_before(device, state):
             saved = _warm_up(pool, run, inputs, aliases)
             versions = [tensor._version for tensor in state]
-            with _no_draws_on_the_host(device), own_casts():
+            with _no_draws_on_the_host(device), own_casts(), saved_tensors_hooks(_same, _same):
                 forward, result = pool.record(lambda: run(inputs, aliases))
             written = [tensor for tensor, version in zip(state, versions, strict=True) if tensor._version != version]
             places: dict[int, Argument | Result] = {id(value): Argument(number) for number, value in enumerate((*leaves, *others))}
             flat, spec = tree_flatten(result)
             results: list[Tensor] = []
             for leaf in flat:
-                if id(leaf) not in places and isinstance(_result(leaf), Tensor):
+                if id(leaf) not in places and isinstance(checked(leaf), Tensor):
                     places[id(leaf)] = Result(len(results))
                     results.append(leaf)
             incoming = [torch.zeros_like(each, requires_grad=False) if each.requires_grad else None for each in results]
@@ -154,7 +154,7 @@ class GradientRecording:
             _REPLAYS.pop(self._number, None)
             self._number = next(_NUMBERS)
             _REPLAYS[self._number] = self
-            number = torch.tensor(self._number, device="cpu")
+            number = torch.scalar_tensor(self._number, dtype=torch.int64, device="cpu")
             self._pending = weakref.ref(number)
             if self.inputs:
                 torch._foreach_copy_(self.inputs, list(tensors))
@@ -230,7 +230,7 @@ def _given(leaf: object, arguments: Sequence[object], filled: Sequence[Tensor]) 
 
 def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Clones, of many tensors in few launches."""
-    found = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
+    found = list(map(torch.empty_like, tensors))
     if found:
         torch._foreach_copy_(found, list(tensors))
     return found
@@ -246,6 +246,11 @@ def _alias(parameter: Tensor) -> Tensor:
     """A tensor of the same memory and class, which is another leaf."""
     alias = parameter.detach()
     return nn.Parameter(alias) if isinstance(parameter, nn.Parameter) else alias.requires_grad_()
+
+
+def _same(tensor: Tensor) -> Tensor:
+    """Saves a tensor as it is, where hooks are around which save it another way, as those of a checkpoint do."""
+    return tensor
 
 
 def _address(tensor: Tensor) -> int:
@@ -267,7 +272,7 @@ def _warm_up(pool: GraphPool, run: Run, inputs: Sequence[Tensor], aliases: Seque
         return tensor
 
     with pool.aside():
-        with own_casts(), saved_tensors_hooks(note, lambda tensor: tensor):
+        with own_casts(), saved_tensors_hooks(note, _same):
             results = [leaf for leaf in tree_leaves(run(inputs, aliases)) if isinstance(leaf, Tensor)]
         _require_known(results, leaves)
         _differentiate(results, [torch.zeros_like(each) if each.requires_grad else None for each in results], leaves)

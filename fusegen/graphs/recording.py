@@ -108,7 +108,7 @@ class Recording:
         written = [number for number, (tensor, version) in enumerate(zip(inputs, versions, strict=True)) if tensor._version != version]
         leaves, spec = tree_flatten(result)
         known = {id(value): Argument(number) for number, value in enumerate((*inputs, *others))}
-        return cls(replay, inputs, written, [known.get(id(leaf)) or _result(leaf) for leaf in leaves], spec)
+        return cls(replay, inputs, written, [known.get(id(leaf)) or checked(leaf) for leaf in leaves], spec)
 
     def __call__(self, tensors: Sequence[Tensor], others: Sequence[object]) -> Any:
         """The result of other arguments."""
@@ -128,7 +128,7 @@ class Argument:
     number: int
 
 
-def _result(leaf: object) -> object:
+def checked(leaf: object) -> object:
     if isinstance(leaf, Tensor) or is_plain(leaf):
         return leaf
     raise UnsupportedError(f"its result holds a {type(leaf).__name__}", mend="return tensors and plain values")

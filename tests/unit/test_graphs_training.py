@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -236,6 +237,26 @@ def test_a_second_replay_does_not_mix_with_the_first() -> None:
     assert not recording.is_busy()
 
 
+def test_a_replay_that_fails_makes_no_wrong_gradients() -> None:
+    _, parameters = made(0)
+    recording = record(linear, parameters)
+    loss = loss_of(recording(made(1)[0], ()))
+    with pytest.raises(RuntimeError):
+        recording([torch.ones(6, 8, requires_grad=True), torch.ones(5, 5, requires_grad=True)], ())
+    with pytest.raises(GradientError):
+        torch.autograd.grad(loss, parameters)
+    assert not recording.is_busy()
+    assert_equal([recording(made(2)[0], ())], [linear(made(2)[0], parameters)])
+
+
+def test_a_backward_pass_on_another_thread() -> None:
+    _, parameters = made(0)
+    recording = record(linear, parameters)
+    with ThreadPoolExecutor(1) as other:
+        found = other.submit(torch.autograd.grad, loss_of(recording(made(1)[0], ())), parameters).result()
+    assert_equal(list(found), list(torch.autograd.grad(loss_of(linear(made(1)[0], parameters)), parameters)))
+
+
 def test_a_result_that_nobody_has_keeps_nothing_busy() -> None:
     _, parameters = made(0)
     recording = record(linear, parameters)
@@ -281,13 +302,15 @@ def test_some_results_alone_are_differentiated() -> None:
 @pytest.mark.parametrize("is_reentrant", [False, True])
 @pytest.mark.parametrize("towers", [1, 2])
 def test_replays_inside_of_a_checkpoint(is_reentrant: bool, towers: int) -> None:
-    """The forward pass that is computed again is a later replay, and may be one of another recording."""
+    """The forward pass that is computed again is a later replay, and may be one of another recording; or it is recorded there."""
     _, parameters = made(0)
-    recordings = [record(dropped, parameters) for _ in range(2)]
+    recordings: list[GradientRecording] = []
 
     def call(*tensors: Tensor) -> Any:
         if not torch.is_grad_enabled():
             return dropped(tensors, parameters)
+        if all(each.is_busy() for each in recordings):
+            recordings.append(record(dropped, parameters))
         return next(each for each in recordings if not each.is_busy())(tensors, ())
 
     found = []
@@ -300,6 +323,7 @@ def test_replays_inside_of_a_checkpoint(is_reentrant: bool, towers: int) -> None
         for each in parameters:
             each.grad = None
     assert_equal(found[1], found[0])
+    assert len(recordings) == 1  # nothing is kept for the backward pass
 
 
 def test_gradients_of_gradients_are_refused() -> None:
