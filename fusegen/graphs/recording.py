@@ -30,13 +30,23 @@ class GraphPool:
         self._pool = torch.cuda.graph_pool_handle()
         self._lock = new_lock()
         self._stream: torch.cuda.Stream | None = None
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """A function that replays what a run launches, and the run's result, whose tensors each replay fills."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with self.aside(), torch.cuda.graph(graph, self._pool, self._side, capture_error_mode="thread_local"):
             result = run()
         return graph.replay, result
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """On a stream that graphs are recorded on, between what the current stream does before and after it."""
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            yield
+        current.wait_stream(self._side)
 
     @contextmanager
     def in_order(self) -> Iterator[None]:
@@ -47,6 +57,16 @@ class GraphPool:
                 stream.wait_stream(self._stream)
             self._stream = stream
             yield
+
+
+@contextmanager
+def own_casts() -> Iterator[None]:
+    """Has what runs meanwhile cast parameters itself, of which autocast keeps the casts of earlier runs, and keeps none for later."""
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
 
 
 @dataclass(frozen=True)
@@ -61,7 +81,7 @@ class Recording:
     """
 
     replay: Callable[[], None]
-    inputs: Sequence[Tensor]
+    inputs: list[Tensor]
     written: Sequence[int]
     leaves: Sequence[Any]
     spec: TreeSpec
@@ -83,18 +103,17 @@ class Recording:
         with torch.inference_mode(False):
             inputs = [tensor.detach().clone(memory_format=torch.preserve_format) for tensor in tensors]
         versions = [tensor._version for tensor in inputs]
-        replay, result = pool.record(lambda: run(inputs))
-        written = [
-            number for number, (tensor, version) in enumerate(zip(inputs, versions, strict=True)) if tensor._version != version
-        ]
+        with own_casts():
+            replay, result = pool.record(lambda: run(inputs))
+        written = [number for number, tensor in enumerate(inputs) if tensor._version != versions[number]]
         leaves, spec = tree_flatten(result)
         known = {id(value): Argument(number) for number, value in enumerate((*inputs, *others))}
-        return cls(replay, inputs, written, [known.get(id(leaf)) or _result(leaf) for leaf in leaves], spec)
+        return cls(replay, inputs, written, [known.get(id(leaf)) or checked(leaf) for leaf in leaves], spec)
 
     def __call__(self, tensors: Sequence[Tensor], others: Sequence[object]) -> Any:
         """The result of other arguments."""
         if self.inputs:
-            torch._foreach_copy_(self.inputs, tensors)
+            torch._foreach_copy_(self.inputs, list(tensors))
         self.replay()
         for number in self.written:
             tensors[number].copy_(self.inputs[number])
@@ -109,7 +128,7 @@ class Argument:
     number: int
 
 
-def _result(leaf: object) -> object:
+def checked(leaf: object) -> object:
     if isinstance(leaf, Tensor) or is_plain(leaf):
         return leaf
     raise UnsupportedError(f"its result holds a {type(leaf).__name__}", mend="return tensors and plain values")

@@ -2,69 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from fusegen.graphs import forward, recording
+from fusegen.graphs import forward
 from fusegen.graphs.forward import GraphedForward
 from tests.unit.patching.models import small_model
-
-
-class Tape(TorchDispatchMode):
-    """Records operations as a graph of CUDA does: what they do to memory happens at a replay alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._steps: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
-        self._made: set[int] = set()
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function._schema.is_mutable:
-            for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self._made:
-                    self._before.setdefault(tensor.untyped_storage().data_ptr(), (tensor, tensor.clone()))
-        result = function(*args, **kwargs)
-        self._steps.append((function, args, kwargs, result))
-        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        self._made |= {t.untyped_storage().data_ptr() for t in tree_leaves(result) if isinstance(t, Tensor)} - given
-        return result
-
-    def rewind(self) -> None:
-        for tensor, before in self._before.values():
-            tensor.copy_(before)
-
-    def replay(self) -> None:
-        for function, args, kwargs, result in self._steps:
-            given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-            for old, new in zip(tree_leaves(result), tree_leaves(function(*args, **kwargs)), strict=True):
-                if isinstance(old, Tensor) and old.untyped_storage().data_ptr() not in given:
-                    old.copy_(new)
-
-
-class Tapes:
-    """In the place of a `GraphPool`."""
-
-    def __init__(self, device: torch.device) -> None:
-        pass
-
-    def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        with Tape() as tape:
-            result = run()
-        tape.rewind()
-        return tape.replay, result
-
-    @contextmanager
-    def in_order(self) -> Iterator[None]:
-        yield
+from tests.unit.tapes import Tapes
 
 
 @pytest.fixture(autouse=True)
