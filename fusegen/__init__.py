@@ -23,8 +23,10 @@ __all__ = [
     "Vjp",
     "Workspace",
     "__version__",
+    "cuda_graph",
     "dropout",
     "find",
+    "graph_step",
     "invertible_layer_norm",
     "kernel",
     "load",
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from fusegen.errors import FusegenError
     from fusegen.findings import find
     from fusegen.gradients import Vjp
+    from fusegen.graphs.graphed import cuda_graph, graph_step
     from fusegen.lang.functions.normalization import invertible_layer_norm
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
@@ -57,8 +60,10 @@ else:
         "Static": "fusegen.runtime.parameters",
         "Vjp": "fusegen.gradients",
         "Workspace": "fusegen.runtime.workspace",
+        "cuda_graph": "fusegen.graphs.graphed",
         "dropout": "fusegen.lang.functions.random",
         "find": "fusegen.findings",
+        "graph_step": "fusegen.graphs.graphed",
         "invertible_layer_norm": "fusegen.lang.functions.normalization",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",

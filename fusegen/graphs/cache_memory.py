@@ -72,9 +72,13 @@ class CacheView:
         full, and else the numbers themselves."""
         if not is_prepared:
             return tuple(held[name] for held, name in self.lengths)
-        return tuple(
-            (held[name] >= held["max_cache_len"], held[name] + count > held["max_cache_len"]) for held, name in self.lengths
-        )
+        return tuple(_phase(held[name], count, held["max_cache_len"]) for held, name in self.lengths)
+
+
+def _phase(length: int, count: int, most: int) -> tuple[bool, int]:
+    """What a sliding layer asks of its length: whether it is full, and the length itself where it becomes so."""
+    is_full = length >= most
+    return is_full, length if length + count > most and not is_full else 0
 
 
 def _kind(name: str, value: Any) -> type:

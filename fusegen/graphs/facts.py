@@ -12,15 +12,16 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fusegen.lang.running import is_tracing
-from fusegen.state import Kind, Read, State, contents, is_plain, matcher, same
+from fusegen.state import Kind, Read, Slot, State, contents, is_plain, matcher, same
 
+T = TypeVar("T")
 Variables: TypeAlias = Mapping[str, Any]
 """The variables of an object, a class or a module."""
 
@@ -110,22 +111,38 @@ def _pointers(tensors: Iterable[Tensor]) -> list[int]:
 class Reads:
     """What code read while it ran.
 
+    Args:
+        function: that ran.
+        roots: modules that it may read.
+
     Attributes:
         items: variables, and a name among them.
         states: what kernels had read when they were traced.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, function: object, roots: Sequence[nn.Module]) -> None:
+        self._function, self._roots = function, roots
         self.items: dict[tuple[int, str], tuple[Variables, str]] = {}
         self.states: dict[int, State] = {}
 
-    def facts(self, module: nn.Module) -> Callable[[], bool]:
-        """A function that says whether a later run of a module, with all inside of it, would read the same."""
+    def facts(self, *, required: bool = False) -> Callable[[], bool]:
+        """A function that says whether a later run would read the same.
+
+        Args:
+            required: if it asks for the parameters that require a gradient, too.
+        """
         facts = Unchanged()
-        modules = list(module.modules())
+        modules = [each for root in self._roots for each in root.modules()]
         facts.sizes([vars(each) for each in modules])
         facts.holds(lambda kinds: list(map(type, modules)) == kinds, list(map(type, modules)))
         facts.holds(lambda last: RemovableHandle.next_id == last, RemovableHandle.next_id)
+        if required:
+            parameters = [each for root in self._roots for each in root.parameters()]
+            facts.holds(lambda wanted: [each.requires_grad for each in parameters] == wanted, [p.requires_grad for p in parameters])
+        for optimizer in reached(self._function, torch.optim.Optimizer):
+            _note_optimizer(facts, optimizer)
+        for number, cell in enumerate(getattr(self._function, "__closure__", None) or ()):
+            facts.read(Read(Slot(self._function, Kind.CELL, number), cell.cell_contents))
         for each in modules:
             if "forward" in vars(each):
                 facts.item(vars(each), "forward")
@@ -137,6 +154,30 @@ class Reads:
             for read in state.reads():
                 _note(facts, read, owners)
         return facts.function()
+
+
+def reached(function: Any, kind: type[T]) -> list[T]:
+    """The objects of a class that a function closes over, or names as globals, is bound to, or is."""
+    bound = getattr(function, "__self__", None)
+    function = getattr(function, "__func__", function)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    code, variables = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    named = [variables[name] for name in code.co_names if name in variables] if code is not None else []
+    inside = [*vars(bound).values()] if hasattr(bound, "__dict__") and not isinstance(bound, nn.Module | ModuleType) else []
+    found = [value for value in (function, bound, *cells, *named, *inside) if isinstance(value, kind)]
+    return list({id(value): value for value in found}.values())
+
+
+def _note_optimizer(facts: Unchanged, optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for name in group:
+            facts.item(group, name)
+        for number in range(len(group["params"])):
+            facts.item(group["params"], number)
+    for state in optimizer.state.values():
+        for name in state:
+            facts.item(state, name)
+    facts.sizes([optimizer.param_groups, optimizer.state])
 
 
 def _note(facts: Unchanged, read: Read, modules: set[int]) -> None:
@@ -191,11 +232,12 @@ _OF_MODULES = _of_class(nn.Module)
 
 
 @contextmanager
-def watching(module: nn.Module) -> Iterator[Reads]:
-    """Notes what Python code names that runs meanwhile: attributes of a module, of those inside of it and of objects that these
+def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
+    """Notes what Python code names that runs meanwhile: attributes of modules, of those inside of them and of objects that these
     hold, and globals; and what kernels had read that are called."""
-    reads, seen = Reads(), set[CodeType]()
-    known = {id(value) for each in module.modules() for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
+    reads, seen = Reads(function, roots), set[CodeType]()
+    modules = [each for root in roots for each in root.modules()]
+    known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
     before = sys.getprofile()
 
     def event(frame: FrameType, kind: str, result: object) -> None:

@@ -208,10 +208,10 @@ def _overwritten() -> GradientError:
 
 
 @contextmanager
-def put_in(module: nn.Module, parameters: Sequence[Tensor], aliases: Sequence[Tensor]) -> Iterator[None]:
-    """Has a module hold other tensors in the places of its parameters."""
+def put_in(modules: Sequence[nn.Module], parameters: Sequence[Tensor], aliases: Sequence[Tensor]) -> Iterator[None]:
+    """Has modules hold other tensors in the places of their parameters."""
     others = {id(parameter): alias for parameter, alias in zip(parameters, aliases, strict=True)}
-    holders = [each._parameters for each in module.modules()]
+    holders = [each._parameters for module in modules for each in module.modules()]
     found = [(held, name, value) for held in holders for name, value in held.items() if id(value) in others]
     try:
         for held, name, value in found:

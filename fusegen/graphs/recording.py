@@ -59,9 +59,22 @@ class GraphPool:
             yield
 
 
+class Pools:
+    """The pools of several devices, which many functions may share."""
+
+    def __init__(self) -> None:
+        self._pools: dict[torch.device, GraphPool] = {}
+
+    def of(self, device: torch.device) -> GraphPool:
+        """The pool of a device."""
+        if device not in self._pools:
+            self._pools[device] = GraphPool(device)
+        return self._pools[device]
+
+
 @contextmanager
 def own_casts() -> Iterator[None]:
-    """Has what runs meanwhile cast parameters itself, of which autocast keeps the casts of earlier runs, and keeps none for later."""
+    """Has what runs meanwhile cast parameters itself: autocast keeps casts of earlier runs, and gets none for later ones."""
     torch.clear_autocast_cache()
     try:
         yield

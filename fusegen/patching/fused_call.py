@@ -19,6 +19,7 @@ from fusegen.api import Kernel, vjp
 from fusegen.dtypes import autocast_dtype
 from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
+from fusegen.graphs.graphed import KernelGraphs
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
 from fusegen.state import ChangeError, refusing_changes
@@ -91,9 +92,11 @@ class FusedCall:
         module: the module that holds it.
         kinds: for each kind of call that was met, the facts of its kernel, or why there is none.
         watched_by: the last reason for which a call ran as it is, though it might be a kernel.
+        graphs: of calls with gradients; None where they are launched kernel by kernel.
     """
 
     module: nn.Module
+    graphs: KernelGraphs | None = None
     watched_by: str = ""
     _watched_last = "it was patched behind its forward pass"  # by what, in the last call outside of a backward pass
 
@@ -118,7 +121,8 @@ class FusedCall:
             with refusing_changes():
                 if not self.kinds and self.module.training and not torch.is_grad_enabled():
                     _require_derivative(call)
-                result = call.kernel(*call.args, **call.kwargs)
+                kernel = call.kernel if self.graphs is None or not torch.is_grad_enabled() else self.graphs[call.kernel]
+                result = kernel(*call.args, **call.kwargs)
         except Exception as error:
             refusal = refusal_of(error)
             if not refusal:

@@ -6,6 +6,7 @@ from torch import nn
 
 from fusegen.errors import ArgumentError
 from fusegen.graphs.forward import GraphedForward
+from fusegen.graphs.recording import Pools
 from fusegen.patching.between import hand_attention
 from fusegen.patching.forward import FusedForward, follow_copies
 from fusegen.patching.fused_call import FusedCall
@@ -53,7 +54,7 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = (), *,
     follow_copies()
     for call in calls.values():
         call.put()
-    report = Report(type(model).__name__, calls, GraphedForward(model))
+    report = Report(type(model).__name__, calls, GraphedForward(model, Pools()))
     report.cuda_graphs = cuda_graphs
     return report
 

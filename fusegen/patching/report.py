@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.graphs.forward import GraphedForward
+from fusegen.graphs.graphed import KernelGraphs, words
+from fusegen.patching.forward import FusedForward
 from fusegen.patching.fused_call import Fused, FusedCall
 
 _WIDTH = 100  # of a reason
@@ -47,18 +49,24 @@ class Report:
 
     def __init__(self, model: str, calls: Mapping[str, FusedCall], graphs: GraphedForward) -> None:
         self._model, self._calls, self._graphs = model, dict(calls), graphs
+        self._layers = [call for call in calls.values() if isinstance(call, FusedForward)]
 
     @property
     def cuda_graphs(self) -> bool:
-        """True if calls of the model without gradients are recorded as CUDA graphs and replayed; it may be set."""
+        """True if calls are recorded as CUDA graphs and replayed: of the model without gradients, of its layers with gradients.
+        It may be set."""
         return self._graphs.is_put
 
     @cuda_graphs.setter
     def cuda_graphs(self, wanted: bool) -> None:
-        if wanted and not self._graphs.is_put:
+        if wanted == self._graphs.is_put:
+            return
+        if wanted:
             self._graphs.put()
-        elif not wanted:
+        else:
             self._graphs.remove()
+        for call in self._layers:
+            call.graphs = KernelGraphs(self._graphs.pools) if wanted else None
 
     def undo(self) -> None:
         """Puts back everything as it was."""
@@ -118,8 +126,12 @@ class Report:
         )
         if self.after:
             total += f" ({100 * (self.before - self.after) / self.before:.0f}% fewer)" if self.before > self.after else ""
-        graphs = [str(self._graphs)] if self.cuda_graphs else []
+        graphs = self._of_graphs() if self.cuda_graphs else []
         return "\n".join([f"{self._model}, patched:", *(f"  {line}" for line in lines), total, *graphs])
+
+    def _of_graphs(self) -> list[str]:
+        layers = words(graph for call in self._layers for graph in (call.graphs or {}).values())
+        return [f"CUDA graphs of the model: {self._graphs}", f"CUDA graphs of layers, with gradients: {layers}"]
 
     __repr__ = __str__
 

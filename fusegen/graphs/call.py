@@ -1,0 +1,122 @@
+"""Calls taken apart: what tells those that one graph can serve from others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusegen.errors import UnsupportedError
+from fusegen.graphs.cache_memory import CacheView
+from fusegen.state import exact, is_plain
+
+
+class Views(dict[int, CacheView]):
+    """Caches that calls brought, taken apart, by their ids."""
+
+    def of(self, cache: object) -> CacheView:
+        """A cache taken apart, as it is now."""
+        view = self.get(id(cache))
+        if view is None or view.cache() is not cache or not view.is_current():
+            view = self[id(cache)] = CacheView(cache)
+            for key in [key for key, each in self.items() if each.cache() is None]:
+                del self[key]
+        return view
+
+
+@dataclass
+class Call:
+    """A call taken apart.
+
+    Attributes:
+        form: the arguments' structure, with a description in the place of each tensor, and plain values.
+        tensors: in the order of the form.
+        views: the caches.
+        modules: those among the arguments.
+    """
+
+    form: object
+    tensors: list[Tensor]
+    views: list[CacheView]
+    modules: list[nn.Module]
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> Call:
+        """Takes a call apart.
+
+        Raises:
+            UnsupportedError: an argument is none of tensors, plain values, modules, static caches and containers of these.
+        """
+        call = cls(None, [], [], [])
+        call.form = (
+            *(call._form(value, known) for value in args),
+            *((name, call._form(value, known)) for name, value in kwargs.items()),
+        )
+        return call
+
+    def _form(self, value: Any, known: Views) -> object:
+        if value is None or value is True or value is False:
+            return value
+        kind = type(value)
+        if issubclass(kind, Tensor):
+            self.tensors.append(value)
+            return (kind, value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
+        if kind is dict:
+            return ("dict", *((name, self._form(each, known)) for name, each in value.items()))
+        if kind is tuple or kind is list:
+            return (kind, *(self._form(each, known) for each in value))
+        if is_plain(value):
+            return exact(value)
+        if isinstance(value, nn.Module):
+            self.modules.append(value)
+            return (kind, id(value))
+        if hasattr(value, "layers"):
+            self.views.append(known.of(value))
+            return ("cache", len(self.views))
+        raise UnsupportedError(f"an argument is a {kind.__name__}", mend="pass tensors, plain values and a StaticCache")
+
+
+def key_of(call: Call, kwargs: Mapping[str, Any]) -> object:
+    """All that tells a call from others but what it reads of models."""
+    count, is_prepared = _new_tokens(kwargs)
+    caches = tuple((view.layout, view.phase(count, is_prepared)) for view in call.views)
+    return call.form, caches, _settings(call.tensors[0].device.type)
+
+
+def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
+    """How many positions a call has, and whether it says where they are and what they see."""
+    ids, positions, mask = kwargs.get("input_ids"), kwargs.get("position_ids"), kwargs.get("attention_mask")
+    if not isinstance(ids, Tensor) or ids.dim() != 2:
+        return 1, False
+    is_prepared = isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.dim() == 4)
+    return ids.shape[1], is_prepared and isinstance(positions, Tensor)
+
+
+def _settings(device: str) -> tuple[object, ...]:
+    """What torch is set to."""
+    return (
+        torch.is_inference_mode_enabled(),
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def run_with(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:
+    """Calls a function with other tensors in the places of those of its arguments."""
+    given = iter(tensors)
+    args = _with(tuple(args), given)
+    return function(*args, **_with(dict(kwargs), given))
+
+
+def _with(value: Any, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if type(value) is dict:
+        return {name: _with(each, tensors) for name, each in value.items()}
+    return type(value)(_with(each, tensors) for each in value) if type(value) in (tuple, list) else value

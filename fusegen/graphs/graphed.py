@@ -1,0 +1,378 @@
+"""Calls of a function as CUDA graphs: those that are alike are recorded once and replayed."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from fusegen.errors import FusegenError, UnsupportedError
+from fusegen.graphs.cache_memory import CacheMemory, CacheView
+from fusegen.graphs.call import Call, Views, key_of, run_with
+from fusegen.graphs.facts import reached, watching
+from fusegen.graphs.gradients import GradientRecording, put_in
+from fusegen.graphs.recording import GraphPool, Pools, Recording
+from fusegen.lang.running import is_tracing
+from fusegen.threads import new_lock
+
+_CAPTURING = "transformers.utils.output_capturing"
+_MOST = 32  # recorded calls of one function
+_MOST_MET = 256  # kinds of calls that have none
+_MOST_CHANGES = 8  # of what a graph holds on to, before its calls run as they are
+_MOST_PENDING = 4  # recordings of calls that are alike, where several wait for their backward passes
+_RECORDING = new_lock()  # by one thread at a time
+
+
+@dataclass
+class PlainGraph:
+    """A recorded call without gradients.
+
+    Attributes:
+        facts: says whether all is as it was recorded that the call reads beside its arguments.
+        memories: where the call's caches lie.
+        advances: for each cache, what a call adds to the lengths that it keeps as Python numbers.
+    """
+
+    pool: GraphPool
+    recording: Recording
+    facts: Callable[[], bool]
+    memories: Sequence[CacheMemory]
+    advances: Sequence[Sequence[int]]
+
+    def replay(self, call: Call) -> Any:
+        """The result of a call of the same form."""
+        with self.pool.in_order():
+            for memory, view in zip(self.memories, call.views, strict=True):
+                memory.bind(view)
+            result = self.recording(call.tensors, others(call))
+        for view, numbers in zip(call.views, self.advances, strict=True):
+            for (held, name), number in zip(view.lengths, numbers, strict=True):
+                held[name] += number
+        return result
+
+
+@dataclass
+class GradientGraph:
+    """A recorded call and its gradient: several recordings, where one still waits for its backward pass.
+
+    Attributes:
+        another: makes one more recording of a call.
+    """
+
+    recordings: list[GradientRecording]
+    facts: Callable[[], bool]
+    another: Callable[[Call], GradientRecording]
+    memories: Sequence[CacheMemory] = ()
+    lock: Any = field(default_factory=new_lock)
+
+    def replay(self, call: Call) -> Any:
+        """The result of a call of the same form, with a node of autograd's graph behind it.
+
+        Raises:
+            UnsupportedError: too many calls wait for their backward passes.
+        """
+        with self.lock:
+            free = next((each for each in self.recordings if not each.is_busy()), None)
+            if free is None and len(self.recordings) == _MOST_PENDING:
+                raise UnsupportedError(f"more than {_MOST_PENDING} calls wait for their backward passes")
+            if free is None:
+                free = self.another(call)
+                self.recordings.append(free)
+            return free(call.tensors, others(call))
+
+
+Graph: TypeAlias = PlainGraph | GradientGraph
+
+
+def others(call: Call) -> list[object]:
+    """The arguments that are no tensors and may be a part of the result."""
+    return [*(view.cache() for view in call.views), *call.modules]
+
+
+@dataclass
+class Met:
+    """Calls of a form that have no graph.
+
+    Attributes:
+        count: how many there were.
+        changes: how often what a graph had read was not so any more.
+        reason: why they cannot be recorded.
+    """
+
+    count: int = 0
+    changes: int = 0
+    reason: str = ""
+
+
+def cuda_graph(function: Callable[..., Any]) -> Graphed:
+    """A function whose calls are CUDA graphs: the first call of a form runs as it is, the second is recorded, later ones are
+    replayed. Calls with gradients are recorded with their backward passes.
+
+    A replay runs no Python: it computes again what the recorded call has launched, with other values in tensors of the same shapes.
+    What the function reads beside its arguments (attributes of modules, globals, parameters) is compared before each replay, and a
+    call where it has changed is recorded again.
+
+    Args:
+        function: a kernel, a module, or a function of tensors, plain values, modules and static caches.
+
+    Returns:
+        A callable object, which gives what the function gives. ``print`` shows how many calls were recorded, and why others ran as
+        they are.
+    """
+    roots = [function] if isinstance(function, nn.Module) else reached(getattr(function, "function", function), nn.Module)
+    return Graphed(function, Pools(), roots)
+
+
+def graph_step(step: Callable[..., Any]) -> Graphed:
+    """A training step as one CUDA graph: forward pass, backward pass and optimizer.
+
+    Args:
+        step: a function of tensors that computes a loss, calls ``backward()`` and steps an optimizer which can be captured
+            (``capturable=True``, or one without a state on the host).
+
+    Returns:
+        A callable object, which gives what the step gives, without gradients.
+    """
+    return Graphed(step, Pools(), reached(step, nn.Module), is_step=True)
+
+
+class KernelGraphs(dict[Callable[..., Any], "Graphed"]):
+    """Kernels whose calls are CUDA graphs, each by itself.
+
+    Args:
+        pools: of these graphs.
+    """
+
+    def __init__(self, pools: Pools) -> None:
+        self.pools = pools
+
+    def __missing__(self, kernel: Callable[..., Any]) -> Graphed:
+        return self.setdefault(kernel, Graphed(kernel, self.pools, []))
+
+
+class Graphed:
+    """A function whose calls are CUDA graphs. The first call of a form runs as it is, the second is recorded, later ones are
+    replayed.
+
+    Args:
+        function: of tensors, plain values, static caches and modules.
+        pools: of its graphs.
+        roots: modules that it reads, beside those among its arguments.
+        is_step: if its calls have backward passes inside of them, so that results need no gradient.
+
+    Attributes:
+        recorded: how many calls were recorded.
+        replayed: how many were replayed.
+        reasons: why calls ran as they are, and how many.
+    """
+
+    def __init__(self, function: Callable[..., Any], pools: Pools, roots: Sequence[nn.Module], *, is_step: bool = False) -> None:
+        self._function, self.pools, self._roots, self._is_step = function, pools, roots, is_step
+        self.forget()
+
+    def forget(self) -> None:
+        """Frees all graphs."""
+        self.recorded = self.replayed = 0
+        self.reasons: dict[str, int] = {}
+        self._graphs: OrderedDict[object, Graph] = OrderedDict()
+        self._met: OrderedDict[object, Met] = OrderedDict()
+        self._memories: dict[object, CacheMemory] = {}
+        self._views = Views()
+        self._last: tuple[object, Graph] | None = None
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """The function as it is."""
+        return self._function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result."""
+        if is_compiling() or is_tracing():
+            return self.original(*args, **kwargs)
+        try:
+            call = self._call(args, kwargs)
+            graph = self._graph(call, args, kwargs)
+            if graph is not None:
+                result = graph.replay(call)
+                self.replayed += 1
+                return result
+        except UnsupportedError as error:
+            self.reasons[error.what] = self.reasons.pop(error.what, 0) + 1
+        return self.original(*args, **kwargs)
+
+    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """A call taken apart.
+
+        Raises:
+            UnsupportedError: it cannot be recorded.
+        """
+        call = Call.of(args, kwargs, self._views)
+        devices = {tensor.device for tensor in call.tensors}
+        if len(devices) != 1 or next(iter(devices)).type != DEVICE:
+            raise UnsupportedError("its tensors are not on one GPU")
+        if DEVICE == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError("a graph is being recorded around it")
+        return call
+
+    def _graph(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph | None:
+        """The graph of a call; None the first time.
+
+        Raises:
+            UnsupportedError: there can be none.
+        """
+        key = key_of(call, kwargs)
+        graph = self._last[1] if self._last is not None and self._last[0] == key else self._graphs.get(key)
+        if graph is not None and graph.facts():
+            if self._last is None or self._last[1] is not graph:
+                self._graphs.move_to_end(key)
+                self._last = key, graph
+            return graph
+        met = self._met.setdefault(key, Met())
+        _drop_oldest(self._met, _MOST_MET)
+        if graph is not None:
+            self._last = None
+            self._graphs.pop(key, None)
+            met.changes += 1
+        if met.reason or met.changes > _MOST_CHANGES:
+            raise UnsupportedError(met.reason or "what it reads beside its arguments changes from call to call")
+        met.count += 1
+        if met.count == 1:
+            return None
+        graph = self._recorded(met, call, args, kwargs)
+        self._graphs[key], self._last = graph, (key, graph)
+        _drop_oldest(self._graphs, _MOST)
+        used = {id(memory) for each in self._graphs.values() for memory in each.memories}
+        self._memories = {layout: memory for layout, memory in self._memories.items() if id(memory) in used}
+        return graph
+
+    def _recorded(self, met: Met, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:
+        """The graph of a call, which has not run yet.
+
+        Raises:
+            UnsupportedError: it cannot be one.
+        """
+        roots = [*self._roots, *call.modules]
+        _require_no_hooks(roots)
+        if not _RECORDING.acquire(blocking=False):
+            raise UnsupportedError("another thread records a graph")
+        try:
+            pool = self.pools.of(call.tensors[0].device)
+            leaves = (*call.tensors, *(parameter for root in roots for parameter in root.parameters()))
+            if torch.is_grad_enabled() and not self._is_step and any(leaf.requires_grad for leaf in leaves):
+                graph: Graph = self._with_gradients(pool, roots, call, args, kwargs)
+            else:
+                graph = self._plain(pool, roots, call, args, kwargs)
+        except Exception as error:
+            met.reason = _words(error)
+            raise UnsupportedError(met.reason) from error
+        finally:
+            _RECORDING.release()
+        self.recorded += 1
+        return graph
+
+    def _plain(
+        self, pool: GraphPool, roots: Sequence[nn.Module], call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> PlainGraph:
+        memories = [self._memory(view) for view in call.views]
+        saved = [(held, dict(held)) for view in call.views for held in view.parts]
+        try:
+            with watching(self.original, roots) as reads:
+                recording = Recording.of(pool, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
+            return PlainGraph(pool, recording, reads.facts(), memories, [_advances(view, saved) for view in call.views])
+        finally:
+            for held, before in saved:
+                held.clear()
+                held.update(before)
+
+    def _with_gradients(
+        self, pool: GraphPool, roots: Sequence[nn.Module], call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> GradientGraph:
+        if call.views:
+            raise UnsupportedError("it has a cache and gradients", mend="pass use_cache=False")
+        parameters = list({id(each): each for root in roots for each in root.parameters() if each.requires_grad}.values())
+        state = list({id(each): each for root in roots for each in root.buffers()}.values())
+        original = self.original
+
+        def run(inputs: Sequence[Tensor], aliases: Sequence[Tensor]) -> Any:
+            with put_in(roots, parameters, aliases):
+                return run_with(original, args, kwargs, inputs)
+
+        def another(call: Call) -> GradientRecording:
+            return GradientRecording.of(pool, run, call.tensors, parameters, others(call), state)
+
+        with watching(original, roots) as reads:
+            recording = another(call)
+        return GradientGraph([recording], reads.facts(required=True), another)
+
+    def _memory(self, view: CacheView) -> CacheMemory:
+        """The memory in which a cache lies from now on."""
+        memory = self._memories.get(view.layout)
+        if memory is None:
+            memory = self._memories[view.layout] = CacheMemory(view)
+        memory.bind(view)
+        return memory
+
+    def __str__(self) -> str:
+        return words([self])
+
+
+def _advances(view: CacheView, saved: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[int]:
+    """What a run has added to the lengths of a cache.
+
+    Raises:
+        UnsupportedError: it has changed more than these.
+    """
+    before = {id(held): values for held, values in saved}
+    lengths = {(id(held), name) for held, name in view.lengths}
+    for held in view.parts:
+        for name, value in held.items():
+            if (id(held), name) not in lengths and value is not before[id(held)].get(name):
+                raise UnsupportedError(f"it changes {name!r} of its cache")
+    return [held[name] - before[id(held)][name] for held, name in view.lengths]
+
+
+def _require_no_hooks(roots: Iterable[nn.Module]) -> None:
+    """Refuses hooks inside of a model, which a replay does not run; those by which transformers captures outputs are a part of the
+    forward pass."""
+    for path, each, is_root in ((path, each, each is root) for root in roots for path, each in root.named_modules()):
+        held = vars(each)
+        names = ("_backward_hooks", "_backward_pre_hooks", *(() if is_root else ("_forward_hooks", "_forward_pre_hooks")))
+        hooks = [hook for name in names for hook in held[name].values()]
+        if "_hf_hook" in held or any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks):
+            raise UnsupportedError(f"{path or type(each).__name__} has hooks", mend="remove them")
+
+
+def words(several: Iterable[Graphed]) -> str:
+    """What became of the calls of some functions, on one line."""
+    several, reasons = list(several), Counter[str]()
+    for each in several:
+        reasons.update(each.reasons)
+    recorded, replayed = sum(each.recorded for each in several), sum(each.replayed for each in several)
+    rest = "".join(f"; {count} as they are: {reason}" for reason, count in reasons.items())
+    return f"{recorded} recorded, {replayed} calls replayed{rest}"
+
+
+def _drop_oldest(held: OrderedDict[Any, Any], most: int) -> None:
+    while len(held) > most:
+        held.popitem(last=False)
+
+
+def _words(error: Exception) -> str:
+    """Why a call cannot be recorded, with the line of the user's or the model's code that is in the way."""
+    text = str(error).partition("\n")[0]
+    what = error.what if isinstance(error, FusegenError) else f"{type(error).__name__}: {text}"
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    return f"{what} · at: {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else what
+
+
+DEVICE = "cuda"
+"""The kind of device whose calls are recorded."""
