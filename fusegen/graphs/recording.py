@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from fusegen.state import is_plain
 from fusegen.threads import new_lock
 
 T = TypeVar("T")
+_MOST_CONSTANTS = 64  # elements
 
 
 class GraphPool:
@@ -35,7 +37,8 @@ class GraphPool:
     def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """A function that replays what a run launches, and the run's result, whose tensors each replay fills."""
         graph = torch.cuda.CUDAGraph()
-        with self.aside(), torch.cuda.graph(graph, self._pool, self._side, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, self._pool, self._side, capture_error_mode="thread_local")
+        with self.aside(), constants_on_device(), capture:
             result = run()
         return graph.replay, result
 
@@ -70,6 +73,27 @@ class Pools:
         if device not in self._pools:
             self._pools[device] = GraphPool(device)
         return self._pools[device]
+
+
+@contextmanager
+def constants_on_device() -> Iterator[None]:
+    """Has `torch.tensor` of this thread fill small tensors of a GPU there: a graph cannot copy them from where they are made."""
+    made, thread = torch.tensor, get_ident()
+
+    def tensor(data: Any, *, device: Any = None, **settings: Any) -> Tensor:
+        is_elsewhere = device is not None and torch.device(device).type != "cpu" and get_ident() == thread
+        host = made(data, **settings) if is_elsewhere else None
+        if host is None or host.numel() > _MOST_CONSTANTS:
+            return made(data, device=device, **settings)
+        values = [torch.full((), value, dtype=host.dtype, device=device) for value in host.flatten().tolist()]
+        found = torch.stack(values).view(host.shape) if values else torch.empty(host.shape, dtype=host.dtype, device=device)
+        return found.requires_grad_(host.requires_grad)
+
+    torch.tensor = tensor  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.tensor = made
 
 
 @contextmanager
