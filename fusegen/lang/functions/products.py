@@ -87,7 +87,7 @@ def outer(input: Any, vec2: Any) -> TracedTensor:
 def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> TracedTensor:
     """beta * input + alpha * mat1 @ mat2, of one dtype; where beta is 0, whatever the input holds."""
     product = matmul(mat1, mat2)
-    beside = _beside("addmm", product, input)
+    beside = product._tracer.add(Op.EXPAND, _beside("addmm", product, input), shape=product._node.shape)
     scaled = _times(product, alpha)
     return scaled if _is_zero(beta) else pointwise.add(scaled, _times(beside, beta))
 
@@ -99,7 +99,7 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any =
 
 
 def _beside(name: str, product: TracedTensor, value: Any) -> TracedTensor:
-    """What is added to a product, in the product's shape.
+    """What is added to a product.
 
     Raises:
         TraceError: it has another dtype, which torch refuses.
@@ -108,7 +108,10 @@ def _beside(name: str, product: TracedTensor, value: Any) -> TracedTensor:
     added, dtype = product._tracer.lift(value), dtype_of(product)
     if dtype_of(added) is not dtype:
         raise TraceError(f"{name} of {dtype_of(added)} and a product of {dtype}", mend="convert all to one number dtype")
-    return product._tracer.add(Op.EXPAND, added, shape=product._node.shape)
+    shape = product._node.shape
+    if len(added._node.shape) > len(shape) or not all(map(same, product._tracer.common_shape(added._node.shape, shape), shape)):
+        raise ShapeError(f"{name} of {added.shape} and a product of {product.shape}", mend="give what the product's shape holds")
+    return added
 
 
 def _is_zero(factor: Any) -> bool:
