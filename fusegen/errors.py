@@ -42,8 +42,12 @@ class UnsupportedError(TraceError):
     """The function uses an operation, a dtype or a shape that fusegen does not know."""
 
 
-class ShapeError(TraceError):
-    """Shapes that do not fit together, as torch would also refuse."""
+class ShapeError(TraceError, RuntimeError):
+    """Shapes that do not fit together, as torch would also refuse: with a ``RuntimeError``, for which a function may have a way."""
+
+
+class DimError(ShapeError, IndexError):
+    """A dim, or an element of one, that a tensor does not have: torch raises an ``IndexError``."""
 
 
 class ArgumentError(FusegenError, TypeError):

@@ -406,6 +406,11 @@ class Tracer:
             NeedsStatic: an int shares a symbol already, or equals no dim.
             NeedsLiteral: a size is an input's symbolic one whose value is known.
         """
+        need = self._literal_need(dims)
+        if need is not None:
+            self.start_again(need)
+
+    def _literal_need(self, dims: Sequence[Dim]) -> NeedsLiteral | None:
         symbols = {str(symbol) for dim in dims for symbol in getattr(dim, "free_symbols", ())}
         untied = {name for symbol, name in self.parameter_sizes.items() if symbol in symbols} - self.tied
         if untied:
@@ -414,7 +419,8 @@ class Tracer:
             self.require_no_parameter(dim)
             for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
                 if symbol.name in self.hints:
-                    raise NeedsLiteral(symbol.name)
+                    return NeedsLiteral(symbol.name)
+        return None
 
     def require_literal_feature(self, dim: Dim) -> None:
         """Asks for a size of last dims to be literal; leading sizes change from call to call, and stay as they are.
@@ -428,8 +434,10 @@ class Tracer:
 
     def expects_at_most(self, dim: Dim, most: int) -> bool:
         """Tells if a size is not above a number in this call, as far as is known; that a function asks for it is no guard."""
-        known = {symbol.name for symbol in getattr(dim, "free_symbols", ())} <= self.hints.keys()
-        return known and formula(dim)(self.hints) <= most
+        return self._are_known([dim]) and formula(dim)(self.hints) <= most
+
+    def _are_known(self, dims: Iterable[Dim]) -> bool:
+        return all(symbol.name in self.hints for dim in dims for symbol in getattr(dim, "free_symbols", ()))
 
     def require_literal_features(self) -> None:
         """Asks for every size of last dims to be literal: something takes plain numbers only.
@@ -453,23 +461,23 @@ class Tracer:
             self.require_equal(error.sizes)
             raise
 
-    def require_equal(self, sizes: Iterable[tuple[Dim, Dim]]) -> None:
+    def require_equal(self, sizes: Sequence[tuple[Dim, Dim]]) -> None:
         """Asks for sizes to be sums of each other or literal, where they are equal in this call, though not for all values of their
-        symbols.
+        symbols. Where they are not, that is a guard: the function may catch the error that follows.
 
         Raises:
             NeedsTie, NeedsLiteral: as in `require_literal`.
             NeedsSum: one is the sum of others.
         """
-        known = {name for a, b in sizes for s in (a, b) for name in map(str, getattr(s, "free_symbols", ()))}
-        if known <= self.hints.keys() and all(formula(a)(self.hints) == formula(b)(self.hints) for a, b in sizes):
-            try:
-                self.require_literal(*(dim for pair in sizes for dim in pair))
-            except NeedsLiteral as literal_need:
-                need = next((each for pair in sizes if (each := _sum_of(*pair, literal_need)) is not None), literal_need)
-            else:
+        if not self._are_known(itertools.chain(*sizes)):
+            return
+        for one, other in sizes:
+            if formula(one)(self.hints) != formula(other)(self.hints):
+                self.decide(sympy.Eq(one, other))
                 return
-            self.start_again(need)
+        need = self._literal_need(list(itertools.chain(*sizes)))
+        if need is not None:
+            self.start_again(next((each for pair in sizes if (each := _sum_of(*pair, need)) is not None), need))
 
     def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]

@@ -14,7 +14,7 @@ import numpy as np
 import sympy
 import torch
 
-from fusegen.errors import ShapeError, TraceError, UnsupportedError
+from fusegen.errors import DimError, TraceError, UnsupportedError
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import operation
@@ -291,9 +291,7 @@ class TracedTensor:
     def size(self, dim: int | None = None) -> Any:
         """All sizes, or one."""
         if dim is not None and (isinstance(dim, bool) or not -self.ndim <= dim < self.ndim):
-            raise ShapeError(
-                f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), mend="count dims from 0, or from -1"
-            )
+            raise DimError(f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), mend="count dims from 0, or from -1")
         return self.shape if dim is None else self.shape[dim]
 
     @property

@@ -88,6 +88,9 @@ _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defi
 _PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__wrapped__"})
 """Attributes of functions that code may ask for, and what ``inspect.signature`` reads."""
 
+_NAMES_OF = frozenset({"__name__", "__qualname__", "__module__", "__doc__", "__bases__", "__mro__", "__annotations__"})
+"""Attributes of classes and functions that say what they are."""
+
 _LOOKED_UP = frozenset({"modules", "import_module", "__import__"})
 """Words by which code may reach a module that it does not name."""
 
@@ -327,8 +330,8 @@ class Reach:
             if "__subclasses__" in names.attributes and not of_library(cls):
                 what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
                 raise TraceError(what, where=called_at(frame), mend="pass what is made of them as an argument")
-            if "__annotations__" in names.attributes and not of_library(cls):
-                self._notes.note(Slot(cls, Kind.ATTRIBUTE, "__annotations__"), cls.__annotations__, "annotations")
+            for part in () if of_library(cls) else _NAMES_OF & names.attributes:
+                self._notes.note(Slot(cls, Kind.ATTRIBUTE, part), getattr(cls, part), part)
             if type(cls) is abc.ABCMeta and not {"isinstance", "issubclass"}.isdisjoint(names.variables):
                 self._notes.note(Slot(abc.get_cache_token, Kind.RESULT, ()), abc.get_cache_token(), "registered")
         for holder in found:
@@ -336,9 +339,9 @@ class Reach:
                 self._notes.missing(vars(holder), names.asked)
             if is_a(holder, FunctionType):
                 all_parts = "signature" in names.attributes or "signature" in names.variables
-                for part in _PARTS if all_parts else _PARTS & names.attributes:
-                    if (value := getattr(holder, part, None)) is not None:
-                        self._notes.note(Slot(holder, Kind.ATTRIBUTE, part), value, part)
+                for part in (_PARTS if all_parts else frozenset()) | (_PARTS | _NAMES_OF) & names.attributes:
+                    if hasattr(holder, part):
+                        self._notes.note(Slot(holder, Kind.ATTRIBUTE, part), getattr(holder, part), part)
         if given:
             self._method(given[0], code)
 

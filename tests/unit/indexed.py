@@ -87,6 +87,7 @@ POINTWISE: dict[str, Case] = {
     "a computed index": (lambda x, i: x[i.clamp(0, 5)], (X, ints(7))),
     "an index or another": (lambda x, i: x[torch.where(i != 9, i, 2)] * 2, (X, torch.tensor([9, 0, -6, 9, 5]))),
     "an index or a number's": (lambda x, i, n: x[torch.where(i != n, i, -1) + 1] * 2, (X, torch.tensor([7, 0, 4, -2]), 7)),
+    "an index beside a float": (lambda x, i: x[torch.where(i != 2.5, i, 0)] * 2, (X, torch.tensor([5, 0, -6]))),
     "an index of floats": (lambda x, y: x[(y.abs() * 2).clamp(max=5).long()], (X, randn(7))),
     "an index by parts": (lambda x, a, b: x[torch.cat([a, b])], (X, indices(3, below=6), indices(2, below=6))),
     "a computed table": (lambda x, i: F.embedding(i, x.exp() * 2), (X, IDS)),

@@ -23,7 +23,8 @@ CASES = {**NORMS, **POINTWISE, **REDUCED}
 GATE = (
     "embed_norm torch.bfloat16 600", "embed_norm_sliced torch.float16 33", "shared positions", "strided table", "long rows",
     "embedding of strided indices", "gather", "take_along_dim", "places under a condition", "brackets", "a list behind a number",
-    "a computed index", "an index or another", "an index or a number's", "an index by parts", "a table by parts",
+    "a computed index", "an index or another", "an index or a number's", "an index beside a float",
+    "an index by parts", "a table by parts",
     "positions that are numbers too", "rows beside rows",
     "an index of an index", "an expanded table", "none", "log-probabilities", "sums both ways",
 )  # fmt: skip

@@ -58,6 +58,11 @@ def test_products_of_integers_stay_what_they_are() -> None:
 def test_products_that_torch_refuses() -> None:
     for call in [
         lambda x: torch.addmm(x.double(), x, x),
+        lambda x: torch.baddbmm(x.half(), x[None], x[None]),
+        lambda x: F.linear(x, x, x[0].half()),
+        lambda x: F.linear(x.half(), x.half(), x[0]),
+        lambda x: F.linear(x[:1], x, x),
+        lambda x: F.linear(x, x, x[None]),
         lambda x: torch.dot(x[0], x[0].double()),
         lambda x: torch.dot(x[0] > 0, x[1] > 0),
         lambda x: torch.dot(x[0], x[0, :1]),

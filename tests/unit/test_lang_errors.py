@@ -45,6 +45,29 @@ SHAPES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.tile(-1), "repeat (-1,) times"),
     (lambda x: torch.linalg.norm(x, None, ()), "along no dim"),
 ]
+CAUGHT: list[Callable[..., Any]] = [
+    lambda x, y: x.reshape(3, -1),
+    lambda x, y: x + y,
+    lambda x, y: x.T.topk(4)[0],
+    lambda x, y: x[4],
+    lambda x, y: x.sum(2),
+    lambda x, y: x * x.shape[2],
+]
+"""Functions of matrices that torch refuses at some numbers of rows."""
+
+
+def or_doubled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, and twice its first argument where torch refuses that."""
+
+    def caught(x: Tensor, y: Tensor) -> Tensor:
+        try:
+            return function(x, y) * 1
+        except (RuntimeError, IndexError):
+            return x * 2
+
+    return caught
+
+
 NO_DIMS: list[Callable[..., Any]] = [
     lambda x: x.sum(True),
     lambda x: x.argmin((0,)),
@@ -80,6 +103,7 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: F.mse_loss(x, x, reduction="all"), "reduction='all'"),
     (lambda x: x.clamp(), "clamp without bounds"),
     (lambda x: F.gelu(x, approximate="other"), "approximate='other'"),
+    (lambda x: F.leaky_relu(x, "0.1"), "negative_slope is a str"),
     (lambda x: F.softmax(x, dim=None, _stacklevel=0), "without dim"),
     (lambda x: F.dropout(x, 1.5), "between 0 and 1"),
     (lambda x: fg.dropout(x, 0.5, seed=2.0), "a seed of float"),
@@ -106,6 +130,19 @@ def test_shapes_that_do_not_fit() -> None:
 
 def test_the_size_of_a_dim_that_is_not_there() -> None:
     refused(lambda x: x * x.shape[2], X, error=IndexRangeError, says="dim 2 of a tensor of 2 dims", line="lambda")
+
+
+def test_a_function_may_catch_what_torch_refuses() -> None:
+    for number, function in enumerate(CAUGHT):
+        with case(number):
+            kernel = fg.kernel(or_doubled(function))
+            for rows, others in ((4, 3), (6, 3), (3, 3), (2, 5)):
+                x, y = randn(rows, 8), randn(others, 8)
+                assert torch.equal(kernel(x, y), or_doubled(function)(x, y)), (rows, others)
+
+
+def test_a_refusal_of_what_torch_takes_is_not_caught() -> None:
+    refused(or_doubled(lambda x, y: x.nonzero() + y), X, X, error=UnsupportedError, says="nonzero")
 
 
 def test_what_is_no_dim() -> None:

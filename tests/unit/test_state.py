@@ -436,6 +436,13 @@ CHANGES: dict[str, Callable[[], Change]] = {
     "a lock": _held(threading.Lock(), lambda lock: 1 + lock.locked(), lambda lock: lock.acquire()),
     "an array of C": _held((ctypes.c_int * 2)(2, 3), lambda a: a[0], lambda a: a.__setitem__(0, 5)),
     "an array of objects": _held(np.array([{"a": 2}, None]), lambda a: a[0]["a"], lambda a: a[0].update(a=3)),
+    "the name of a class": _held(type("A", (), {}), lambda a: len(a.__name__), lambda a: setattr(a, "__name__", "longer")),
+    "the bases of a class": _held(
+        type("B", (type("A", (), {}),), {}),
+        lambda b: len(b.__mro__),
+        lambda b: setattr(b, "__bases__", (type("C", b.__bases__, {}),)),
+    ),
+    "the text of a function": _held(lambda: 0, lambda f: len(f.__doc__ or "a"), lambda f: setattr(f, "__doc__", "a text")),
     "a cell": _held(types.CellType(2.0), lambda c: c.cell_contents, lambda c: setattr(c, "cell_contents", 3.0)),
 }
 

@@ -10,7 +10,7 @@ import sympy
 import torch
 import torch.nn.functional as F
 
-from fusegen.errors import ShapeError, TraceError
+from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.graph import Shape
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
@@ -68,12 +68,12 @@ def _literal_width(query: TracedTensor) -> int:
     """The head dim, by which queries are scaled: another one is another program.
 
     Raises:
-        ShapeError: its value is not known here.
+        UnsupportedError: its value is not known here.
     """
     query._tracer.require_literal(query._node.shape[-1])
     width = literal(query._node.shape[-1])
     if width is None:
-        raise ShapeError("the head dim must be literal", mend="pass scale=")
+        raise UnsupportedError("the head dim must be literal", mend="pass scale=")
     return width
 
 

@@ -9,7 +9,7 @@ from typing import cast as cast_to
 import torch
 
 from fusegen.dtypes import DType, from_torch
-from fusegen.errors import ShapeError, TraceError
+from fusegen.errors import DimError, ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.lang.float8 import no_arithmetic
 from fusegen.lang.memory import overwrite
@@ -40,12 +40,12 @@ def normalize_dim(dim: int, rank: int) -> int:
 
     Raises:
         TraceError: it is no int; torch takes no bool for one.
-        ShapeError: when there is no such dim.
+        DimError: when there is no such dim.
     """
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TraceError(f"{dim!r} is no dim", mend="give an int")
     if not -max(rank, 1) <= dim < max(rank, 1):
-        raise ShapeError(f"dim {dim} of a tensor of {rank} dims", mend="count dims from 0, or from -1 at the end")
+        raise DimError(f"dim {dim} of a tensor of {rank} dims", mend="count dims from 0, or from -1 at the end")
     return dim % rank if rank else 0
 
 
@@ -62,7 +62,8 @@ def each_dim(dims: int | Sequence[int], rank: int) -> tuple[int, ...]:
 
     Raises:
         TraceError: one is no int.
-        ShapeError: there is no such dim, or one is named twice.
+        DimError: there is no such dim.
+        ShapeError: one is named twice.
     """
     listed = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
     found = tuple(normalize_dim(d, rank) for d in listed)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fusegen.dtypes import DType
-from fusegen.errors import ShapeError, TraceError, UnsupportedError
+from fusegen.errors import DimError, ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
@@ -65,7 +65,7 @@ def _complete(input: Any, key: Any) -> tuple[TracedTensor, list[Any]]:
     input = tracer_of(input, *keys).lift(input)
     used = sum(k is not None and k is not Ellipsis for k in keys)
     if used > input.ndim:
-        raise ShapeError(f"{used} indices for a tensor of {input.ndim} dims", mend="give one index a dim at most")
+        raise DimError(f"{used} indices for a tensor of {input.ndim} dims", mend="give one index a dim at most")
     gap = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[gap : gap + 1] = [slice(None)] * (input.ndim - used)
     return input, keys
@@ -153,7 +153,7 @@ def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
     if length is None:
         tracer.require_literal(span)
         text = f"a slice of the run-time size {size} by a step of {step} is not supported"
-        raise ShapeError(text, mend="lower with example tensors")
+        raise UnsupportedError(text, mend="lower with example tensors")
     return sliced(x, dim, start, length, step)
 
 

@@ -45,10 +45,10 @@ def matmul(input: Any, mat2: Any = None, *, other: Any = None) -> TracedTensor:
 
 @implements("linear")
 def linear(input: Any, weight: Any, bias: Any = None) -> TracedTensor:
-    """x @ weight.T + bias."""
+    """x @ weight.T + bias, of one dtype."""
     matrix = tracer_of(input, weight, bias).lift(weight)
     product = matmul(input, matrix if matrix.ndim == 1 and bias is None else transpose(matrix, -2, -1))
-    return product if bias is None else pointwise.add(product, bias)
+    return product if bias is None else pointwise.add(product, _beside("linear", product, bias))
 
 
 @implements("mv")
@@ -86,20 +86,32 @@ def outer(input: Any, vec2: Any) -> TracedTensor:
 @implements("addmm")
 def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1) -> TracedTensor:
     """beta * input + alpha * mat1 @ mat2, of one dtype; where beta is 0, whatever the input holds."""
-    tracer = tracer_of(input, mat1, mat2)
     product = matmul(mat1, mat2)
-    beside, dtype = tracer.lift(input), dtype_of(product)
-    if dtype_of(beside) is not dtype or dtype is DType.BOOL:
-        raise TraceError(f"addmm of {dtype_of(beside)} and a product of {dtype}", mend="convert all to one number dtype")
-    beside = tracer.add(Op.EXPAND, beside, shape=product._node.shape)  # which refuses what is wider
+    beside = product._tracer.add(Op.EXPAND, _beside("addmm", product, input), shape=product._node.shape)
     scaled = _times(product, alpha)
-    return scaled if _is_zero(beta) else tracer.add(Op.ADD, scaled, _times(beside, beta))
+    return scaled if _is_zero(beta) else pointwise.add(scaled, _times(beside, beta))
 
 
 @implements("baddbmm")
 def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any = 1) -> TracedTensor:
     """beta * input + alpha * batch1 @ batch2, of one dtype; where beta is 0, whatever the input holds."""
     return addmm(input, batch1, batch2, beta=beta, alpha=alpha)
+
+
+def _beside(name: str, product: TracedTensor, value: Any) -> TracedTensor:
+    """What is added to a product.
+
+    Raises:
+        TraceError: it has another dtype, which torch refuses.
+        ShapeError: it is wider.
+    """
+    added, dtype = product._tracer.lift(value), dtype_of(product)
+    if dtype_of(added) is not dtype:
+        raise TraceError(f"{name} of {dtype_of(added)} and a product of {dtype}", mend="convert all to one number dtype")
+    shape = product._node.shape
+    if len(added._node.shape) > len(shape) or not all(map(same, product._tracer.common_shape(added._node.shape, shape), shape)):
+        raise ShapeError(f"{name} of {added.shape} and a product of {product.shape}", mend="give what the product's shape holds")
+    return added
 
 
 def _is_zero(factor: Any) -> bool:

@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from fusegen.dtypes import promote
-from fusegen.errors import ShapeError, TraceError, UnsupportedError
+from fusegen.errors import DimError, ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
@@ -225,7 +225,7 @@ def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
     shape = input._node.shape
     chosen = from_end(input._tracer, index, shape[place])
     if not holds(input._tracer, chosen < shape[place]):
-        raise ShapeError(f"index {index} of a dim of size {shape[place]}", mend="stay inside of the dim")
+        raise DimError(f"index {index} of a dim of size {shape[place]}", mend="stay inside of the dim")
     one = sliced(input, place, chosen, 1)
     return reshaped(one, (*shape[:place], *shape[place + 1 :]))
 
@@ -247,7 +247,7 @@ def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor,
         whole = literal(size)
         if whole is None:
             text = f"chunk: {size} is not known to be a multiple of {chunks}"
-            raise ShapeError(text, mend="give the parts: split(sizes, dim)")
+            raise UnsupportedError(text, mend="give the parts: split(sizes, dim)")
         part = -(-whole // count)
     return _in_parts(input, dim, _equal_parts(input._tracer, size, part))
 
@@ -284,7 +284,7 @@ def _equal_parts(tracer: Tracer, size: Dim, length: Dim) -> list[Dim]:
     number = None if count is None else literal(count)
     if number is None:
         tracer.require_literal(size, length)
-        raise ShapeError(f"split: the number of parts of {size} by {length} is not known", mend="give the parts as a list")
+        raise UnsupportedError(f"split: the number of parts of {size} by {length} is not known", mend="give the parts as a list")
     return [length] * number
 
 
@@ -295,7 +295,7 @@ def unbind(input: TracedTensor, dim: int = 0) -> tuple[TracedTensor, ...]:
     count = literal(input._node.shape[place])
     if count is None:
         input._tracer.require_literal(input._node.shape[place])
-        raise ShapeError(f"unbind: the size {input._node.shape[place]} is not literal", mend="lower with example tensors")
+        raise UnsupportedError(f"unbind: the size {input._node.shape[place]} is not literal", mend="lower with example tensors")
     return tuple(select(input, place, i) for i in range(count))
 
 
@@ -437,13 +437,13 @@ def from_end(tracer: Tracer, index: Any, size: Dim) -> Dim:
     """An index counted from the front.
 
     Raises:
-        ShapeError: it lies before the first element.
+        DimError: it lies before the first element.
     """
     place = dim_of(index)
     if is_negative(tracer, place):
         place = simplify_dim(size + place)
         if is_negative(tracer, place):
-            raise ShapeError(f"index {index} of a dim of size {size}", mend="stay inside of the dim")
+            raise DimError(f"index {index} of a dim of size {size}", mend="stay inside of the dim")
     return place
 
 

@@ -58,7 +58,7 @@ def _slices(
         extent = literal(x._node.shape[d])
         if extent is None:
             x._tracer.require_literal(x._node.shape[d])
-            raise ShapeError(f"windows along a dim of the run-time size {x.shape[d]}", mend="lower with example tensors")
+            raise UnsupportedError(f"windows along a dim of the run-time size {x.shape[d]}", mend="lower with example tensors")
         reach = (size - 1) * gap + 1
         if reach > extent:
             raise ShapeError(f"windows of {reach} elements along a dim of {extent}", mend="make them smaller, or pad")

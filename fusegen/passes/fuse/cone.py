@@ -165,8 +165,10 @@ def _index_leaf(graph: Graph, position: int) -> int:
 def _kept_unless(graph: Graph, choice: Node) -> int | None:
     """The integer that is chosen wherever it does not equal a number, which has another number in its place."""
     condition, value, instead = (graph.nodes[a] for a in choice.args)
-    is_it = condition.op is Op.NE and condition.args[0] == choice.args[1] and value.dtype is choice.dtype is DType.INT64
-    return choice.args[1] if is_it and instead.op in _NUMBERS and graph.nodes[condition.args[1]].op in _NUMBERS else None
+    if condition.op is not Op.NE or condition.args[0] != choice.args[1] or not value.dtype is choice.dtype is DType.INT64:
+        return None
+    numbers = instead, graph.nodes[condition.args[1]]
+    return choice.args[1] if all(n.op in _NUMBERS and not n.dtype.is_float for n in numbers) else None
 
 
 def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:
