@@ -48,7 +48,7 @@ class GradientRecording:
         required: for each of `inputs` and `parameters`, True if it requires a gradient.
         results: the tensors that the forward pass fills. They hold autograd's graph, and so all that the backward pass reads:
             else its memory would go to the next graph of the pool.
-        incoming: for each result, the gradient that the backward pass reads; None if there is none.
+        incoming: for each result, the memory that the backward pass reads its gradient from; None if there is none.
         gradients: the tensors that the backward pass fills.
         sources: positions of these gradients' tensors among `inputs` and `parameters`.
         saved: parameters whose values the backward pass reads.
@@ -115,9 +115,9 @@ class GradientRecording:
                 if id(leaf) not in places and isinstance(checked(leaf), Tensor):
                     places[id(leaf)] = Result(len(results))
                     results.append(leaf)
-            incoming = [torch.zeros_like(each, requires_grad=False) if each.requires_grad else None for each in results]
+            incoming = [pool.handed(n, each) if each.requires_grad else None for n, each in enumerate(results)]
             with _no_draws_on_the_host(device):
-                backward, found = pool.record(lambda: _differentiate(results, incoming, leaves))
+                backward, found = pool.record_passing(lambda: _differentiate(results, incoming, leaves))
         return cls(
             pool=pool,
             forward=forward,

@@ -30,14 +30,33 @@ class GraphPool:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._passing = torch.cuda.graph_pool_handle()
+        self._handed: dict[object, Tensor] = {}
         self._lock = new_lock()
         self._stream: torch.cuda.Stream | None = None
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """A function that replays what a run launches, and the run's result, whose tensors each replay fills."""
+        return self._recorded(run, self._pool)
+
+    def record_passing(self, run: Callable[[], Sequence[Tensor | None]]) -> tuple[Callable[[], None], list[Tensor | None]]:
+        """The same for a run whose memory, with its results, serves every run that is recorded so: results are taken away before
+        another one is replayed."""
+        replay, results = self._recorded(run, self._passing)
+        return replay, [None if each is None else _unowned(each) for each in results]
+
+    def handed(self, number: int, like: Tensor) -> Tensor:
+        """Memory through which a replay gets a tensor of some shape: the same for all that are recorded, by a number for those of
+        one of them."""
+        key = (number, like.shape, like.stride(), like.dtype)
+        if key not in self._handed:
+            self._handed[key] = torch.zeros_like(like, requires_grad=False)
+        return self._handed[key]
+
+    def _recorded(self, run: Callable[[], T], pool: Any) -> tuple[Callable[[], None], T]:
         graph = torch.cuda.CUDAGraph()
-        capture = torch.cuda.graph(graph, self._pool, self._side, capture_error_mode="thread_local")
+        capture = torch.cuda.graph(graph, pool, self._side, capture_error_mode="thread_local")
         with self.aside(), constants_on_device(), capture:
             result = run()
         return graph.replay, result
@@ -60,6 +79,22 @@ class GraphPool:
                 stream.wait_stream(self._stream)
             self._stream = stream
             yield
+
+
+class _Memory:
+    """Memory that nobody holds, as NumPy's protocol for GPUs describes it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
+
+def _unowned(tensor: Tensor) -> Tensor:
+    """A tensor of the same memory that does not keep it."""
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
+        return tensor
+    memory = torch.as_tensor(_Memory(storage.data_ptr(), storage.nbytes()), device=tensor.device)
+    return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 class Pools:

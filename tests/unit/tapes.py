@@ -59,6 +59,12 @@ class Tapes:
         tape.rewind()
         return tape.replay, result
 
+    def record_passing(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        return self.record(run)
+
+    def handed(self, number: int, like: Tensor) -> Tensor:
+        return torch.zeros_like(like, requires_grad=False)
+
     @contextmanager
     def in_order(self) -> Iterator[None]:
         yield
