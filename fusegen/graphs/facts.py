@@ -79,7 +79,7 @@ class Unchanged:
         elif hasattr(value, "__len__"):
             self._texts.append(f"len({self._name(value)}) == {len(value)}")
 
-    def holds(self, question: Callable[[Any], bool], *values: object) -> None:
+    def holds(self, question: Callable[..., bool], *values: object) -> None:
         """A function of some values is true."""
         self._texts.append(f"{self._name(question)}({', '.join(map(self._name, values))})")
 
@@ -133,9 +133,10 @@ class Reads:
         """
         facts = Unchanged()
         modules = [each for root in self._roots for each in root.modules()]
-        facts.sizes([vars(each) for each in modules])
+        facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
+        facts.sizes([each._parameters for each in modules if isinstance(each, nn.ParameterList | nn.ParameterDict)])
         facts.holds(lambda kinds: list(map(type, modules)) == kinds, list(map(type, modules)))
-        facts.holds(lambda last: RemovableHandle.next_id == last, RemovableHandle.next_id)
+        facts.holds(_NoHooks(modules))
         if required:
             parameters = [each for root in self._roots for each in root.parameters()]
             facts.holds(lambda wanted: [each.requires_grad for each in parameters] == wanted, [p.requires_grad for p in parameters])
@@ -144,6 +145,8 @@ class Reads:
         for number, cell in enumerate(getattr(self._function, "__closure__", None) or ()):
             facts.read(Read(Slot(self._function, Kind.CELL, number), cell.cell_contents))
         for each in modules:
+            for name in each._modules:  # which code may go through without naming them
+                facts.item(each._modules, name)
             if "forward" in vars(each):
                 facts.item(vars(each), "forward")
         for held, name in self.items.values():
@@ -154,6 +157,21 @@ class Reads:
             for read in state.reads():
                 _note(facts, read, owners)
         return facts.function()
+
+
+class _NoHooks:
+    """Says whether modules have no more hooks than they had; looks for them only where somebody has hooked something since."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._hooks = [
+            value for each in modules for name, value in vars(each).items() if name.endswith("_hooks") and value is not None
+        ]
+        self._sizes, self._last = list(map(len, self._hooks)), RemovableHandle.next_id
+
+    def __call__(self) -> bool:
+        if self._last != RemovableHandle.next_id and list(map(len, self._hooks)) == self._sizes:
+            self._last = RemovableHandle.next_id
+        return self._last == RemovableHandle.next_id
 
 
 def reached(function: Any, kind: type[T]) -> list[T]:

@@ -26,7 +26,7 @@ class GraphedForward(Graphed):
 
     def __init__(self, module: nn.Module, pools: Pools) -> None:
         self.module = module
-        self._given: Callable[..., Any] | None = None
+        self.given: Callable[..., Any] | None = None
         super().__init__(module, pools, [module])
 
     @property
@@ -36,8 +36,10 @@ class GraphedForward(Graphed):
 
     def put(self) -> None:
         """Takes the place of the forward pass, and of its compilation in ``generate``, which looks for a static cache."""
-        if not self.is_put:
-            self._given = vars(self.module).get("forward")
+        found = vars(self.module).get("forward")
+        if not isinstance(found, GraphedForward):  # that of the module which this one is a copy of
+            self.given = found
+        self._roots = [self.module]
         self.__signature__ = inspect.signature(self.original)  # which `generate` reads
         self.module.forward = self
         if hasattr(type(self.module), _COMPILED):
@@ -53,16 +55,16 @@ class GraphedForward(Graphed):
         if getattr(held.get(_COMPILED), "__self__", None) is self:
             delattr(self.module, _COMPILED)
         if held.get("forward") is self:
-            if self._given is None:
+            if self.given is None:
                 del self.module.forward
             else:
-                self.module.forward = self._given
+                self.module.forward = self.given
         self.forget()
 
     @property
     def original(self) -> Callable[..., Any]:
         """The model's own forward pass."""
-        return self._given or partial(type(self.module).forward, self.module)
+        return self.given or partial(type(self.module).forward, self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of a forward pass."""
@@ -72,9 +74,9 @@ class GraphedForward(Graphed):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that a file or a copy holds: graphs are recorded anew."""
-        return {"module": self.module, "_given": self._given}
+        return {"module": self.module, "given": self.given}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["module"], Pools())  # type: ignore[misc]
-        self._given = state["_given"]
+        self.given = state["given"]
         self.__signature__ = inspect.signature(self.original)

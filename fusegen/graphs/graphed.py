@@ -218,6 +218,8 @@ class Graphed:
         devices = {tensor.device for tensor in call.tensors}
         if len(devices) != 1 or next(iter(devices)).type != DEVICE:
             raise UnsupportedError("its tensors are not on one GPU")
+        if torch.is_grad_enabled() and _is_watched():
+            raise UnsupportedError("its activations are checkpointed, or hooks save its tensors")
         if DEVICE == "cuda" and torch.cuda.is_current_stream_capturing():
             raise UnsupportedError("a graph is being recorded around it")
         return call
@@ -365,8 +367,15 @@ def _drop_oldest(held: OrderedDict[Any, Any], most: int) -> None:
         held.popitem(last=False)
 
 
+def _is_watched() -> bool:
+    """True in a call that a backward pass makes again, or may make again: it must save the same as the first time."""
+    return torch._C._current_graph_task_id() >= 0 or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
 def _words(error: Exception) -> str:
     """Why a call cannot be recorded, with the line of the user's or the model's code that is in the way."""
+    while not isinstance(error, FusegenError) and isinstance(error.__context__, Exception):
+        error = error.__context__  # behind the error of a capture that it has ended
     text = str(error).partition("\n")[0]
     what = error.what if isinstance(error, FusegenError) else f"{type(error).__name__}: {text}"
     own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))

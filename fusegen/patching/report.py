@@ -109,8 +109,9 @@ class Report:
 
     def __str__(self) -> str:
         rows = self.rows
+        graphs = self._of_graphs() if self.cuda_graphs else []
         if not rows:
-            return f"{self._model}: nothing is replaced"
+            return "\n".join([f"{self._model}: nothing is replaced", *graphs])
         cells = [
             (row.path or "(model)", f"{row.kind}{f' ×{row.count}' if row.count > 1 else ''}", _launches(row), row.reason)
             for row in rows
@@ -126,7 +127,6 @@ class Report:
         )
         if self.after:
             total += f" ({100 * (self.before - self.after) / self.before:.0f}% fewer)" if self.before > self.after else ""
-        graphs = self._of_graphs() if self.cuda_graphs else []
         return "\n".join([f"{self._model}, patched:", *(f"  {line}" for line in lines), total, *graphs])
 
     def _of_graphs(self) -> list[str]:

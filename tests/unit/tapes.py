@@ -54,7 +54,7 @@ class Tapes:
         pass
 
     def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        with Tape() as tape:
+        with torch.random.fork_rng([]), Tape() as tape:
             result = run()
         tape.rewind()
         return tape.replay, result
@@ -87,12 +87,16 @@ class Reruns(Tapes):
             saved.append(tensor)
             return tensor
 
-        with saved_tensors_hooks(note, _same):
+        with torch.random.fork_rng([]), saved_tensors_hooks(note, _same):
             result = run()
+        has_gradients = torch.is_grad_enabled()
 
         def replay() -> None:
             earlier = iter(saved)
-            with torch.enable_grad(), saved_tensors_hooks(lambda tensor: _overwrite(next(earlier), tensor), _same):
+            with (
+                torch.set_grad_enabled(has_gradients),
+                saved_tensors_hooks(lambda tensor: _overwrite(next(earlier), tensor), _same),
+            ):
                 new = run()
             for old, value in zip(tree_leaves(result), tree_leaves(new), strict=True):
                 if isinstance(old, Tensor):

@@ -1,14 +1,25 @@
-"""Calls that are recorded and replayed, with a tape of torch's operations in the place of a GPU's graphs."""
+"""Calls that are recorded and replayed, with a recorder of torch's operations in the place of a GPU's graphs."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
+import fusegen as fg
 from fusegen.graphs import graphed, recording
-from fusegen.graphs.forward import GraphedForward
-from tests.unit.patching.models import small_model
-from tests.unit.tapes import Tapes
+from tests.unit.patching.models import IDS, small_model
+from tests.unit.tapes import Reruns, Tapes
+
+FACTOR = 2.0
+SETTINGS = {"bias": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -17,19 +28,210 @@ def _tapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed, "DEVICE", "cpu")
 
 
-def with_graphs(model: torch.nn.Module) -> GraphedForward:
-    found = GraphedForward(model, recording.Pools())
-    found.put()
+@pytest.fixture
+def reruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For kernels, whose launches no tape sees."""
+    monkeypatch.setattr(recording, "GraphPool", Reruns)
+
+
+def _generated(model: Any, ids: Tensor, **settings: Any) -> Tensor:
+    given = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
+    found: Tensor = model.generate(ids, **{**given, **settings})
     return found
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen3", "GPTNeoX"])
-def test_generate_records_one_step(name: str) -> None:
-    model = small_model(name).eval()
-    ids = torch.arange(1, 13).view(2, 6)
-    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
-    expected = [model.generate(ids + n, **options) for n in range(3)]
-    graphs = with_graphs(model)
-    for n in range(3):
-        assert torch.equal(model.generate(ids + n, **options), expected[n])
-    assert graphs.recorded == 1 and graphs.replayed > 15, graphs.reasons
+def _ids(*shape: int) -> Tensor:
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) % 37 + 1).view(shape)
+
+
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "padded": {"attention_mask": MASK},
+    "sampled": {"do_sample": True},
+    "beams": {"num_beams": 3},
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize(("name", "settings"), [("Llama", {}), ("Mistral", {"sliding_window": 8}), ("GPTNeoX", {})])
+def test_generate_gives_the_same_tokens(name: str, settings: dict[str, Any], kind: str) -> None:
+    model = small_model(name, **settings)
+
+    def tokens() -> list[Tensor]:
+        torch.manual_seed(0)
+        return [_generated(model, _ids(2, 6) + n, **KINDS[kind]) for n in range(2)]
+
+    expected = tokens()
+    graphs = fg.patch(model, only=[nn.Linear], cuda_graphs=True)._graphs
+    assert all(map(torch.equal, tokens(), expected))
+    assert graphs.recorded == (2 if name == "Mistral" else 1) and graphs.replayed > 10, graphs.reasons
+
+
+def test_generate_records_once_for_many_calls() -> None:
+    model = small_model("Llama")
+    report = fg.patch(model, only=[nn.Linear], cuda_graphs=True)
+    for n in range(5):
+        _generated(model, _ids(2, 6) + n)
+    assert str(report).splitlines()[-2].startswith("CUDA graphs of the model: 1 recorded")
+
+
+class Reads(nn.Module):
+    """Reads what may change between two calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+        self.register_buffer("shift", torch.ones(4))
+        self.scale = 1.0
+        self.config = SimpleNamespace(power=1, flags=["a"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(self.linear(x)) * self.scale * FACTOR + self.shift + SETTINGS["bias"]
+        return self.more(y**self.config.power if "a" in self.config.flags else y)
+
+    def more(self, y: Tensor) -> Tensor:
+        return y + 1
+
+
+def _doubled(module: nn.Module) -> None:
+    module.register_forward_hook(lambda _module, _args, result: result * 2)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "attribute": lambda m: setattr(m, "scale", 3.0),
+    "attribute of an attribute": lambda m: setattr(m.config, "power", 2),
+    "list of an attribute": lambda m: m.config.flags.clear(),
+    "mode": lambda m: m.train(),
+    "in place": lambda m: m.linear.weight.data.mul_(2),
+    "data": lambda m: setattr(m.linear.weight, "data", torch.ones(4, 4)),
+    "parameter": lambda m: setattr(m.linear, "weight", nn.Parameter(torch.ones(4, 4))),
+    "parameter by its dictionary": lambda m: m.linear._parameters.update(weight=nn.Parameter(torch.ones(4, 4))),
+    "no bias": lambda m: setattr(m.linear, "bias", None),
+    "buffer": lambda m: setattr(m, "shift", torch.zeros(4)),
+    "module": lambda m: setattr(m, "linear", nn.Linear(4, 4)),
+    "module behind another": lambda m: m.inner.append(nn.Tanh()),
+    "forward": lambda m: setattr(m.linear, "forward", lambda x: x),
+    "method": lambda m: setattr(m, "more", lambda y: y),
+    "class": lambda m: setattr(m, "__class__", type("Other", (Reads,), {"more": lambda self, y: y - 1})),
+    "hook": lambda m: _doubled(m.linear),
+    "global": lambda m: globals().update(FACTOR=5.0),
+    "dictionary": lambda m: SETTINGS.update(bias=7.0),
+    "state": lambda m: m.load_state_dict({name: value * 2 for name, value in m.state_dict().items()}, assign=True),
+    "dtype": lambda m: m.double(),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_what_changes_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    monkeypatch.setitem(SETTINGS, "bias", 1.0)
+    torch.manual_seed(0)
+    module = Reads().eval()
+    run = fg.cuda_graph(module)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(run(x), module(x))
+        assert run.replayed == 2
+        CHANGES[change](module)
+        x = x.to(module.linear.weight.dtype if isinstance(module.linear, nn.Linear) else x.dtype)
+        for _ in range(3):
+            torch.manual_seed(1)
+            found = run(x)
+            torch.manual_seed(1)
+            assert torch.equal(found, module(x))
+
+
+def test_what_changes_at_every_call_is_not_recorded_for_ever() -> None:
+    module = Reads().eval()
+    run = fg.cuda_graph(module)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        for number in range(30):
+            module.scale = float(number)
+            assert torch.equal(run(x), module(x))
+    assert run.recorded < 12 and "changes from call to call" in str(run)
+
+
+@pytest.mark.usefixtures("reruns")
+def test_what_a_kernel_read_is_seen() -> None:
+    """A layer that is a kernel runs none of its code."""
+    model = small_model("Llama")
+    report = fg.patch(model)
+    report.cuda_graphs = True
+    layers = model.model.layers
+
+    def recorded() -> int:
+        with torch.no_grad():
+            for _ in range(3):
+                model(IDS, use_cache=False)
+        return report._graphs.recorded
+
+    assert [recorded(), recorded()] == [1, 1]
+    layers[1].self_attn.scaling *= 2
+    assert recorded() == 2
+    layers[0].mlp.act_fn = nn.ReLU()
+    assert recorded() == 3
+
+
+def test_caches_that_take_turns() -> None:
+    model = small_model("Llama")
+    caches = [_cache(model) for _ in range(2)]
+    expected = [_logits(model, cache) for cache in map(_cache, [model, model])]
+    report = fg.patch(model, only=[nn.Linear], cuda_graphs=True)
+    other = copy.deepcopy(model)
+    found: list[list[Tensor]] = [[], []]
+    for number in range(5):
+        for which, cache in enumerate(caches):
+            with torch.no_grad():
+                found[which].append(_step(other if number == 3 else model, cache, number))
+    assert all(torch.equal(a, b) for which in range(2) for a, b in zip(found[which], expected[which], strict=True))
+    assert report._graphs.replayed > 3
+
+
+_CACHE = "cache" if "cache" in inspect.signature(type(small_model("Llama")).forward).parameters else "past_key_values"
+
+
+def _cache(model: Any) -> Any:
+    from transformers import StaticCache
+
+    return StaticCache(config=model.config, max_cache_len=16)
+
+
+def _step(model: Any, cache: Any, number: int) -> Tensor:
+    ids = _ids(2, 4) if number == 0 else _ids(2, 1) + number
+    positions = torch.arange(4)[None] if number == 0 else torch.tensor([[number + 3]])
+    found: Tensor = model(input_ids=ids, position_ids=positions, **{_CACHE: cache}).logits
+    return found
+
+
+def _logits(model: Any, cache: Any) -> list[Tensor]:
+    with torch.no_grad():
+        return [_step(model, cache, number) for number in range(5)]
+
+
+def test_copies_and_files_record_anew() -> None:
+    model = small_model("Llama")
+    expected = _generated(model, _ids(2, 6))
+    report = fg.patch(model, only=[nn.Linear], cuda_graphs=True)
+    _generated(model, _ids(2, 6))
+    for other in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))):
+        other.model.norm.weight.data = other.model.norm.weight.data * 2
+        found = _generated(other, _ids(2, 6))
+        assert other.forward.module is other and other.forward.replayed > 5
+        fg.unpatch(other)
+        assert torch.equal(_generated(other, _ids(2, 6)), found)
+        assert "forward" not in vars(other) and "get_compiled_call" not in vars(other)
+    report.undo()
+    assert "forward" not in vars(model) and "get_compiled_call" not in vars(model)
+    assert torch.equal(_generated(model, _ids(2, 6)), expected)
+
+
+def test_a_result_that_cannot_be_filled_again() -> None:
+    run = fg.cuda_graph(lambda x: SimpleNamespace(y=x + 1))
+    for _ in range(3):
+        assert torch.equal(run(torch.eye(3)).y, torch.eye(3) + 1)
+    assert "its result holds a SimpleNamespace" in str(run)
