@@ -93,7 +93,7 @@ class Unchanged:
         texts = [*self._texts, *([f"pointers({self._name(tensors)}) == {self._name(_pointers(tensors))}"] if tensors else [])]
         text = "def unchanged():\n    try:\n        return {}\n    except (LookupError, AttributeError, ValueError, TypeError):\n"
         exec(compile(text.format(" and ".join(texts) or "True") + "        return False\n", "<facts>", "exec"), self._scope)
-        found: Callable[[], bool] = self._scope["unchanged"]
+        found: Callable[[], bool] = self._scope.pop("unchanged")  # no cycle, in which a graph's memory would wait for the collector
         return found
 
     def _name(self, value: object) -> str:

@@ -116,8 +116,11 @@ class GradientRecording:
                     places[id(leaf)] = Result(len(results))
                     results.append(leaf)
             incoming = [pool.handed(n, each) if each.requires_grad else None for n, each in enumerate(results)]
-            with _no_draws_on_the_host(device):
-                backward, found = pool.record_passing(lambda: _differentiate(results, incoming, leaves))
+            backward: Callable[[], None] = _nothing
+            found: Sequence[Tensor | None] = ()
+            if any(each is not None for each in incoming):
+                with _no_draws_on_the_host(device):
+                    backward, found = pool.record_passing(lambda: _differentiate(results, incoming, leaves))
         return cls(
             pool=pool,
             forward=forward,
@@ -246,6 +249,10 @@ def _alias(parameter: Tensor) -> Tensor:
     """A tensor of the same memory and class, which is another leaf."""
     alias = parameter.detach()
     return nn.Parameter(alias) if isinstance(parameter, nn.Parameter) else alias.requires_grad_()
+
+
+def _nothing() -> None:
+    """Replays the backward pass of what has none."""
 
 
 def _same(tensor: Tensor) -> Tensor:
