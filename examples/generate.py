@@ -149,11 +149,11 @@ def generated(model: Any, ids: Tensor, tokens: int, *, compiled: bool = False) -
 
 def step_inputs(model: Any, generate: Callable[[], object]) -> dict[str, Any]:
     """What `generate` gives to the model for its last token."""
-    found: dict[str, Any] = {}
-    hook = model.register_forward_pre_hook(lambda _, args, given: found.update(given), with_kwargs=True)
+    found: list[dict[str, Any]] = []
+    hook = model.register_forward_pre_hook(lambda _, args, given: found.append(given), with_kwargs=True)
     generate()
     hook.remove()
-    return found
+    return found[-1]
 
 
 def seconds(call: Callable[[], object], count: int = 1) -> float:
