@@ -41,6 +41,7 @@ IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")
 DTYPE = torch.bfloat16 if IS_GPU else torch.float32
 PROMPT = 16
+RATE = "tokens a second"
 FIRST_CALLS = 3  # which trace, compile and record
 ROUNDS = 5 if IS_GPU else 1
 BATCHES = (1, 16) if IS_GPU else (2,)
@@ -239,7 +240,7 @@ def rows(label: str, models: Mapping[str, Any], batch: int, tokens: int) -> Iter
     if not torch.equal(calls["patched"](), calls["with graphs"]()):
         raise SystemExit(f"{name}: other tokens with graphs than without")
     times = medians({way: partial(seconds, call) for way, call in calls.items()}, f"{name}: generate")
-    yield Row(label, f"tokens, batch {batch}", "1/s", {way: batch * tokens / each for way, each in times.items()})
+    yield Row(label, f"{RATE}, batch {batch}", "", {way: batch * tokens / each for way, each in times.items()})
     plain = {way: model for way, model in models.items() if way != "compile"}
     steps = {way: partial(step_seconds, model, copy.deepcopy(given), tokens) for way, model in plain.items()}
     found = medians(steps, f"{name}: steps alone")
@@ -273,7 +274,7 @@ def table_of(found: Iterable[Row], title: str) -> Table:
 
 def number(value: float | None, unit: str) -> str:
     """A figure with three digits."""
-    return "" if value is None else f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return "" if value is None else f"{value:.0f} {unit}".strip() if value >= 100 else f"{value:.3g} {unit}".strip()
 
 
 def plot(found: Iterable[Row], title: str, path: Path) -> str:
@@ -282,13 +283,14 @@ def plot(found: Iterable[Row], title: str, path: Path) -> str:
         from matplotlib.figure import Figure
     except ImportError:
         return "no plot: pip install matplotlib"
-    rates = [row for row in found if row.unit == "1/s"]
+    rates = [row for row in found if row.what.startswith(RATE)]
     figure = Figure(figsize=(4 * len(rates), 4), layout="constrained")
     figure.suptitle(title)
     for row, axes in zip(rates, figure.subplots(1, len(rates), squeeze=False)[0], strict=True):
         bars = axes.bar(list(row.figures), list(row.figures.values()), color=[f"C{WAYS.index(way)}" for way in row.figures])
         axes.bar_label(bars, fmt="{:.0f}")
-        axes.set(title=f"{row.model}\n{row.what} a second")
+        axes.set(title=f"{row.model}\n{row.what}")
+        axes.margins(y=0.1)
         axes.tick_params(axis="x", rotation=30)
     figure.savefig(path, metadata={"Date": None})
     return f"rates: {path}"
