@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,9 +74,7 @@ class Row:
 
     def stored(self) -> dict[str, object]:
         """The row as a file has it; None where a figure was not taken."""
-        words = asdict(self)
-        del words["figures"]
-        return words | {way: self.figures.get(way) for way in WAYS}
+        return {"model": self.model, "what": self.what, "unit": self.unit, **{way: self.figures.get(way) for way in WAYS}}
 
 
 class ByHand:
@@ -92,7 +90,7 @@ class ByHand:
         self.steps = 0
         self.inputs: dict[str, Any] = {}
         self.cache: Any = None
-        self.graph: Any = None
+        self.graph = torch.cuda.CUDAGraph()
         self.result: Any = None
         model.forward = self
 
@@ -101,18 +99,20 @@ class ByHand:
         self.steps += is_step(given)
         if not is_step(given) or self.steps <= FIRST_CALLS:
             return self.original(**given)
-        if self.graph is None:
+        if self.cache is None:
             self.capture(given)
         if self.cache is not cache_of(given):
             self.adopt(cache_of(given))
-        torch._foreach_copy_(tensors_of(self.inputs), tensors_of(given))
+        torch._foreach_copy_(tensors_of(self.inputs), tensors_of(given))  # pyright: ignore[reportPrivateImportUsage]
         self.graph.replay()
         return self.result
 
     def capture(self, given: Mapping[str, Any]) -> None:
         """Records a step, which does not run yet."""
-        self.inputs, self.cache = tree_map_only(Tensor, Tensor.clone, dict(given)), cache_of(given)
-        self.graph = torch.cuda.CUDAGraph()
+        self.cache = cache_of(given)
+        self.inputs = {
+            name: value if value is self.cache else tree_map_only(Tensor, Tensor.clone, value) for name, value in given.items()
+        }
         with torch.cuda.graph(self.graph):
             self.result = self.original(**self.inputs)
 
@@ -137,8 +137,10 @@ def cache_of(given: Mapping[str, Any]) -> Any:
 
 
 def tensors_of(given: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors among the arguments of a call."""
-    return [leaf for leaf in tree_leaves(dict(given)) if isinstance(leaf, Tensor)]
+    """The tensors among the arguments of a call, without those of its cache."""
+    cache = cache_of(given)
+    values = [value for value in given.values() if value is not cache]
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def generated(model: Any, ids: Tensor, tokens: int, *, compiled: bool = False) -> Tensor:
@@ -220,7 +222,7 @@ def models_of(plain: Any) -> tuple[dict[str, Any], Report]:
     report = fg.patch(graphs, cuda_graphs=True)
     models = {"eager": plain, "patched": patched, "with graphs": graphs}
     if IS_GPU:  # on a CPU `generate` compiles nothing, and there are no graphs
-        models |= {"compile": plain, "by hand": copy.deepcopy(plain)}
+        models |= {"compile": copy.deepcopy(plain), "by hand": copy.deepcopy(plain)}
         fg.patch(models["by hand"])
     return {way: models[way] for way in WAYS if way in models}, report
 
@@ -232,11 +234,11 @@ def rows(label: str, models: Mapping[str, Any], batch: int, tokens: int) -> Iter
     if "by hand" in models:
         vars(models["by hand"]).pop("forward", None)
         ByHand(models["by hand"])
-    calls = {way: partial(generated, model, ids, tokens, compiled=way == "compile") for way, model in models.items()}
+    compiled = ("compile", "with graphs")  # graphs take the place of what `generate` compiles
+    calls = {way: partial(generated, model, ids, tokens, compiled=way in compiled) for way, model in models.items()}
     name = f"{label}, batch {batch}"
     given = step_inputs(models["eager"], calls["eager"])
-    if IS_GPU:
-        taken = {way: memory(call) for way, call in shown(calls.items(), f"{name}: first calls")}
+    taken = {way: memory(call) for way, call in shown(calls.items(), f"{name}: first calls")} if IS_GPU else {}
     if not torch.equal(calls["patched"](), calls["with graphs"]()):
         raise SystemExit(f"{name}: other tokens with graphs than without")
     times = medians({way: partial(seconds, call) for way, call in calls.items()}, f"{name}: generate")
@@ -245,7 +247,7 @@ def rows(label: str, models: Mapping[str, Any], batch: int, tokens: int) -> Iter
     steps = {way: partial(step_seconds, model, copy.deepcopy(given), tokens) for way, model in plain.items()}
     found = medians(steps, f"{name}: steps alone")
     yield Row(label, f"a step alone, batch {batch}", "µs", {way: 1e6 * each for way, each in found.items()})
-    if IS_GPU:
+    if taken:
         yield Row(label, f"memory beside the weights, batch {batch}", "MiB", {way: each[0] for way, each in taken.items()})
         yield Row(label, f"of it for good, batch {batch}", "MiB", {way: each[1] for way, each in taken.items()})
 
