@@ -86,7 +86,7 @@ class ByHand:
 
     def __init__(self, model: Any) -> None:
         given = model.forward
-        self.original = given.original if isinstance(given, ByHand) else given
+        self.original: Callable[..., Any] = given.original if isinstance(given, ByHand) else given
         self.__signature__ = inspect.signature(self.original)
         self.steps = 0
         self.inputs: dict[str, Any] = {}
