@@ -1,4 +1,4 @@
-"""GPT-2 and Llama of transformers as they are, under torch.compile, and patched: times, launches, accuracy and losses.
+"""GPT-2 and Llama of transformers as they are, compiled, patched, and with CUDA graphs: times, launches, accuracy, losses.
 
 python examples/patched_models.py                   # 124M and 8 layers of 2048 channels on a GPU, small ones on a CPU
 python examples/patched_models.py --out run.json    # and stores the run; needs transformers
@@ -38,7 +38,7 @@ HOST_TOKENS, HOST_CALLS = 32, 20  # a forward pass so short that its time is the
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of one model: as it is, under torch.compile, patched. None where it was not taken."""
+    """A figure of one model: as it is, under torch.compile, patched, patched with CUDA graphs. None where it was not taken."""
 
     model: str
     what: str
@@ -46,6 +46,7 @@ class Row:
     eager: float | None
     compile: float | None
     patched: float | None
+    graphs: float | None
 
 
 def gpt2() -> Any:
@@ -146,14 +147,16 @@ def rows(name: str) -> Iterator[Row]:
     patched = copy.deepcopy(plain)
     report = fg.patch(patched)
     models = {"eager": plain, "patched": patched}
-    if IS_GPU:  # Inductor takes longer to compile for a CPU than this example should
-        compiled = copy.deepcopy(plain)
-        compiled.compile()
-        models["compile"] = compiled
+    if IS_GPU:  # Inductor takes longer to compile for a CPU than this example should, and a CPU has no graphs
+        models |= {key: copy.deepcopy(plain) for key in ("compile", "graphs")}
+        models["compile"].compile()
+        fg.patch(models["graphs"], cuda_graphs=True)
     figures: dict[tuple[str, str], dict[str, float]] = {
         ("forward", "ms"): times({key: partial(logits, each, ids) for key, each in models.items()}),
         ("logits, error against float64", ""): {key: relative(logits(each, ids[:1]), exact) for key, each in models.items()},
-        ("host, 32 tokens", "µs"): {key: host_time(models[key], ids[:1, :HOST_TOKENS]) for key in ("eager", "patched")},
+        ("host, 32 tokens", "µs"): {
+            key: host_time(each, ids[:1, :HOST_TOKENS]) for key, each in models.items() if key != "compile"
+        },
         ("launches of what is patched", ""): {"eager": report.before or 0, "patched": report.after or 0},
     }
     for each in models.values():
@@ -163,7 +166,7 @@ def rows(name: str) -> Iterator[Row]:
     label = f"{name}, {plain.config.num_hidden_layers} layers of {plain.config.hidden_size}"
     for (what, unit), found in figures.items():
         work = f"{what}, {size[0]}×{size[1]}" if unit == "ms" else what
-        yield Row(label, work, unit, *map(found.get, ("eager", "compile", "patched")))
+        yield Row(label, work, unit, *map(found.get, ("eager", "compile", "patched", "graphs")))
 
 
 def number(value: float | None, unit: str) -> str:
@@ -185,9 +188,9 @@ def main() -> None:
         "timer": timer_name(DEVICE, with_host=True),
     }
     found = [row for name in options.models for row in rows(name)]
-    table = Table("model", "", "eager", "torch.compile", "patched", title=f"{machine['device']}, {machine['dtype']}")
+    table = Table("model", "", "eager", "torch.compile", "patched", "with graphs", title=f"{machine['device']}, {machine['dtype']}")
     for row in found:
-        table.add_row(row.model, row.what, *(number(each, row.unit) for each in (row.eager, row.compile, row.patched)))
+        table.add_row(row.model, row.what, *(number(each, row.unit) for each in (row.eager, row.compile, row.patched, row.graphs)))
     Console(width=120).print(table)
     if not IS_GPU:
         print("times of small models on a CPU say nothing about a GPU")

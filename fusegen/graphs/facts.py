@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import is_
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeAlias, TypeVar, cast
@@ -125,11 +126,12 @@ class Reads:
         self.items: dict[tuple[int, str], tuple[Variables, str]] = {}
         self.states: dict[int, State] = {}
 
-    def facts(self, *, required: bool = False) -> Callable[[], bool]:
+    def facts(self, *, required: bool = False, gradients: bool = False) -> Callable[[], bool]:
         """A function that says whether a later run would read the same.
 
         Args:
             required: if it asks for the parameters that require a gradient, too.
+            gradients: if it asks for the gradients that parameters have.
         """
         facts = Unchanged()
         modules = [each for root in self._roots for each in root.modules()]
@@ -142,6 +144,9 @@ class Reads:
             facts.holds(lambda wanted: [each.requires_grad for each in parameters] == wanted, [p.requires_grad for p in parameters])
         for optimizer in reached(self._function, torch.optim.Optimizer):
             _note_optimizer(facts, optimizer)
+        if gradients:
+            leaves = [each for root in self._roots for each in root.parameters()]
+            facts.holds(lambda wanted: all(map(is_, (each.grad for each in leaves), wanted)), [each.grad for each in leaves])
         for number, cell in enumerate(getattr(self._function, "__closure__", None) or ()):
             facts.read(Read(Slot(self._function, Kind.CELL, number), cell.cell_contents))
         for each in modules:
@@ -181,8 +186,9 @@ def reached(function: Any, kind: type[T]) -> list[T]:
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     code, variables = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     named = [variables[name] for name in code.co_names if name in variables] if code is not None else []
+    defaults = (*(getattr(function, "__defaults__", None) or ()), *(getattr(function, "__kwdefaults__", None) or {}).values())
     inside = [*vars(bound).values()] if hasattr(bound, "__dict__") and not isinstance(bound, nn.Module | ModuleType) else []
-    found = [value for value in (function, bound, *cells, *named, *inside) if isinstance(value, kind)]
+    found = [value for value in (function, bound, *cells, *named, *defaults, *inside) if isinstance(value, kind)]
     return list({id(value): value for value in found}.values())
 
 

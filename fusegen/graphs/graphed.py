@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.graphs.cache_memory import CacheMemory, CacheView
@@ -175,7 +177,8 @@ class Graphed:
     """
 
     def __init__(self, function: Callable[..., Any], pools: Pools, roots: Sequence[nn.Module], *, is_step: bool = False) -> None:
-        self._function, self.pools, self._roots, self._is_step = function, pools, roots, is_step
+        self._declared, self.pools, self._roots, self._is_step = function, pools, roots, is_step
+        self._function = partial(_detached, function) if is_step else function
         self.forget()
 
     def forget(self) -> None:
@@ -286,9 +289,10 @@ class Graphed:
         memories = [self._memory(view) for view in call.views]
         saved = [(held, dict(held)) for view in call.views for held in view.parts]
         try:
-            with watching(self.original, roots) as reads:
+            with watching(self._declared, roots) as reads, _stepping(self._declared, roots) if self._is_step else nullcontext():
                 recording = Recording.of(pool, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
-            return PlainGraph(pool, recording, reads.facts(), memories, [_advances(view, saved) for view in call.views])
+            facts = reads.facts(gradients=self._is_step)
+            return PlainGraph(pool, recording, facts, memories, [_advances(view, saved) for view in call.views])
         finally:
             for held, before in saved:
                 held.clear()
@@ -310,7 +314,7 @@ class Graphed:
         def another(call: Call) -> GradientRecording:
             return GradientRecording.of(pool, run, call.tensors, parameters, others(call), state)
 
-        with watching(original, roots) as reads:
+        with watching(self._declared, roots) as reads:
             recording = another(call)
         return GradientGraph([recording], reads.facts(required=True), another)
 
@@ -360,6 +364,48 @@ def words(several: Iterable[Graphed]) -> str:
     recorded, replayed = sum(each.recorded for each in several), sum(each.replayed for each in several)
     rest = "".join(f"; {count} as they are: {reason}" for reason, count in reasons.items())
     return f"{recorded} recorded, {replayed} calls replayed{rest}"
+
+
+def _detached(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The results of a step, which nobody differentiates any more: else autograd's graph of one step would meet the next one."""
+    return tree_map_only(Tensor, Tensor.detach, step(*args, **kwargs))
+
+
+@contextmanager
+def _stepping(step: object, roots: Sequence[nn.Module]) -> Iterator[None]:
+    """Around the recording of a step, which runs its Python and nothing on the GPU: what it does to gradients and to an optimizer's
+    state on the host is undone if it fails.
+
+    Raises:
+        UnsupportedError: it changes an optimizer's state on the host, which a replay would not.
+    """
+    optimizers = reached(step, torch.optim.Optimizer)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [*(each for root in roots for each in root.parameters()), *(each for group in groups for each in group["params"])]
+    gradients = [(each, each.grad) for each in parameters]
+    held = [state for optimizer in optimizers for state in optimizer.state.values()]
+    host = [
+        (state, name, value, value.clone() if isinstance(value, Tensor) else value)
+        for state in held
+        for name, value in state.items()
+        if _is_on_host(value)
+    ]
+    try:
+        yield
+        for state, name, _, before in host:
+            if bool(state[name] != before):
+                raise UnsupportedError(f"its optimizer keeps {name!r} on the host", mend="pass capturable=True to the optimizer")
+    except BaseException:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for state, name, value, before in host:
+            state[name] = value.copy_(before) if isinstance(value, Tensor) else value
+        raise
+
+
+def _is_on_host(value: object) -> bool:
+    """True for a number, or a tensor of one on the CPU."""
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.device.type == "cpu" and DEVICE != "cpu")
 
 
 def _drop_oldest(held: OrderedDict[Any, Any], most: int) -> None:

@@ -35,8 +35,9 @@ class Tape(TorchDispatchMode):
         return result
 
     def rewind(self) -> None:
-        for tensor, before in self._before.values():
-            tensor.copy_(before)
+        with torch.no_grad():
+            for tensor, before in self._before.values():
+                tensor.copy_(before)
 
     def replay(self) -> None:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):

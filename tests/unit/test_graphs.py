@@ -235,3 +235,28 @@ def test_a_result_that_cannot_be_filled_again() -> None:
     for _ in range(3):
         assert torch.equal(run(torch.eye(3)).y, torch.eye(3) + 1)
     assert "its result holds a SimpleNamespace" in str(run)
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_training_step_is_one_graph(at_the_end: bool) -> None:
+    losses = []
+    for wrap in (lambda function: function, fg.graph_step):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def train(x: Tensor, model: nn.Module = model, optimizer: Any = optimizer) -> Tensor:
+            if not at_the_end:
+                optimizer.zero_grad()
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            if at_the_end:
+                optimizer.zero_grad()
+            return loss
+
+        run = wrap(train)
+        torch.manual_seed(1)
+        losses.append([run(torch.full((3, 4), 0.1 * number)).item() for number in range(6)])
+    assert losses[0] == losses[1], run
+    assert run.recorded == 1
