@@ -9,7 +9,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from operator import is_
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -30,6 +29,8 @@ _DICTIONARIES = ("_modules", "_parameters", "_buffers")
 _OWN = str(Path(__file__).parents[1])
 _OF_OTHERS = (_OWN, str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"))
 """Folders of code whose globals do not change."""
+_OTHERS = (Tensor, type, ModuleType, FunctionType)
+"""Objects whose attributes are no settings."""
 _MOST = 64  # plain values in a container
 _CALLS = (_OWN, nn.Module.__call__.__code__.co_filename)
 """Code that calls modules: it reads their hooks, which are refused elsewhere."""
@@ -43,13 +44,15 @@ class Unchanged:
         self._scope: dict[str, Any] = {"same": same, "sizes": lambda held: list(map(len, held)), "pointers": _pointers}
         self._known: set[tuple[int, object]] = set()
         self._tensors: dict[int, Tensor] = {}
+        self._classes: dict[type, Variables] = {}
 
-    def item(self, held: Any, key: Any) -> None:
-        """A dictionary or a list holds the same object under a key, and where that is a container, it holds the same."""
-        if (id(held), key) in self._known:
+    def item(self, owner: Any, key: Any) -> None:
+        """A dictionary, a list or a class holds the same object under a key, and where that is a container, it holds the same."""
+        if (id(owner), key) in self._known:
             return
-        self._known.add((id(held), key))
-        self._place(f"{self._name(held)}[{key if isinstance(key, int) else repr(key)}]", held[key])
+        self._known.add((id(owner), key))
+        held = self._classes.setdefault(owner, vars(owner)) if isinstance(owner, type) else owner
+        self._place(f"{self._name(held)}[{key!r}]", held[key])
 
     def read(self, read: Read) -> None:
         """A place reads the same, however it is reached."""
@@ -68,14 +71,18 @@ class Unchanged:
             self._contents(value)
 
     def _contents(self, value: Any) -> None:
-        """What a container holds: plain values, or how many others."""
+        """What a container holds; of a large one with more than plain values, how much."""
         inside = contents(value)
         if inside is None or isinstance(value, Tensor) or (id(value), None) in self._known:
             return
         self._known.add((id(value), None))
         if not inside:
             self._texts.append(f"not {self._name(value)}")
-        elif len(inside) <= _MOST and all(map(is_plain, inside)):
+        elif isinstance(value, list | tuple | dict) and len(value) <= _MOST and (keys := _keys(value)) is not None:
+            self._texts.append(f"len({self._name(value)}) == {len(value)}")
+            for key in keys:
+                self.item(value, key)
+        elif len(inside) <= _MOST or all(map(is_plain, inside)):
             self.holds(matcher(value), value)
         elif hasattr(value, "__len__"):
             self._texts.append(f"len({self._name(value)}) == {len(value)}")
@@ -105,6 +112,13 @@ class Unchanged:
         return f"c{id(value)}"
 
 
+def _keys(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Sequence[Any] | None:
+    """The keys by which a container gives what it holds, as far as they are texts and whole numbers."""
+    if not isinstance(container, dict):
+        return range(len(container))
+    return list(container) if all(type(key) in (str, int) for key in container) else None
+
+
 def _pointers(tensors: Iterable[Tensor]) -> list[int]:
     return list(map(Tensor.data_ptr, tensors))
 
@@ -123,7 +137,7 @@ class Reads:
 
     def __init__(self, function: object, roots: Sequence[nn.Module]) -> None:
         self._function, self._roots = function, roots
-        self.items: dict[tuple[int, str], tuple[Variables, str]] = {}
+        self.items: dict[tuple[int, str], tuple[Variables | type, str]] = {}
         self.states: dict[int, State] = {}
 
     def facts(self, *, required: bool = False, gradients: bool = False) -> Callable[[], bool]:
@@ -155,7 +169,7 @@ class Reads:
             if "forward" in vars(each):
                 facts.item(vars(each), "forward")
         for held, name in self.items.values():
-            if name in held:  # else the run itself has taken it away
+            if name in (vars(held) if isinstance(held, type) else held):  # else the run itself has taken it away
                 facts.item(held, name)
         owners = {id(each) for each in modules}
         for state in self.states.values():
@@ -226,8 +240,8 @@ _WITHIN = {Kind.PARAMETER: "_parameters", Kind.BUFFER: "_buffers", Kind.SUBMODUL
 _LOOKED_UP = (Kind.ATTRIBUTE, Kind.METHOD, Kind.DEFINED, Kind.HAS)
 
 
-def _holder(owner: Any, name: str, is_module: bool) -> Variables | None:
-    """The variables in which an attribute is found; None where that takes more than looking it up."""
+def _holder(owner: Any, name: str, is_module: bool) -> Variables | type | None:
+    """The variables, or the class, in which an attribute is found; None where that takes more than looking it up."""
     held: Any = getattr(owner, "__dict__", None)
     if isinstance(owner, type):
         return _in_class(owner, name)
@@ -239,20 +253,11 @@ def _holder(owner: Any, name: str, is_module: bool) -> Variables | None:
         if name in held[dictionary]:
             return cast(Variables, held[dictionary])
     found = _in_class(type(owner), name)
-    return None if found is None or isinstance(found[name], property) else found
+    return None if found is None or isinstance(vars(found)[name], property) else found
 
 
-def _in_class(kind: type, name: str) -> Variables | None:
-    return next((_of_class(each) for each in kind.__mro__ if name in vars(each)), None)
-
-
-@lru_cache(None)
-def _of_class(kind: type) -> Variables:
-    """The variables of a class: the same object for each that asks."""
-    return vars(kind)
-
-
-_OF_MODULES = _of_class(nn.Module)
+def _in_class(kind: type, name: str) -> type | None:
+    return next((each for each in kind.__mro__ if name in vars(each)), None)
 
 
 @contextmanager
@@ -264,7 +269,9 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
     known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
     before = sys.getprofile()
 
-    def event(frame: FrameType, kind: str, result: object) -> None:
+    def event(frame: FrameType, kind: Any, result: object) -> None:
+        if callable(before):
+            before(frame, kind, result)
         code = frame.f_code
         if kind == "return" and result is not None and State.NAME in frame.f_globals:
             state = frame.f_globals[State.NAME]()
@@ -277,26 +284,27 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
                 ((id(frame.f_globals), name), (frame.f_globals, name)) for name in code.co_names if name in frame.f_globals
             )
         seen.add(code)
-        for name in code.co_varnames[: code.co_argcount]:
+        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             owner = frame.f_locals.get(name)
-            if id(owner) in known and not isinstance(owner, Tensor | type | ModuleType | FunctionType):
+            if isinstance(owner, nn.Module) or (id(owner) in known and not isinstance(owner, _OTHERS)):
                 reads.items.update(
-                    ((id(held), each), (held, each)) for held, each in _named(owner, code.co_names) if held is not _OF_MODULES
+                    ((id(held), each), (held, each)) for held, each in _named(owner, code.co_names) if held is not nn.Module
                 )
 
     sys.setprofile(event)
     try:
         yield reads
     finally:
-        sys.setprofile(before)
+        sys.setprofile(before if callable(before) else None)
 
 
-def _named(owner: Any, names: Sequence[str]) -> Iterator[tuple[Variables, str]]:
+def _named(owner: Any, names: Sequence[str]) -> Iterator[tuple[Variables | type, str]]:
     """The attributes of an object that code may read which mentions some names."""
     for name in names:
         held = _holder(owner, name, isinstance(owner, nn.Module))
         if held is not None and name not in _DICTIONARIES:
             yield held, name
-            inner = getattr(held[name], "__dict__", None)
-            if type(inner) is dict and not isinstance(held[name], nn.Module | Tensor | type | ModuleType | FunctionType):
+            value = (vars(held) if isinstance(held, type) else held)[name]
+            inner = getattr(value, "__dict__", None)
+            if type(inner) is dict and not isinstance(value, (nn.Module, *_OTHERS)):
                 yield from ((inner, each) for each in names if each in inner)

@@ -87,6 +87,7 @@ class Reads(nn.Module):
         self.register_buffer("shift", torch.ones(4))
         self.scale = 1.0
         self.config = SimpleNamespace(power=1, flags=["a"])
+        self.listed = [nn.Linear(4, 4), {"offset": torch.ones(4)}]
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.inner(self.linear(x)) * self.scale * FACTOR + self.shift + SETTINGS["bias"]
@@ -104,6 +105,9 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "attribute": lambda m: setattr(m, "scale", 3.0),
     "attribute of an attribute": lambda m: setattr(m.config, "power", 2),
     "list of an attribute": lambda m: m.config.flags.clear(),
+    "element of a list": lambda m: m.listed.__setitem__(0, nn.Linear(4, 4)),
+    "weight of an element of a list": lambda m: setattr(m.listed[0].weight, "data", torch.ones(4, 4)),
+    "tensor in a dictionary in a list": lambda m: m.listed[1].update(offset=torch.zeros(4)),
     "mode": lambda m: m.train(),
     "in place": lambda m: m.linear.weight.data.mul_(2),
     "data": lambda m: setattr(m.linear.weight, "data", torch.ones(4, 4)),
@@ -120,7 +124,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "global": lambda m: globals().update(FACTOR=5.0),
     "dictionary": lambda m: SETTINGS.update(bias=7.0),
     "state": lambda m: m.load_state_dict({name: value * 2 for name, value in m.state_dict().items()}, assign=True),
-    "dtype": lambda m: m.double(),
+    "dtype": lambda m: (m.double(), m.listed[0].double()),
 }
 
 
