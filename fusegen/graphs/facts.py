@@ -148,7 +148,7 @@ class Reads:
             gradients: if it asks for the gradients that parameters have.
         """
         facts = Unchanged()
-        modules = [each for root in self._roots for each in root.modules()]
+        modules = _all_modules(self._roots)
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
         facts.sizes([each._parameters for each in modules if isinstance(each, nn.ParameterList | nn.ParameterDict)])
         facts.holds(lambda kinds: list(map(type, modules)) == kinds, list(map(type, modules)))
@@ -265,7 +265,7 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
     """Notes what Python code names that runs meanwhile: attributes of modules, of those inside of them and of objects that these
     hold, and globals; and what kernels had read that are called."""
     reads, seen = Reads(function, roots), set[CodeType]()
-    modules = [each for root in roots for each in root.modules()]
+    modules = _all_modules(roots)
     known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
     before = sys.getprofile()
 
@@ -286,7 +286,7 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
         seen.add(code)
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             owner = frame.f_locals.get(name)
-            if isinstance(owner, nn.Module) or (id(owner) in known and not isinstance(owner, _OTHERS)):
+            if id(owner) in known and not isinstance(owner, _OTHERS):
                 reads.items.update(
                     ((id(held), each), (held, each)) for held, each in _named(owner, code.co_names) if held is not nn.Module
                 )
@@ -296,6 +296,22 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
         yield reads
     finally:
         sys.setprofile(before if callable(before) else None)
+
+
+def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
+    """Modules, those inside of them, and those that plain containers of theirs hold."""
+    found: dict[int, nn.Module] = {}
+    stack: list[Any] = list(roots)
+    while stack:
+        value = stack.pop()
+        if isinstance(value, nn.Module) and id(value) not in found:
+            found[id(value)] = value
+            stack += [*value._modules.values(), *(each for each in vars(value).values() if isinstance(each, list | tuple | dict))]
+        elif isinstance(value, list | tuple):
+            stack += [each for each in value if isinstance(each, nn.Module)]
+        elif isinstance(value, dict):
+            stack += [each for each in value.values() if isinstance(each, nn.Module)]
+    return list(found.values())
 
 
 def _named(owner: Any, names: Sequence[str]) -> Iterator[tuple[Variables | type, str]]:
