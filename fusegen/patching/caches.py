@@ -69,12 +69,20 @@ def place_in(cache: Any, indices: frozenset[int], name: str) -> int:
     """The one place that a module has in a cache.
 
     Raises:
-        UnsupportedError: it has several, or the cache is several.
+        UnsupportedError: it has several, or the cache is several that hold something there.
     """
-    if len(indices) != 1 or isinstance(cache, sys.modules[_CACHES].EncoderDecoderCache):
+    if len(indices) != 1 or (is_pair(cache) and not any(fresh_parts(cache, next(iter(indices))))):
         raise UnsupportedError(f"{name} reads more than one place of its {type(cache).__name__}")
     (index,) = indices
     return index
+
+
+def fresh_parts(cache: Any, index: int) -> tuple[bool, ...]:
+    """For a cache, or each of two, whether it is fresh."""
+    if not is_pair(cache):
+        return (is_fresh(cache, index),)
+    is_filled = bool(cache.is_updated.get(index))
+    return is_fresh(cache.self_attention_cache, index), not is_filled and is_fresh(cache.cross_attention_cache, index)
 
 
 def is_fresh(cache: Any, index: int) -> bool:
@@ -88,6 +96,11 @@ def is_fresh(cache: Any, index: int) -> bool:
     if kind not in (known.DynamicLayer, known.DynamicSlidingWindowLayer) or (kind is not layer and layer.is_initialized):
         return False
     return all(_is_of(known, layer, name) for name in ("update", "lazy_initialization"))
+
+
+def is_pair(cache: object) -> bool:
+    """True for a cache of two: one of a decoder's own keys, and one of its encoder's."""
+    return isinstance(cache, sys.modules[_CACHES].EncoderDecoderCache)
 
 
 def _is_of(module: ModuleType, owner: object, name: str) -> bool:
@@ -131,13 +144,77 @@ class HandedCache:
         self.__getattr__("len")
 
 
-def filling(function: Function, place: Place) -> Function:
-    """A layer's function that returns its result, and what the empty cache in this place is to take: keys and values, or None."""
+class EmptyCache(HandedCache):
+    """Stands for a cache that holds nothing yet."""
+
+    def get_seq_length(self, *_: Any) -> int:
+        """How many keys it holds."""
+        return 0
+
+    def taken(self) -> Any:
+        """What it is to take: keys and values, or None."""
+        return None if self.update_call is None else self.update_call[0][:2]
+
+
+class UnreadCache(EmptyCache):
+    """Stands for a cache that a layer has no business with."""
+
+    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuses."""
+        self.__getattr__("update")
+
+    def get_seq_length(self, *_: Any) -> Any:
+        """Something that is no number."""
+        return object()
+
+
+class HandedPair(EmptyCache):
+    """Stands for a cache of two, one of a decoder's own keys and one of its encoder's.
+
+    Args:
+        are_fresh: for each, whether it holds nothing yet.
+    """
+
+    def __init__(self, kind: type, are_fresh: Sequence[bool]) -> None:
+        super().__init__(kind)
+        part = sys.modules[_CACHES].DynamicCache
+        parts = [(EmptyCache if is_empty else UnreadCache)(part) for is_empty in are_fresh]
+        self.self_attention_cache, self.cross_attention_cache = parts
+        self.is_updated: dict[int, bool] = {}
+        self.get_seq_length = self.self_attention_cache.get_seq_length  # type: ignore[method-assign]
+
+    def taken(self) -> Any:
+        """What both are to take."""
+        return self.self_attention_cache.taken(), self.cross_attention_cache.taken()
+
+
+def fill(cache: Any, index: int, results: tuple[Any, Any]) -> Any:
+    """The result of a layer, whose keys and values its cache takes."""
+    result, taken = results
+    if not is_pair(cache):
+        if taken is not None:
+            cache.update(*taken, index)
+        return result
+    own, of_encoder = taken
+    if own is not None:
+        cache.self_attention_cache.update(*own, index)
+    if of_encoder is not None:
+        cache.cross_attention_cache.update(*of_encoder, index)
+        cache.is_updated[index] = True  # as a decoder does which fills it
+    return result
+
+
+def filling(function: Function, place: Place, are_fresh: Sequence[bool]) -> Function:
+    """A layer's function that returns its result, and what the empty cache in this place is to take: keys and values, or None; of
+    a cache of two, that of both.
+
+    Args:
+        are_fresh: for each part of the cache, whether it is empty.
+    """
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        handed = HandedCache(place.kind)
+        handed = EmptyCache(place.kind) if len(are_fresh) == 1 else HandedPair(place.kind, are_fresh)
         given, named = place.put(handed, args, kwargs)
-        result = function(module, *given, **named)
-        return result, None if handed.update_call is None else handed.update_call[0][:2]
+        return function(module, *given, **named), handed.taken()
 
     return call

@@ -9,12 +9,12 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fusegen.api import Kernel
 from fusegen.graphs.forward import GraphedForward
 from fusegen.patching.between import Handed, before_attention, behind_attention, is_handing, mask_position, without_mask
-from fusegen.patching.caches import Function, Place, cache_of, filling, is_fresh, layer_indices, place_in
+from fusegen.patching.caches import Function, Place, cache_of, fill, filling, fresh_parts, layer_indices, place_in
 from fusegen.patching.fused_call import FusedCall, Kind, Prepared, refusal_of
 from fusegen.patching.inside import Inside
 from fusegen.state import refusing_changes
@@ -75,9 +75,11 @@ class FusedForward(FusedCall):
         place, cache = found
         index = place_in(cache, self._indices, self.name)
         given, named = place.put(None, args, kwargs)
-        if is_fresh(cache, index):
-            kernel = self._kernel("fill", place, lambda function: filling(function, place))
-            return Prepared(kernel, (self.module, *given), named, partial(_fill, cache, index))
+        are_fresh = fresh_parts(cache, index)
+        if any(are_fresh):
+            part = "fill" if all(are_fresh) else "fill_one"
+            kernel = self._kernel(part, place, lambda function: filling(function, place, are_fresh))
+            return Prepared(kernel, (self.module, *given), named, partial(fill, cache, index))
         before = self._kernel("before", place, lambda function: before_attention(function, place))
         arguments, named_arguments = without_mask(self._mask_position, given, named)
 
@@ -202,14 +204,6 @@ def _bound(module: nn.Module) -> list[FusedCall | GraphedForward]:
             call.given.module = module
         call.put()
     return calls
-
-
-def _fill(cache: Any, index: int, results: tuple[Any, tuple[Tensor, Tensor] | None]) -> Any:
-    """The result of a layer, whose keys and values its cache takes."""
-    result, pair = results
-    if pair is not None:
-        cache.update(*pair, index)
-    return result
 
 
 def _attribute(module: nn.Module) -> str:

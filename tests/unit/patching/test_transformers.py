@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -288,3 +289,19 @@ def test_layers_of_many_architectures_stay_fused(name: str) -> None:
     layers = [row for row in report.rows if row.path.endswith(".{0-1}")]
     assert [(row.count, row.fused, row.reason) for row in layers] == [(2, True, "")] or name not in _WHOLE.split()
     assert sum(row.count for row in report.rows if row.fused) >= 3
+
+
+def test_a_decoder_fills_its_own_cache_and_that_of_its_encoder() -> None:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 50, "decoder_start_token_id": 0}
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).eval()
+    patched = copy.deepcopy(model)
+    report = fg.patch(patched, only=["decoder.block.0.layer.0", "decoder.block.0.layer.1"])
+    expected, found = (each(input_ids=IDS + 1, labels=IDS + 1) for each in (model, patched))
+    torch.testing.assert_close(found.loss, expected.loss)
+    assert found.past_key_values.is_updated == expected.past_key_values.is_updated
+    for part in ("self_attention_cache", "cross_attention_cache"):
+        layers = zip(getattr(found.past_key_values, part).layers, getattr(expected.past_key_values, part).layers, strict=True)
+        for one, other in layers:
+            torch.testing.assert_close([one.keys, one.values], [other.keys, other.values])
+    assert [row.fused for row in report.rows] == [True, True]
