@@ -217,6 +217,25 @@ def _logits(model: Any, cache: Any) -> list[Tensor]:
         return [_step(model, cache, number) for number in range(5)]
 
 
+def test_a_mask_that_grows() -> None:
+    model = small_model("Llama")
+
+    def logits() -> list[Tensor]:
+        cache, mask, found = _cache(model), MASK, []
+        with torch.no_grad():
+            for number in range(6):
+                ids = _ids(2, 6) if number == 0 else _ids(2, 1) + number
+                found.append(model(input_ids=ids, attention_mask=mask, **{_CACHE: cache}).logits)
+                mask = torch.cat([mask, torch.ones(2, 1, dtype=mask.dtype)], 1)
+        return found
+
+    expected = logits()
+    report = fg.patch(model, only=[nn.Linear], cuda_graphs=True)
+    for one, other in zip(logits(), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert report._graphs.replayed == 4
+
+
 def test_copies_and_files_record_anew() -> None:
     model = small_model("Llama")
     expected = _generated(model, _ids(2, 6))
