@@ -62,6 +62,8 @@ class Call:
             return value
         kind = type(value)
         if issubclass(kind, Tensor):
+            if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+                raise UnsupportedError(f"an argument is a tensor of layout {value.layout}, or a conjugate view")
             self.tensors.append(value)
             return (kind, value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
         if kind is dict:
@@ -73,7 +75,7 @@ class Call:
         if isinstance(value, nn.Module):
             self.modules.append(value)
             return (kind, id(value))
-        if hasattr(value, "layers"):
+        if isinstance(getattr(value, "layers", None), list) and hasattr(value, "__dict__"):
             self.views.append(known.of(value))
             return ("cache", len(self.views))
         raise UnsupportedError(f"an argument is a {kind.__name__}", mend="pass tensors, plain values and a StaticCache")
@@ -102,7 +104,7 @@ def _settings(device: str) -> tuple[object, ...]:
         torch.is_grad_enabled(),
         torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.matmul.fp32_precision,
         torch.are_deterministic_algorithms_enabled(),
     )
 

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from fusegen.errors import UnsupportedError
 from fusegen.lang.running import is_tracing
-from fusegen.state import Kind, Read, Slot, State, contents, is_plain, matcher, same
+from fusegen.state import Kind, Read, Slot, State, cell_contents, contents, is_plain, matcher, same
 
 T = TypeVar("T")
 Variables: TypeAlias = Mapping[str, Any]
@@ -29,8 +30,10 @@ _DICTIONARIES = ("_modules", "_parameters", "_buffers")
 _OWN = str(Path(__file__).parents[1])
 _OF_OTHERS = (_OWN, str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"))
 """Folders of code whose globals do not change."""
+_OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}
 _OTHERS = (Tensor, type, ModuleType, FunctionType)
 """Objects whose attributes are no settings."""
+_CALL = nn.Module._call_impl.__code__
 _MOST = 64  # plain values in a container
 _CALLS = (_OWN, nn.Module.__call__.__code__.co_filename)
 """Code that calls modules: it reads their hooks, which are refused elsewhere."""
@@ -119,8 +122,8 @@ def _keys(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Sequence[A
     return list(container) if all(type(key) in (str, int) for key in container) else None
 
 
-def _pointers(tensors: Iterable[Tensor]) -> list[int]:
-    return list(map(Tensor.data_ptr, tensors))
+def _pointers(tensors: Sequence[Tensor]) -> list[object]:
+    return [*map(Tensor.data_ptr, tensors), *map(Tensor.stride, tensors)]
 
 
 class Reads:
@@ -133,10 +136,12 @@ class Reads:
     Attributes:
         items: variables, and a name among them.
         states: what kernels had read when they were traced.
+        unknown: a module that was called and is none of those.
     """
 
     def __init__(self, function: object, roots: Sequence[nn.Module]) -> None:
         self._function, self._roots = function, roots
+        self.unknown: nn.Module | None = None
         self.items: dict[tuple[int, str], tuple[Variables | type, str]] = {}
         self.states: dict[int, State] = {}
 
@@ -147,6 +152,9 @@ class Reads:
             required: if it asks for the parameters that require a gradient, too.
             gradients: if it asks for the gradients that parameters have.
         """
+        if self.unknown is not None:
+            what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor found in what it closes over"
+            raise UnsupportedError(what, mend="pass the module as an argument")
         facts = Unchanged()
         modules = _all_modules(self._roots)
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
@@ -162,12 +170,17 @@ class Reads:
             leaves = [each for root in self._roots for each in root.parameters()]
             facts.holds(lambda wanted: all(map(is_, (each.grad for each in leaves), wanted)), [each.grad for each in leaves])
         for number, cell in enumerate(getattr(self._function, "__closure__", None) or ()):
-            facts.read(Read(Slot(self._function, Kind.CELL, number), cell.cell_contents))
+            for value in cell_contents(cell):
+                facts.read(Read(Slot(self._function, Kind.CELL, number), value))
         for each in modules:
-            for name in each._modules:  # which code may go through without naming them
-                facts.item(each._modules, name)
-            if "forward" in vars(each):
-                facts.item(vars(each), "forward")
+            for inside in (each._modules, each._parameters, each._buffers):  # which code may go through without naming them
+                for name in inside:
+                    facts.item(inside, name)
+            for name in vars(each).keys() - _OF_EVERY_MODULE:
+                facts.item(vars(each), name)
+            for name in ("forward", "__call__"):
+                if (kind := _in_class(type(each), name)) is not None:
+                    facts.item(kind, name)
         for held, name in self.items.values():
             if name in (vars(held) if isinstance(held, type) else held):  # else the run itself has taken it away
                 facts.item(held, name)
@@ -197,7 +210,7 @@ def reached(function: Any, kind: type[T]) -> list[T]:
     """The objects of a class that a function closes over, or names as globals, is bound to, or is."""
     bound = getattr(function, "__self__", None)
     function = getattr(function, "__func__", function)
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    cells = [value for cell in getattr(function, "__closure__", None) or () for value in cell_contents(cell)]
     code, variables = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     named = [variables[name] for name in code.co_names if name in variables] if code is not None else []
     defaults = (*(getattr(function, "__defaults__", None) or ()), *(getattr(function, "__kwdefaults__", None) or {}).values())
@@ -276,6 +289,8 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
         if kind == "return" and result is not None and State.NAME in frame.f_globals:
             state = frame.f_globals[State.NAME]()
             reads.states[id(state)] = state
+        if kind == "call" and code is _CALL and id(frame.f_locals.get("self")) not in known:
+            reads.unknown = frame.f_locals["self"]
         if kind != "call" or code.co_filename.startswith(_CALLS) or is_tracing():  # what a trace reads, its state knows
             return
         is_of_file = "__name__" in frame.f_globals  # not a function that was written for a kernel

@@ -23,20 +23,24 @@ class GraphedForward(Graphed):
     Args:
         module: the model.
         pools: of its graphs.
+
+    Attributes:
+        given: the forward pass that the module had as an attribute, another tool's or the user's own.
+        is_put: True if calls of the model come here; behind a wrapper that another tool has put there since, this object does
+            nothing any more once it is False.
     """
 
     def __init__(self, module: nn.Module, pools: Pools) -> None:
         self.module = module
         self.given: Callable[..., Any] | None = None
+        self.is_put = False
         super().__init__(module, pools, [module])
-
-    @property
-    def is_put(self) -> bool:
-        """True if the model calls it."""
-        return vars(self.module).get("forward") is self
 
     def put(self) -> None:
         """Takes the place of the forward pass, and of its compilation in ``generate``, which looks for a static cache."""
+        if self.is_put:
+            return
+        self.is_put = True
         found = vars(self.module).get("forward")
         if not isinstance(found, GraphedForward):  # that of the module which this one is a copy of
             self.given = found
@@ -52,6 +56,7 @@ class GraphedForward(Graphed):
 
     def remove(self) -> None:
         """Puts back what was there, and frees the graphs."""
+        self.is_put = False
         held = vars(self.module)
         if getattr(held.get(_COMPILED), "__self__", None) is self:
             delattr(self.module, _COMPILED)
@@ -69,17 +74,18 @@ class GraphedForward(Graphed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of a forward pass."""
-        if torch.is_grad_enabled():  # layers have graphs of their own
+        if torch.is_grad_enabled() or not self.is_put:  # layers have graphs of their own
             return self.original(*args, **kwargs)
         return super().__call__(*args, **_with_whole_mask(kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that a file or a copy holds: graphs are recorded anew."""
-        return {"module": self.module, "given": self.given}
+        return {"module": self.module, "given": self.given, "is_put": self.is_put}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["module"], Pools())  # type: ignore[misc]
         self.given = state["given"]
+        self.is_put = state["is_put"]
         self.__signature__ = inspect.signature(self.original)
 
 
@@ -89,7 +95,7 @@ def _with_whole_mask(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     mask = kwargs.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return kwargs
-    caches = [value for value in kwargs.values() if hasattr(value, "layers") and not isinstance(value, nn.Module)]
+    caches = [value for value in kwargs.values() if isinstance(getattr(value, "layers", None), list)]
     room = max((getattr(layer, "max_cache_len", 0) for cache in caches for layer in cache.layers), default=0)
     missing = room - mask.shape[1]
     return {**kwargs, "attention_mask": pad(mask, (0, missing))} if missing > 0 else kwargs

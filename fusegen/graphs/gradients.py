@@ -105,7 +105,7 @@ class GradientRecording:
         with _as_before(device, state):
             saved = _warm_up(pool, run, inputs, aliases)
             versions = [tensor._version for tensor in state]
-            with _no_draws_on_the_host(device), own_casts(), saved_tensors_hooks(_same, _same):
+            with no_draws_on_the_host(device), own_casts(), saved_tensors_hooks(_same, _same):
                 forward, result = pool.record(lambda: run(inputs, aliases))
             written = [tensor for tensor, version in zip(state, versions, strict=True) if tensor._version != version]
             places: dict[int, Argument | Result] = {id(value): Argument(number) for number, value in enumerate((*leaves, *others))}
@@ -119,7 +119,7 @@ class GradientRecording:
             backward: Callable[[], None] = _nothing
             found: Sequence[Tensor | None] = ()
             if any(each is not None for each in incoming):
-                with _no_draws_on_the_host(device):
+                with no_draws_on_the_host(device):
                     backward, found = pool.record_passing(lambda: _differentiate(results, incoming, leaves))
         return cls(
             pool=pool,
@@ -283,6 +283,8 @@ def _warm_up(pool: GraphPool, run: Run, inputs: Sequence[Tensor], aliases: Seque
             results = [leaf for leaf in tree_leaves(run(inputs, aliases)) if isinstance(leaf, Tensor)]
         _require_known(results, leaves)
         _differentiate(results, [torch.zeros_like(each) if each.requires_grad else None for each in results], leaves)
+    if any(leaf.is_leaf and leaf.grad is not None for leaf in leaves):
+        raise UnsupportedError("it runs a backward pass", mend="fg.graph_step(step) takes a whole step")
     if [leaf._version for leaf in leaves] != versions:
         raise UnsupportedError("it writes to an argument or a parameter", mend="write to a clone")
     return saved
@@ -333,12 +335,12 @@ def _as_before(device: torch.device, state: Sequence[Tensor]) -> Iterator[None]:
             generators.restore()
             with torch.no_grad():
                 for tensor, version, before in held:
-                    if tensor._version != version:
+                    if tensor._version != version or not torch.equal(tensor, before):  # batch norm counts no version
                         tensor.copy_(before)
 
 
 @contextmanager
-def _no_draws_on_the_host(device: torch.device) -> Iterator[None]:
+def no_draws_on_the_host(device: torch.device) -> Iterator[None]:
     """Refuses random numbers that a replay would not draw anew."""
     generators, host = Generators(), torch.get_rng_state()
     generators.add_all()

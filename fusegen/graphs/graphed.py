@@ -20,7 +20,7 @@ from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.graphs.cache_memory import CacheMemory, CacheView
 from fusegen.graphs.call import Call, Views, key_of, run_with
 from fusegen.graphs.facts import reached, watching
-from fusegen.graphs.gradients import GradientRecording, put_in
+from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
 from fusegen.graphs.recording import GraphPool, Pools, Recording
 from fusegen.lang.running import is_tracing
 from fusegen.threads import new_lock
@@ -255,7 +255,7 @@ class Graphed:
         self._graphs[key], self._last = graph, (key, graph)
         _drop_oldest(self._graphs, _MOST)
         used = {id(memory) for each in self._graphs.values() for memory in each.memories}
-        self._memories = {layout: memory for layout, memory in self._memories.items() if id(memory) in used}
+        self._memories = {key: memory for key, memory in self._memories.items() if id(memory) in used}
         return graph
 
     def _recorded(self, met: Met, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:
@@ -286,12 +286,14 @@ class Graphed:
     def _plain(
         self, pool: GraphPool, roots: Sequence[nn.Module], call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> PlainGraph:
-        memories = [self._memory(view) for view in call.views]
+        memories = [self._memory(view, number) for number, view in enumerate(call.views)]
         saved = [(held, dict(held)) for view in call.views for held in view.parts]
         try:
-            with watching(self._declared, roots) as reads, _stepping(self._declared, roots) if self._is_step else nullcontext():
+            stepping = _stepping(self._declared, roots) if self._is_step else nullcontext()
+            drawing = no_draws_on_the_host(call.tensors[0].device)
+            with watching(self._declared, roots) as reads, stepping, drawing:
                 recording = Recording.of(pool, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
-            facts = reads.facts(gradients=self._is_step)
+            facts = reads.facts(required=torch.is_grad_enabled(), gradients=self._is_step)
             return PlainGraph(pool, recording, facts, memories, [_advances(view, saved) for view in call.views])
         finally:
             for held, before in saved:
@@ -318,11 +320,12 @@ class Graphed:
             recording = another(call)
         return GradientGraph([recording], reads.facts(required=True), another)
 
-    def _memory(self, view: CacheView) -> CacheMemory:
-        """The memory in which a cache lies from now on."""
-        memory = self._memories.get(view.layout)
+    def _memory(self, view: CacheView, number: int) -> CacheMemory:
+        """The memory in which a cache lies from now on; each of several in a call has its own."""
+        key = (view.layout, number)
+        memory = self._memories.get(key)
         if memory is None:
-            memory = self._memories[view.layout] = CacheMemory(view)
+            memory = self._memories[key] = CacheMemory(view)
         memory.bind(view)
         return memory
 

@@ -202,6 +202,8 @@ def _bound(module: nn.Module) -> list[FusedCall | GraphedForward]:
         if isinstance(call, GraphedForward) and isinstance(call.given, FusedCall):
             call.given = copy(call.given)
             call.given.module = module
+        if isinstance(call, GraphedForward):
+            call.is_put = False
         call.put()
     return calls
 

@@ -6,7 +6,7 @@ A `Recorder` watches one run of a function and notes every read of a variable, a
 
 from fusegen.state.changes import ChangeError, refusing_changes
 from fusegen.state.check import State, has_identity
-from fusegen.state.content import contents, matcher
+from fusegen.state.content import cell_contents, contents, matcher
 from fusegen.state.plain import exact, is_plain, same
 from fusegen.state.recorder import Recorder
 from fusegen.state.slots import Kind, Read, Slot
@@ -18,6 +18,7 @@ __all__ = [
     "Recorder",
     "Slot",
     "State",
+    "cell_contents",
     "contents",
     "exact",
     "has_identity",
