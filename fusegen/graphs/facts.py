@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.utils.hooks import RemovableHandle
 
 from fusegen.errors import UnsupportedError
@@ -192,12 +193,11 @@ class Reads:
 
 
 class _NoHooks:
-    """Says whether modules have no more hooks than they had; looks for them only where somebody has hooked something since."""
+    """Says whether no more hooks are there than there were; looks for them only where somebody has hooked something since."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._hooks = [
-            value for each in modules for name, value in vars(each).items() if name.endswith("_hooks") and value is not None
-        ]
+        named = [(name, value) for each in (module_hooks, *modules) for name, value in vars(each).items()]
+        self._hooks = [value for name, value in named if name.endswith("_hooks") and isinstance(value, dict)]
         self._sizes, self._last = list(map(len, self._hooks)), RemovableHandle.next_id
 
     def __call__(self) -> bool:

@@ -44,7 +44,7 @@ class GraphedForward(Graphed):
         found = vars(self.module).get("forward")
         if not isinstance(found, GraphedForward):  # that of the module which this one is a copy of
             self.given = found
-        self._roots = [self.module]
+        self._roots = self._outer = [self.module]
         self.__signature__ = inspect.signature(self.original)  # which `generate` reads
         self.module.forward = self
         if hasattr(type(self.module), _COMPILED):

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import FusegenError, UnsupportedError
@@ -181,6 +182,8 @@ class Graphed:
         self._function = partial(_detached, function) if is_step else function
         self.forget()
 
+    _outer: Sequence[nn.Module] = ()  # modules whose forward pass it stands for, so that their own hooks run around it
+
     def forget(self) -> None:
         """Frees all graphs."""
         self.recorded = self.replayed = 0
@@ -265,7 +268,7 @@ class Graphed:
             UnsupportedError: it cannot be one.
         """
         roots = [*self._roots, *call.modules]
-        _require_no_hooks(roots)
+        _require_no_hooks(roots, self._outer)
         if not _RECORDING.acquire(blocking=False):
             raise UnsupportedError("another thread records a graph")
         try:
@@ -329,6 +332,17 @@ class Graphed:
         memory.bind(view)
         return memory
 
+    def __get__(self, owner: object, kind: type | None = None) -> Callable[..., Any]:
+        """A method, where it stands in a class."""
+        return self if owner is None else partial(self, owner)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state that a file or a copy holds: graphs are recorded anew."""
+        return {"function": self._declared, "roots": self._roots, "is_step": self._is_step}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        Graphed.__init__(self, state["function"], Pools(), state["roots"], is_step=state["is_step"])
+
     def __str__(self) -> str:
         return words([self])
 
@@ -348,12 +362,19 @@ def _advances(view: CacheView, saved: Sequence[tuple[dict[str, Any], dict[str, A
     return [held[name] - before[id(held)][name] for held, name in view.lengths]
 
 
-def _require_no_hooks(roots: Iterable[nn.Module]) -> None:
-    """Refuses hooks inside of a model, which a replay does not run; those by which transformers captures outputs are a part of the
-    forward pass."""
-    for path, each, is_root in ((path, each, each is root) for root in roots for path, each in root.named_modules()):
+def _require_no_hooks(roots: Iterable[nn.Module], outer: Sequence[nn.Module]) -> None:
+    """Refuses hooks inside of a recorded run, which a replay does not run; those by which transformers captures outputs are a part
+    of the forward pass.
+
+    Args:
+        outer: modules whose own forward hooks run outside of it.
+    """
+    if any(hooks for name, hooks in vars(module_hooks).items() if name.startswith("_global_") and isinstance(hooks, dict)):
+        raise UnsupportedError("there are hooks of all modules", mend="remove them")
+    for path, each in ((path, each) for root in roots for path, each in root.named_modules()):
         held = vars(each)
-        names = ("_backward_hooks", "_backward_pre_hooks", *(() if is_root else ("_forward_hooks", "_forward_pre_hooks")))
+        is_outer = any(each is other for other in outer)
+        names = ("_backward_hooks", "_backward_pre_hooks", *(() if is_outer else ("_forward_hooks", "_forward_pre_hooks")))
         hooks = [hook for name in names for hook in held[name].values()]
         if "_hf_hook" in held or any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks):
             raise UnsupportedError(f"{path or type(each).__name__} has hooks", mend="remove them")

@@ -125,6 +125,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "method": lambda m: setattr(m, "more", lambda y: y),
     "class": lambda m: setattr(m, "__class__", type("Other", (Reads,), {"more": lambda self, y: y - 1})),
     "hook": lambda m: _doubled(m.linear),
+    "own hook": _doubled,
     "global": lambda m: globals().update(FACTOR=5.0),
     "dictionary": lambda m: SETTINGS.update(bias=7.0),
     "state": lambda m: m.load_state_dict({name: value * 2 for name, value in m.state_dict().items()}, assign=True),
@@ -311,3 +312,17 @@ def test_a_module_that_is_not_found() -> None:
             assert torch.equal(run(x), modules["a"](x))
             modules["a"] = nn.Linear(4, 4)
     assert "calls a Linear" in str(run)
+
+
+def test_a_graphed_function_is_copied_without_its_graphs() -> None:
+    module = Reads().eval()
+    run = fg.cuda_graph(module)
+    x = torch.ones(2, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            run(x)
+        other = copy.deepcopy(run)
+        assert (other.recorded, run.recorded) == (0, 1)
+        for _ in range(3):
+            assert torch.equal(other(x), run(x))
+        assert (other.recorded, other.replayed) == (1, 2)
