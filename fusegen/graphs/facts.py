@@ -274,6 +274,28 @@ def _in_class(kind: type, name: str) -> type | None:
 
 
 @contextmanager
+def unassigned(roots: Sequence[nn.Module]) -> Iterator[None]:
+    """Around a recorded run: what it assigns to attributes of modules is put back.
+
+    Raises:
+        UnsupportedError: it has assigned one, which a replay would not do again.
+    """
+    held = [each for module in _all_modules(roots) for each in (vars(module), module._buffers, module._parameters)]
+    before = [dict(each) for each in held]
+    try:
+        yield
+        for each, values in zip(held, before, strict=True):
+            name = next((name for name in each if name not in values or each[name] is not values[name]), None)
+            if name is not None or len(each) != len(values):
+                raise UnsupportedError(f"it assigns the attribute {name!r} of a module", mend="leave it without a graph")
+    finally:
+        for each, values in zip(held, before, strict=True):
+            if any(each.get(name) is not value for name, value in values.items()) or len(each) != len(values):
+                each.clear()
+                each.update(values)
+
+
+@contextmanager
 def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
     """Notes what Python code names that runs meanwhile: attributes of modules, of those inside of them and of objects that these
     hold, and globals; and what kernels had read that are called."""

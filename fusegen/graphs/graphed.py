@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.graphs.cache_memory import CacheMemory, CacheView
 from fusegen.graphs.call import Call, Views, key_of, run_with
-from fusegen.graphs.facts import reached, watching
+from fusegen.graphs.facts import reached, unassigned, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
 from fusegen.graphs.recording import GraphPool, Pools, Recording
 from fusegen.lang.running import is_tracing
@@ -294,7 +294,7 @@ class Graphed:
         try:
             stepping = _stepping(self._declared, roots) if self._is_step else nullcontext()
             drawing = no_draws_on_the_host(call.tensors[0].device)
-            with watching(self._declared, roots) as reads, stepping, drawing:
+            with watching(self._declared, roots) as reads, unassigned(roots), stepping, drawing:
                 recording = Recording.of(pool, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
             facts = reads.facts(required=torch.is_grad_enabled(), gradients=self._is_step)
             return PlainGraph(pool, recording, facts, memories, [_advances(view, saved) for view in call.views])
@@ -319,7 +319,7 @@ class Graphed:
         def another(call: Call) -> GradientRecording:
             return GradientRecording.of(pool, run, call.tensors, parameters, others(call), state)
 
-        with watching(self._declared, roots) as reads:
+        with watching(self._declared, roots) as reads, unassigned(roots):
             recording = another(call)
         return GradientGraph([recording], reads.facts(required=True), another)
 

@@ -326,3 +326,30 @@ def test_a_graphed_function_is_copied_without_its_graphs() -> None:
         for _ in range(3):
             assert torch.equal(other(x), run(x))
         assert (other.recorded, other.replayed) == (1, 2)
+
+
+class Averages(nn.Module):
+    """Assigns attributes in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.average, self.calls = torch.zeros(4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        self.average = 0.5 * self.average + y.detach().mean(0)
+        self.calls += 1
+        return y + self.average
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_a_module_that_assigns_attributes(has_gradients: bool) -> None:
+    plain = Averages()
+    module = copy.deepcopy(plain)
+    run = fg.cuda_graph(module)
+    with torch.set_grad_enabled(has_gradients):
+        for number in range(5):
+            x = torch.full((2, 4), float(number))
+            assert torch.equal(run(x), plain(x))
+    assert module.calls == 5 and "assigns the attribute" in str(run)
