@@ -42,6 +42,7 @@ class PlainGraph:
         facts: says whether all is as it was recorded that the call reads beside its arguments.
         memories: where the call's caches lie.
         advances: for each cache, what a call adds to the lengths that it keeps as Python numbers.
+        roots: modules that the call reads, beside those among its arguments.
     """
 
     pool: GraphPool
@@ -49,9 +50,16 @@ class PlainGraph:
     facts: Callable[[], bool]
     memories: Sequence[CacheMemory]
     advances: Sequence[Sequence[int]]
+    roots: Sequence[nn.Module]
 
     def replay(self, call: Call) -> Any:
-        """The result of a call of the same form."""
+        """The result of a call of the same form.
+
+        Raises:
+            UnsupportedError: it writes to an argument whose memory is also that of something else.
+        """
+        if self.recording.written:
+            self.require_own_memory(call)
         with self.pool.in_order():
             for memory, view in zip(self.memories, call.views, strict=True):
                 memory.bind(view)
@@ -60,6 +68,14 @@ class PlainGraph:
             for (held, name), number in zip(view.lengths, numbers, strict=True):
                 held[name] += number
         return result
+
+    def require_own_memory(self, call: Call) -> None:
+        """Refuses a call whose recorded form writes to an argument that shares its memory: the graph has copies of them."""
+        held = (value for root in (*self.roots, *call.modules) for value in (*root.parameters(), *root.buffers()))
+        cached = (variables[name] for view in call.views for variables, name in view.slots)
+        places = Counter(each.untyped_storage().data_ptr() for each in (*call.tensors, *held, *cached))
+        if any(places[call.tensors[number].untyped_storage().data_ptr()] > 1 for number in self.recording.written):
+            raise UnsupportedError("it writes to an argument whose memory something else reads", mend="pass a clone")
 
 
 @dataclass
@@ -297,7 +313,7 @@ class Graphed:
             with watching(self._declared, roots) as reads, unassigned(roots), stepping, drawing:
                 recording = Recording.of(pool, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
             facts = reads.facts(required=torch.is_grad_enabled(), gradients=self._is_step)
-            return PlainGraph(pool, recording, facts, memories, [_advances(view, saved) for view in call.views])
+            return PlainGraph(pool, recording, facts, memories, [_advances(view, saved) for view in call.views], self._roots)
         finally:
             for held, before in saved:
                 held.clear()

@@ -353,3 +353,17 @@ def test_a_module_that_assigns_attributes(has_gradients: bool) -> None:
             x = torch.full((2, 4), float(number))
             assert torch.equal(run(x), plain(x))
     assert module.calls == 5 and "assigns the attribute" in str(run)
+
+
+def test_arguments_that_are_written_and_share_memory() -> None:
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return a + b
+
+    run = fg.cuda_graph(f)
+    for shares in (False, False, False, True, True, False):
+        first, second = (torch.zeros(3), torch.zeros(3)), (torch.zeros(3), torch.zeros(3))
+        given, expected = ((pair[0], pair[0] if shares else pair[1]) for pair in (first, second))
+        assert torch.equal(run(*given), f(*expected))
+        assert all(map(torch.equal, given, expected))
+    assert run.replayed == 3
