@@ -9,7 +9,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import is_
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeAlias, TypeVar, cast
@@ -146,12 +145,12 @@ class Reads:
         self.items: dict[tuple[int, str], tuple[Variables | type, str]] = {}
         self.states: dict[int, State] = {}
 
-    def facts(self, *, required: bool = False, gradients: bool = False) -> Callable[[], bool]:
+    def facts(self, *, required: bool = False, also: Sequence[Callable[[], bool]] = ()) -> Callable[[], bool]:
         """A function that says whether a later run would read the same.
 
         Args:
             required: if it asks for the parameters that require a gradient, too.
-            gradients: if it asks for the gradients that parameters have.
+            also: more questions that it asks.
         """
         if self.unknown is not None:
             what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor found in what it closes over"
@@ -167,9 +166,8 @@ class Reads:
             facts.holds(lambda wanted: [each.requires_grad for each in parameters] == wanted, [p.requires_grad for p in parameters])
         for optimizer in reached(self._function, torch.optim.Optimizer):
             _note_optimizer(facts, optimizer)
-        if gradients:
-            leaves = [each for root in self._roots for each in root.parameters()]
-            facts.holds(lambda wanted: all(map(is_, (each.grad for each in leaves), wanted)), [each.grad for each in leaves])
+        for question in also:
+            facts.holds(question)
         for number, cell in enumerate(getattr(self._function, "__closure__", None) or ()):
             for value in cell_contents(cell):
                 facts.read(Read(Slot(self._function, Kind.CELL, number), value))
@@ -220,6 +218,8 @@ def reached(function: Any, kind: type[T]) -> list[T]:
 
 
 def _note_optimizer(facts: Unchanged, optimizer: torch.optim.Optimizer) -> None:
+    facts.item(vars(optimizer), "param_groups")
+    facts.item(vars(optimizer), "state")
     for group in optimizer.param_groups:
         for name in group:
             facts.item(group, name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from fusegen.graphs.call import Call, Views, key_of, run_with
 from fusegen.graphs.facts import reached, unassigned, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
 from fusegen.graphs.recording import GraphPool, Pools, Recording
+from fusegen.graphs.step import Step
 from fusegen.lang.running import is_tracing
 from fusegen.threads import new_lock
 
@@ -43,6 +44,7 @@ class PlainGraph:
         memories: where the call's caches lie.
         advances: for each cache, what a call adds to the lengths that it keeps as Python numbers.
         roots: modules that the call reads, beside those among its arguments.
+        step: of a training step, its gradients and optimizers.
     """
 
     pool: GraphPool
@@ -51,6 +53,7 @@ class PlainGraph:
     memories: Sequence[CacheMemory]
     advances: Sequence[Sequence[int]]
     roots: Sequence[nn.Module]
+    step: Step | None
 
     def replay(self, call: Call) -> Any:
         """The result of a call of the same form.
@@ -64,6 +67,8 @@ class PlainGraph:
             for memory, view in zip(self.memories, call.views, strict=True):
                 memory.bind(view)
             result = self.recording(call.tensors, others(call))
+        if self.step is not None:
+            self.step.finish()
         for view, numbers in zip(call.views, self.advances, strict=True):
             for (held, name), number in zip(view.lengths, numbers, strict=True):
                 held[name] += number
@@ -307,13 +312,15 @@ class Graphed:
     ) -> PlainGraph:
         memories = [self._memory(view, number) for number, view in enumerate(call.views)]
         saved = [(held, dict(held)) for view in call.views for held in view.parts]
+        step = Step(self._declared, roots, pool.device) if self._is_step else None
         try:
-            stepping = _stepping(self._declared, roots) if self._is_step else nullcontext()
-            drawing = no_draws_on_the_host(call.tensors[0].device)
+            stepping = nullcontext() if step is None else step.recording()
+            drawing = no_draws_on_the_host(pool.device)
             with watching(self._declared, roots) as reads, unassigned(roots), stepping, drawing:
                 recording = Recording.of(pool, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
-            facts = reads.facts(required=torch.is_grad_enabled(), gradients=self._is_step)
-            return PlainGraph(pool, recording, facts, memories, [_advances(view, saved) for view in call.views], self._roots)
+            facts = reads.facts(required=torch.is_grad_enabled(), also=() if step is None else (step.is_ready,))
+            advances = [_advances(view, saved) for view in call.views]
+            return PlainGraph(pool, recording, facts, memories, advances, self._roots, step)
         finally:
             for held, before in saved:
                 held.clear()
@@ -409,43 +416,6 @@ def words(several: Iterable[Graphed]) -> str:
 def _detached(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The results of a step, which nobody differentiates any more: else autograd's graph of one step would meet the next one."""
     return tree_map_only(Tensor, Tensor.detach, step(*args, **kwargs))
-
-
-@contextmanager
-def _stepping(step: object, roots: Sequence[nn.Module]) -> Iterator[None]:
-    """Around the recording of a step, which runs its Python and nothing on the GPU: what it does to gradients and to an optimizer's
-    state on the host is undone if it fails.
-
-    Raises:
-        UnsupportedError: it changes an optimizer's state on the host, which a replay would not.
-    """
-    optimizers = reached(step, torch.optim.Optimizer)
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    parameters = [*(each for root in roots for each in root.parameters()), *(each for group in groups for each in group["params"])]
-    gradients = [(each, each.grad) for each in parameters]
-    held = [state for optimizer in optimizers for state in optimizer.state.values()]
-    host = [
-        (state, name, value, value.clone() if isinstance(value, Tensor) else value)
-        for state in held
-        for name, value in state.items()
-        if _is_on_host(value)
-    ]
-    try:
-        yield
-        for state, name, _, before in host:
-            if bool(state[name] != before):
-                raise UnsupportedError(f"its optimizer keeps {name!r} on the host", mend="pass capturable=True to the optimizer")
-    except BaseException:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for state, name, value, before in host:
-            state[name] = value.copy_(before) if isinstance(value, Tensor) else value
-        raise
-
-
-def _is_on_host(value: object) -> bool:
-    """True for a number, or a tensor of one on the CPU."""
-    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.device.type == "cpu" and DEVICE != "cpu")
 
 
 def _drop_oldest(held: OrderedDict[Any, Any], most: int) -> None:

@@ -28,7 +28,7 @@ class GraphPool:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._passing = torch.cuda.graph_pool_handle()
         self._handed: dict[object, Tensor] = {}
@@ -64,7 +64,7 @@ class GraphPool:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """On a stream that graphs are recorded on, between what the current stream does before and after it."""
-        current = torch.cuda.current_stream(self._device)
+        current = torch.cuda.current_stream(self.device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
             yield
@@ -74,7 +74,7 @@ class GraphPool:
     def in_order(self) -> Iterator[None]:
         """One replay behind the other, whatever thread or stream each is on: they use the same memory."""
         with self._lock:
-            stream = torch.cuda.current_stream(self._device)
+            stream = torch.cuda.current_stream(self.device)
             if self._stream is not None and self._stream != stream:
                 stream.wait_stream(self._stream)
             self._stream = stream

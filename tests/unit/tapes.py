@@ -52,7 +52,7 @@ class Tapes:
     """In the place of a `GraphPool`."""
 
     def __init__(self, device: torch.device) -> None:
-        pass
+        self.device = device
 
     def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         with torch.random.fork_rng([]), Tape() as tape:

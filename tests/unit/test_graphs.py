@@ -267,29 +267,57 @@ def test_a_result_that_cannot_be_filled_again() -> None:
     assert "its result holds a SimpleNamespace" in str(run)
 
 
-@pytest.mark.parametrize("at_the_end", [False, True])
-def test_a_training_step_is_one_graph(at_the_end: bool) -> None:
-    losses = []
-    for wrap in (lambda function: function, fg.graph_step):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def _training(kind: str, number: int, wrap: Callable[..., Any]) -> tuple[list[float], Any]:
+    """Losses of some steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
-        def train(x: Tensor, model: nn.Module = model, optimizer: Any = optimizer) -> Tensor:
-            if not at_the_end:
-                optimizer.zero_grad()
-            loss: Tensor = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            if at_the_end:
-                optimizer.zero_grad()
-            return loss
+    def train(x: Tensor) -> Tensor:
+        if kind not in ("zeroed at the end", "zeroed outside", "accumulated"):
+            optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        if kind == "zeroed at the end":
+            optimizer.zero_grad()
+        if kind == "scheduler inside":
+            scheduler.step()
+        return loss
 
-        run = wrap(train)
-        torch.manual_seed(1)
-        losses.append([run(torch.full((3, 4), 0.1 * number)).item() for number in range(6)])
-    assert losses[0] == losses[1], run
-    assert run.recorded == 1
+    run, losses = wrap(train), []
+    torch.manual_seed(1)
+    for n in range(number):
+        losses.append(run(torch.full((2 + n % 2 if kind == "two sizes" else 3, 4), 0.1 * n)).item())
+        if kind == "zeroed outside":
+            optimizer.zero_grad()
+        if kind == "loaded" and n == 4:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            optimizer.param_groups[0]["lr"] = 0.3
+        if kind == "scheduler outside" and n % 4 == 3:
+            scheduler.step()
+    return losses, run
+
+
+_RECORDED = {
+    "zeroed": 1,
+    "zeroed at the end": 1,
+    "zeroed outside": 1,
+    "accumulated": 1,
+    "two sizes": 2,
+    "loaded": 2,
+    "scheduler outside": 3,
+    "scheduler inside": 0,
+}
+
+
+@pytest.mark.parametrize("kind", list(_RECORDED))
+def test_a_training_step_is_one_graph(kind: str) -> None:
+    expected, _ = _training(kind, 10, lambda train: train)
+    losses, run = _training(kind, 10, fg.graph_step)
+    assert losses == expected, run
+    assert run.recorded == _RECORDED[kind], run
 
 
 def test_a_module_that_is_thawed_gets_gradients() -> None:
