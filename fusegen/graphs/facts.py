@@ -145,11 +145,10 @@ class Reads:
         self.items: dict[tuple[int, str], tuple[Variables | type, str]] = {}
         self.states: dict[int, State] = {}
 
-    def facts(self, *, required: bool = False, also: Sequence[Callable[[], bool]] = ()) -> Callable[[], bool]:
+    def facts(self, also: Sequence[Callable[[], bool]] = ()) -> Callable[[], bool]:
         """A function that says whether a later run would read the same.
 
         Args:
-            required: if it asks for the parameters that require a gradient, too.
             also: more questions that it asks.
         """
         if self.unknown is not None:
@@ -161,7 +160,7 @@ class Reads:
         facts.sizes([each._parameters for each in modules if isinstance(each, nn.ParameterList | nn.ParameterDict)])
         facts.holds(lambda kinds: list(map(type, modules)) == kinds, list(map(type, modules)))
         facts.holds(_NoHooks(modules))
-        if required:
+        if torch.is_grad_enabled():
             parameters = [each for root in self._roots for each in root.parameters()]
             facts.holds(lambda wanted: [each.requires_grad for each in parameters] == wanted, [p.requires_grad for p in parameters])
         for optimizer in reached(self._function, torch.optim.Optimizer):
@@ -172,7 +171,7 @@ class Reads:
             for value in cell_contents(cell):
                 facts.read(Read(Slot(self._function, Kind.CELL, number), value))
         for each in modules:
-            for inside in (each._modules, each._parameters, each._buffers):  # which code may go through without naming them
+            for inside in (each._modules, each._parameters, each._buffers):  # code may go through them without naming any
                 for name in inside:
                     facts.item(inside, name)
             for name in vars(each).keys() - _OF_EVERY_MODULE:
@@ -311,9 +310,9 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
         if kind == "return" and result is not None and State.NAME in frame.f_globals:
             state = frame.f_globals[State.NAME]()
             reads.states[id(state)] = state
-        if kind == "call" and code is _CALL and id(frame.f_locals.get("self")) not in known:
+        if kind == "call" and code is _CALL and id(frame.f_locals.get("self")) not in known and not is_tracing():
             reads.unknown = frame.f_locals["self"]
-        if kind != "call" or code.co_filename.startswith(_CALLS) or is_tracing():  # what a trace reads, its state knows
+        if kind != "call" or code.co_filename.startswith(_CALLS) or is_tracing():  # a kernel's state knows its trace's reads
             return
         is_of_file = "__name__" in frame.f_globals  # not a function that was written for a kernel
         if code not in seen and is_of_file and not code.co_filename.startswith(_OF_OTHERS):

@@ -42,10 +42,10 @@ class GraphedForward(Graphed):
             return
         self.is_put = True
         found = vars(self.module).get("forward")
-        if not isinstance(found, GraphedForward):  # that of the module which this one is a copy of
+        if not isinstance(found, GraphedForward):  # a copied module holds the other one's
             self.given = found
         self._roots = self._outer = [self.module]
-        self.__signature__ = inspect.signature(self.original)  # which `generate` reads
+        self.__signature__ = inspect.signature(self.original)  # read by `generate`
         self.module.forward = self
         if hasattr(type(self.module), _COMPILED):
             setattr(self.module, _COMPILED, self.not_compiled)

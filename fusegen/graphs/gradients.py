@@ -188,7 +188,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recording: GradientRecording, tensors: Sequence[Tensor], *_: Tensor) -> tuple[Tensor, ...]:
         number, results = recording.replay(tensors)
-        ctx.recording = recording  # which is in use as long as the node is
+        ctx.recording = recording  # in use as long as the node is
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(number, *recording.saved)
         ctx.mark_non_differentiable(*(each for each, static in zip(results, recording.incoming, strict=True) if static is None))

@@ -30,7 +30,7 @@ from fusegen.threads import new_lock
 _CAPTURING = "transformers.utils.output_capturing"
 _MOST = 32  # recorded calls of one function
 _MOST_MET = 256  # kinds of calls that have none
-_MOST_CHANGES = 8  # of what a graph holds on to, before its calls run as they are
+_MOST_CHANGES = 8  # changes of a form's facts, before its calls run as they are
 _MOST_PENDING = 4  # recordings of calls that are alike, where several wait for their backward passes
 _RECORDING = new_lock()  # by one thread at a time
 
@@ -318,7 +318,7 @@ class Graphed:
             drawing = no_draws_on_the_host(pool.device)
             with watching(self._declared, roots) as reads, unassigned(roots), stepping, drawing:
                 recording = Recording.of(pool, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
-            facts = reads.facts(required=torch.is_grad_enabled(), also=() if step is None else (step.is_ready,))
+            facts = reads.facts(() if step is None else (step.is_ready,))
             advances = [_advances(view, saved) for view in call.views]
             return PlainGraph(pool, recording, facts, memories, advances, self._roots, step)
         finally:
@@ -344,7 +344,7 @@ class Graphed:
 
         with watching(self._declared, roots) as reads, unassigned(roots):
             recording = another(call)
-        return GradientGraph([recording], reads.facts(required=True), another)
+        return GradientGraph([recording], reads.facts(), another)
 
     def _memory(self, view: CacheView, number: int) -> CacheMemory:
         """The memory in which a cache lies from now on; each of several in a call has its own."""

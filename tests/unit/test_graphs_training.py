@@ -212,7 +212,7 @@ def test_a_parameter_that_changed_before_the_backward_pass_raises_as_in_torch() 
     recording = record(linear, parameters)
     loss = loss_of(recording(made(1)[0], ()))
     with torch.no_grad():
-        parameters[1].zero_()  # which no gradient depends on
+        parameters[1].zero_()  # no gradient depends on it
     torch.autograd.grad(loss, parameters, retain_graph=True)
     with torch.no_grad():
         parameters[0].zero_()
