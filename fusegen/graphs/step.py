@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import is_
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from fusegen.errors import UnsupportedError
 from fusegen.graphs.facts import reached
-from fusegen.state import is_plain
+from fusegen.state import is_plain, same
 
 
 class Step:
@@ -53,7 +52,7 @@ class Step:
         gradients = [(each, each.grad, 0 if each.grad is None else each.grad._version) for each in self._parameters]
         sizes = [len(optimizer.state) for optimizer in self._optimizers]
         held = [*(each for optimizer in self._optimizers for each in (*optimizer.param_groups, *optimizer.state.values()))]
-        before = [{name: _kept(value) for name, value in each.items() if self._is_on_host(value)} for each in held]
+        before = [{name: value for name, value in each.items() if is_plain(value)} for each in held]
         try:
             self._require_device(held)
             yield
@@ -64,8 +63,7 @@ class Step:
             for parameter, gradient, _ in gradients:
                 parameter.grad = gradient
             for each, values in zip(held, before, strict=True):
-                for name, value in values.items():
-                    each[name] = each[name].copy_(value) if isinstance(value, Tensor) else value
+                each.update(values)
             raise
         for parameter, gradient, version in gradients:
             is_added_to = gradient is not None and gradient._version != version
@@ -73,26 +71,14 @@ class Step:
                 self._needed.append((parameter, gradient))
             self._made.append((parameter, parameter.grad))
 
-    def _is_on_host(self, value: object) -> bool:
-        return self._is_elsewhere(value) or (is_plain(value) and not isinstance(value, str))
-
-    def _is_elsewhere(self, value: object) -> bool:
-        return isinstance(value, Tensor) and value.device != self._device
-
     def _require_device(self, held: Sequence[Mapping[str, Any]]) -> None:
         for name, value in (item for each in held for item in each.items()):
-            if self._is_elsewhere(value):
-                what = f"its optimizer keeps {name!r} on {value.device}"
-                raise UnsupportedError(
-                    what, mend=f"pass capturable=True to the optimizer, and numbers as tensors on {self._device}"
-                )
+            if isinstance(value, Tensor) and value.device != self._device:
+                mend = f"pass capturable=True to the optimizer, and numbers as tensors on {self._device}"
+                raise UnsupportedError(f"its optimizer keeps {name!r} on {value.device}", mend=mend)
 
     def _require_unchanged(self, held: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> None:
         for each, values in zip(held, before, strict=True):
-            if not all(map(is_, map(each.get, values), values.values())) and any(each.get(n) != v for n, v in values.items()):
-                name = next(n for n, v in values.items() if each.get(n) != v)
+            name = next((name for name, value in values.items() if not same(each.get(name), value)), None)
+            if name is not None:
                 raise UnsupportedError(f"it changes {name!r} of its optimizer on the host", mend="do that outside of the step")
-
-
-def _kept(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
