@@ -5,6 +5,7 @@ A replay reads none of it again, so one generated function compares it before ea
 
 from __future__ import annotations
 
+import gc
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -294,6 +295,26 @@ def unassigned(roots: Sequence[nn.Module]) -> Iterator[None]:
                 each.update(values)
 
 
+class _Collections:
+    """Tells if the garbage collector is running, which calls finalizers and functions of other libraries."""
+
+    are_running = False
+
+    def __enter__(self) -> None:
+        gc.callbacks.insert(0, self._begin)
+        gc.callbacks.append(self._end)
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._begin)
+        gc.callbacks.remove(self._end)
+
+    def _begin(self, phase: str, _: object) -> None:
+        self.are_running = self.are_running or phase == "start"
+
+    def _end(self, phase: str, _: object) -> None:
+        self.are_running = self.are_running and phase != "stop"
+
+
 @contextmanager
 def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
     """Notes what Python code names that runs meanwhile: attributes of modules, of those inside of them and of objects that these
@@ -301,7 +322,7 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
     reads, seen = Reads(function, roots), set[CodeType]()
     modules = _all_modules(roots)
     known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
-    before = sys.getprofile()
+    before, collections = sys.getprofile(), _Collections()
 
     def event(frame: FrameType, kind: Any, result: object) -> None:
         if callable(before):
@@ -312,7 +333,9 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
             reads.states[id(state)] = state
         if kind == "call" and code is _CALL and id(frame.f_locals.get("self")) not in known and not is_tracing():
             reads.unknown = frame.f_locals["self"]
-        if kind != "call" or code.co_filename.startswith(_CALLS) or is_tracing():  # a kernel's state knows its trace's reads
+        if (
+            kind != "call" or code.co_filename.startswith(_CALLS) or collections.are_running or is_tracing()
+        ):  # a kernel's state knows its trace's reads
             return
         is_of_file = "__name__" in frame.f_globals  # not a function that was written for a kernel
         if code not in seen and is_of_file and not code.co_filename.startswith(_OF_OTHERS):
@@ -329,7 +352,8 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
 
     sys.setprofile(event)
     try:
-        yield reads
+        with collections:
+            yield reads
     finally:
         sys.setprofile(before if callable(before) else None)
 

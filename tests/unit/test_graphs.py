@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 from collections.abc import Callable
@@ -164,6 +165,25 @@ def test_what_changes_at_every_call_is_not_recorded_for_ever() -> None:
             module.scale = float(number)
             assert torch.equal(run(x), module(x))
     assert run.recorded < 12 and "changes from call to call" in str(run)
+
+
+COLLECTIONS = 0
+
+
+def _count_collections(_phase: str, _info: object) -> None:
+    globals().update(COLLECTIONS=COLLECTIONS + 1)
+
+
+def test_the_collector_is_no_part_of_a_call() -> None:
+    run = fg.cuda_graph(lambda x: (gc.collect(), x + 1)[1])
+    gc.callbacks.append(_count_collections)
+    try:
+        for _ in range(4):
+            run(torch.ones(3))
+            gc.collect()
+    finally:
+        gc.callbacks.remove(_count_collections)
+    assert (run.recorded, run.replayed) == (1, 3)
 
 
 @pytest.mark.usefixtures("reruns")
