@@ -105,7 +105,7 @@ class GradientRecording:
         with _as_before(device, state):
             saved = _warm_up(pool, run, inputs, aliases)
             versions = [tensor._version for tensor in state]
-            with no_draws_on_the_host(device), own_casts(), saved_tensors_hooks(_same, _same):
+            with no_draws_on_the_host(device), own_casts(), saved_tensors_hooks(Tensor.detach, _same):
                 forward, result = pool.record(lambda: run(inputs, aliases))
             written = [tensor for tensor, version in zip(state, versions, strict=True) if tensor._version != version]
             places: dict[int, Argument | Result] = {id(value): Argument(number) for number, value in enumerate((*leaves, *others))}
@@ -256,7 +256,8 @@ def _nothing() -> None:
 
 
 def _same(tensor: Tensor) -> Tensor:
-    """Saves a tensor as it is, where hooks are around which save it another way, as those of a checkpoint do."""
+    """A saved tensor as it is, where hooks are around which save it another way, as those of a checkpoint do. It was detached: a
+    node that saves its own result would hold itself, and so the graph's memory, for ever."""
     return tensor
 
 
@@ -276,7 +277,7 @@ def _warm_up(pool: GraphPool, run: Run, inputs: Sequence[Tensor], aliases: Seque
 
     def note(tensor: Tensor) -> Tensor:
         saved.add(_address(tensor))
-        return tensor
+        return tensor.detach()
 
     with pool.aside():
         with own_casts(), saved_tensors_hooks(note, _same):

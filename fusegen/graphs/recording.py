@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, TypeVar
@@ -57,9 +57,22 @@ class GraphPool:
     def _recorded(self, run: Callable[[], T], pool: Any) -> tuple[Callable[[], None], T]:
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, pool, self._side, capture_error_mode="thread_local")
-        with self.aside(), constants_on_device(), capture:
-            result = run()
+        try:
+            with self.aside(), constants_on_device(), capture:
+                result = run()
+        except BaseException:
+            self._end_capture(pool)
+            raise
         return graph.replay, result
+
+    def _end_capture(self, pool: Any) -> None:
+        """Ends what torch leaves open behind a capture that was invalidated: its allocator still serves the pool, and its generator
+        refuses to draw, until a capture succeeds."""
+        with suppress(RuntimeError):  # it was closed
+            torch._C._cuda_endAllocateToPool(self.device.index, pool)
+            torch._C._cuda_releasePool(self.device.index, pool)
+        with self.aside(), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._side, capture_error_mode="thread_local"):
+            torch.empty(1, device=self.device).zero_()
 
     @contextmanager
     def aside(self) -> Iterator[None]:

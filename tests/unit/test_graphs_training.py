@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -287,6 +288,20 @@ def test_a_pending_backward_pass_keeps_its_recording() -> None:
         list(torch.autograd.grad(loss, parameters)),
         list(torch.autograd.grad(loss_of(linear(made(1)[0], parameters)), parameters)),
     )
+
+
+def test_what_a_recording_has_saved_is_freed_with_it() -> None:
+    saved: list[weakref.ref[Tensor]] = []
+
+    def run(tensors: Sequence[Tensor], _: Sequence[Tensor]) -> Tensor:
+        result = tensors[0].exp()  # which its node saves
+        saved.append(weakref.ref(result))
+        return result * 2
+
+    recording = record(run, [])
+    assert not recording.is_busy()
+    del recording
+    assert [each() for each in saved] == [None, None]
 
 
 def test_some_results_alone_are_differentiated() -> None:
