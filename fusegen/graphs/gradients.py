@@ -1,7 +1,8 @@
 """A run with its gradient as two CUDA graphs, one of each pass, which are nodes of autograd's graph at each replay.
 
-What the forward pass saves for the backward pass lies in the graphs' memory, so the next replay overwrites it. Each replay has a
-number, and a backward pass whose number is not the last one raises an error.
+What the forward pass saves for the backward pass lies in the graphs' memory. The next replay overwrites it, and so may a replay of
+any graph that was recorded earlier, whose temporary values lay where a later one saves. Each replay has a number, and a backward
+pass whose values do not stand any more raises an error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from fusegen.state.generators import Generators
 
 Run: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 
-_NUMBERS = count(1)
+_NUMBERS = count(1)  # of replays
+_ORDERS = count()  # of recordings
 _REPLAYS: weakref.WeakValueDictionary[int, GradientRecording] = weakref.WeakValueDictionary()
 """The recordings by the number of their last replay."""
 
@@ -34,6 +36,23 @@ class Result:
     """A part of a result that is a tensor of the graph, by its position among them."""
 
     number: int
+
+
+@dataclass(eq=False)
+class Saved:
+    """What the last replay of a recording has saved for its backward pass.
+
+    Attributes:
+        order: of the recording among all.
+        number: of the replay.
+        stands: True until another replay overwrites it.
+        pending: alive as long as a first backward pass may come.
+    """
+
+    order: int = field(default_factory=lambda: next(_ORDERS))
+    number: int = 0
+    stands: bool = False
+    pending: Callable[[], Tensor | None] = lambda: None
 
 
 @dataclass(eq=False, repr=False)
@@ -46,8 +65,8 @@ class GradientRecording:
         inputs: the tensors that the forward pass reads its arguments from.
         parameters: tensors beside the arguments that require a gradient.
         required: for each of `inputs` and `parameters`, True if it requires a gradient.
-        results: the tensors that the forward pass fills. They hold autograd's graph, and so all that the backward pass reads:
-            else its memory would go to the next graph of the pool.
+        results: the tensors that the forward pass fills.
+        nodes: autograd's graph, which holds all that the backward pass reads: else its memory would go to other graphs at once.
         incoming: for each result, the memory that the backward pass reads its gradient from; None if there is none.
         gradients: the tensors that the backward pass fills.
         sources: positions of these gradients' tensors among `inputs` and `parameters`.
@@ -64,6 +83,7 @@ class GradientRecording:
     parameters: Sequence[Tensor]
     required: Sequence[bool]
     results: Sequence[Tensor]
+    nodes: Sequence[Any]
     incoming: Sequence[Tensor | None]
     gradients: Sequence[Tensor]
     sources: Sequence[int]
@@ -71,8 +91,7 @@ class GradientRecording:
     written: Sequence[Tensor]
     leaves: Sequence[Any]
     spec: TreeSpec
-    _number: int = field(default=0, init=False)
-    _pending: weakref.ref[Tensor] | None = field(default=None, init=False)
+    _saved: Saved = field(default_factory=Saved, init=False)
 
     @classmethod
     def of(
@@ -106,7 +125,7 @@ class GradientRecording:
             saved = _warm_up(pool, run, inputs, aliases)
             versions = [tensor._version for tensor in state]
             with no_draws_on_the_host(device), own_casts(), saved_tensors_hooks(Tensor.detach, _same):
-                forward, result = pool.record(lambda: run(inputs, aliases))
+                forward, result = pool.record_saving(lambda: run(inputs, aliases))
             written = [tensor for tensor, version in zip(state, versions, strict=True) if tensor._version != version]
             places: dict[int, Argument | Result] = {id(value): Argument(number) for number, value in enumerate((*leaves, *others))}
             flat, spec = tree_flatten(result)
@@ -120,7 +139,7 @@ class GradientRecording:
             found: Sequence[Tensor | None] = ()
             if any(each is not None for each in incoming):
                 with no_draws_on_the_host(device):
-                    backward, found = pool.record_passing(lambda: _differentiate(results, incoming, leaves))
+                    backward, found = pool.record(lambda: _differentiate(results, incoming, leaves))
         return cls(
             pool=pool,
             forward=forward,
@@ -128,9 +147,10 @@ class GradientRecording:
             inputs=inputs,
             parameters=parameters,
             required=[leaf.requires_grad for leaf in leaves],
-            results=results,
+            results=list(map(pool.unowned, results)),
+            nodes=[each.grad_fn for each in results],
             incoming=incoming,
-            gradients=[gradient for gradient in found if gradient is not None],
+            gradients=[pool.unowned(gradient) for gradient in found if gradient is not None],
             sources=[number for number, gradient in enumerate(found) if gradient is not None],
             saved=[parameter for parameter in parameters if _address(parameter) in saved],
             written=written,
@@ -139,8 +159,13 @@ class GradientRecording:
         )
 
     def is_busy(self) -> bool:
-        """True if the backward pass of the last replay is still to come: another replay would overwrite what it reads."""
-        return self._pending is not None and self._pending() is not None
+        """True if another replay would overwrite what a backward pass is still to read, of this recording or of a later one."""
+        for saved in reversed(self.pool.standing):
+            if saved.order < self._saved.order:
+                return False
+            if saved.pending() is not None:
+                return True
+        return False
 
     def __call__(self, tensors: Sequence[Tensor], others: Sequence[object]) -> Any:
         """The result of other arguments, with a node of autograd's graph behind it."""
@@ -154,11 +179,15 @@ class GradientRecording:
     def replay(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The number of a new replay, and its results."""
         with self.pool.in_order():
-            _REPLAYS.pop(self._number, None)
-            self._number = next(_NUMBERS)
-            _REPLAYS[self._number] = self
-            number = torch.scalar_tensor(self._number, dtype=torch.int64, device="cpu")
-            self._pending = weakref.ref(number)
+            saved, standing = self._saved, self.pool.standing
+            while standing and standing[-1].order >= saved.order:
+                standing.pop().stands = False
+            standing.append(saved)
+            _REPLAYS.pop(saved.number, None)
+            saved.number, saved.stands = next(_NUMBERS), True
+            _REPLAYS[saved.number] = self
+            number = torch.scalar_tensor(saved.number, dtype=torch.int64, device="cpu")
+            saved.pending = weakref.ref(number)
             if self.inputs:
                 torch._foreach_copy_(self.inputs, list(tensors))
             self.forward()
@@ -168,13 +197,13 @@ class GradientRecording:
     def replay_backward(self, number: int, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients of a replay: clones, as autograd makes a gradient that nobody else holds the `.grad` of a parameter."""
         with self.pool.in_order():
-            if number != self._number:
+            if number != self._saved.number or not self._saved.stands:
                 raise _overwritten()
             for static, gradient in zip(self.incoming, gradients, strict=True):
                 if static is not None:
                     static.zero_() if gradient is None else static.copy_(gradient)
             self.backward()
-            self._pending = None
+            self._saved.pending = lambda: None
             return _clones(self.gradients)
 
 

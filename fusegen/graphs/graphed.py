@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +33,7 @@ _MOST_MET = 256  # kinds of calls that have none
 _MOST_CHANGES = 8  # changes of a form's facts, before its calls run as they are
 _MOST_PENDING = 4  # recordings of calls that are alike, where several wait for their backward passes
 _RECORDING = new_lock()  # by one thread at a time
+_BUSY = object()
 
 
 @dataclass
@@ -95,22 +96,28 @@ class GradientGraph:
     facts: Callable[[], bool]
     another: Callable[[Call], GradientRecording]
     memories: Sequence[CacheMemory] = ()
-    lock: Any = field(default_factory=new_lock)
 
     def replay(self, call: Call) -> Any:
         """The result of a call of the same form, with a node of autograd's graph behind it.
 
         Raises:
-            UnsupportedError: too many calls wait for their backward passes.
+            UnsupportedError: too many calls wait for their backward passes, or another thread records a graph.
         """
-        with self.lock:
-            free = next((each for each in self.recordings if not each.is_busy()), None)
-            if free is None and len(self.recordings) == _MOST_PENDING:
+        if (result := self._replayed(call)) is not _BUSY:
+            return result
+        with _recording():
+            if len(self.recordings) >= _MOST_PENDING:
                 raise UnsupportedError(f"more than {_MOST_PENDING} calls wait for their backward passes")
-            if free is None:
-                free = self.another(call)
-                self.recordings.append(free)
-            return free(call.tensors, others(call))
+            self.recordings.append(self.another(call))
+        if (result := self._replayed(call)) is _BUSY:
+            raise UnsupportedError("another thread has taken the graph")
+        return result
+
+    def _replayed(self, call: Call) -> Any:
+        """The result of a recording that no backward pass waits for."""
+        with self.recordings[0].pool.in_order():
+            free = next((each for each in self.recordings if not each.is_busy()), None)
+            return _BUSY if free is None else free(call.tensors, others(call))
 
 
 Graph: TypeAlias = PlainGraph | GradientGraph
@@ -290,20 +297,17 @@ class Graphed:
         """
         roots = [*self._roots, *call.modules]
         _require_no_hooks(roots, self._outer)
-        if not _RECORDING.acquire(blocking=False):
-            raise UnsupportedError("another thread records a graph")
-        try:
-            pool = self.pools.of(call.tensors[0].device)
-            leaves = (*call.tensors, *(parameter for root in roots for parameter in root.parameters()))
-            if torch.is_grad_enabled() and not self._is_step and any(leaf.requires_grad for leaf in leaves):
-                graph: Graph = self._with_gradients(pool, roots, call, args, kwargs)
-            else:
-                graph = self._plain(pool, roots, call, args, kwargs)
-        except Exception as error:
-            met.reason = _words(error)
-            raise UnsupportedError(met.reason) from error
-        finally:
-            _RECORDING.release()
+        with _recording():
+            try:
+                pool = self.pools.of(call.tensors[0].device)
+                leaves = (*call.tensors, *(parameter for root in roots for parameter in root.parameters()))
+                if torch.is_grad_enabled() and not self._is_step and any(leaf.requires_grad for leaf in leaves):
+                    graph: Graph = self._with_gradients(pool, roots, call, args, kwargs)
+                else:
+                    graph = self._plain(pool, roots, call, args, kwargs)
+            except Exception as error:
+                met.reason = _words(error)
+                raise UnsupportedError(met.reason) from error
         self.recorded += 1
         return graph
 
@@ -317,7 +321,8 @@ class Graphed:
             stepping = nullcontext() if step is None else step.recording()
             drawing = no_draws_on_the_host(pool.device)
             with watching(self._declared, roots) as reads, unassigned(roots), stepping, drawing:
-                recording = Recording.of(pool, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
+                record = pool.record if step is None else pool.record_alone  # its gradients stay in the graph's memory
+                recording = Recording.of(record, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
             facts = reads.facts(() if step is None else (step.is_ready,))
             advances = [_advances(view, saved) for view in call.views]
             return PlainGraph(pool, recording, facts, memories, advances, self._roots, step)
@@ -368,6 +373,21 @@ class Graphed:
 
     def __str__(self) -> str:
         return words([self])
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Around a recording.
+
+    Raises:
+        UnsupportedError: another thread records one.
+    """
+    if not _RECORDING.acquire(blocking=False):
+        raise UnsupportedError("another thread records a graph")
+    try:
+        yield
+    finally:
+        _RECORDING.release()
 
 
 def _advances(view: CacheView, saved: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[int]:

@@ -21,30 +21,45 @@ _MOST_CONSTANTS = 64  # elements
 
 
 class GraphPool:
-    """Records graphs of one device that share memory.
+    """Records graphs of one device that share memory, in two parts: one whose contents are taken away before another graph is
+    replayed, and one in which forward passes save what backward passes read later.
 
     Args:
         device: a GPU.
+
+    Attributes:
+        standing: what replays have saved that nothing has overwritten since, in the order of their recordings.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._passing = torch.cuda.graph_pool_handle()
+        self.standing: list[Any] = []
+        self._passing, self._saving = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
         self._handed: dict[object, Tensor] = {}
         self._lock = new_lock()
         self._stream: torch.cuda.Stream | None = None
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """A function that replays what a run launches, and the run's result, whose tensors each replay fills."""
-        return self._recorded(run, self._pool)
+        """A function that replays what a run launches, and the run's result, whose tensors each replay fills: they are taken away
+        before another graph is replayed."""
+        return self._recorded(run, self._passing)
 
-    def record_passing(self, run: Callable[[], Sequence[Tensor | None]]) -> tuple[Callable[[], None], list[Tensor | None]]:
-        """The same for a run whose memory, with its results, serves every run that is recorded so: results are taken away before
-        another one is replayed."""
-        replay, results = self._recorded(run, self._passing)
-        return replay, [None if each is None else _unowned(each) for each in results]
+    def record_saving(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """The same for a run that saves values for later: a replay may overwrite those of graphs that were recorded after it."""
+        return self._recorded(run, self._saving)
+
+    def record_alone(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """The same for a run whose memory is its own, so that no other graph overwrites any of it."""
+        return self._recorded(run, torch.cuda.graph_pool_handle())
+
+    def unowned(self, tensor: Tensor) -> Tensor:
+        """A tensor of the same memory that does not keep it, which may then serve other graphs of the pool."""
+        storage = tensor.untyped_storage()
+        if not storage.nbytes():
+            return tensor
+        memory = torch.as_tensor(_Memory(storage.data_ptr(), storage.nbytes()), device=tensor.device)
+        return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def handed(self, number: int, like: Tensor) -> Tensor:
         """Memory through which a replay gets a tensor of some shape: the same for all that are recorded, by a number for those of
@@ -99,15 +114,6 @@ class _Memory:
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
-
-
-def _unowned(tensor: Tensor) -> Tensor:
-    """A tensor of the same memory that does not keep it."""
-    storage = tensor.untyped_storage()
-    if not storage.nbytes():
-        return tensor
-    memory = torch.as_tensor(_Memory(storage.data_ptr(), storage.nbytes()), device=tensor.device)
-    return memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 class Pools:
@@ -173,11 +179,16 @@ class Recording:
 
     @classmethod
     def of(
-        cls, pool: GraphPool, run: Callable[[Sequence[Tensor]], Any], tensors: Sequence[Tensor], others: Sequence[object]
+        cls,
+        record: Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]],
+        run: Callable[[Sequence[Tensor]], Any],
+        tensors: Sequence[Tensor],
+        others: Sequence[object],
     ) -> Recording:
         """Records a run; its kernels have not run yet.
 
         Args:
+            record: by which it is recorded, of a `GraphPool`.
             run: of the arguments that are tensors.
             tensors: these arguments.
             others: arguments that the result may be or hold.
@@ -189,7 +200,7 @@ class Recording:
             inputs = [tensor.detach().clone(memory_format=torch.preserve_format) for tensor in tensors]
         versions = [tensor._version for tensor in inputs]
         with own_casts():
-            replay, result = pool.record(lambda: run(inputs))
+            replay, result = record(lambda: run(inputs))
         written = [number for number, tensor in enumerate(inputs) if tensor._version != versions[number]]
         leaves, spec = tree_flatten(result)
         known = {id(value): Argument(number) for number, value in enumerate((*inputs, *others))}

@@ -66,7 +66,8 @@ class Report:
         else:
             self._graphs.remove()
         for call in self._layers:
-            call.graphs = KernelGraphs(self._graphs.pools) if wanted else None
+            has_parts = next(call.module.children(), None) is not None  # else a graph's copies cost as much as its launches
+            call.graphs = KernelGraphs(self._graphs.pools) if wanted and has_parts else None
 
     def undo(self) -> None:
         """Puts back everything as it was."""

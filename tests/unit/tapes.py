@@ -53,6 +53,7 @@ class Tapes:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.standing: list[Any] = []
 
     def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         with torch.random.fork_rng([]), Tape() as tape:
@@ -60,8 +61,14 @@ class Tapes:
         tape.rewind()
         return tape.replay, result
 
-    def record_passing(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def record_saving(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         return self.record(run)
+
+    def record_alone(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        return self.record(run)
+
+    def unowned(self, tensor: Tensor) -> Tensor:
+        return tensor.detach()
 
     def handed(self, number: int, like: Tensor) -> Tensor:
         return torch.zeros_like(like, requires_grad=False)

@@ -143,7 +143,7 @@ def test_casts_by_autocast_are_part_of_the_graph() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         run(hidden(0), parameters)
         recording = record(run, parameters)
-        plain = Recording.of(Tapes(torch.device("cpu")), lambda tensors: run(tensors, parameters), hidden(99), ())
+        plain = Recording.of(Tapes(torch.device("cpu")).record, lambda tensors: run(tensors, parameters), hidden(99), ())
     for seed in range(3):
         with torch.no_grad():
             parameters[0].mul_(1.25)
@@ -236,6 +236,21 @@ def test_a_second_replay_does_not_mix_with_the_first() -> None:
         list(torch.autograd.grad(loss_of(linear(made(2)[0], parameters)), parameters)),
     )
     assert not recording.is_busy()
+
+
+def test_a_replay_may_overwrite_what_a_later_recording_has_saved() -> None:
+    """Its temporary values may lie there."""
+    _, parameters = made(0)
+    pool = Tapes(torch.device("cpu"))
+    earlier, later = (record(linear, parameters, pool=lambda _: pool) for _ in range(2))
+    loss = loss_of(earlier(made(1)[0], ()))
+    assert not later.is_busy()
+    loss.backward()
+    waiting = loss_of(later(made(2)[0], ()))
+    assert earlier.is_busy()
+    earlier(made(1)[0], ())
+    with pytest.raises(GradientError, match="another call has overwritten"):
+        waiting.backward()
 
 
 def test_a_replay_that_fails_makes_no_wrong_gradients() -> None:
