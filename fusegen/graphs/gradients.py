@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version, saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge, increment_version, saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from fusegen.errors import FusegenError, GradientError, TraceError, UnsupportedError
@@ -148,7 +148,7 @@ class GradientRecording:
             parameters=parameters,
             required=[leaf.requires_grad for leaf in leaves],
             results=list(map(pool.unowned, results)),
-            nodes=[each.grad_fn for each in results],
+            nodes=[get_gradient_edge(each) for each in results if each.requires_grad],
             incoming=incoming,
             gradients=[pool.unowned(gradient) for gradient in found if gradient is not None],
             sources=[number for number, gradient in enumerate(found) if gradient is not None],
