@@ -75,6 +75,16 @@ class CacheView:
         return tuple(_phase(held[name], count, held["max_cache_len"]) for held, name in self.lengths)
 
 
+def is_cache(value: object) -> bool:
+    """True for an object with layers, or one that holds such objects, as the caches of encoder-decoders do."""
+    held = getattr(value, "__dict__", {})
+    return _has_layers(value) or any(map(_has_layers, held.values()))
+
+
+def _has_layers(value: object) -> bool:
+    return isinstance(getattr(value, "layers", None), list)
+
+
 def _phase(length: int, count: int, most: int) -> tuple[bool, int]:
     """What a sliding layer asks of its length: whether it is full, and the length itself where it becomes so."""
     is_full = length >= most
@@ -93,7 +103,7 @@ def _kind(name: str, value: Any) -> type:
         return int
     if is_plain(value) or isinstance(value, type) or (type(value) is dict and all(map(is_plain, value.values()))):
         return object
-    if isinstance(value, list) or hasattr(value, "layers"):
+    if isinstance(value, list) or _has_layers(value):
         return list
     raise UnsupportedError(f"its cache's {name!r} is a {type(value).__name__}", mend="use a StaticCache")
 
@@ -111,7 +121,7 @@ def _parts(cache: Any) -> Iterator[Held]:
     for layer in held.get("layers", ()):
         yield vars(layer)
     for value in held.values():
-        if hasattr(value, "layers"):
+        if _has_layers(value):
             yield from _parts(value)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
 
 from fusegen.errors import UnsupportedError
-from fusegen.graphs.cache_memory import CacheView
+from fusegen.graphs.cache_memory import CacheView, is_cache
 from fusegen.state import exact, is_plain
 
 
@@ -75,7 +76,10 @@ class Call:
         if isinstance(value, nn.Module):
             self.modules.append(value)
             return (kind, id(value))
-        if isinstance(getattr(value, "layers", None), list) and hasattr(value, "__dict__"):
+        if kind in SUPPORTED_NODES:  # an encoder's outputs
+            parts, structure = SUPPORTED_NODES[kind].flatten_fn(value)
+            return (kind, repr(structure), *(self._form(each, known) for each in parts))
+        if is_cache(value):
             self.views.append(known.of(value))
             return ("cache", len(self.views))
         raise UnsupportedError(f"an argument is a {kind.__name__}", mend="pass tensors, plain values and a StaticCache")
@@ -121,4 +125,6 @@ def _with(value: Any, tensors: Iterator[Tensor]) -> Any:
         return next(tensors)
     if type(value) is dict:
         return {name: _with(each, tensors) for name, each in value.items()}
-    return type(value)(_with(each, tensors) for each in value) if type(value) in (tuple, list) else value
+    if type(value) in (tuple, list):
+        return type(value)(_with(each, tensors) for each in value)
+    return tree_map_only(Tensor, lambda _: next(tensors), value)

@@ -22,13 +22,14 @@ _MODELS: dict[str, dict[str, Any]] = {
     "Gemma2": {"num_key_value_heads": 2, "head_dim": 32, "sliding_window": 16},
     "GPTNeoX": {},
     "GPT2": {},
+    "T5": {"d_model": 128, "d_kv": 32, "d_ff": 256, "decoder_start_token_id": 0},
 }
 
 
 def _model(name: str, **settings: Any) -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**_SIZES, **_MODELS.get(name, {}), bos_token_id=0, eos_token_id=0, **settings)
-    kinds = {"GPT2": "GPT2LMHeadModel", "Bert": "BertForMaskedLM"}
+    kinds = {"GPT2": "GPT2LMHeadModel", "Bert": "BertForMaskedLM", "T5": "T5ForConditionalGeneration"}
     return getattr(transformers, kinds.get(name, f"{name}ForCausalLM"))(config).to("cuda", torch.bfloat16)
 
 

@@ -70,6 +70,19 @@ def test_generate_gives_the_same_tokens(name: str, settings: dict[str, Any], kin
     assert graphs.recorded == (2 if name == "Mistral" else 1) and graphs.replayed > 10, graphs.reasons
 
 
+def test_an_encoder_s_outputs_and_two_caches() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 40}
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    several = [_ids(2, 6), _ids(2, 6) + 1, _ids(2, 5)]
+    expected = [_generated(model, ids) for ids in several]
+    graphs = fg.patch(model, only=[nn.Linear], cuda_graphs=True)._graphs
+    for _ in range(2):
+        assert all(map(torch.equal, (_generated(model, ids) for ids in several), expected))
+    assert graphs.recorded == 2 and graphs.replayed > 30, graphs.reasons  # one for each length of the encoder's outputs
+
+
 def test_generate_records_once_for_many_calls() -> None:
     model = small_model("Llama")
     report = fg.patch(model, only=[nn.Linear], cuda_graphs=True)
