@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -34,6 +36,9 @@ _OF_OTHERS = (_OWN, str(Path(torch.__file__).parent), sysconfig.get_path("stdlib
 _OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}
 _OTHERS = (Tensor, type, ModuleType, FunctionType)
 """Objects whose attributes are no settings."""
+_KEPT_ELSEWHERE = (Tensor, type, ModuleType, nn.Module, torch.optim.Optimizer, torch._ops.OpOverloadPacket)
+"""Objects whose attributes are looked at elsewhere, or are torch's own."""
+_CONTAINERS = (dict, list, set, deque)
 _CALL = nn.Module._call_impl.__code__
 _MOST = 64  # plain values in a container
 _CALLS = (_OWN, nn.Module.__call__.__code__.co_filename)
@@ -135,7 +140,7 @@ class Reads:
         roots: modules that it may read.
 
     Attributes:
-        items: variables, and a name among them.
+        items: variables, a name among them, and what it was when code first named it.
         states: what kernels had read when they were traced.
         unknown: a module that was called and is none of those.
     """
@@ -143,8 +148,13 @@ class Reads:
     def __init__(self, function: object, roots: Sequence[nn.Module]) -> None:
         self._function, self._roots = function, roots
         self.unknown: nn.Module | None = None
-        self.items: dict[tuple[int, str], tuple[Variables | type, str]] = {}
+        self.items: dict[tuple[int, str], tuple[Variables | type, str, Any]] = {}
         self.states: dict[int, State] = {}
+
+    def note(self, held: Variables | type, name: str) -> None:
+        """Code names a variable, before it may assign it."""
+        if (id(held), name) not in self.items:
+            self.items[id(held), name] = held, name, _variables(held)[name]
 
     def facts(self, also: Sequence[Callable[[], bool]] = ()) -> Callable[[], bool]:
         """A function that says whether a later run would read the same.
@@ -180,8 +190,8 @@ class Reads:
             for name in ("forward", "__call__"):
                 if (kind := _in_class(type(each), name)) is not None:
                     facts.item(kind, name)
-        for held, name in self.items.values():
-            if name in (vars(held) if isinstance(held, type) else held):  # else the run itself has taken it away
+        for held, name, _ in self.items.values():
+            if name in _variables(held):  # else the run itself has taken it away
                 facts.item(held, name)
         owners = {id(each) for each in modules}
         for state in self.states.values():
@@ -269,30 +279,89 @@ def _holder(owner: Any, name: str, is_module: bool) -> Variables | type | None:
     return None if found is None or isinstance(vars(found)[name], property) else found
 
 
+def _variables(held: Variables | type) -> Variables:
+    return vars(held) if isinstance(held, type) else held
+
+
 def _in_class(kind: type, name: str) -> type | None:
     return next((each for each in kind.__mro__ if name in vars(each)), None)
 
 
 @contextmanager
-def unassigned(roots: Sequence[nn.Module]) -> Iterator[None]:
-    """Around a recorded run: what it assigns to attributes of modules is put back.
+def unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> Iterator[None]:
+    """Around a recorded run: what it assigns, beside variables of its own, is put back.
+
+    Args:
+        function: that runs.
+        roots: modules that it may read.
+        reads: what it names, which is noted meanwhile.
 
     Raises:
-        UnsupportedError: it has assigned one, which a replay would not do again.
+        UnsupportedError: it has assigned something, which a replay would not do again.
     """
-    held = [each for module in _all_modules(roots) for each in (vars(module), module._buffers, module._parameters)]
-    before = [dict(each) for each in held]
+    before = [(held, words, _values(held)) for held, words in _places(function, roots)]
+    known = {id(held) for held, _, _ in before}
+    changed: list[str] = []
     try:
         yield
-        for each, values in zip(held, before, strict=True):
-            name = next((name for name in each if name not in values or each[name] is not values[name]), None)
-            if name is not None or len(each) != len(values):
-                raise UnsupportedError(f"it assigns the attribute {name!r} of a module", mend="leave it without a graph")
     finally:
-        for each, values in zip(held, before, strict=True):
-            if any(each.get(name) is not value for name, value in values.items()) or len(each) != len(values):
-                each.clear()
-                each.update(values)
+        for held, words, values in before:
+            if (name := _changed(values, _values(held))) is not None:
+                changed.append(words.format(name))
+                _put_back(held, values)
+        for held, name, value in reads.items.values():  # a kernel that is traced looks at classes by special methods of its own
+            if id(held) not in known and not name.startswith("__") and _variables(held).get(name) is not value:
+                changed.append(repr(name))
+                setattr(held, name, value) if isinstance(held, type) else cast(dict[str, Any], held).update({name: value})
+    if changed:
+        raise UnsupportedError(f"it assigns {changed[0]}", mend="leave it without a graph")
+
+
+def _places(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[Any, str]]:
+    """What a run may assign, with words for it: attributes of modules; and what a function reaches and those that it calls."""
+    for module in _all_modules(roots):
+        for variables in (vars(module), module._buffers, module._parameters, module._modules):
+            yield variables, "the attribute {} of a module"
+    seen, stack = set[int](), [function]
+    while stack:
+        value = stack.pop()
+        if id(value) in seen or isinstance(value, _KEPT_ELSEWHERE) or type(value).__module__.startswith("fusegen."):
+            continue
+        seen.add(id(value))
+        code = getattr(value, "__code__", None)
+        if isinstance(code, CodeType):
+            if not code.co_filename.startswith(_OF_OTHERS):
+                stack += reached(value, object)
+                for cell in getattr(value, "__closure__", None) or ():
+                    yield cell, "a variable that it closes over"
+        elif isinstance(value, partial):
+            stack += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, _CONTAINERS):
+            yield value, f"the element {{}} of a {type(value).__name__}"
+        elif type(held := getattr(value, "__dict__", None)) is dict:
+            yield held, f"the attribute {{}} of a {type(value).__name__}"
+            stack += [each for each in held.values() if isinstance(each, _CONTAINERS)]
+
+
+def _values(held: Any) -> dict[Any, Any]:
+    """What a container or a cell holds, by keys."""
+    if isinstance(held, dict):
+        return dict(held)
+    return dict(enumerate(cell_contents(held) if isinstance(held, CellType) else held))
+
+
+def _changed(before: dict[Any, Any], now: dict[Any, Any]) -> str | None:
+    """A key under which there is something else."""
+    missing = object()
+    return next((repr(key) for key in {**before, **now} if before.get(key, missing) is not now.get(key, missing)), None)
+
+
+def _put_back(held: Any, values: dict[Any, Any]) -> None:
+    if isinstance(held, CellType):
+        held.cell_contents = values[0]
+        return
+    held.clear()
+    held.update(values if isinstance(held, dict) else values.values()) if hasattr(held, "update") else held.extend(values.values())
 
 
 class _Collections:
@@ -339,16 +408,16 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
             return
         is_of_file = "__name__" in frame.f_globals  # not a function that was written for a kernel
         if code not in seen and is_of_file and not code.co_filename.startswith(_OF_OTHERS):
-            reads.items.update(
-                ((id(frame.f_globals), name), (frame.f_globals, name)) for name in code.co_names if name in frame.f_globals
-            )
+            for name in code.co_names:
+                if name in frame.f_globals:
+                    reads.note(frame.f_globals, name)
         seen.add(code)
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             owner = frame.f_locals.get(name)
             if id(owner) in known and not isinstance(owner, _OTHERS):
-                reads.items.update(
-                    ((id(held), each), (held, each)) for held, each in _named(owner, code.co_names) if held is not nn.Module
-                )
+                for held, each in _named(owner, code.co_names):
+                    if held is not nn.Module:
+                        reads.note(held, each)
 
     sys.setprofile(event)
     try:
@@ -380,7 +449,7 @@ def _named(owner: Any, names: Sequence[str]) -> Iterator[tuple[Variables | type,
         held = _holder(owner, name, isinstance(owner, nn.Module))
         if held is not None and name not in _DICTIONARIES:
             yield held, name
-            value = (vars(held) if isinstance(held, type) else held)[name]
+            value = _variables(held)[name]
             inner = getattr(value, "__dict__", None)
             if type(inner) is dict and not isinstance(value, (nn.Module, *_OTHERS)):
                 yield from ((inner, each) for each in names if each in inner)

@@ -6,8 +6,10 @@ import copy
 import gc
 import inspect
 import pickle
+import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -415,3 +417,169 @@ def test_arguments_that_are_written_and_share_memory() -> None:
         assert torch.equal(run(*given), f(*expected))
         assert all(map(torch.equal, given, expected))
     assert run.replayed == 3
+
+
+def _unsqueezed(x: Tensor) -> Tensor:
+    return x.unsqueeze_(0) * 2
+
+
+def _added_by_data(x: Tensor) -> Tensor:
+    x.data.add_(1)
+    return x * 2
+
+
+def _with_new_data(x: Tensor) -> Tensor:
+    x.data = x * 3
+    return x + 1
+
+
+def _thawed(x: Tensor) -> Tensor:
+    return x.requires_grad_() * 2
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("function", [_unsqueezed, _with_new_data, _thawed, _added_by_data])
+def test_changes_of_arguments_that_count_no_version(function: Callable[..., Tensor], has_gradients: bool) -> None:
+    linear = nn.Linear(2, 2)
+
+    def f(x: Tensor) -> Tensor:
+        return linear(function(x))
+
+    run = fg.cuda_graph(f)
+    with torch.set_grad_enabled(has_gradients):
+        for number in range(4):
+            found, expected = (torch.full((3, 2), float(number)) for _ in range(2))
+            assert torch.equal(run(found), f(expected))
+            assert torch.equal(found, expected) and found.requires_grad == expected.requires_grad
+    is_refused = has_gradients or function is not _added_by_data
+    assert (run.recorded == 0 and "an argument" in str(run)) if is_refused else run.replayed == 3
+
+
+CALLS = 0
+
+
+class Counter:
+    calls = 0
+
+    def __init__(self) -> None:
+        self.number, self.seen = 0, [0]
+
+
+@pytest.mark.parametrize("kind", ["global", "cell", "object", "list", "list of an object", "method", "partial"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_assigns_is_not_replayed(kind: str, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "CALLS", 0)
+    calls, counter, found = 0, Counter(), [0]
+
+    def f(x: Tensor) -> Tensor:
+        nonlocal calls
+        if kind == "global":
+            globals_of_tests()
+        elif kind == "cell":
+            calls += 1
+        elif kind in ("object", "partial"):
+            counter.number += 1
+        elif kind == "list":
+            found[0] += 1
+        else:
+            counter.seen.append(0)
+        return x + 1 if not fails or x.sum().item() > 0 else x
+
+    def method(self: Counter, x: Tensor) -> Tensor:
+        self.number += 1
+        return f(x)
+
+    run = fg.cuda_graph({"method": MethodType(method, counter), "partial": partial(f)}.get(kind, f))
+    for _ in range(5):
+        assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
+    assert 5 in (CALLS, calls, counter.number, found[0], len(counter.seen) - 1), (CALLS, calls, vars(counter), found)
+    assert run.replayed == 0 and (fails or "it assigns" in str(run)), run
+
+
+def globals_of_tests() -> None:
+    global CALLS
+    CALLS += 1
+
+
+def test_more_forms_than_are_kept() -> None:
+    run = fg.cuda_graph(lambda x: x + 1)
+    for _ in range(20):
+        for size in range(1, 40):
+            run(torch.ones(size))
+    assert run.recorded < 39 * 8 and "more than 32 forms take turns" in str(run)
+
+
+def test_what_could_not_be_recorded_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fg.cuda_graph(lambda x: x + 1)
+
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tapes, "record", out_of_memory)
+        for _ in range(3):
+            run(torch.ones(2))
+    assert "no memory" in str(run)
+    for _ in range(20):
+        run(torch.ones(2))
+    assert (run.recorded, run.replayed) == (1, 20)
+
+
+@pytest.mark.parametrize(
+    "name", ["cuda.enable_flash_sdp", "cuda.enable_math_sdp", "cudnn.deterministic", "cudnn.enabled", "cudnn.benchmark"]
+)
+def test_settings_of_kernels_are_part_of_the_form(name: str) -> None:
+    module, _, attribute = name.partition(".")
+    backend = getattr(torch.backends, module)
+    is_function = callable(getattr(backend, attribute))
+    put = getattr(backend, attribute) if is_function else partial(setattr, backend, attribute)
+    before = getattr(backend, attribute.replace("enable_", "") + "_enabled")() if is_function else getattr(backend, attribute)
+    run = fg.cuda_graph(lambda x: x + 1)
+    try:
+        for value in (before, not before):
+            put(value)
+            for _ in range(3):
+                run(torch.ones(2))
+    finally:
+        put(before)
+    assert run.recorded == 2
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_arguments_are_freed(has_gradients: bool) -> None:
+    run = fg.cuda_graph(nn.Linear(2, 2))
+    with torch.set_grad_enabled(has_gradients):
+        for _ in range(3):
+            x = torch.ones(3, 2)
+            run(x)
+            held = weakref.ref(x)
+            del x
+            assert held() is None
+    assert run.replayed == 2
+
+
+def _jvp(f: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    return torch.func.jvp(f, (x,), (torch.ones_like(x),))
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
+    "vmap": lambda f, x: torch.vmap(f)(x),
+    "jvp": _jvp,
+    "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+}
+
+
+@pytest.mark.parametrize("kind", list(TRANSFORMS))
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_transforms_around_and_inside(kind: str, is_inside: bool) -> None:
+    linear = nn.Linear(2, 2)
+    transformed = partial(TRANSFORMS[kind], linear)
+    run = fg.cuda_graph(transformed if is_inside else linear)
+    for number in range(4):
+        x = torch.full((3, 2), float(number))
+        if not is_inside:
+            run(x)
+        found, expected = run(x) if is_inside else TRANSFORMS[kind](run, x), transformed(x)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert is_inside or "inside of a transform" in str(run)
