@@ -86,7 +86,7 @@ def key_of(call: Call, kwargs: Mapping[str, Any]) -> object:
     """All that tells a call from others but what it reads of models."""
     count, is_prepared = _new_tokens(kwargs)
     caches = tuple((view.layout, view.phase(count, is_prepared)) for view in call.views)
-    return call.form, caches, _settings(call.tensors[0].device.type)
+    return call.form, caches, settings(call.tensors[0].device.type)
 
 
 def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
@@ -98,7 +98,7 @@ def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
     return ids.shape[1], is_prepared and isinstance(positions, Tensor)
 
 
-def _settings(device: str) -> tuple[object, ...]:
+def settings(device: str) -> tuple[object, ...]:
     """What torch is set to."""
     return (
         torch.is_inference_mode_enabled(),

@@ -6,6 +6,7 @@ A replay reads none of it again, so one generated function compares it before ea
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import sysconfig
 from collections import deque
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import CellType, CodeType, FrameType, FunctionType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -31,13 +32,13 @@ Variables: TypeAlias = Mapping[str, Any]
 
 _DICTIONARIES = ("_modules", "_parameters", "_buffers")
 _OWN = str(Path(__file__).parents[1])
-_OF_OTHERS = (_OWN, str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"))
+OF_OTHERS = (_OWN, str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"))
 """Folders of code whose globals do not change."""
 _OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}
 _OTHERS = (Tensor, type, ModuleType, FunctionType)
 """Objects whose attributes are no settings."""
-_KEPT_ELSEWHERE = (Tensor, type, ModuleType, nn.Module, torch.optim.Optimizer, torch._ops.OpOverloadPacket)
-"""Objects whose attributes are looked at elsewhere, or are torch's own."""
+_KEPT_ELSEWHERE = (Tensor, nn.Module, torch.optim.Optimizer)
+"""Objects whose attributes are looked at elsewhere."""
 _CONTAINERS = (dict, list, set, deque)
 _CALL = nn.Module._call_impl.__code__
 _MOST = 64  # plain values in a container
@@ -141,6 +142,8 @@ class Reads:
 
     Attributes:
         items: variables, a name among them, and what it was when code first named it.
+        reached: variables, classes, functions and cells that it may read; and for each, True if it is an object's attributes.
+        names: that code mentions.
         states: what kernels had read when they were traced.
         unknown: a module that was called and is none of those.
     """
@@ -148,6 +151,8 @@ class Reads:
     def __init__(self, function: object, roots: Sequence[nn.Module]) -> None:
         self._function, self._roots = function, roots
         self.unknown: nn.Module | None = None
+        self.reached: Sequence[tuple[Any, bool]] = ()
+        self.names: set[str] = set()
         self.items: dict[tuple[int, str], tuple[Variables | type, str, Any]] = {}
         self.states: dict[int, State] = {}
 
@@ -165,6 +170,8 @@ class Reads:
         if self.unknown is not None:
             what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor found in what it closes over"
             raise UnsupportedError(what, mend="pass the module as an argument")
+        if "data" in self.names:
+            raise UnsupportedError("its code reads `.data`, and torch counts no writes to that", mend="write `detach()`")
         facts = Unchanged()
         modules = _all_modules(self._roots)
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
@@ -178,9 +185,19 @@ class Reads:
             _note_optimizer(facts, optimizer)
         for question in also:
             facts.holds(question)
-        for number, cell in enumerate(getattr(self._function, "__closure__", None) or ()):
-            for value in cell_contents(cell):
-                facts.read(Read(Slot(self._function, Kind.CELL, number), value))
+        own = {id(held) for each in modules for held in (vars(each), each._modules, each._parameters, each._buffers)}
+        facts.sizes([held for held, is_object in self.reached if is_object])  # an attribute that is new hides that of the class
+        if self.names & {"environ", "getenv"}:
+            environment, variables = os.environ._data, dict(os.environ._data)  # type: ignore[attr-defined]
+            facts.holds(lambda: environment == variables)
+        for held, _ in self.reached:
+            if isinstance(held, CellType | FunctionType):
+                for name in ("cell_contents",) if isinstance(held, CellType) else _OF_FUNCTIONS:
+                    if hasattr(held, name):
+                        facts.read(Read(Slot(held, Kind.ATTRIBUTE, name), getattr(held, name)))
+            elif isinstance(held, dict | type) and id(held) not in own:
+                for name in self.names & _values(held).keys():
+                    facts.item(held, name)
         for each in modules:
             for inside in (each._modules, each._parameters, each._buffers):  # code may go through them without naming any
                 for name in inside:
@@ -299,8 +316,12 @@ def unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> It
     Raises:
         UnsupportedError: it has assigned something, which a replay would not do again.
     """
+    iterators = [type(value).__name__ for value in reached(function, object) if isinstance(value, Iterator)]
+    if iterators:
+        raise UnsupportedError(f"it may take from a {iterators[0]}", mend="pass what it gives as an argument")
     before = [(held, words, _values(held)) for held, words in _places(function, roots)]
-    known = {id(held) for held, _, _ in before}
+    reads.reached = [(held, words.startswith(_ATTRIBUTE)) for held, words, _ in before]
+    known = {id(held) for held, _ in reads.reached}
     changed: list[str] = []
     try:
         yield
@@ -318,35 +339,65 @@ def unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> It
 
 
 def _places(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[Any, str]]:
-    """What a run may assign, with words for it: attributes of modules; and what a function reaches and those that it calls."""
+    """What a run may assign or read, with words for it: attributes of modules; and what a function reaches, and what it calls."""
     for module in _all_modules(roots):
         for variables in (vars(module), module._buffers, module._parameters, module._modules):
-            yield variables, "the attribute {} of a module"
+            yield variables, f"{_ATTRIBUTE}module"
     seen, stack = set[int](), [function]
     while stack:
         value = stack.pop()
-        if id(value) in seen or isinstance(value, _KEPT_ELSEWHERE) or type(value).__module__.startswith("fusegen."):
+        if id(value) in seen or isinstance(value, _KEPT_ELSEWHERE) or _is_of_others(value):
             continue
         seen.add(id(value))
-        code = getattr(value, "__code__", None)
-        if isinstance(code, CodeType):
-            if not code.co_filename.startswith(_OF_OTHERS):
-                stack += reached(value, object)
-                for cell in getattr(value, "__closure__", None) or ():
-                    yield cell, "a variable that it closes over"
-        elif isinstance(value, partial):
+        held = getattr(value, "__dict__", None)
+        if isinstance(value, partial):
             stack += [value.func, *value.args, *value.keywords.values()]
         elif isinstance(value, _CONTAINERS):
             yield value, f"the element {{}} of a {type(value).__name__}"
-        elif type(held := getattr(value, "__dict__", None)) is dict:
-            yield held, f"the attribute {{}} of a {type(value).__name__}"
-            stack += [each for each in held.values() if isinstance(each, _CONTAINERS)]
+            if len(value) <= _MOST:
+                stack += _values(value).values()
+        elif isinstance(value, type):
+            yield value, f"the attribute {{}} of {value.__name__}"
+            stack += value.__mro__[1:]
+        elif type(held) is dict:
+            yield held, f"{_ATTRIBUTE}{type(value).__name__}"
+            stack += [] if isinstance(value, ModuleType) else [type(value), *held.values()]
+        if isinstance(getattr(value, "__code__", None), CodeType):
+            function = getattr(value, "__func__", value)
+            yield function, "the {} of a function"
+            stack += reached(value, object)
+            for cell in getattr(function, "__closure__", None) or ():
+                yield cell, "a variable that it closes over"
+
+
+def _is_of_others(value: Any) -> bool:
+    """True of what is torch's, the standard library's or this package's, whose state is no setting of a call."""
+    if isinstance(value, ModuleType):
+        file = getattr(value, "__file__", None)
+    elif isinstance(value, FunctionType | MethodType):
+        file = value.__code__.co_filename
+    elif isinstance(value, _CONTAINERS) or type(value) in (partial, SimpleNamespace):
+        return False
+    else:
+        kind = value if isinstance(value, type) else type(value)
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            return False
+    return file is None or file.startswith(OF_OTHERS)
+
+
+_ATTRIBUTE = "the attribute {} of a "
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
 def _values(held: Any) -> dict[Any, Any]:
-    """What a container or a cell holds, by keys."""
+    """What a container, a class, a function or a cell holds, by keys."""
     if isinstance(held, dict):
         return dict(held)
+    if isinstance(held, type):
+        return {name: value for name, value in vars(held).items() if not name.startswith("__")}
+    if isinstance(held, FunctionType):
+        return {name: getattr(held, name) for name in _OF_FUNCTIONS}
     return dict(enumerate(cell_contents(held) if isinstance(held, CellType) else held))
 
 
@@ -359,9 +410,16 @@ def _changed(before: dict[Any, Any], now: dict[Any, Any]) -> str | None:
 def _put_back(held: Any, values: dict[Any, Any]) -> None:
     if isinstance(held, CellType):
         held.cell_contents = values[0]
-        return
-    held.clear()
-    held.update(values if isinstance(held, dict) else values.values()) if hasattr(held, "update") else held.extend(values.values())
+    elif isinstance(held, type | FunctionType):
+        for name in _values(held).keys() - values:
+            delattr(held, name)
+        for name, value in values.items():
+            setattr(held, name, value)
+    else:
+        held.clear()
+        held.extend(values.values()) if isinstance(held, list | deque) else held.update(
+            values if isinstance(held, dict) else values.values()
+        )
 
 
 class _Collections:
@@ -407,7 +465,8 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
         ):  # a kernel's state knows its trace's reads
             return
         is_of_file = "__name__" in frame.f_globals  # not a function that was written for a kernel
-        if code not in seen and is_of_file and not code.co_filename.startswith(_OF_OTHERS):
+        if code not in seen and is_of_file and not code.co_filename.startswith(OF_OTHERS):
+            reads.names.update(code.co_names)
             for name in code.co_names:
                 if name in frame.f_globals:
                     reads.note(frame.f_globals, name)

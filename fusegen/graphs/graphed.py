@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.graphs.cache_memory import CacheMemory, CacheView
-from fusegen.graphs.call import Call, Views, key_of, run_with, without_tensors
-from fusegen.graphs.facts import reached, unassigned, watching
+from fusegen.graphs.call import Call, Views, key_of, run_with, settings, without_tensors
+from fusegen.graphs.facts import OF_OTHERS, reached, unassigned, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
 from fusegen.graphs.recording import GraphPool, Pools, Recording
 from fusegen.graphs.step import Step
@@ -319,9 +319,11 @@ class Graphed:
                 pool = self.pools.of(call.tensors[0].device)
                 leaves = (*call.tensors, *(parameter for root in roots for parameter in root.parameters()))
                 if torch.is_grad_enabled() and not self._is_step and any(leaf.requires_grad for leaf in leaves):
-                    graph: Graph = self._with_gradients(pool, roots, call, args, kwargs)
+                    record: Callable[..., Graph] = self._with_gradients
                 else:
-                    graph = self._plain(pool, roots, call, args, kwargs)
+                    record = self._plain
+                with _same_settings(pool.device.type):
+                    graph = record(pool, roots, call, args, kwargs)
             except Exception as error:
                 met.reason = _words(error)
                 raise UnsupportedError(met.reason) from error
@@ -410,6 +412,23 @@ def _recording() -> Iterator[None]:
         _RECORDING.release()
 
 
+@contextmanager
+def _same_settings(device: str) -> Iterator[None]:
+    """Around a recorded run.
+
+    Raises:
+        UnsupportedError: it changes what torch is set to, which a replay would not.
+    """
+    before, dtype = settings(device), torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        try:
+            yield
+            if settings(device) != before:
+                raise UnsupportedError("it changes what torch is set to", mend="do that outside of the call")
+        finally:
+            torch.set_default_dtype(dtype)
+
+
 def _advances(view: CacheView, saved: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[int]:
     """What a run has added to the lengths of a cache.
 
@@ -474,8 +493,7 @@ def _words(error: Exception) -> str:
         error = error.__context__  # behind the error of a capture that it has ended
     text = str(error).partition("\n")[0]
     what = error.what if isinstance(error, FusegenError) else f"{type(error).__name__}: {text}"
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OF_OTHERS)]
     return f"{what} · at: {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else what
 
 

@@ -215,7 +215,7 @@ class Recording:
         if self.inputs:
             torch._foreach_copy_(self.inputs, list(tensors))
         self.replay()
-        if next(self._replays) == 0:  # writes by `.data`, and of kernels that torch does not know, count no version
+        if next(self._replays) == 0:  # kernels that torch does not know count no version
             changed = [number for number, pair in enumerate(zip(self.inputs, tensors, strict=True)) if have_changed(*pair)]
             self.written.extend(number for number in changed if number not in self.written)
         for number in self.written:
