@@ -186,15 +186,17 @@ class Reads:
         for question in also:
             facts.holds(question)
         own = {id(held) for each in modules for held in (vars(each), each._modules, each._parameters, each._buffers)}
-        facts.sizes([held for held, is_object in self.reached if is_object])  # an attribute that is new hides that of the class
+        facts.sizes(
+            [held for held, is_object in self.reached if is_object and id(held) not in own]
+        )  # an attribute that is new hides that of the class
         if self.names & {"environ", "getenv"}:
             environment, variables = os.environ._data, dict(os.environ._data)  # type: ignore[attr-defined]
             facts.holds(lambda: environment == variables)
         for held, _ in self.reached:
             if isinstance(held, CellType | FunctionType):
-                for name in ("cell_contents",) if isinstance(held, CellType) else _OF_FUNCTIONS:
-                    if hasattr(held, name):
-                        facts.read(Read(Slot(held, Kind.ATTRIBUTE, name), getattr(held, name)))
+                names = _OF_FUNCTIONS if isinstance(held, FunctionType) else ("cell_contents",) if cell_contents(held) else ()
+                for name in names:
+                    facts.read(Read(Slot(held, Kind.ATTRIBUTE, name), getattr(held, name)))
             elif isinstance(held, dict | type) and id(held) not in own:
                 for name in self.names & _values(held).keys():
                     facts.item(held, name)
@@ -340,10 +342,11 @@ def unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> It
 
 def _places(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[Any, str]]:
     """What a run may assign or read, with words for it: attributes of modules; and what a function reaches, and what it calls."""
+    seen, stack = set[int](), [function]
     for module in _all_modules(roots):
+        stack += [value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE]
         for variables in (vars(module), module._buffers, module._parameters, module._modules):
             yield variables, f"{_ATTRIBUTE}module"
-    seen, stack = set[int](), [function]
     while stack:
         value = stack.pop()
         if id(value) in seen or isinstance(value, _KEPT_ELSEWHERE) or _is_of_others(value):
@@ -409,7 +412,10 @@ def _changed(before: dict[Any, Any], now: dict[Any, Any]) -> str | None:
 
 def _put_back(held: Any, values: dict[Any, Any]) -> None:
     if isinstance(held, CellType):
-        held.cell_contents = values[0]
+        if values:
+            held.cell_contents = values[0]
+        else:
+            del held.cell_contents
     elif isinstance(held, type | FunctionType):
         for name in _values(held).keys() - values:
             delattr(held, name)

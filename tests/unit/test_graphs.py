@@ -472,7 +472,7 @@ class Counter:
         self.number, self.seen = 0, [0]
 
 
-@pytest.mark.parametrize("kind", ["global", "cell", "object", "list", "list of an object", "method", "partial"])
+@pytest.mark.parametrize("kind", ["global", "cell", "object", "list", "list of an object", "method", "partial", "module"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_that_assigns_is_not_replayed(kind: str, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "CALLS", 0)
@@ -496,7 +496,9 @@ def test_a_run_that_assigns_is_not_replayed(kind: str, fails: bool, monkeypatch:
         self.number += 1
         return f(x)
 
-    run = fg.cuda_graph({"method": MethodType(method, counter), "partial": partial(f)}.get(kind, f))
+    module: Any = nn.Module()
+    module.counter, module.forward = counter, f
+    run = fg.cuda_graph({"method": MethodType(method, counter), "partial": partial(f), "module": module}.get(kind, f))
     for _ in range(5):
         assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
     assert 5 in (CALLS, calls, counter.number, found[0], len(counter.seen) - 1), (CALLS, calls, vars(counter), found)
