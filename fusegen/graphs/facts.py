@@ -190,7 +190,8 @@ class Reads:
             [held for held, is_object in self.reached if is_object and id(held) not in own]
         )  # an attribute that is new hides that of the class
         if self.names & {"environ", "getenv"}:
-            environment, variables = os.environ._data, dict(os.environ._data)  # type: ignore[attr-defined]
+            environment = vars(os.environ)["_data"]
+            variables = dict(environment)
             facts.holds(lambda: environment == variables)
         for held, _ in self.reached:
             if isinstance(held, CellType | FunctionType):
