@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ def key_of(call: Call, kwargs: Mapping[str, Any]) -> object:
     """All that tells a call from others but what it reads of models."""
     count, is_prepared = _new_tokens(kwargs)
     caches = tuple((view.layout, view.phase(count, is_prepared)) for view in call.views)
-    return call.form, caches, _settings(call.tensors[0].device.type)
+    return call.form, caches, settings(call.tensors[0].device.type)
 
 
 def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
@@ -101,16 +102,38 @@ def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
     return ids.shape[1], is_prepared and isinstance(positions, Tensor)
 
 
-def _settings(device: str) -> tuple[object, ...]:
+def settings(device: str) -> tuple[object, ...]:
     """What torch is set to."""
     return (
         torch.is_inference_mode_enabled(),
         torch.is_grad_enabled(),
         torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
         torch.get_default_dtype(),
-        torch.backends.cuda.matmul.fp32_precision,
-        torch.are_deterministic_algorithms_enabled(),
+        *[_precision("cuda", each) for each in ("matmul", "conv", "rnn")],
+        tuple(torch._C._get_sdp_priority_order()),
+        *[get() for get in _CHOICES],
     )
+
+
+_precision = torch._C._get_fp32_precision_getter
+_CHOICES = [
+    getattr(torch._C, f"_get_{name}")
+    for name in (
+        "deterministic_algorithms",
+        "flash_sdp_enabled",
+        "mem_efficient_sdp_enabled",
+        "math_sdp_enabled",
+        "cudnn_sdp_enabled",
+        "math_sdp_allow_fp16_bf16_reduction",
+        "cudnn_enabled",
+        "cudnn_benchmark",
+        "cudnn_deterministic",
+        "cublas_allow_bf16_reduced_precision_reduction",
+        "cublas_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_fp16_accumulation",
+    )
+]
+"""What else decides which kernels run, as torch keeps it: its own properties in Python take more time."""
 
 
 def run_with(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:
@@ -118,6 +141,12 @@ def run_with(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     given = iter(tensors)
     args = _with(tuple(args), given)
     return function(*args, **_with(dict(kwargs), given))
+
+
+def without_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call for `run_with`, which hold none of the caller's tensors."""
+    blanks = repeat(torch.empty(0))
+    return _with(tuple(args), blanks), _with(dict(kwargs), blanks)
 
 
 def _with(value: Any, tensors: Iterator[Tensor]) -> Any:

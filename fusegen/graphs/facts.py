@@ -6,12 +6,15 @@ A replay reads none of it again, so one generated function compares it before ea
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -29,11 +32,14 @@ Variables: TypeAlias = Mapping[str, Any]
 
 _DICTIONARIES = ("_modules", "_parameters", "_buffers")
 _OWN = str(Path(__file__).parents[1])
-_OF_OTHERS = (_OWN, str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"))
+OF_OTHERS = (_OWN, str(Path(torch.__file__).parent), sysconfig.get_path("stdlib"))
 """Folders of code whose globals do not change."""
 _OF_EVERY_MODULE = vars(nn.Module()).keys() - {"training"}
 _OTHERS = (Tensor, type, ModuleType, FunctionType)
 """Objects whose attributes are no settings."""
+_KEPT_ELSEWHERE = (Tensor, nn.Module, torch.optim.Optimizer)
+"""Objects whose attributes are looked at elsewhere."""
+_CONTAINERS = (dict, list, set, deque)
 _CALL = nn.Module._call_impl.__code__
 _MOST = 64  # plain values in a container
 _CALLS = (_OWN, nn.Module.__call__.__code__.co_filename)
@@ -135,7 +141,9 @@ class Reads:
         roots: modules that it may read.
 
     Attributes:
-        items: variables, and a name among them.
+        items: variables, a name among them, and what it was when code first named it.
+        reached: variables, classes, functions and cells that it may read; and for each, True if it is an object's attributes.
+        names: that code mentions.
         states: what kernels had read when they were traced.
         unknown: a module that was called and is none of those.
     """
@@ -143,8 +151,15 @@ class Reads:
     def __init__(self, function: object, roots: Sequence[nn.Module]) -> None:
         self._function, self._roots = function, roots
         self.unknown: nn.Module | None = None
-        self.items: dict[tuple[int, str], tuple[Variables | type, str]] = {}
+        self.reached: Sequence[tuple[Any, bool]] = ()
+        self.names: set[str] = set()
+        self.items: dict[tuple[int, str], tuple[Variables | type, str, Any]] = {}
         self.states: dict[int, State] = {}
+
+    def note(self, held: Variables | type, name: str) -> None:
+        """Code names a variable, before it may assign it."""
+        if (id(held), name) not in self.items:
+            self.items[id(held), name] = held, name, _variables(held)[name]
 
     def facts(self, also: Sequence[Callable[[], bool]] = ()) -> Callable[[], bool]:
         """A function that says whether a later run would read the same.
@@ -155,6 +170,8 @@ class Reads:
         if self.unknown is not None:
             what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor found in what it closes over"
             raise UnsupportedError(what, mend="pass the module as an argument")
+        if "data" in self.names:
+            raise UnsupportedError("its code reads `.data`, and torch counts no writes to that", mend="write `detach()`")
         facts = Unchanged()
         modules = _all_modules(self._roots)
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
@@ -168,9 +185,22 @@ class Reads:
             _note_optimizer(facts, optimizer)
         for question in also:
             facts.holds(question)
-        for number, cell in enumerate(getattr(self._function, "__closure__", None) or ()):
-            for value in cell_contents(cell):
-                facts.read(Read(Slot(self._function, Kind.CELL, number), value))
+        own = {id(held) for each in modules for held in (vars(each), each._modules, each._parameters, each._buffers)}
+        facts.sizes(
+            [held for held, is_object in self.reached if is_object and id(held) not in own]
+        )  # an attribute that is new hides that of the class
+        if self.names & {"environ", "getenv"}:
+            environment = vars(os.environ)["_data"]
+            variables = dict(environment)
+            facts.holds(lambda: environment == variables)
+        for held, _ in self.reached:
+            if isinstance(held, CellType | FunctionType):
+                names = _OF_FUNCTIONS if isinstance(held, FunctionType) else ("cell_contents",) if cell_contents(held) else ()
+                for name in names:
+                    facts.read(Read(Slot(held, Kind.ATTRIBUTE, name), getattr(held, name)))
+            elif isinstance(held, dict | type) and id(held) not in own:
+                for name in self.names & _values(held).keys():
+                    facts.item(held, name)
         for each in modules:
             for inside in (each._modules, each._parameters, each._buffers):  # code may go through them without naming any
                 for name in inside:
@@ -180,8 +210,8 @@ class Reads:
             for name in ("forward", "__call__"):
                 if (kind := _in_class(type(each), name)) is not None:
                     facts.item(kind, name)
-        for held, name in self.items.values():
-            if name in (vars(held) if isinstance(held, type) else held):  # else the run itself has taken it away
+        for held, name, _ in self.items.values():
+            if name in _variables(held):  # else the run itself has taken it away
                 facts.item(held, name)
         owners = {id(each) for each in modules}
         for state in self.states.values():
@@ -269,30 +299,134 @@ def _holder(owner: Any, name: str, is_module: bool) -> Variables | type | None:
     return None if found is None or isinstance(vars(found)[name], property) else found
 
 
+def _variables(held: Variables | type) -> Variables:
+    return vars(held) if isinstance(held, type) else held
+
+
 def _in_class(kind: type, name: str) -> type | None:
     return next((each for each in kind.__mro__ if name in vars(each)), None)
 
 
 @contextmanager
-def unassigned(roots: Sequence[nn.Module]) -> Iterator[None]:
-    """Around a recorded run: what it assigns to attributes of modules is put back.
+def unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> Iterator[None]:
+    """Around a recorded run: what it assigns, beside variables of its own, is put back.
+
+    Args:
+        function: that runs.
+        roots: modules that it may read.
+        reads: what it names, which is noted meanwhile.
 
     Raises:
-        UnsupportedError: it has assigned one, which a replay would not do again.
+        UnsupportedError: it has assigned something, which a replay would not do again.
     """
-    held = [each for module in _all_modules(roots) for each in (vars(module), module._buffers, module._parameters)]
-    before = [dict(each) for each in held]
+    iterators = [type(value).__name__ for value in reached(function, object) if isinstance(value, Iterator)]
+    if iterators:
+        raise UnsupportedError(f"it may take from a {iterators[0]}", mend="pass what it gives as an argument")
+    before = [(held, words, _values(held)) for held, words in _places(function, roots)]
+    reads.reached = [(held, words.startswith(_ATTRIBUTE)) for held, words, _ in before]
+    known = {id(held) for held, _ in reads.reached}
+    changed: list[str] = []
     try:
         yield
-        for each, values in zip(held, before, strict=True):
-            name = next((name for name in each if name not in values or each[name] is not values[name]), None)
-            if name is not None or len(each) != len(values):
-                raise UnsupportedError(f"it assigns the attribute {name!r} of a module", mend="leave it without a graph")
     finally:
-        for each, values in zip(held, before, strict=True):
-            if any(each.get(name) is not value for name, value in values.items()) or len(each) != len(values):
-                each.clear()
-                each.update(values)
+        for held, words, values in before:
+            if (name := _changed(values, _values(held))) is not None:
+                changed.append(words.format(name))
+                _put_back(held, values)
+        for held, name, value in reads.items.values():  # a kernel that is traced looks at classes by special methods of its own
+            if id(held) not in known and not name.startswith("__") and _variables(held).get(name) is not value:
+                changed.append(repr(name))
+                setattr(held, name, value) if isinstance(held, type) else cast(dict[str, Any], held).update({name: value})
+    if changed:
+        raise UnsupportedError(f"it assigns {changed[0]}", mend="leave it without a graph")
+
+
+def _places(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[Any, str]]:
+    """What a run may assign or read, with words for it: attributes of modules; and what a function reaches, and what it calls."""
+    seen, stack = set[int](), [function]
+    for module in _all_modules(roots):
+        stack += [value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE]
+        for variables in (vars(module), module._buffers, module._parameters, module._modules):
+            yield variables, f"{_ATTRIBUTE}module"
+    while stack:
+        value = stack.pop()
+        if id(value) in seen or isinstance(value, _KEPT_ELSEWHERE) or _is_of_others(value):
+            continue
+        seen.add(id(value))
+        held = getattr(value, "__dict__", None)
+        if isinstance(value, partial):
+            stack += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, _CONTAINERS):
+            yield value, f"the element {{}} of a {type(value).__name__}"
+            if len(value) <= _MOST:
+                stack += _values(value).values()
+        elif isinstance(value, type):
+            yield value, f"the attribute {{}} of {value.__name__}"
+            stack += value.__mro__[1:]
+        elif type(held) is dict:
+            yield held, f"{_ATTRIBUTE}{type(value).__name__}"
+            stack += [] if isinstance(value, ModuleType) else [type(value), *held.values()]
+        if isinstance(getattr(value, "__code__", None), CodeType):
+            function = getattr(value, "__func__", value)
+            yield function, "the {} of a function"
+            stack += reached(value, object)
+            for cell in getattr(function, "__closure__", None) or ():
+                yield cell, "a variable that it closes over"
+
+
+def _is_of_others(value: Any) -> bool:
+    """True of what is torch's, the standard library's or this package's, whose state is no setting of a call."""
+    if isinstance(value, ModuleType):
+        file = getattr(value, "__file__", None)
+    elif isinstance(value, FunctionType | MethodType):
+        file = value.__code__.co_filename
+    elif isinstance(value, _CONTAINERS) or type(value) in (partial, SimpleNamespace):
+        return False
+    else:
+        kind = value if isinstance(value, type) else type(value)
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            return False
+    return file is None or file.startswith(OF_OTHERS)
+
+
+_ATTRIBUTE = "the attribute {} of a "
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
+
+
+def _values(held: Any) -> dict[Any, Any]:
+    """What a container, a class, a function or a cell holds, by keys."""
+    if isinstance(held, dict):
+        return dict(held)
+    if isinstance(held, type):
+        return {name: value for name, value in vars(held).items() if not name.startswith("__")}
+    if isinstance(held, FunctionType):
+        return {name: getattr(held, name) for name in _OF_FUNCTIONS}
+    return dict(enumerate(cell_contents(held) if isinstance(held, CellType) else held))
+
+
+def _changed(before: dict[Any, Any], now: dict[Any, Any]) -> str | None:
+    """A key under which there is something else."""
+    missing = object()
+    return next((repr(key) for key in {**before, **now} if before.get(key, missing) is not now.get(key, missing)), None)
+
+
+def _put_back(held: Any, values: dict[Any, Any]) -> None:
+    if isinstance(held, CellType):
+        if values:
+            held.cell_contents = values[0]
+        else:
+            del held.cell_contents
+    elif isinstance(held, type | FunctionType):
+        for name in _values(held).keys() - values:
+            delattr(held, name)
+        for name, value in values.items():
+            setattr(held, name, value)
+    else:
+        held.clear()
+        held.extend(values.values()) if isinstance(held, list | deque) else held.update(
+            values if isinstance(held, dict) else values.values()
+        )
 
 
 class _Collections:
@@ -338,17 +472,18 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
         ):  # a kernel's state knows its trace's reads
             return
         is_of_file = "__name__" in frame.f_globals  # not a function that was written for a kernel
-        if code not in seen and is_of_file and not code.co_filename.startswith(_OF_OTHERS):
-            reads.items.update(
-                ((id(frame.f_globals), name), (frame.f_globals, name)) for name in code.co_names if name in frame.f_globals
-            )
+        if code not in seen and is_of_file and not code.co_filename.startswith(OF_OTHERS):
+            reads.names.update(code.co_names)
+            for name in code.co_names:
+                if name in frame.f_globals:
+                    reads.note(frame.f_globals, name)
         seen.add(code)
         for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             owner = frame.f_locals.get(name)
             if id(owner) in known and not isinstance(owner, _OTHERS):
-                reads.items.update(
-                    ((id(held), each), (held, each)) for held, each in _named(owner, code.co_names) if held is not nn.Module
-                )
+                for held, each in _named(owner, code.co_names):
+                    if held is not nn.Module:
+                        reads.note(held, each)
 
     sys.setprofile(event)
     try:
@@ -380,7 +515,7 @@ def _named(owner: Any, names: Sequence[str]) -> Iterator[tuple[Variables | type,
         held = _holder(owner, name, isinstance(owner, nn.Module))
         if held is not None and name not in _DICTIONARIES:
             yield held, name
-            value = (vars(held) if isinstance(held, type) else held)[name]
+            value = _variables(held)[name]
             inner = getattr(value, "__dict__", None)
             if type(inner) is dict and not isinstance(value, (nn.Module, *_OTHERS)):
                 yield from ((inner, each) for each in names if each in inner)

@@ -16,11 +16,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 from torch.autograd.graph import get_gradient_edge, increment_version, saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from fusegen.errors import FusegenError, GradientError, TraceError, UnsupportedError
-from fusegen.graphs.recording import Argument, GraphPool, checked, own_casts
+from fusegen.graphs.recording import Argument, GraphPool, checked, have_changed, own_casts, require_same_tensors, static
 from fusegen.state.generators import Generators
 
 Run: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
@@ -117,15 +118,19 @@ class GradientRecording:
         Raises:
             UnsupportedError: a replay would not do what the run does.
         """
-        inputs = [_static(tensor) for tensor in tensors]
+        inputs = [static(tensor) for tensor in tensors]
         aliases = [_alias(parameter) for parameter in parameters]
         leaves = (*inputs, *aliases)
+        held = [leaf.detach() for leaf in leaves]
         device = next((leaf.device for leaf in leaves), torch.device("cpu"))
         with _as_before(device, state):
             saved = _warm_up(pool, run, inputs, aliases)
+            if any(map(have_changed, held, tensors)):  # by `.data`
+                raise _written()
             versions = [tensor._version for tensor in state]
             with no_draws_on_the_host(device), own_casts(), saved_tensors_hooks(Tensor.detach, _same):
                 forward, result = pool.record_saving(lambda: run(inputs, aliases))
+            require_same_tensors(leaves, (*tensors, *parameters), held)
             written = [tensor for tensor, version in zip(state, versions, strict=True) if tensor._version != version]
             places: dict[int, Argument | Result] = {id(value): Argument(number) for number, value in enumerate((*leaves, *others))}
             flat, spec = tree_flatten(result)
@@ -227,6 +232,8 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise UnsupportedError("a graph's gradients are differentiated again (create_graph=True)", mend="run it without graphs")
+        if any(is_batchedtensor(each) or is_legacy_batchedtensor(each) for each in gradients if each is not None):
+            raise UnsupportedError("several gradients at once (is_grads_batched=True, vmap)", mend="run it without graphs")
         number = int(ctx.saved_tensors[0])  # torch refuses to give them if a parameter among them has changed
         recording = _REPLAYS.get(number)
         if recording is None:
@@ -266,12 +273,6 @@ def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
     if found:
         torch._foreach_copy_(found, list(tensors))
     return found
-
-
-def _static(tensor: Tensor) -> Tensor:
-    """A leaf in the place of an argument. Autocast casts it at each use where it does so with the argument, which is no leaf."""
-    static = tensor.detach().clone(memory_format=torch.preserve_format)
-    return (static if tensor.is_leaf else static.view_as(static)).requires_grad_(tensor.requires_grad)
 
 
 def _alias(parameter: Tensor) -> Tensor:
@@ -316,8 +317,12 @@ def _warm_up(pool: GraphPool, run: Run, inputs: Sequence[Tensor], aliases: Seque
     if any(leaf.is_leaf and leaf.grad is not None for leaf in leaves):
         raise UnsupportedError("it runs a backward pass", mend="fg.graph_step(step) takes a whole step")
     if [leaf._version for leaf in leaves] != versions:
-        raise UnsupportedError("it writes to an argument or a parameter", mend="write to a clone")
+        raise _written()
     return saved
+
+
+def _written() -> UnsupportedError:
+    return UnsupportedError("it writes to an argument or a parameter", mend="write to a clone")
 
 
 def _differentiate(results: Sequence[Tensor], incoming: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor | None]:

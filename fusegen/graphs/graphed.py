@@ -13,24 +13,27 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.compiler import is_compiling
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.graphs.cache_memory import CacheMemory, CacheView
-from fusegen.graphs.call import Call, Views, key_of, run_with
-from fusegen.graphs.facts import reached, unassigned, watching
+from fusegen.graphs.call import Call, Views, key_of, run_with, settings, without_tensors
+from fusegen.graphs.facts import OF_OTHERS, reached, unassigned, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
 from fusegen.graphs.recording import GraphPool, Pools, Recording
 from fusegen.graphs.step import Step
 from fusegen.lang.running import is_tracing
+from fusegen.runtime.watched import is_intercepted, is_transformed
 from fusegen.threads import new_lock
 
 _CAPTURING = "transformers.utils.output_capturing"
 _MOST = 32  # recorded calls of one function
 _MOST_MET = 256  # kinds of calls that have none
-_MOST_CHANGES = 8  # changes of a form's facts, before its calls run as they are
+_MOST_CHANGES = 8  # changes of a form's facts, before most of its calls run as they are
+_MOST_DROPPED = 4  # graphs of a form that gave way to other forms, likewise
 _MOST_PENDING = 4  # recordings of calls that are alike, where several wait for their backward passes
 _RECORDING = new_lock()  # by one thread at a time
 _BUSY = object()
@@ -134,13 +137,23 @@ class Met:
 
     Attributes:
         count: how many there were.
+        recorded: how many were recorded.
         changes: how often what a graph had read was not so any more.
-        reason: why they cannot be recorded.
+        reason: why the last one could not be recorded.
     """
 
     count: int = 0
+    recorded: int = 0
     changes: int = 0
     reason: str = ""
+
+    def refusal(self) -> str:
+        """Why most calls run as they are: those are tried again whose number is a power of two, since that may pass."""
+        if not self.count & (self.count - 1):
+            return ""
+        if self.changes > _MOST_CHANGES:
+            return self.reason or "what it reads beside its arguments changes from call to call"
+        return self.reason or (f"more than {_MOST} forms take turns" if self.recorded - self.changes > _MOST_DROPPED else "")
 
 
 def cuda_graph(function: Callable[..., Any]) -> Graphed:
@@ -254,6 +267,10 @@ class Graphed:
             raise UnsupportedError("its tensors are not on one GPU")
         if torch.is_grad_enabled() and _is_watched():
             raise UnsupportedError("its activations are checkpointed, or hooks save its tensors")
+        if is_transformed() or dispatch_modes() or is_intercepted(call.tensors):
+            raise UnsupportedError(
+                "it is inside of a transform (vmap, torch.func, forward-mode derivatives) or of a mode of torch's"
+            )
         if DEVICE == "cuda" and torch.cuda.is_current_stream_capturing():
             raise UnsupportedError("a graph is being recorded around it")
         return call
@@ -277,11 +294,11 @@ class Graphed:
             self._last = None
             self._graphs.pop(key, None)
             met.changes += 1
-        if met.reason or met.changes > _MOST_CHANGES:
-            raise UnsupportedError(met.reason or "what it reads beside its arguments changes from call to call")
         met.count += 1
         if met.count == 1:
             return None
+        if refusal := met.refusal():
+            raise UnsupportedError(refusal)
         graph = self._recorded(met, call, args, kwargs)
         self._graphs[key], self._last = graph, (key, graph)
         _drop_oldest(self._graphs, _MOST)
@@ -302,12 +319,16 @@ class Graphed:
                 pool = self.pools.of(call.tensors[0].device)
                 leaves = (*call.tensors, *(parameter for root in roots for parameter in root.parameters()))
                 if torch.is_grad_enabled() and not self._is_step and any(leaf.requires_grad for leaf in leaves):
-                    graph: Graph = self._with_gradients(pool, roots, call, args, kwargs)
+                    record: Callable[..., Graph] = self._with_gradients
                 else:
-                    graph = self._plain(pool, roots, call, args, kwargs)
+                    record = self._plain
+                with _same_settings(pool.device.type):
+                    graph = record(pool, roots, call, args, kwargs)
             except Exception as error:
                 met.reason = _words(error)
                 raise UnsupportedError(met.reason) from error
+        met.reason = ""
+        met.recorded += 1
         self.recorded += 1
         return graph
 
@@ -320,7 +341,7 @@ class Graphed:
         try:
             stepping = nullcontext() if step is None else step.recording()
             drawing = no_draws_on_the_host(pool.device)
-            with watching(self._declared, roots) as reads, unassigned(roots), stepping, drawing:
+            with watching(self._declared, roots) as reads, unassigned(self._declared, roots, reads), stepping, drawing:
                 record = pool.record if step is None else pool.record_alone  # its gradients stay in the graph's memory
                 recording = Recording.of(record, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
             facts = reads.facts(() if step is None else (step.is_ready,))
@@ -339,6 +360,7 @@ class Graphed:
         parameters = list({id(each): each for root in roots for each in root.parameters() if each.requires_grad}.values())
         state = list({id(each): each for root in roots for each in root.buffers()}.values())
         original = self.original
+        args, kwargs = without_tensors(args, kwargs)  # which are freed as the caller drops them
 
         def run(inputs: Sequence[Tensor], aliases: Sequence[Tensor]) -> Any:
             with put_in(roots, parameters, aliases):
@@ -347,7 +369,7 @@ class Graphed:
         def another(call: Call) -> GradientRecording:
             return GradientRecording.of(pool, run, call.tensors, parameters, others(call), state)
 
-        with watching(self._declared, roots) as reads, unassigned(roots):
+        with watching(self._declared, roots) as reads, unassigned(self._declared, roots, reads):
             recording = another(call)
         return GradientGraph([recording], reads.facts(), another)
 
@@ -388,6 +410,23 @@ def _recording() -> Iterator[None]:
         yield
     finally:
         _RECORDING.release()
+
+
+@contextmanager
+def _same_settings(device: str) -> Iterator[None]:
+    """Around a recorded run.
+
+    Raises:
+        UnsupportedError: it changes what torch is set to, which a replay would not.
+    """
+    before, dtype = settings(device), torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        try:
+            yield
+            if settings(device) != before:
+                raise UnsupportedError("it changes what torch is set to", mend="do that outside of the call")
+        finally:
+            torch.set_default_dtype(dtype)
 
 
 def _advances(view: CacheView, saved: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[int]:
@@ -454,8 +493,7 @@ def _words(error: Exception) -> str:
         error = error.__context__  # behind the error of a capture that it has ended
     text = str(error).partition("\n")[0]
     what = error.what if isinstance(error, FusegenError) else f"{type(error).__name__}: {text}"
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(own)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OF_OTHERS)]
     return f"{what} · at: {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else what
 
 

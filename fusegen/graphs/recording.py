@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -173,9 +174,10 @@ class Recording:
 
     replay: Callable[[], None]
     inputs: list[Tensor]
-    written: Sequence[int]
+    written: list[int]
     leaves: Sequence[Any]
     spec: TreeSpec
+    _replays: Iterator[int] = field(default_factory=count, init=False)
 
     @classmethod
     def of(
@@ -197,24 +199,56 @@ class Recording:
             UnsupportedError: the result is none of tensors and plain values.
         """
         with torch.inference_mode(False):
-            inputs = [tensor.detach().clone(memory_format=torch.preserve_format) for tensor in tensors]
+            inputs = [static(tensor) for tensor in tensors]
+            held = [tensor.detach() for tensor in inputs]
         versions = [tensor._version for tensor in inputs]
         with own_casts():
             replay, result = record(lambda: run(inputs))
+        require_same_tensors(inputs, tensors, held)
         written = [number for number, tensor in enumerate(inputs) if tensor._version != versions[number]]
         leaves, spec = tree_flatten(result)
         known = {id(value): Argument(number) for number, value in enumerate((*inputs, *others))}
-        return cls(replay, inputs, written, [known.get(id(leaf)) or checked(leaf) for leaf in leaves], spec)
+        return cls(replay, held, written, [known.get(id(leaf)) or checked(leaf) for leaf in leaves], spec)
 
     def __call__(self, tensors: Sequence[Tensor], others: Sequence[object]) -> Any:
         """The result of other arguments."""
         if self.inputs:
             torch._foreach_copy_(self.inputs, list(tensors))
         self.replay()
+        if next(self._replays) == 0:  # kernels that torch does not know count no version
+            changed = [number for number, pair in enumerate(zip(self.inputs, tensors, strict=True)) if have_changed(*pair)]
+            self.written.extend(number for number in changed if number not in self.written)
         for number in self.written:
-            tensors[number].copy_(self.inputs[number])
+            tensors[number].detach().copy_(self.inputs[number])
         arguments = (*tensors, *others)
         return tree_unflatten([_given(leaf, arguments) for leaf in self.leaves], self.spec)
+
+
+def static(tensor: Tensor) -> Tensor:
+    """A leaf in the place of an argument. Autocast casts it at each use where it does so with the argument, which is no leaf."""
+    copy = tensor.detach().clone(memory_format=torch.preserve_format)
+    return (copy if tensor.is_leaf else copy.view_as(copy)).requires_grad_(tensor.requires_grad)
+
+
+def require_same_tensors(inputs: Sequence[Tensor], tensors: Sequence[Tensor], held: Sequence[Tensor]) -> None:
+    """Refuses a run that has changed more of an argument than its values.
+
+    Args:
+        inputs: that the run got in the places of its arguments.
+        tensors: these arguments.
+        held: the memory of `inputs`.
+    """
+    for given, tensor, memory in zip(inputs, tensors, held, strict=True):
+        before, after = ((each.shape, each.stride(), each.dtype, each.data_ptr()) for each in (memory, given))
+        if before != after or given.requires_grad != tensor.requires_grad or (given.is_leaf and given.grad is not None):
+            what = "it changes the shape, the memory, `requires_grad` or `grad` of an argument or a parameter"
+            raise UnsupportedError(what, mend="do that outside of the call")
+
+
+def have_changed(after: Tensor, before: Tensor) -> bool:
+    """Tells if a tensor has other bits than another one."""
+    one, other = (each.flatten().contiguous().view(torch.uint8) for each in (after.detach(), before.detach()))
+    return not torch.equal(one, other)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import os
 import pickle
+import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -428,3 +431,245 @@ def test_arguments_that_are_written_and_share_memory() -> None:
         assert torch.equal(run(*given), f(*expected))
         assert all(map(torch.equal, given, expected))
     assert run.replayed == 3
+
+
+def _unsqueezed(x: Tensor) -> Tensor:
+    return x.unsqueeze_(0) * 2
+
+
+def _added_by_data(x: Tensor) -> Tensor:
+    x.data.add_(1)
+    return x * 2
+
+
+def _added_uncounted(x: Tensor) -> Tensor:
+    with torch.autograd.grad_mode._unsafe_preserve_version_counter(x):
+        x.detach().add_(1)
+    return x * 2
+
+
+def _with_new_data(x: Tensor) -> Tensor:
+    x.data = x * 3
+    return x + 1
+
+
+def _thawed(x: Tensor) -> Tensor:
+    return x.requires_grad_() * 2
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("function", [_unsqueezed, _with_new_data, _thawed, _added_by_data, _added_uncounted])
+def test_changes_of_arguments_that_count_no_version(function: Callable[..., Tensor], has_gradients: bool) -> None:
+    linear = nn.Linear(2, 2)
+
+    def f(x: Tensor) -> Tensor:
+        return linear(function(x))
+
+    run = fg.cuda_graph(f)
+    with torch.set_grad_enabled(has_gradients):
+        for number in range(4):
+            found, expected = (torch.full((3, 2), float(number)) for _ in range(2))
+            assert torch.equal(run(found), f(expected))
+            assert torch.equal(found, expected) and found.requires_grad == expected.requires_grad
+    is_refused = has_gradients or function is not _added_uncounted
+    assert (run.recorded == 0 and ("an argument" in str(run) or "`.data`" in str(run))) if is_refused else run.replayed == 3
+
+
+CALLS = 0
+
+
+class Counter:
+    calls = 0
+
+    def __init__(self) -> None:
+        self.number, self.seen = 0, [0]
+
+
+@pytest.mark.parametrize("kind", ["global", "cell", "object", "list", "list of an object", "method", "partial", "module"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_assigns_is_not_replayed(kind: str, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "CALLS", 0)
+    calls, counter, found = 0, Counter(), [0]
+
+    def f(x: Tensor) -> Tensor:
+        nonlocal calls
+        if kind == "global":
+            globals_of_tests()
+        elif kind == "cell":
+            calls += 1
+        elif kind in ("object", "partial"):
+            counter.number += 1
+        elif kind == "list":
+            found[0] += 1
+        else:
+            counter.seen.append(0)
+        return x + 1 if not fails or x.sum().item() > 0 else x
+
+    def method(self: Counter, x: Tensor) -> Tensor:
+        self.number += 1
+        return f(x)
+
+    module: Any = nn.Module()
+    module.counter, module.forward = counter, f
+    run = fg.cuda_graph({"method": MethodType(method, counter), "partial": partial(f), "module": module}.get(kind, f))
+    for _ in range(5):
+        assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
+    assert 5 in (CALLS, calls, counter.number, found[0], len(counter.seen) - 1), (CALLS, calls, vars(counter), found)
+    assert run.replayed == 0 and (fails or "it assigns" in str(run)), run
+
+
+class Scaled:
+    scale = 1.0
+    inner = SimpleNamespace(scale=1.0)
+
+    @property
+    def twice(self) -> float:
+        return 2 * self.inner.scale
+
+
+def _scaled(x: Tensor, by: float = 1.0) -> Tensor:
+    return x * by
+
+
+SCALED = Scaled()
+
+
+@pytest.mark.parametrize(
+    "kind", ["attribute of the class", "property", "defaults", "cell of a function", "environment", "name of the class"]
+)
+def test_what_changes_behind_functions_and_objects_is_seen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = 1.0
+    monkeypatch.setenv("SCALE", "1")
+    monkeypatch.setattr(Scaled, "scale", 1.0)
+    monkeypatch.setattr(_scaled, "__defaults__", (1.0,))
+    monkeypatch.setitem(globals(), "SCALED", Scaled())
+
+    def helper(x: Tensor) -> Tensor:
+        return x * scale
+
+    def f(x: Tensor) -> Tensor:
+        return helper(_scaled(x)) * SCALED.scale * SCALED.twice * float(os.environ["SCALE"])
+
+    run = fg.cuda_graph(f)
+    for number in range(6):
+        if number > 2 and kind == "cell of a function":
+            scale = float(number)
+        elif number > 2:
+            {
+                "attribute of the class": lambda n: setattr(SCALED, "scale", n),
+                "name of the class": lambda n: setattr(Scaled, "scale", n),
+                "property": lambda n: setattr(Scaled.inner, "scale", n),
+                "defaults": lambda n: setattr(_scaled, "__defaults__", (n,)),
+                "environment": lambda n: monkeypatch.setenv("SCALE", str(n)),
+            }[kind](float(number))
+        assert torch.equal(run(torch.ones(2)), f(torch.ones(2))), number
+    Scaled.inner.scale = 1.0
+    assert run.replayed == 5, run
+
+
+def test_what_torch_is_set_to_by_a_call() -> None:
+    def f(x: Tensor) -> Tensor:
+        torch.set_grad_enabled(False)
+        return x + 1
+
+    run = fg.cuda_graph(f)
+    for _ in range(4):
+        with torch.enable_grad():
+            run(torch.ones(2))
+            assert not torch.is_grad_enabled()
+    assert "changes what torch is set to" in str(run)
+
+
+def test_an_iterator_is_not_replayed() -> None:
+    numbers = iter(range(9))
+    run = fg.cuda_graph(lambda x: x + next(numbers))
+    assert [run(torch.zeros(1)).item() for _ in range(9)] == list(range(9))
+
+
+def globals_of_tests() -> None:
+    global CALLS
+    CALLS += 1
+
+
+def test_more_forms_than_are_kept() -> None:
+    run = fg.cuda_graph(lambda x: x + 1)
+    for _ in range(20):
+        for size in range(1, 40):
+            run(torch.ones(size))
+    assert run.recorded < 39 * 8 and "more than 32 forms take turns" in str(run)
+
+
+def test_what_could_not_be_recorded_once_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = fg.cuda_graph(lambda x: x + 1)
+
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tapes, "record", out_of_memory)
+        for _ in range(3):
+            run(torch.ones(2))
+    assert "no memory" in str(run)
+    for _ in range(20):
+        run(torch.ones(2))
+    assert (run.recorded, run.replayed) == (1, 20)
+
+
+@pytest.mark.parametrize(
+    "name", ["cuda.enable_flash_sdp", "cuda.enable_math_sdp", "cudnn.deterministic", "cudnn.enabled", "cudnn.benchmark"]
+)
+def test_settings_of_kernels_are_part_of_the_form(name: str) -> None:
+    module, _, attribute = name.partition(".")
+    backend = getattr(torch.backends, module)
+    is_function = callable(getattr(backend, attribute))
+    put = getattr(backend, attribute) if is_function else partial(setattr, backend, attribute)
+    before = getattr(backend, attribute.replace("enable_", "") + "_enabled")() if is_function else getattr(backend, attribute)
+    run = fg.cuda_graph(lambda x: x + 1)
+    try:
+        for value in (before, not before):
+            put(value)
+            for _ in range(3):
+                run(torch.ones(2))
+    finally:
+        put(before)
+    assert run.recorded == 2
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_arguments_are_freed(has_gradients: bool) -> None:
+    run = fg.cuda_graph(nn.Linear(2, 2))
+    with torch.set_grad_enabled(has_gradients):
+        for _ in range(3):
+            x = torch.ones(3, 2)
+            run(x)
+            held = weakref.ref(x)
+            del x
+            assert held() is None
+    assert run.replayed == 2
+
+
+def _jvp(f: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    return torch.func.jvp(f, (x,), (torch.ones_like(x),))
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
+    "vmap": lambda f, x: torch.vmap(f)(x),
+    "jvp": _jvp,
+    "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+}
+
+
+@pytest.mark.parametrize("kind", list(TRANSFORMS))
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_transforms_around_and_inside(kind: str, is_inside: bool) -> None:
+    linear = nn.Linear(2, 2)
+    transformed = partial(TRANSFORMS[kind], linear)
+    run = fg.cuda_graph(transformed if is_inside else linear)
+    for number in range(4):
+        x = torch.full((3, 2), float(number))
+        if not is_inside:
+            run(x)
+        found, expected = run(x) if is_inside else TRANSFORMS[kind](run, x), transformed(x)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert is_inside or "inside of a transform" in str(run)

@@ -363,6 +363,13 @@ def test_gradients_of_gradients_are_refused() -> None:
         torch.autograd.grad(loss_of(recording(made(1)[0], ())), parameters, create_graph=True)
 
 
+def test_several_gradients_at_once_are_refused() -> None:
+    _, parameters = made(0)
+    result = record(linear, parameters)(made(1)[0], ())
+    with pytest.raises(UnsupportedError, match="is_grads_batched"):
+        torch.autograd.grad(result, parameters, torch.ones(2, *result.shape), is_grads_batched=True)
+
+
 def test_other_requirements_of_gradients_are_refused() -> None:
     _, parameters = made(0)
     recording = record(linear, parameters)
