@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.calls.workspace import bytes_of
+from fusegen.describe import Stages, page, summary
 from fusegen.explain import SavedValue, explain, explain_saved
-from fusegen.inspect import Stages, page, summary
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
 from fusegen.passes.fuse import Group

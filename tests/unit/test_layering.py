@@ -44,7 +44,7 @@ ORDER = (
     ("extension",),
     ("runtime",),
     ("explain", "timing"),
-    ("bundle", "inspect", "operators"),
+    ("bundle", "describe", "operators"),
     ("lowered",),
     ("gradients",),
     ("api",),

@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import jinja2
 
+from fusegen.describe.passages import Passage, passages
+from fusegen.describe.stages import Stages
 from fusegen.emit.environment import html_environment
 from fusegen.explain import explain_head, explain_step
-from fusegen.inspect.passages import Passage, passages
-from fusegen.inspect.stages import Stages
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 
@@ -50,4 +50,4 @@ def _steps(stages: Stages) -> Iterator[Shown]:
 
 @lru_cache(maxsize=1)
 def _template() -> jinja2.Template:
-    return html_environment().get_template("inspect/lowered.html.jinja")
+    return html_environment().get_template("describe/lowered.html.jinja")

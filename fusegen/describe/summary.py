@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fusegen.describe.stages import Stages
 from fusegen.explain import explain_head, explain_title
-from fusegen.inspect.stages import Stages
 from fusegen.schedule.program import Step
 from fusegen.units import human_bytes
 
