@@ -31,7 +31,7 @@ PACKAGE = "fusegen"
 # A room may import rooms above it in this list and itself. Rooms on one line don't know each other. ``fusegen`` is the public
 # face, the package's ``__init__``: the prebuilt kernels are declared with it as a user's are.
 ORDER = (
-    ("errors", "units", "eager_cost", "threads"),
+    ("errors", "units", "eager_cost", "threads", "integrations"),
     ("dtypes", "settings", "target"),
     ("source", "state"),
     ("calls",),
@@ -56,7 +56,7 @@ ORDER = (
     ("fusegen",),
     ("specs",),
     ("ops",),
-    ("nn", "transformers"),
+    ("nn", "integrations.hf"),
     ("parallel",),
     ("bench",),
     ("verify",),
@@ -134,9 +134,9 @@ def _absolute(node: ast.ImportFrom, importer: str, is_package: bool) -> str:
 
 
 def room(module: str) -> str:
-    """The room of a module: the first name below the package."""
+    """The room of a module: the first name below the package; each integration is one of its own."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
+    return ".".join(parts[1:3] if parts[1:2] == ["integrations"] else parts[1:2]) or parts[0]
 
 
 def is_allowed(importer: str, imported: str) -> bool:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusegen as fg
+from fusegen.integrations.hf.installed import installed
 from fusegen.specs.attention import flash_attention
-from fusegen.transformers.installed import installed
 
 _LEAST = -1e30  # added to scores of keys that are not seen
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fusegen.transformers import layers
-from fusegen.transformers.installed import installed
+from fusegen.integrations.hf import layers
+from fusegen.integrations.hf.installed import installed
 
 HUB = Path(__file__).with_name("hub")
 """A folder that `kernels.LocalLayerRepository` takes for a kernel's."""

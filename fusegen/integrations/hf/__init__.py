@@ -3,7 +3,7 @@
 `fusegen.patch` needs neither.
 """
 
-from fusegen.transformers.attention import attention, register_attention
-from fusegen.transformers.mapping import kernel_mapping
+from fusegen.integrations.hf.attention import attention, register_attention
+from fusegen.integrations.hf.mapping import kernel_mapping
 
 __all__ = ["attention", "kernel_mapping", "register_attention"]
