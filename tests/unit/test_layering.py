@@ -52,7 +52,7 @@ ORDER = (
     ("patching",),
     ("declare",),
     ("regions",),
-    ("compiling", "findings"),
+    ("integrations.torch_compile", "findings"),
     ("fusegen",),
     ("specs",),
     ("ops",),

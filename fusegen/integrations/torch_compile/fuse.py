@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fusegen.api import Kernel
-from fusegen.compiling.order import note_writes
 from fusegen.errors import FusegenError, IndexRangeError, UnsupportedError
+from fusegen.integrations.torch_compile.order import note_writes
 from fusegen.ir.symbolic import literal
 from fusegen.regions.capture import EPOCH, module_of
 from fusegen.regions.cut import Region, regions_of
@@ -20,7 +20,7 @@ from fusegen.regions.kinds import Kind, Kinds, example_of, value_of
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.target import Target
 
-_LOG = logging.getLogger("fusegen.compiling")
+_LOG = logging.getLogger("fusegen.integrations.torch_compile")
 _ALL, _LIGHT = (Kind.LIGHT, Kind.FREE, Kind.HEAVY), (Kind.LIGHT, Kind.FREE)
 _LEAST = 2  # operations of a region: one alone gains nothing
 _MOST_KERNELS = 1024  # that are kept for later graphs

@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from fusegen.compiling.fuse import fused
 from fusegen.errors import ArgumentError
+from fusegen.integrations.torch_compile.fuse import fused
 from fusegen.runtime.backends import target_of
 
-_LOG = logging.getLogger("fusegen.compiling")
+_LOG = logging.getLogger("fusegen.integrations.torch_compile")
 _FALLBACKS = ("inductor", "eager")
 
 
