@@ -23,6 +23,7 @@ from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberAr
 from fusegen.calls.structure import Kind, Structure
 from fusegen.dtypes import autocast_dtype, from_torch
 from fusegen.errors import ArgumentError, BundleError
+from fusegen.guards.check import State
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lang import run
@@ -30,7 +31,6 @@ from fusegen.runtime.compile import Variant
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.parameters import Parameters
 from fusegen.schedule.names import plain, stride_name
-from fusegen.state.check import State
 from fusegen.target import Backend, Target
 
 

@@ -13,9 +13,9 @@ from fusegen.calls.formula import Operator
 from fusegen.calls.numbers import Numbers, python_condition
 from fusegen.calls.signature import Argument, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.dtypes import autocast_dtype
+from fusegen.guards import same
 from fusegen.runtime.tensors import WIDE, alignment, span
 from fusegen.schedule.names import stride_name
-from fusegen.state import same
 
 
 class Mismatch(Exception):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fusegen.errors import UnsupportedError
 from fusegen.graphs.cache_memory import CacheView
-from fusegen.state import exact, is_plain
+from fusegen.guards import exact, is_plain
 
 
 class Views(dict[int, CacheView]):

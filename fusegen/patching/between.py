@@ -19,10 +19,10 @@ from torch.compiler import is_compiling
 from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 
 from fusegen.errors import UnsupportedError
+from fusegen.guards import is_plain
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.values import SymbolicSize, TracedTensor
 from fusegen.patching.caches import Function, HandedCache, Place, numbered
-from fusegen.state import is_plain
 
 _MODELS = "transformers.modeling_utils"
 _MASK = "attention_mask"

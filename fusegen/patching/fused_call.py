@@ -20,9 +20,9 @@ from fusegen.dtypes import autocast_dtype
 from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.graphs.graphed import KernelGraphs
+from fusegen.guards import ChangeError, refusing_changes
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
-from fusegen.state import ChangeError, refusing_changes
 from fusegen.threads import cached_property
 
 Kind: TypeAlias = tuple[object, ...]

@@ -13,6 +13,7 @@ from fusegen.calls.formula import Relation
 from fusegen.calls.numbers import Numbers
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
+from fusegen.guards import State
 from fusegen.ir.formula import relation
 from fusegen.ir.graph import Graph, InputSpec, Location
 from fusegen.ir.scalar_program import numbers_of
@@ -30,7 +31,6 @@ from fusegen.runtime.signature import Sizes
 from fusegen.runtime.tensors import WIDE
 from fusegen.schedule.program import Program
 from fusegen.source import Source
-from fusegen.state import State
 from fusegen.target import Backend, Target
 
 

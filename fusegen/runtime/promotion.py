@@ -15,12 +15,12 @@ from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
+from fusegen.guards import State, exact
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.run import Trace
 from fusegen.runtime.compile import Request, Variant, guards_of
-from fusegen.state import State, exact
 
 Compile: TypeAlias = Callable[[Request, Trace, State], Variant]
 Number: TypeAlias = int | float

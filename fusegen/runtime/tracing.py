@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fusegen.errors import TraceError, UnsupportedError
+from fusegen.guards import Recorder, State
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import size_symbol
 from fusegen.lang import functions
@@ -24,7 +25,6 @@ from fusegen.runtime.arguments import check_values
 from fusegen.runtime.compile import Request
 from fusegen.runtime.signature import hidden_spec
 from fusegen.schedule.names import Namer, kernel_functions
-from fusegen.state import Recorder, State
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced
 

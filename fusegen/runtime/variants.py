@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
+from fusegen.guards import Recorder, State
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lang.argument import Argument
@@ -30,7 +31,6 @@ from fusegen.runtime.signature import ITSELF, History, Place, Sum, hidden_spec, 
 from fusegen.runtime.tensors import WIDE, span
 from fusegen.runtime.tracing import trace_function, watched_trace
 from fusegen.schedule.names import stride_name
-from fusegen.state import Recorder, State
 from fusegen.target import Target
 from fusegen.threads import new_lock
 

@@ -33,7 +33,7 @@ PACKAGE = "fusegen"
 ORDER = (
     ("errors", "units", "eager_cost", "threads", "integrations"),
     ("dtypes", "settings", "target"),
-    ("source", "state"),
+    ("source", "guards"),
     ("calls",),
     ("ir",),
     ("lang", "passes"),

@@ -10,7 +10,7 @@ from tests.mutants.table import ROOT, mutants
 from tests.naming import case
 
 ROOMS = ("templates/cuda/", "templates/cpu/", "templates/emulator/", "fusegen/lang/", "fusegen/autodiff/", "fusegen/ir/",
-         "fusegen/passes/", "fusegen/schedule/", "fusegen/emit/", "fusegen/jit/", "fusegen/runtime/", "fusegen/state/",
+         "fusegen/passes/", "fusegen/schedule/", "fusegen/emit/", "fusegen/jit/", "fusegen/runtime/", "fusegen/guards/",
          "fusegen/bundle/", "fusegen/verify/", "fusegen/bench/")  # fmt: skip
 
 

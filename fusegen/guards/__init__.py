@@ -4,12 +4,12 @@ A `Recorder` watches one run of a function and notes every read of a variable, a
 `State` that it leaves behind is one generated function, which a call asks whether all of them would read the same again.
 """
 
-from fusegen.state.changes import ChangeError, refusing_changes
-from fusegen.state.check import State, has_identity
-from fusegen.state.content import cell_contents, contents, matcher
-from fusegen.state.plain import exact, is_plain, same
-from fusegen.state.recorder import Recorder
-from fusegen.state.slots import Kind, Read, Slot
+from fusegen.guards.changes import ChangeError, refusing_changes
+from fusegen.guards.check import State, has_identity
+from fusegen.guards.content import cell_contents, contents, matcher
+from fusegen.guards.plain import exact, is_plain, same
+from fusegen.guards.recorder import Recorder
+from fusegen.guards.slots import Kind, Read, Slot
 
 __all__ = [
     "ChangeError",

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.state.content import contents, is_a, is_opaque, matcher
-from fusegen.state.plain import is_plain, same
-from fusegen.state.slots import Kind, Read, Slot
+from fusegen.guards.content import contents, is_a, is_opaque, matcher
+from fusegen.guards.plain import is_plain, same
+from fusegen.guards.slots import Kind, Read, Slot
 
 Found: TypeAlias = tuple[torch.Tensor, ...]
 _GONE = (AttributeError, LookupError, ValueError, TypeError, NameError)

@@ -40,11 +40,11 @@ from typing import Any, NoReturn, Protocol, cast
 import torch
 
 from fusegen.errors import TraceError, UnsupportedError
-from fusegen.state.code import Names, elements_read, names_of
-from fusegen.state.content import cell_contents, contents, is_a
-from fusegen.state.libraries import is_closed, is_heap, is_library, of_library, runs_library
-from fusegen.state.plain import is_plain
-from fusegen.state.slots import Kind, Slot
+from fusegen.guards.code import Names, elements_read, names_of
+from fusegen.guards.content import cell_contents, contents, is_a
+from fusegen.guards.libraries import is_closed, is_heap, is_library, of_library, runs_library
+from fusegen.guards.plain import is_plain
+from fusegen.guards.slots import Kind, Slot
 
 _LARGE = 64  # elements from which on it matters which of them are read
 _UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read at every step, or without meaning for values

@@ -10,7 +10,7 @@ from types import FunctionType, MethodType
 
 from torch import nn
 
-from fusegen.state.slots import Kind, Read, Slot
+from fusegen.guards.slots import Kind, Read, Slot
 
 BETWEEN = "\t"
 """Parts the steps of a way."""

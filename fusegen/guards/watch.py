@@ -15,7 +15,7 @@ from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, Protocol, Self
 
-from fusegen.state.libraries import is_closed
+from fusegen.guards.libraries import is_closed
 from fusegen.threads import new_lock
 
 _LOCK = new_lock()

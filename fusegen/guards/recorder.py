@@ -18,15 +18,15 @@ from typing import Any, Self
 import torch
 from torch.nn.modules import module as torch_module
 
-from fusegen.state.calls import Calls
-from fusegen.state.changes import Changes
-from fusegen.state.check import Question, State, Used
-from fusegen.state.content import contents, is_a, matcher
-from fusegen.state.generators import Generators
-from fusegen.state.paths import ways
-from fusegen.state.reach import Reach, called_at
-from fusegen.state.slots import Kind, Read, Slot
-from fusegen.state.watch import Watch
+from fusegen.guards.calls import Calls
+from fusegen.guards.changes import Changes
+from fusegen.guards.check import Question, State, Used
+from fusegen.guards.content import contents, is_a, matcher
+from fusegen.guards.generators import Generators
+from fusegen.guards.paths import ways
+from fusegen.guards.reach import Reach, called_at
+from fusegen.guards.slots import Kind, Read, Slot
+from fusegen.guards.watch import Watch
 
 
 class Recorder:
@@ -103,7 +103,7 @@ class Recorder:
         )  # fmt: skip
 
     def ways(self) -> dict[str, str | None]:
-        """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.state.paths`)."""
+        """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.guards.paths`)."""
         used = self._used.values()
         found = ways(self._function, self._arguments, [*self._reads.values()], [each.slot for each in used])
         return {each.name: way for each, way in zip(used, found, strict=True)}

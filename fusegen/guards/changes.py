@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from fusegen.errors import UnsupportedError
-from fusegen.state.content import cell_contents
-from fusegen.state.plain import is_plain, same
+from fusegen.guards.content import cell_contents
+from fusegen.guards.plain import is_plain, same
 
 _KEYS = (torch.device, torch.dtype)  # of arguments, which tell kernels apart
 _WATCHED = ("__getattribute__", "__setattr__")  # which `Watch` puts into classes

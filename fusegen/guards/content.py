@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from fusegen.state.plain import is_plain, same
+from fusegen.guards.plain import is_plain, same
 
 Matcher: TypeAlias = Callable[[Any], bool]
 
