@@ -13,11 +13,11 @@ from fusegen.autodiff.derive import differentiated_inputs, differentiated_result
 from fusegen.bundle.binaries import passes_mark_of
 from fusegen.bundle.files import File, built_program, limits, machine_of, tensor_argument, with_mark
 from fusegen.bundle.manifest import BuiltPasses, BuiltProgram, Parameter
-from fusegen.calls.numbers import Numbers
-from fusegen.calls.signature import Argument, ExtentArgument, NumberArgument, Signature
 from fusegen.errors import GradientError, UnsupportedError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec
+from fusegen.program.numbers import Numbers
+from fusegen.program.signature import Argument, ExtentArgument, NumberArgument, Signature
 from fusegen.runtime.compile import Variant, needs_wide
 from fusegen.runtime.graph_kernel import GraphKernel
 from fusegen.runtime.passes import Passes, PassRules

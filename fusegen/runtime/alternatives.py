@@ -8,9 +8,6 @@ from dataclasses import replace
 from threading import RLock
 from typing import TypeAlias, cast
 
-from fusegen.calls.blocks import ROOM, rows_of_block
-from fusegen.calls.call import Role
-from fusegen.calls.formula import Formula
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -24,6 +21,9 @@ from fusegen.passes.pipeline import Pass, apply
 from fusegen.passes.split import split_products
 from fusegen.passes.versions import separate_writes
 from fusegen.passes.whole import Cuts, by_rows, cuts_of
+from fusegen.program.blocks import ROOM, rows_of_block
+from fusegen.program.call import Role
+from fusegen.program.formula import Formula
 from fusegen.runtime.forms import Forms
 from fusegen.schedule.attention_cost import attentions_of, takes_library
 from fusegen.schedule.lower import Bodies

@@ -11,10 +11,10 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from fusegen import target as targets
-from fusegen.calls.call import KernelLaunch
 from fusegen.errors import LaunchError
 from fusegen.jit import nvrtc
 from fusegen.lang.run import Structure
+from fusegen.program.call import KernelLaunch
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.compile import Compiled
 from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.calls.call import Call
-from fusegen.calls.numbers import ERRORS, Numbers
 from fusegen.guards import State
+from fusegen.program.call import Call
+from fusegen.program.numbers import ERRORS, Numbers
 from fusegen.runtime.alike import like
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values, tensor_part

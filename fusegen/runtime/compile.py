@@ -9,8 +9,6 @@ from typing import Any, Self
 
 import torch
 
-from fusegen.calls.formula import Relation
-from fusegen.calls.numbers import Numbers
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.guards import State
@@ -25,6 +23,8 @@ from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.pipeline import run_passes
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.wide import with_wide_sums
+from fusegen.program.formula import Relation
+from fusegen.program.numbers import Numbers
 from fusegen.runtime.alternatives import Alternatives, prepared
 from fusegen.runtime.forms import Form
 from fusegen.runtime.signature import Sizes

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fusegen.calls.call import TensorMapSpec
 from fusegen.errors import EmulationError
+from fusegen.program.call import TensorMapSpec
 
 _RANKS = 4
 _ALIGNMENT, _FARTHEST = 16, 1 << 40  # bytes: of addresses and strides; what a stride stays below

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen.calls.call import Call
 from fusegen.emit.unit import unit_text
 from fusegen.errors import IndexRangeError
 from fusegen.extension.library import Texts, library_of
@@ -16,6 +15,7 @@ from fusegen.extension.unit import LIBRARY, Given, Unit, unit_of
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
+from fusegen.program.call import Call
 from fusegen.runtime.compile import Compiled
 from fusegen.runtime.execute import PutTogether
 from fusegen.runtime.host_launch import host_flags

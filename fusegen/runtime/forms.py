@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import TypeAlias
 
-from fusegen.calls.formula import Formula
 from fusegen.emit import emit
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -20,6 +19,7 @@ from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.passes.moments import with_moments
 from fusegen.passes.partials import reduced_by_tiles
 from fusegen.passes.peaks import with_capped_peaks, with_peaks
+from fusegen.program.formula import Formula
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.heuristics.contraction import depth_of, rows_of

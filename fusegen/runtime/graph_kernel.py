@@ -13,13 +13,13 @@ from typing import NoReturn
 from torch import Tensor
 from torch.utils._pytree import tree_structure
 
-from fusegen.calls.formula import Relation, formula_of, remainder, size
-from fusegen.calls.numbers import Numbers
 from fusegen.errors import ArgumentError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.infer import shape_text
 from fusegen.ir.symbolic import literal
+from fusegen.program.formula import Relation, formula_of, remainder, size
+from fusegen.program.numbers import Numbers
 from fusegen.runtime.arguments import check_memory, check_recorded, check_surroundings, check_values
 from fusegen.runtime.backends import machine_of
 from fusegen.runtime.bound import NOTHING, Bound, Facts

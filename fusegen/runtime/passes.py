@@ -8,12 +8,12 @@ from functools import lru_cache
 
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
-from fusegen.calls.wiring import Wiring
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph, Location
 from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.wide import with_wide_sums
+from fusegen.program.wiring import Wiring
 from fusegen.runtime.compile import Variant, alternatives_of
 from fusegen.runtime.graph_kernel import GraphKernel
 from fusegen.runtime.signature import ITSELF

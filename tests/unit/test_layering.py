@@ -9,7 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import get_args
 
-from fusegen.calls.numbers import arity
 from fusegen.dtypes import DType
 from fusegen.emit import cpu, cuda
 from fusegen.emit.cpu.spelling import CPP
@@ -21,6 +20,7 @@ from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.reference import RULES
 from fusegen.passes.expand import EXPANSIONS
 from fusegen.passes.fuse import GroupKind
+from fusegen.program.numbers import arity
 from fusegen.schedule.bodies import AttentionBody, Body, ContractionBody, TileBody
 from fusegen.schedule.lower.driver import _KINDS
 from tests.naming import case
@@ -34,7 +34,7 @@ ORDER = (
     ("errors", "units", "eager_cost", "threads", "integrations"),
     ("dtypes", "settings", "target"),
     ("source", "guards"),
-    ("calls",),
+    ("program",),
     ("ir",),
     ("lang", "passes"),
     ("autodiff",),
@@ -237,7 +237,7 @@ def test_every_kind_of_group_is_lowered_and_emitted() -> None:
 def test_every_primitive_is_an_operation_on_numbers() -> None:
     for op in (op for op in PRIMITIVES if op not in OF_ROWS):
         with case(op):
-            assert arity(op.row.name) == op.row.arity, "calls/numbers.py: how Python writes it, or that torch computes it"
+            assert arity(op.row.name) == op.row.arity, "program/numbers.py: how Python writes it, or that torch computes it"
 
 
 def test_every_primitive_can_be_written() -> None:

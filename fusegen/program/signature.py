@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fusegen.calls.formula import Formula, Operator, Relation
-from fusegen.calls.numbers import Numbers
 from fusegen.dtypes import DType
+from fusegen.program.formula import Formula, Operator, Relation
+from fusegen.program.numbers import Numbers
 
 
 @dataclass(frozen=True)

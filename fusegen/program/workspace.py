@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from fusegen.calls.call import Buffer, Call, Loop, Role
+from fusegen.program.call import Buffer, Call, Loop, Role
 
 _ALIGNMENT = 256  # bytes between values; what torch's allocator gives
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from fusegen.calls.blocks import rows_of_block
-from fusegen.calls.formula import Formula
-from fusegen.calls.numbers import Numbers
 from fusegen.dtypes import DType
+from fusegen.program.blocks import rows_of_block
+from fusegen.program.formula import Formula
+from fusegen.program.numbers import Numbers
 
 
 class Role(Enum):

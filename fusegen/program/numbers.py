@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.calls.formula import Formula
 from fusegen.errors import ArgumentError
+from fusegen.program.formula import Formula
 
 Values: TypeAlias = Sequence[Any]
 Number: TypeAlias = int | float | bool
