@@ -10,9 +10,9 @@ from torch import fx
 from fusegen.api import Kernel
 from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.errors import FusegenError
-from fusegen.regions.cut import Region
-from fusegen.regions.function import RegionFunction, region_function
-from fusegen.regions.kinds import example_of
+from fusegen.integrations.fx.cut import Region
+from fusegen.integrations.fx.function import RegionFunction, region_function
+from fusegen.integrations.fx.kinds import example_of
 from fusegen.schedule.peaks import LAUNCH_SECONDS
 
 

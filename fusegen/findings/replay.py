@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusegen.findings.trace import Operator, literal
-from fusegen.regions.aten import as_function
-from fusegen.regions.capture import VALUE, Recorder, quiet_fakes
+from fusegen.integrations.fx.aten import as_function
+from fusegen.integrations.fx.capture import VALUE, Recorder, quiet_fakes
 
 SECONDS, LAUNCHES = "seconds", "launches"
 """Keys of a node's ``meta``: the time of its kernels, of a trace without a GPU that of the host; the number of its kernels."""

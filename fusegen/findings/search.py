@@ -14,12 +14,12 @@ from fusegen.findings.finding import Finding, Findings, Pattern
 from fusegen.findings.observe import observed
 from fusegen.findings.replay import LAUNCHES, SECONDS, replayed
 from fusegen.findings.trace import Trace
-from fusegen.regions.capture import EPOCH, PLACE
-from fusegen.regions.cut import Region, is_convex, region_of, regions_of
-from fusegen.regions.expressions import Unwritable, function_name
-from fusegen.regions.function import IMPORTS, RegionFunction, region_function
-from fusegen.regions.kinds import Kind, Kinds, example_of, is_part
-from fusegen.regions.places import Place
+from fusegen.integrations.fx.capture import EPOCH, PLACE
+from fusegen.integrations.fx.cut import Region, is_convex, region_of, regions_of
+from fusegen.integrations.fx.expressions import Unwritable, function_name
+from fusegen.integrations.fx.function import IMPORTS, RegionFunction, region_function
+from fusegen.integrations.fx.kinds import Kind, Kinds, example_of, is_part
+from fusegen.integrations.fx.places import Place
 from fusegen.target import Target
 
 _IMPORTS = "\n".join([*IMPORTS, "", "import fusegen as fg", "", ""])

@@ -17,7 +17,7 @@ from fusegen.errors import ArgumentError
 from fusegen.findings.finding import Findings
 from fusegen.findings.search import searched, searched_trace
 from fusegen.findings.trace import trace_of
-from fusegen.regions.capture import captured
+from fusegen.integrations.fx.capture import captured
 from fusegen.runtime.backends import target_of
 from fusegen.schedule.peaks import PEAKS
 from fusegen.target import Backend, Target

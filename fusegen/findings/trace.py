@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fusegen.errors import ArgumentError, FusegenError
-from fusegen.regions.places import Place
+from fusegen.integrations.fx.places import Place
 
 _DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 _PYTHON = re.compile(r"(?P<file>[^<>()]+\.py)\((?P<line>\d+)\): ")

@@ -51,7 +51,7 @@ ORDER = (
     ("graphs", "modules", "tuning"),
     ("patching",),
     ("declare",),
-    ("regions",),
+    ("integrations.fx",),
     ("integrations.torch_compile", "findings"),
     ("fusegen",),
     ("specs",),

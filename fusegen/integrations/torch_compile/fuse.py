@@ -11,12 +11,12 @@ from torch import Tensor, fx, nn
 
 from fusegen.api import Kernel
 from fusegen.errors import FusegenError, IndexRangeError, UnsupportedError
+from fusegen.integrations.fx.capture import EPOCH, module_of
+from fusegen.integrations.fx.cut import Region, regions_of
+from fusegen.integrations.fx.function import RegionFunction, region_function
+from fusegen.integrations.fx.kinds import Kind, Kinds, example_of, value_of
 from fusegen.integrations.torch_compile.order import note_writes
 from fusegen.ir.symbolic import literal
-from fusegen.regions.capture import EPOCH, module_of
-from fusegen.regions.cut import Region, regions_of
-from fusegen.regions.function import RegionFunction, region_function
-from fusegen.regions.kinds import Kind, Kinds, example_of, value_of
 from fusegen.runtime.dispatch import Dispatcher
 from fusegen.target import Target
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import resolve_name
 
-from fusegen.regions.capture import EPOCH, WRITES
-from fusegen.regions.expressions import function_name
-from fusegen.regions.kinds import value_of
+from fusegen.integrations.fx.capture import EPOCH, WRITES
+from fusegen.integrations.fx.expressions import function_name
+from fusegen.integrations.fx.kinds import value_of
 
 _IN_PLACE = {"setitem", "delitem", *(name for name in dir(operator) if name.startswith("i") and hasattr(operator, name[1:]))}
 """Operators of Python that write: ``iadd`` and the like."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from fusegen.regions.kinds import Kind, is_part
+from fusegen.integrations.fx.kinds import Kind, is_part
 
 
 @dataclass(frozen=True)

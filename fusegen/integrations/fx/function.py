@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from fusegen.regions.expressions import expression, function_name
+from fusegen.integrations.fx.expressions import expression, function_name
 
 IMPORTS = ("import torch", "import torch.nn.functional as F", "from torch import Tensor")
 _RESERVED = {"torch", "F", "Tensor", "fg"}

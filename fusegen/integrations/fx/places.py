@@ -12,7 +12,7 @@ from types import FrameType
 
 import torch
 
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[1]))
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
 _LINE_OF_A_TRACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 

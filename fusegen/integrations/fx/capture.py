@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusegen.errors import ArgumentError, BatchError
-from fusegen.regions.aten import as_function
-from fusegen.regions.places import Place, calling_line, line_of_trace
+from fusegen.integrations.fx.aten import as_function
+from fusegen.integrations.fx.places import Place, calling_line, line_of_trace
 
 VALUE, PLACE, EPOCH, WRITES = "val", "place", "epoch", "writes"
 """Keys of a node's ``meta``: a meta tensor like its value, its `Place`, a number that writes in place raise, True if it is one."""
