@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from fusegen.bundle.load import load
     from fusegen.declare import kernel
     from fusegen.errors import FusegenError
-    from fusegen.findings import find
     from fusegen.gradients import Vjp
     from fusegen.graphs.graphed import cuda_graph, graph_step
+    from fusegen.integrations.find import find
     from fusegen.lang.functions.normalization import invertible_layer_norm
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
@@ -62,7 +62,7 @@ else:
         "Workspace": "fusegen.runtime.workspace",
         "cuda_graph": "fusegen.graphs.graphed",
         "dropout": "fusegen.lang.functions.random",
-        "find": "fusegen.findings",
+        "find": "fusegen.integrations.find",
         "graph_step": "fusegen.graphs.graphed",
         "invertible_layer_norm": "fusegen.lang.functions.normalization",
         "kernel": "fusegen.declare",

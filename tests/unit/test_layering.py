@@ -52,7 +52,7 @@ ORDER = (
     ("patching",),
     ("declare",),
     ("integrations.fx",),
-    ("integrations.torch_compile", "findings"),
+    ("integrations.torch_compile", "integrations.find"),
     ("fusegen",),
     ("specs",),
     ("ops",),

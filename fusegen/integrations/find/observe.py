@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from fusegen.findings.finding import Observation
-from fusegen.findings.replay import SECONDS
-from fusegen.findings.trace import DeviceKernel, Trace
+from fusegen.integrations.find.finding import Observation
+from fusegen.integrations.find.replay import SECONDS
+from fusegen.integrations.find.trace import DeviceKernel, Trace
 
 _NEAR_PEAK = 0.6  # share of the peak bandwidth from which memory is the limit
 _GAP = 1e-6  # seconds without a kernel that count as a gap

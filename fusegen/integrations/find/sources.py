@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_flatten
 
 from fusegen import target as targets
 from fusegen.errors import ArgumentError
-from fusegen.findings.finding import Findings
-from fusegen.findings.search import searched, searched_trace
-from fusegen.findings.trace import trace_of
+from fusegen.integrations.find.finding import Findings
+from fusegen.integrations.find.search import searched, searched_trace
+from fusegen.integrations.find.trace import trace_of
 from fusegen.integrations.fx.capture import captured
 from fusegen.runtime.backends import target_of
 from fusegen.schedule.peaks import PEAKS

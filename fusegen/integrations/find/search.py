@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import Tensor, fx
 
 from fusegen.eager_cost import EagerCost, eager_cost
-from fusegen.findings.cost import Cost, Costs, facts_of, key_of
-from fusegen.findings.finding import Finding, Findings, Pattern
-from fusegen.findings.observe import observed
-from fusegen.findings.replay import LAUNCHES, SECONDS, replayed
-from fusegen.findings.trace import Trace
+from fusegen.integrations.find.cost import Cost, Costs, facts_of, key_of
+from fusegen.integrations.find.finding import Finding, Findings, Pattern
+from fusegen.integrations.find.observe import observed
+from fusegen.integrations.find.replay import LAUNCHES, SECONDS, replayed
+from fusegen.integrations.find.trace import Trace
 from fusegen.integrations.fx.capture import EPOCH, PLACE
 from fusegen.integrations.fx.cut import Region, is_convex, region_of, regions_of
 from fusegen.integrations.fx.expressions import Unwritable, function_name

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fusegen.findings.trace import Operator, literal
+from fusegen.integrations.find.trace import Operator, literal
 from fusegen.integrations.fx.aten import as_function
 from fusegen.integrations.fx.capture import VALUE, Recorder, quiet_fakes
 
