@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from fusegen.gradients import Vjp
     from fusegen.graphs.graphed import cuda_graph, graph_step
     from fusegen.integrations.find import find
+    from fusegen.integrations.patch.replacement import patch, unpatch
     from fusegen.lang.functions.normalization import invertible_layer_norm
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
-    from fusegen.patching.replacement import patch, unpatch
     from fusegen.runtime.parameters import Static
     from fusegen.runtime.workspace import Workspace
     from fusegen.tuning import tune
@@ -67,9 +67,9 @@ else:
         "invertible_layer_norm": "fusegen.lang.functions.normalization",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",
-        "patch": "fusegen.patching",
+        "patch": "fusegen.integrations.patch",
         "tune": "fusegen.tuning",
-        "unpatch": "fusegen.patching",
+        "unpatch": "fusegen.integrations.patch",
         "vjp": "fusegen.api",
     }
 

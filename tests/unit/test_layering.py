@@ -49,7 +49,7 @@ ORDER = (
     ("gradients",),
     ("api",),
     ("graphs", "modules", "tuning"),
-    ("patching",),
+    ("integrations.patch",),
     ("declare",),
     ("integrations.fx",),
     ("integrations.torch_compile", "integrations.find"),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from fusegen.graphs.forward import GraphedForward
 from fusegen.graphs.graphed import KernelGraphs, words
-from fusegen.patching.forward import FusedForward
-from fusegen.patching.fused_call import Fused, FusedCall
+from fusegen.integrations.patch.forward import FusedForward
+from fusegen.integrations.patch.fused_call import Fused, FusedCall
 
 _WIDTH = 100  # of a reason
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fusegen.integrations.patch.forward import FusedForward
+from fusegen.integrations.patch.fused_call import Prepared
 from fusegen.ir.strided import ROW_MULTIPLE, may_pad
-from fusegen.patching.forward import FusedForward
-from fusegen.patching.fused_call import Prepared
 
 
 def has_odd_rows(module: nn.Module) -> bool:

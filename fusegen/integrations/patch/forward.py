@@ -14,10 +14,10 @@ from torch import nn
 from fusegen.api import Kernel
 from fusegen.graphs.forward import GraphedForward
 from fusegen.guards import refusing_changes
-from fusegen.patching.between import Handed, before_attention, behind_attention, is_handing, mask_position, without_mask
-from fusegen.patching.caches import Function, Place, cache_of, fill, filling, fresh_parts, layer_indices, place_in
-from fusegen.patching.fused_call import FusedCall, Kind, Prepared, refusal_of
-from fusegen.patching.inside import Inside
+from fusegen.integrations.patch.between import Handed, before_attention, behind_attention, is_handing, mask_position, without_mask
+from fusegen.integrations.patch.caches import Function, Place, cache_of, fill, filling, fresh_parts, layer_indices, place_in
+from fusegen.integrations.patch.fused_call import FusedCall, Kind, Prepared, refusal_of
+from fusegen.integrations.patch.inside import Inside
 from fusegen.threads import cached_property
 
 _HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper

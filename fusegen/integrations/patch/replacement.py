@@ -7,13 +7,13 @@ from torch import nn
 from fusegen.errors import ArgumentError
 from fusegen.graphs.forward import GraphedForward
 from fusegen.graphs.recording import Pools
-from fusegen.patching.between import hand_attention
-from fusegen.patching.forward import FusedForward, follow_copies
-from fusegen.patching.fused_call import FusedCall
-from fusegen.patching.loss import FusedLoss, has_loss
-from fusegen.patching.padded import PaddedLinear, has_odd_rows, is_plain_linear
-from fusegen.patching.report import Report
-from fusegen.patching.units import Chosen, units
+from fusegen.integrations.patch.between import hand_attention
+from fusegen.integrations.patch.forward import FusedForward, follow_copies
+from fusegen.integrations.patch.fused_call import FusedCall
+from fusegen.integrations.patch.loss import FusedLoss, has_loss
+from fusegen.integrations.patch.padded import PaddedLinear, has_odd_rows, is_plain_linear
+from fusegen.integrations.patch.report import Report
+from fusegen.integrations.patch.units import Chosen, units
 
 
 def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = (), *, cuda_graphs: bool = False) -> Report:

@@ -1,7 +1,7 @@
 """Caches of keys and values, as ``transformers`` has them: objects that change, as a kernel's arguments do not.
 
 A layer whose cache is empty and only grows is one kernel, which returns its keys and values. With another cache it is two
-(`fusegen.patching.between`).
+(`fusegen.integrations.patch.between`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fusegen.errors import ArgumentError
-from fusegen.patching.padded import has_odd_rows
+from fusegen.integrations.patch.padded import has_odd_rows
 
 Chosen: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 """Modules: by their class, its name, or their path in the model, where ``*`` stands for any text."""

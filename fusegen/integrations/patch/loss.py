@@ -10,7 +10,7 @@ from torch import nn
 
 from fusegen.api import Kernel
 from fusegen.errors import ArgumentError
-from fusegen.patching.fused_call import FusedCall, Prepared
+from fusegen.integrations.patch.fused_call import FusedCall, Prepared
 from fusegen.runtime.callables import name_of, python_function
 
 _ATTRIBUTE = "_loss_function"
