@@ -40,6 +40,7 @@ __all__ = [
 if TYPE_CHECKING:
     from fusegen.api import Kernel, vjp
     from fusegen.bundle.load import load
+    from fusegen.compiler.parameters import Static
     from fusegen.declare import kernel
     from fusegen.errors import FusegenError
     from fusegen.gradients import Vjp
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from fusegen.lang.functions.normalization import invertible_layer_norm
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
-    from fusegen.runtime.parameters import Static
     from fusegen.runtime.workspace import Workspace
     from fusegen.tuning import tune
 else:
@@ -57,7 +57,7 @@ else:
         "FusegenError": "fusegen.errors",
         "Kernel": "fusegen.api",
         "Lowered": "fusegen.lowered",
-        "Static": "fusegen.runtime.parameters",
+        "Static": "fusegen.compiler.parameters",
         "Vjp": "fusegen.gradients",
         "Workspace": "fusegen.runtime.workspace",
         "cuda_graph": "fusegen.graphs.graphed",

@@ -22,6 +22,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fusegen.autodiff.derive import differentiated_inputs
 from fusegen.autodiff.keep import Recompute
 from fusegen.autodiff.randomness import draws, with_key
+from fusegen.compiler.backends import target_of
+from fusegen.compiler.compile import Request, guards_of
+from fusegen.compiler.dispatch import Dispatcher
+from fusegen.compiler.signature import ITSELF
 from fusegen.errors import FusegenError
 from fusegen.guards import Recorder
 from fusegen.guards.paths import BETWEEN
@@ -34,12 +38,8 @@ from fusegen.lang.run import Trace
 from fusegen.operators.facts import CONSTANT, FLOAT, INT, OBJECT, TENSOR, value_of
 from fusegen.operators.gradients import operator_of, recording_operator_of
 from fusegen.operators.graph_operator import Assumed, GraphOperator
-from fusegen.runtime.backends import target_of
 from fusegen.runtime.bound import unfollowed
-from fusegen.runtime.compile import Request, guards_of
-from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import GREATEST, LEAST
-from fusegen.runtime.signature import ITSELF
 from fusegen.runtime.watched import is_transformed
 from fusegen.schedule.names import Namer
 

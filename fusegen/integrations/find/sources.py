@@ -13,12 +13,12 @@ from torch.profiler import profile
 from torch.utils._pytree import tree_flatten
 
 from fusegen import target as targets
+from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
 from fusegen.integrations.find.finding import Findings
 from fusegen.integrations.find.search import searched, searched_trace
 from fusegen.integrations.find.trace import trace_of
 from fusegen.integrations.fx.capture import captured
-from fusegen.runtime.backends import target_of
 from fusegen.schedule.peaks import PEAKS
 from fusegen.target import Backend, Target
 

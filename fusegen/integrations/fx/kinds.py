@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fusegen.compiler.dispatch import Dispatcher
 from fusegen.integrations.fx.capture import VALUE, WRITES, meta_like
 from fusegen.integrations.fx.expressions import Unwritable, function_name
 from fusegen.integrations.fx.function import region_function
 from fusegen.ir.ops import Family, Op
-from fusegen.runtime.dispatch import Dispatcher
 from fusegen.target import Target
 
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
 from fusegen.integrations.torch_compile.fuse import fused
-from fusegen.runtime.backends import target_of
 
 _LOG = logging.getLogger("fusegen.integrations.torch_compile")
 _FALLBACKS = ("inductor", "eager")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fusegen.api import Kernel
+from fusegen.compiler.dispatch import Dispatcher
 from fusegen.errors import FusegenError, IndexRangeError, UnsupportedError
 from fusegen.integrations.fx.capture import EPOCH, module_of
 from fusegen.integrations.fx.cut import Region, regions_of
@@ -17,7 +18,6 @@ from fusegen.integrations.fx.function import RegionFunction, region_function
 from fusegen.integrations.fx.kinds import Kind, Kinds, example_of, value_of
 from fusegen.integrations.torch_compile.order import note_writes
 from fusegen.ir.symbolic import literal
-from fusegen.runtime.dispatch import Dispatcher
 from fusegen.target import Target
 
 _LOG = logging.getLogger("fusegen.integrations.torch_compile")

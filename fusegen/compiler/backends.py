@@ -11,17 +11,17 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from fusegen import target as targets
+from fusegen.compiler.compile import Compiled
+from fusegen.compiler.emulation import EmulatorBackend, emulated_kernels
+from fusegen.compiler.emulator import EARLY, Timing
+from fusegen.compiler.extension import bound_extension
+from fusegen.compiler.host_launch import host_kernels
 from fusegen.errors import LaunchError
 from fusegen.jit import nvrtc
 from fusegen.lang.run import Structure
 from fusegen.program.call import KernelLaunch
 from fusegen.runtime import cuda, devices
-from fusegen.runtime.compile import Compiled
-from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
-from fusegen.runtime.emulator import EARLY, Timing
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, PutTogether, bound_call
-from fusegen.runtime.extension import bound_extension
-from fusegen.runtime.host_launch import host_kernels
 from fusegen.runtime.straight import Run
 from fusegen.settings import Compiler, settings
 from fusegen.source import Source

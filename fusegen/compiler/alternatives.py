@@ -8,6 +8,7 @@ from dataclasses import replace
 from threading import RLock
 from typing import TypeAlias, cast
 
+from fusegen.compiler.forms import Forms
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -24,7 +25,6 @@ from fusegen.passes.whole import Cuts, by_rows, cuts_of
 from fusegen.program.blocks import ROOM, rows_of_block
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula
-from fusegen.runtime.forms import Forms
 from fusegen.schedule.attention_cost import attentions_of, takes_library
 from fusegen.schedule.lower import Bodies
 from fusegen.schedule.plan import RowPlan

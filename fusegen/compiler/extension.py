@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusegen.compiler.compile import Compiled
+from fusegen.compiler.host_launch import host_flags
 from fusegen.emit.unit import unit_text
 from fusegen.errors import IndexRangeError
 from fusegen.extension.library import Texts, library_of
@@ -16,9 +18,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
 from fusegen.program.call import Call
-from fusegen.runtime.compile import Compiled
 from fusegen.runtime.execute import PutTogether
-from fusegen.runtime.host_launch import host_flags
 from fusegen.runtime.straight import Run, Scalars, integer
 from fusegen.schedule.names import plain, stride_name
 from fusegen.target import Backend, Target

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fusegen.compiler.compile import Request
+from fusegen.compiler.signature import hidden_spec
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.guards import Recorder, State
 from fusegen.ir.graph import InputSpec
@@ -22,8 +24,6 @@ from fusegen.lang.run import Trace, trace
 from fusegen.lang.scalars import NeedsStatic, TracedScalar
 from fusegen.lang.tracer import NeedsLiteral, NeedsSum, Tracer
 from fusegen.runtime.arguments import check_values
-from fusegen.runtime.compile import Request
-from fusegen.runtime.signature import hidden_spec
 from fusegen.schedule.names import Namer, kernel_functions
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced

@@ -13,6 +13,10 @@ from typing import NoReturn
 from torch import Tensor
 from torch.utils._pytree import tree_structure
 
+from fusegen.compiler.backends import machine_of
+from fusegen.compiler.compile import Compiled, compile_graph, needs_wide
+from fusegen.compiler.signature import with_layout_of
+from fusegen.compiler.tuned import in_measured_form
 from fusegen.errors import ArgumentError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
@@ -21,14 +25,10 @@ from fusegen.ir.symbolic import literal
 from fusegen.program.formula import Relation, formula_of, remainder, size
 from fusegen.program.numbers import Numbers
 from fusegen.runtime.arguments import check_memory, check_recorded, check_surroundings, check_values
-from fusegen.runtime.backends import machine_of
 from fusegen.runtime.bound import NOTHING, Bound, Facts
-from fusegen.runtime.compile import Compiled, compile_graph, needs_wide
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.keys import Values
-from fusegen.runtime.signature import with_layout_of
 from fusegen.runtime.tensors import WIDE, span
-from fusegen.runtime.tuned import in_measured_form
 from fusegen.schedule.names import stride_name
 from fusegen.settings import Compiler
 from fusegen.target import Target

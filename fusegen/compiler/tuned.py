@@ -20,8 +20,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from fusegen.compiler.compile import Compiled
 from fusegen.jit.files import read_regular, write_atomically, writing_to
-from fusegen.runtime.compile import Compiled
 from fusegen.schedule.likeness import extents, likeness
 from fusegen.schedule.plan import LanePlan
 from fusegen.schedule.program import Launch, Program

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
+from fusegen.compiler.compile import Request, Variant, guards_of
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.guards import State, exact
@@ -20,7 +21,6 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.run import Trace
-from fusegen.runtime.compile import Request, Variant, guards_of
 
 Compile: TypeAlias = Callable[[Request, Trace, State], Variant]
 Number: TypeAlias = int | float

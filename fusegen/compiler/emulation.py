@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fusegen.compiler.emulated_maps import encode
+from fusegen.compiler.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
 from fusegen.errors import IndexRangeError
 from fusegen.program import call
-from fusegen.runtime.emulated_maps import encode
-from fusegen.runtime.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
 from fusegen.runtime.execute import Backend, out_of_range
 from fusegen.runtime.straight import Writer
 from fusegen.source import Source

@@ -15,29 +15,29 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.autodiff.keep import Recompute
+from fusegen.compiler.backends import builder, machine_of
+from fusegen.compiler.compile import Variant
+from fusegen.compiler.containers import KINDS as CONTAINERS
+from fusegen.compiler.containers import Layouts, flat_function, flat_names, settled, spread
+from fusegen.compiler.named import Named
+from fusegen.compiler.parameters import Parameters
+from fusegen.compiler.passes import PassRules, require_history
+from fusegen.compiler.signature import ITSELF
+from fusegen.compiler.tuned import in_measured_form
+from fusegen.compiler.variants import Variants
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.arguments import check, check_memory, check_plain, check_values
-from fusegen.runtime.backends import builder, machine_of
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program
-from fusegen.runtime.compile import Variant
-from fusegen.runtime.containers import KINDS as CONTAINERS
-from fusegen.runtime.containers import Layouts, flat_function, flat_names, settled, spread
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.keys import Values
-from fusegen.runtime.named import Named
 from fusegen.runtime.node import Node
 from fusegen.runtime.pairs import in_pairs, is_complex, of_pairs
-from fusegen.runtime.parameters import Parameters
-from fusegen.runtime.passes import PassRules, require_history
 from fusegen.runtime.recorded import Recorded, Source
 from fusegen.runtime.scalars import condition_of
-from fusegen.runtime.signature import ITSELF
-from fusegen.runtime.tuned import in_measured_form
-from fusegen.runtime.variants import Variants
 from fusegen.runtime.watched import is_intercepted, is_recorded_as_operators, is_transformed, is_watched
 from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.settings import Compiler

@@ -11,6 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusegen.compiler.compile import Request, Variant, compile_trace, needs_wide
+from fusegen.compiler.parameters import Parameters
+from fusegen.compiler.promotion import Promotions
+from fusegen.compiler.signature import ITSELF, History, Place, Sum, hidden_spec, input_specs
+from fusegen.compiler.tracing import trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
 from fusegen.guards import Recorder, State
@@ -22,14 +27,9 @@ from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie
 from fusegen.lang.tracer import NeedsLiteral, NeedsSum
 from fusegen.runtime.arguments import check_values
 from fusegen.runtime.bound import NOTHING, Hidden
-from fusegen.runtime.compile import Request, Variant, compile_trace, needs_wide
 from fusegen.runtime.keys import Key, Values, is_scalar, static_part
-from fusegen.runtime.parameters import Parameters
-from fusegen.runtime.promotion import Promotions
 from fusegen.runtime.scalars import condition_of
-from fusegen.runtime.signature import ITSELF, History, Place, Sum, hidden_spec, input_specs
 from fusegen.runtime.tensors import WIDE, span
-from fusegen.runtime.tracing import trace_function, watched_trace
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 from fusegen.threads import new_lock

@@ -8,15 +8,15 @@ from functools import lru_cache
 
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
+from fusegen.compiler.compile import Variant, alternatives_of
+from fusegen.compiler.graph_kernel import GraphKernel
+from fusegen.compiler.signature import ITSELF
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph, Location
 from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.wide import with_wide_sums
 from fusegen.program.wiring import Wiring
-from fusegen.runtime.compile import Variant, alternatives_of
-from fusegen.runtime.graph_kernel import GraphKernel
-from fusegen.runtime.signature import ITSELF
 from fusegen.schedule.names import Namer, kernel_functions
 from fusegen.settings import Compiler
 from fusegen.target import Target

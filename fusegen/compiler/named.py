@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusegen.runtime.containers import KINDS, Layouts
+from fusegen.compiler.containers import KINDS, Layouts
 from fusegen.runtime.keys import Values
 
 

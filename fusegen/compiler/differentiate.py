@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
+from fusegen.compiler.compile import Variant
+from fusegen.compiler.dispatch import Dispatcher
+from fusegen.compiler.passes import Passes
+from fusegen.compiler.signature import ITSELF
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.runtime.arguments import check_tangent
 from fusegen.runtime.bound import Hidden, Program
-from fusegen.runtime.compile import Variant
-from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.executable import Executable, Plan
 from fusegen.runtime.keys import Values
-from fusegen.runtime.passes import Passes
 from fusegen.runtime.scalars import condition_of
-from fusegen.runtime.signature import ITSELF
 from fusegen.runtime.straight import drawn_key
 from fusegen.threads import new_lock
 

@@ -9,6 +9,9 @@ from typing import Any, Self
 
 import torch
 
+from fusegen.compiler.alternatives import Alternatives, prepared
+from fusegen.compiler.forms import Form
+from fusegen.compiler.signature import Sizes
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.guards import State
@@ -25,9 +28,6 @@ from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.wide import with_wide_sums
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
-from fusegen.runtime.alternatives import Alternatives, prepared
-from fusegen.runtime.forms import Form
-from fusegen.runtime.signature import Sizes
 from fusegen.runtime.tensors import WIDE
 from fusegen.schedule.program import Program
 from fusegen.source import Source
