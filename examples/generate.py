@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import fusegen as fg
-from fusegen.patching.report import Report
+from fusegen.integrations.patch.report import Report
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 try:

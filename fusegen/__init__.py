@@ -40,16 +40,16 @@ __all__ = [
 if TYPE_CHECKING:
     from fusegen.api import Kernel, vjp
     from fusegen.bundle.load import load
+    from fusegen.compiler.parameters import Static
     from fusegen.declare import kernel
     from fusegen.errors import FusegenError
-    from fusegen.findings import find
     from fusegen.gradients import Vjp
     from fusegen.graphs.graphed import cuda_graph, graph_step
+    from fusegen.integrations.find import find
+    from fusegen.integrations.patch.replacement import patch, unpatch
     from fusegen.lang.functions.normalization import invertible_layer_norm
     from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
-    from fusegen.patching.replacement import patch, unpatch
-    from fusegen.runtime.parameters import Static
     from fusegen.runtime.workspace import Workspace
     from fusegen.tuning import tune
 else:
@@ -57,19 +57,19 @@ else:
         "FusegenError": "fusegen.errors",
         "Kernel": "fusegen.api",
         "Lowered": "fusegen.lowered",
-        "Static": "fusegen.runtime.parameters",
+        "Static": "fusegen.compiler.parameters",
         "Vjp": "fusegen.gradients",
         "Workspace": "fusegen.runtime.workspace",
         "cuda_graph": "fusegen.graphs.graphed",
         "dropout": "fusegen.lang.functions.random",
-        "find": "fusegen.findings",
+        "find": "fusegen.integrations.find",
         "graph_step": "fusegen.graphs.graphed",
         "invertible_layer_norm": "fusegen.lang.functions.normalization",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",
-        "patch": "fusegen.patching",
+        "patch": "fusegen.integrations.patch",
         "tune": "fusegen.tuning",
-        "unpatch": "fusegen.patching",
+        "unpatch": "fusegen.integrations.patch",
         "vjp": "fusegen.api",
     }
 

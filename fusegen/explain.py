@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fusegen.calls.formula import Formula
-from fusegen.calls.workspace import arrange, bytes_of, peak_of
 from fusegen.dtypes import DType
 from fusegen.emit.cuda.fast_math import FAST_MATH, approximated
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.infer import shape_text
+from fusegen.program.formula import Formula
+from fusegen.program.workspace import arrange, bytes_of, peak_of
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.schedule.ranking import expected_times

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.calls.workspace import bytes_of
+from fusegen.compiler.compile import Compiled
+from fusegen.describe import Stages, page, summary
 from fusegen.explain import SavedValue, explain, explain_saved
-from fusegen.inspect import Stages, page, summary
 from fusegen.ir.graph import Graph
 from fusegen.jit import disassemble, nvrtc
 from fusegen.passes.fuse import Group
-from fusegen.runtime.compile import Compiled
+from fusegen.program.workspace import bytes_of
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
 from fusegen.source import Source

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fusegen.api import Kernel, Method
+from fusegen.compiler.backends import machine_of
+from fusegen.compiler.compile import Variant
+from fusegen.compiler.dispatch import Dispatcher
+from fusegen.compiler.tuned import Entry, Place, chosen, entries, entry_of, keep, place_of, remember
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
-from fusegen.runtime.backends import machine_of
-from fusegen.runtime.compile import Variant
-from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import Values
-from fusegen.runtime.tuned import Entry, Place, chosen, entries, entry_of, keep, place_of, remember
 from fusegen.schedule.lower import Pins
 from fusegen.schedule.lower.precision import has_jumps
 from fusegen.schedule.plan import LanePlan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusegen.runtime.passes import forget_programs
+from fusegen.compiler.passes import forget_programs
 from fusegen.settings import settings
 
 # Before fusegen reads its settings, which it does once. Entries go by content, so all checkouts share one cache, which is kept.

@@ -19,7 +19,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bench.products import variant_of, write_cases
 from fusegen.bench.record import environment
-from fusegen.runtime.backends import machine_of
+from fusegen.compiler.backends import machine_of
 from fusegen.schedule.attention_cost import AttentionSize
 from fusegen.timing import Call, interleaved, timer_name
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.bench.case import Case, Way
-from fusegen.calls.call import Role
+from fusegen.compiler.backends import target_of
 from fusegen.dtypes import from_torch
 from fusegen.lang.running import inlined
 from fusegen.lowered import Lowered
-from fusegen.runtime.backends import target_of
+from fusegen.program.call import Role
 from fusegen.runtime.callables import by_position
 from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property

@@ -21,10 +21,10 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.bench.record import Environment, environment
+from fusegen.compiler.backends import machine_of
+from fusegen.compiler.compile import Variant
+from fusegen.compiler.forms import Choose, Forms
 from fusegen.jit.files import write_atomically
-from fusegen.runtime.backends import machine_of
-from fusegen.runtime.compile import Variant
-from fusegen.runtime.forms import Choose, Forms
 from fusegen.runtime.straight import Run
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.heuristics.contraction import candidates, shape_of

@@ -17,9 +17,9 @@ from fusegen.bench.memory import peak_bytes
 from fusegen.bench.providers import Provider
 from fusegen.bench.record import Row, Timing
 from fusegen.bench.values import compare, listed, reference
+from fusegen.compiler.backends import target_of
+from fusegen.compiler.tuned import untuned
 from fusegen.errors import FusegenError
-from fusegen.runtime.backends import target_of
-from fusegen.runtime.tuned import untuned
 from fusegen.schedule.program import Launch, LoopStep
 from fusegen.specs.spec import Arguments
 from fusegen.timing import Call, Times, interleaved, timer_name

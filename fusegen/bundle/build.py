@@ -18,19 +18,19 @@ from fusegen.bundle.build_passes import Example, built_passes, passes_of
 from fusegen.bundle.files import File, built_program, limits, machine_of, tensor_argument, with_mark
 from fusegen.bundle.folder import new_folder, require_new, write, writing_to
 from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text
-from fusegen.calls.formula import Relation
-from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
-from fusegen.calls.structure import Kind, Structure
+from fusegen.compiler.compile import Variant
+from fusegen.compiler.dispatch import Dispatcher
+from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import autocast_dtype, from_torch
 from fusegen.errors import ArgumentError, BundleError
+from fusegen.guards.check import State
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lang import run
-from fusegen.runtime.compile import Variant
-from fusegen.runtime.dispatch import Dispatcher
-from fusegen.runtime.parameters import Parameters
+from fusegen.program.formula import Relation
+from fusegen.program.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
+from fusegen.program.structure import Kind, Structure
 from fusegen.schedule.names import plain, stride_name
-from fusegen.state.check import State
 from fusegen.target import Backend, Target
 
 

@@ -13,15 +13,15 @@ from fusegen.autodiff.derive import differentiated_inputs, differentiated_result
 from fusegen.bundle.binaries import passes_mark_of
 from fusegen.bundle.files import File, built_program, limits, machine_of, tensor_argument, with_mark
 from fusegen.bundle.manifest import BuiltPasses, BuiltProgram, Parameter
-from fusegen.calls.numbers import Numbers
-from fusegen.calls.signature import Argument, ExtentArgument, NumberArgument, Signature
+from fusegen.compiler.compile import Variant, needs_wide
+from fusegen.compiler.graph_kernel import GraphKernel
+from fusegen.compiler.passes import Passes, PassRules
+from fusegen.compiler.signature import with_layout_of
 from fusegen.errors import GradientError, UnsupportedError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec
-from fusegen.runtime.compile import Variant, needs_wide
-from fusegen.runtime.graph_kernel import GraphKernel
-from fusegen.runtime.passes import Passes, PassRules
-from fusegen.runtime.signature import with_layout_of
+from fusegen.program.numbers import Numbers
+from fusegen.program.signature import Argument, ExtentArgument, NumberArgument, Signature
 from fusegen.schedule.names import stride_name
 
 _Programs: TypeAlias = list[tuple[BuiltProgram, list[File]]]

@@ -14,10 +14,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from fusegen.calls.formula import Formula, Operator, formula_of, size
-from fusegen.calls.signature import Constant
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import BundleError
+from fusegen.program.formula import Formula, Operator, formula_of, size
+from fusegen.program.signature import Constant
 
 _LEAVES = (Operator.INTEGER, Operator.SIZE)
 _OPERATORS = {operator.value: operator for operator in Operator if operator not in _LEAVES}

@@ -14,13 +14,13 @@ from fusegen.bundle.build import Wanted, traced_calls
 from fusegen.bundle.folder import new_folder, require_name, require_new, write, writing_to
 from fusegen.bundle.manifest import digest
 from fusegen.bundle.traced import Traced
+from fusegen.compiler.extension import flags_of
 from fusegen.emit.unit import unit_text
 from fusegen.errors import BundleError
 from fusegen.extension.kinds import Built, Kind, Operator
 from fusegen.extension.library import Texts, library_of
 from fusegen.extension.operators_text import UnitText
 from fusegen.jit.files import unsealed
-from fusegen.runtime.extension import flags_of
 
 MANIFEST = "extension.json"
 

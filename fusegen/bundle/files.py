@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from fusegen.bundle.binaries import Program
 from fusegen.bundle.manifest import BuiltProgram, Code, digest
 from fusegen.bundle.validate import check_call
-from fusegen.calls.formula import Relation, formula_of
-from fusegen.calls.signature import Signature, TensorArgument
+from fusegen.compiler.compile import Compiled
+from fusegen.compiler.forms import Rows
+from fusegen.compiler.host_launch import host_flags
 from fusegen.emit.unit import unit_text
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec
 from fusegen.jit import nvrtc
 from fusegen.jit.host import compile_shared
-from fusegen.runtime.compile import Compiled
-from fusegen.runtime.forms import Rows
+from fusegen.program.formula import Relation, formula_of
+from fusegen.program.signature import Signature, TensorArgument
 from fusegen.runtime.host_kernel import instruction_set
-from fusegen.runtime.host_launch import host_flags
 from fusegen.schedule.expected import CLASSES
 from fusegen.settings import cache_folder
 from fusegen.target import Backend, Target

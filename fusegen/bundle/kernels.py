@@ -10,8 +10,8 @@ import torch
 
 from fusegen.bundle.binaries import binary
 from fusegen.bundle.manifest import BuiltProgram, Code
-from fusegen.calls.call import KernelLaunch
 from fusegen.errors import BundleError, LaunchError
+from fusegen.program.call import KernelLaunch
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend
 from fusegen.runtime.host_kernel import host_kernel, instruction_set

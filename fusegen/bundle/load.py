@@ -18,10 +18,10 @@ from fusegen.bundle.kernels import Kernels
 from fusegen.bundle.manifest import BuiltKernel, BuiltPasses, BuiltProgram, BuiltVariant, Parameter, read_manifest
 from fusegen.bundle.match import described, match
 from fusegen.bundle.passes import BuiltPass
-from fusegen.calls.signature import Constant, ExtentArgument, NumberArgument
-from fusegen.calls.structure import builder
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.lang.running import is_tracing
+from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
+from fusegen.program.structure import builder
 from fusegen.runtime import devices
 from fusegen.runtime.arguments import check, check_recorded, check_tangent
 from fusegen.runtime.bound import NOTHING, Bound, Facts, both

@@ -12,11 +12,11 @@ from typing import Any
 from fusegen.bundle.codec import decode, encode
 from fusegen.bundle.validate import check_call
 from fusegen.bundle.wiring import check_wiring
-from fusegen.calls.call import Call
-from fusegen.calls.signature import Constant, Signature
-from fusegen.calls.structure import Structure, builder
-from fusegen.calls.wiring import Wiring
 from fusegen.errors import BundleError
+from fusegen.program.call import Call
+from fusegen.program.signature import Constant, Signature
+from fusegen.program.structure import Structure, builder
+from fusegen.program.wiring import Wiring
 
 NAME = "manifest.json"
 """Of the file."""

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen.calls.call import Call
-from fusegen.calls.formula import Operator
-from fusegen.calls.numbers import Numbers, python_condition
-from fusegen.calls.signature import Argument, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.dtypes import autocast_dtype
+from fusegen.guards import same
+from fusegen.program.call import Call
+from fusegen.program.formula import Operator
+from fusegen.program.numbers import Numbers, python_condition
+from fusegen.program.signature import Argument, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.runtime.tensors import WIDE, alignment, span
 from fusegen.schedule.names import stride_name
-from fusegen.state import same
 
 
 class Mismatch(Exception):

@@ -11,9 +11,9 @@ from torch import Tensor
 from fusegen.bundle.choose import Reasons, choose
 from fusegen.bundle.kernels import Kernels
 from fusegen.bundle.match import described, fit
-from fusegen.calls.numbers import Numbers
-from fusegen.calls.signature import ExtentArgument
 from fusegen.errors import ArgumentError
+from fusegen.program.numbers import Numbers
+from fusegen.program.signature import ExtentArgument
 from fusegen.runtime.arguments import check_memory, check_recorded, check_surroundings, check_values
 from fusegen.runtime.bound import NOTHING, Bound, Facts, Hidden, Program
 from fusegen.runtime.executable import Executable, Found, Plan

@@ -11,9 +11,7 @@ from fusegen.bundle.build import TracedCall, signature_of
 from fusegen.bundle.build_passes import passes_of
 from fusegen.bundle.files import limits as rows_of
 from fusegen.bundle.files import tensor_argument
-from fusegen.calls.formula import Relation
-from fusegen.calls.numbers import Numbers
-from fusegen.calls.signature import Argument, Constant, ExtentArgument, NumberArgument, TensorArgument
+from fusegen.compiler.compile import Compiled, compile_graph
 from fusegen.dtypes import DType
 from fusegen.errors import BundleError
 from fusegen.extension.kinds import Built, Kind, Parameter, Passes, Shaped
@@ -22,7 +20,9 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.strided import in_row_major_order
 from fusegen.jit import nvrtc
-from fusegen.runtime.compile import Compiled, compile_graph
+from fusegen.program.formula import Relation
+from fusegen.program.numbers import Numbers
+from fusegen.program.signature import Argument, Constant, ExtentArgument, NumberArgument, TensorArgument
 from fusegen.schedule.names import plain
 from fusegen.target import Backend, Target
 

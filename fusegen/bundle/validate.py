@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fusegen.calls.call import (
+from fusegen.errors import BundleError
+from fusegen.program.call import (
     Call,
     CallStep,
     KernelLaunch,
@@ -18,10 +19,9 @@ from fusegen.calls.call import (
     StridedOperand,
     TensorMapSpec,
 )
-from fusegen.calls.formula import SIGNS, Formula
-from fusegen.calls.numbers import Numbers, Operation, Scalar, arity
-from fusegen.calls.signature import NumberArgument, Signature, TensorArgument
-from fusegen.errors import BundleError
+from fusegen.program.formula import SIGNS, Formula
+from fusegen.program.numbers import Numbers, Operation, Scalar, arity
+from fusegen.program.signature import NumberArgument, Signature, TensorArgument
 from fusegen.runtime.library import FUNCTIONS, Function
 from fusegen.schedule.names import stride_name
 

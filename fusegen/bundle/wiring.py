@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fusegen.calls.call import Call
-from fusegen.calls.signature import ExtentArgument, Signature
-from fusegen.calls.wiring import Wiring
 from fusegen.errors import BundleError
+from fusegen.program.call import Call
+from fusegen.program.signature import ExtentArgument, Signature
+from fusegen.program.wiring import Wiring
 
 
 def check_wiring(

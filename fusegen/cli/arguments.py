@@ -19,11 +19,11 @@ from fusegen import target as targets
 from fusegen.cli.device import nvidia_gpu
 from fusegen.cli.load import Found, load
 from fusegen.cli.text import shortened
+from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError
 from fusegen.lowered import Lowered
 from fusegen.runtime.callables import by_position
-from fusegen.runtime.parameters import Parameters
 from fusegen.specs import meta
 from fusegen.target import Backend, Target
 

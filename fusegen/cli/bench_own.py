@@ -13,8 +13,8 @@ from fusegen.bench.providers import Chosen, choose
 from fusegen.cli.arguments import add_inputs
 from fusegen.cli.load import load_all
 from fusegen.cli.own import are_own, given
+from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
-from fusegen.runtime.backends import target_of
 
 _OF_CASES = ("group", "latency")
 """Options that say which of the benchmark's own cases to time."""

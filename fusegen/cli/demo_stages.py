@@ -21,13 +21,13 @@ from fusegen.bench.providers import copying
 from fusegen.cli.costs import Saving, saving
 from fusegen.cli.explain import saving_fields
 from fusegen.cli.stages import stage_text
+from fusegen.compiler.backends import target_of
+from fusegen.compiler.host_launch import host_flags
+from fusegen.compiler.parameters import Parameters
 from fusegen.errors import ToolNotFoundError
 from fusegen.jit import nvrtc
 from fusegen.jit.host import compile_shared
 from fusegen.lowered import Lowered
-from fusegen.runtime.backends import target_of
-from fusegen.runtime.host_launch import host_flags
-from fusegen.runtime.parameters import Parameters
 from fusegen.settings import cache_folder
 from fusegen.source import Source
 from fusegen.specs import find, materialize, meta

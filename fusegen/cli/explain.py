@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from fusegen.calls.workspace import arrange
 from fusegen.cli.arguments import add_arguments as add_kernel_arguments
 from fusegen.cli.arguments import lowered
 from fusegen.cli.costs import Saving, saving
@@ -13,6 +12,7 @@ from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
 from fusegen.emit.cuda.fast_math import FAST_MATH, approximated
 from fusegen.lowered import Lowered
+from fusegen.program.workspace import arrange
 from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step
 from fusegen.schedule.roofline import roofline
 

@@ -18,8 +18,8 @@ from fusegen.cli.places import users_line
 from fusegen.cli.terminal import Terminal
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError, BatchError, SpecNotFoundError
-from fusegen.findings import Findings, find
-from fusegen.findings.finding import COLUMNS, RIGHT
+from fusegen.integrations.find import Findings, find
+from fusegen.integrations.find.finding import COLUMNS, RIGHT
 
 _PROFILES = (".json", ".gz")
 _OPTION = "--batch 8x1024:i64"

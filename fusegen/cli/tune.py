@@ -15,8 +15,8 @@ from fusegen.cli.document import print_document
 from fusegen.cli.load import load_all
 from fusegen.cli.own import Given, given
 from fusegen.cli.terminal import Terminal
+from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
-from fusegen.runtime.backends import target_of
 from fusegen.schedule.words import plan_words
 from fusegen.specs import materialize
 from fusegen.tuning import TunedLaunch, Tuning

@@ -16,9 +16,9 @@ from fusegen.cli.document import print_document
 from fusegen.cli.own import are_own
 from fusegen.cli.terminal import Terminal
 from fusegen.cli.verify_own import verify_kernels
+from fusegen.compiler.backends import target_of
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, TargetError
-from fusegen.runtime.backends import target_of
 from fusegen.specs import SPECS, Spec, find
 from fusegen.target import Target
 from fusegen.verify.accuracy import Errors

@@ -12,8 +12,8 @@ from fusegen.cli.document import print_document
 from fusegen.cli.load import load_all
 from fusegen.cli.own import given
 from fusegen.cli.terminal import Terminal
+from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
-from fusegen.runtime.backends import target_of
 from fusegen.target import Target
 from fusegen.verify.own import Part, verify_own
 

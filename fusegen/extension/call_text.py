@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fusegen.calls.blocks import EVEN, ROOM
-from fusegen.calls.call import (
+from fusegen.dtypes import DType
+from fusegen.extension.spelling import DTYPES, number_name, quoted, size_name, spelled, spelled_list
+from fusegen.program.blocks import EVEN, ROOM
+from fusegen.program.call import (
     Buffer,
     Call,
     KernelLaunch,
@@ -24,10 +26,8 @@ from fusegen.calls.call import (
     TensorMapSpec,
     launches_of,
 )
-from fusegen.calls.formula import Formula, formula_of
-from fusegen.calls.workspace import spans
-from fusegen.dtypes import DType
-from fusegen.extension.spelling import DTYPES, number_name, quoted, size_name, spelled, spelled_list
+from fusegen.program.formula import Formula, formula_of
+from fusegen.program.workspace import spans
 
 _KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
 """Element types of tensor maps, by their numbers in ``cuda.h``."""

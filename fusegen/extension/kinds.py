@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusegen.calls.call import Call
-from fusegen.calls.formula import Formula
 from fusegen.dtypes import DType
 from fusegen.extension.program_text import Assumed
+from fusegen.program.call import Call
+from fusegen.program.formula import Formula
 from fusegen.source import Source
 
 

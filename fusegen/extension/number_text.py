@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fusegen.calls.formula import Formula
-from fusegen.calls.numbers import BY_TORCH, Numbers, Operation, Scalar
 from fusegen.extension.spelling import number_name, spelled
+from fusegen.program.formula import Formula
+from fusegen.program.numbers import BY_TORCH, Numbers, Operation, Scalar
 
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _OWN = (

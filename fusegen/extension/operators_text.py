@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from keyword import iskeyword
 from typing import Any
 
-from fusegen.calls.formula import Formula
-from fusegen.calls.formula import Operator as Sign
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
 from fusegen.extension.call_text import Entry
@@ -16,6 +14,8 @@ from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Sh
 from fusegen.extension.number_text import literal_of
 from fusegen.extension.program_text import program_lines
 from fusegen.extension.spelling import DTYPES, array_of, quoted, results_schema, results_type, returned, size_name, spelled_list
+from fusegen.program.formula import Formula
+from fusegen.program.formula import Operator as Sign
 
 _TENSORS = ("tensor", "written")
 _WORDS = ("Tensor", "SymInt", "Scalar", "Device", "Layout", "float", "int", "bool", "str", "complex", "number", "out", "self")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.calls.blocks import EVEN, ROOM
-from fusegen.calls.call import Call, Loop
-from fusegen.calls.formula import Formula, Operator, Relation, formula_of, remainder, size
-from fusegen.calls.numbers import Numbers
-from fusegen.calls.signature import TensorArgument
 from fusegen.dtypes import DType
 from fusegen.extension.call_text import CallText, Entry, sizes_text
 from fusegen.extension.number_text import NumberText
 from fusegen.extension.spelling import DTYPES, number_name, size_name, spelled
+from fusegen.program.blocks import EVEN, ROOM
+from fusegen.program.call import Call, Loop
+from fusegen.program.formula import Formula, Operator, Relation, formula_of, remainder, size
+from fusegen.program.numbers import Numbers
+from fusegen.program.signature import TensorArgument
 from fusegen.schedule.names import stride_name
 
 _WIDE = 1 << 31

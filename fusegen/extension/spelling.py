@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusegen.calls.formula import Formula, Operator
 from fusegen.dtypes import DType
+from fusegen.program.formula import Formula, Operator
 
 DTYPES: dict[DType, str] = {
     DType.FLOAT64: "at::kDouble",

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusegen.calls.call import Call
 from fusegen.emit.environment import render
 from fusegen.extension.call_text import CallText, Entry, sizes_text
 from fusegen.extension.headers import runtime_for
 from fusegen.extension.spelling import array_of, number_name, quoted, results_schema, results_type, returned, size_name
+from fusegen.program.call import Call
 from fusegen.source import Source
 
 LIBRARY = "fusegen_extension"

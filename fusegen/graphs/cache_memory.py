@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusegen.errors import UnsupportedError
 from fusegen.graphs.facts import Unchanged
-from fusegen.state import exact, is_plain
+from fusegen.guards import exact, is_plain
 
 Held: TypeAlias = dict[str, Any]
 """The variables of an object."""

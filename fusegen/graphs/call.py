@@ -13,7 +13,7 @@ from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
 
 from fusegen.errors import UnsupportedError
 from fusegen.graphs.cache_memory import CacheView, is_cache
-from fusegen.state import exact, is_plain
+from fusegen.guards import exact, is_plain
 
 
 class Views(dict[int, CacheView]):

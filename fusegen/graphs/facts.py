@@ -23,8 +23,8 @@ from torch.nn.modules import module as module_hooks
 from torch.utils.hooks import RemovableHandle
 
 from fusegen.errors import UnsupportedError
+from fusegen.guards import Kind, Read, Slot, State, cell_contents, contents, is_plain, matcher, same
 from fusegen.lang.running import is_tracing
-from fusegen.state import Kind, Read, Slot, State, cell_contents, contents, is_plain, matcher, same
 
 T = TypeVar("T")
 Variables: TypeAlias = Mapping[str, Any]

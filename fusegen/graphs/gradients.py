@@ -22,7 +22,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from fusegen.errors import FusegenError, GradientError, TraceError, UnsupportedError
 from fusegen.graphs.recording import Argument, GraphPool, checked, have_changed, own_casts, require_same_tensors, static
-from fusegen.state.generators import Generators
+from fusegen.guards.generators import Generators
 
 Run: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 

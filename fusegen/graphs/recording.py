@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fusegen.errors import UnsupportedError
-from fusegen.state import is_plain
+from fusegen.guards import is_plain
 from fusegen.threads import new_lock
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fusegen.errors import UnsupportedError
 from fusegen.graphs.facts import reached
-from fusegen.state import is_plain, same
+from fusegen.guards import is_plain, same
 
 
 class Step:

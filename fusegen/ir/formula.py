@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import sympy
 
-from fusegen.calls.formula import Formula, Operator, Relation, formula_of, size
 from fusegen.errors import VerificationError
 from fusegen.ir.symbolic import Dim, FloorDiv, Index, Modulo
+from fusegen.program.formula import Formula, Operator, Relation, formula_of, size
 
 _SIGNS = {sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">="}
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from fusegen.calls import numbers
-from fusegen.calls.numbers import Leaf, Numbers, Operation, Scalar
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Node, ScalarProgram
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim
+from fusegen.program import numbers
+from fusegen.program.numbers import Leaf, Numbers, Operation, Scalar
 
 
 def extract(nodes: Sequence[Node], wanted: Iterable[tuple[str, int]]) -> ScalarProgram:

@@ -20,6 +20,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_leaves, tree_map
 
 from fusegen.errors import TraceError, UnsupportedError
+from fusegen.guards.changes import refuses_changes
 from fusegen.ir.graph import NO_SCALARS, Graph, ScalarProgram
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import simplify_dim
@@ -30,7 +31,6 @@ from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.tracer import Tracer
 from fusegen.lang.values import OPERATORS, SymbolicSize, TracedTensor
-from fusegen.state.changes import refuses_changes
 
 Structure: TypeAlias = TreeSpec
 """How the results of a function are put together of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""

@@ -10,7 +10,6 @@ import numpy as np
 import sympy
 import torch
 
-from fusegen.calls.numbers import ERRORS
 from fusegen.dtypes import SATURATES, DType, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.dependence import dependencies
@@ -28,6 +27,7 @@ from fusegen.lang.places import here, location
 from fusegen.lang.scalars import NeedsStatic, NeedsTie, TracedScalar
 from fusegen.lang.tensors import StrongTracedTensor
 from fusegen.lang.values import SymbolicSize, TracedTensor, stale
+from fusegen.program.numbers import ERRORS
 
 _LAST_ROUNDED_DOWN = 464.0
 """The largest number that rounds to 448, the largest one of float8_e4m3fn."""

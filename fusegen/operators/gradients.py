@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fusegen.autodiff.derive import Derivative, differentiated_inputs
 from fusegen.autodiff.keep import Recompute
+from fusegen.compiler.backends import target_of
+from fusegen.compiler.passes import named_passes
 from fusegen.errors import GradientError
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.strided import in_row_major_order
 from fusegen.operators.graph_operator import LIBRARY, Assumed, GraphOperator
-from fusegen.runtime.backends import target_of
-from fusegen.runtime.passes import named_passes
 
 
 def operator_of(assumed: Assumed) -> GraphOperator:

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fusegen.calls.formula import Relation
+from fusegen.compiler.backends import machine_of
+from fusegen.compiler.graph_kernel import GraphKernel
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.symbolic import literal
 from fusegen.ir.versions import owner
-from fusegen.runtime.backends import machine_of
-from fusegen.runtime.graph_kernel import GraphKernel
+from fusegen.program.formula import Relation
 from fusegen.runtime.written import check_apart
 from fusegen.schedule.names import plain
 from fusegen.threads import cached_property, new_lock

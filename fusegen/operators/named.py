@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fusegen.autodiff.randomness import draws
+from fusegen.compiler.compile import Variant
 from fusegen.errors import ArgumentError, UnsupportedError
-from fusegen.runtime.compile import Variant
 
 _libraries: dict[str, Any] = {}  # whose operators live as long as they do
 

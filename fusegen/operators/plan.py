@@ -22,7 +22,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fusegen.autodiff.derive import differentiated_inputs
 from fusegen.autodiff.keep import Recompute
 from fusegen.autodiff.randomness import draws, with_key
+from fusegen.compiler.backends import target_of
+from fusegen.compiler.compile import Request, guards_of
+from fusegen.compiler.dispatch import Dispatcher
+from fusegen.compiler.signature import ITSELF
 from fusegen.errors import FusegenError
+from fusegen.guards import Recorder
+from fusegen.guards.paths import BETWEEN
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import in_row_major_order
@@ -32,21 +38,15 @@ from fusegen.lang.run import Trace
 from fusegen.operators.facts import CONSTANT, FLOAT, INT, OBJECT, TENSOR, value_of
 from fusegen.operators.gradients import operator_of, recording_operator_of
 from fusegen.operators.graph_operator import Assumed, GraphOperator
-from fusegen.runtime.backends import target_of
 from fusegen.runtime.bound import unfollowed
-from fusegen.runtime.compile import Request, guards_of
-from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.keys import GREATEST, LEAST
-from fusegen.runtime.signature import ITSELF
 from fusegen.runtime.watched import is_transformed
 from fusegen.schedule.names import Namer
-from fusegen.state import Recorder
-from fusegen.state.paths import BETWEEN
 
 LINES, ITEMS = "\n", BETWEEN
 """Part a plan's lines, and a line's items. The first line is the operator's name, the second says for each result of the call which
 of the operator's it is (or, from -1 downwards, the argument that was written to), and each further one is an argument: a way to a
-tensor (`fusegen.state.paths`), or what follows."""
+tensor (`fusegen.guards.paths`), or what follows."""
 
 VALUE, BOXED, KEY, NUMBER = "value", "boxed", "key", "number"
 """An argument of the call, by its place; one that is a float, as a tensor; a fresh key of random bits, by its device; a number."""

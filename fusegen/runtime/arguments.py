@@ -17,9 +17,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fusegen.errors import ArgumentError, GradientError
+from fusegen.guards import contents, has_identity
 from fusegen.runtime.keys import GREATEST, LEAST, is_scalar
 from fusegen.runtime.tensors import has_memory, span
-from fusegen.state import contents, has_identity
 
 _OUTSIDE = "call the kernel outside of it; torch's own functions work inside"
 _NO_MEMORY = "pass a tensor with data; lower(...) of a kernel that is declared here, not loaded, inspects without"

@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.calls.call import Call
-from fusegen.calls.numbers import ERRORS, Numbers
+from fusegen.guards import State
+from fusegen.program.call import Call
+from fusegen.program.numbers import ERRORS, Numbers
 from fusegen.runtime.alike import like
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values, tensor_part
 from fusegen.runtime.scalars import Condition, condition_of, scalars_of
 from fusegen.runtime.straight import Run
-from fusegen.state import State
 
 Hidden: TypeAlias = tuple[torch.Tensor, ...]
 """The tensors that a function closes over, in the order of a variant's ``state.names``."""

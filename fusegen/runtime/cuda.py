@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from fusegen.calls.call import KernelLaunch
 from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
+from fusegen.program.call import KernelLaunch
 from fusegen.runtime.driver import Loaded, encoded
 from fusegen.target import PORTABLE_CLUSTER
 

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusegen.calls.call import (
+from fusegen.errors import IndexRangeError
+from fusegen.program.call import (
     Call,
     CallStep,
     KernelLaunch,
@@ -27,8 +28,7 @@ from fusegen.calls.call import (
     SizeArgument,
     TensorMapSpec,
 )
-from fusegen.calls.workspace import bytes_of
-from fusegen.errors import IndexRangeError
+from fusegen.program.workspace import bytes_of
 from fusegen.runtime import cuda
 from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
 from fusegen.runtime.library import FUNCTIONS

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.dtypes import autocast_dtype
+from fusegen.guards import exact, has_identity, is_plain
 from fusegen.runtime.tensors import has_memory
-from fusegen.state import exact, has_identity, is_plain
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
 """Run-time integers have 64 bits."""

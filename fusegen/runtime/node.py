@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
-from fusegen.calls.wiring import Wiring
 from fusegen.errors import GradientError
+from fusegen.program.wiring import Wiring
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values
 from fusegen.runtime.workspace import held

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fusegen.calls.call import MatrixProduct, StridedOperand
+from fusegen.program.call import MatrixProduct, StridedOperand
 from fusegen.runtime.library import FAR, multiply, multiply_into
 from fusegen.runtime.straight import Writer
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen.calls.numbers import ERRORS
+from fusegen.guards import State
+from fusegen.program.numbers import ERRORS
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, ByValue, Hidden, Program
 from fusegen.runtime.execute import PutTogether
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node, NodeCall
 from fusegen.runtime.scalars import Condition
 from fusegen.runtime.straight import drawn_key
-from fusegen.state import State
 
 
 @dataclass(frozen=True)

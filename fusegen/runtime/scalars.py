@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from fusegen.calls.numbers import Numbers, python_condition, python_function
+from fusegen.program.numbers import Numbers, python_condition, python_function
 
 Values: TypeAlias = Sequence[Any]
 ScalarsOf: TypeAlias = Callable[[Values], Mapping[str, Any]]

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack
 
-from fusegen.calls.call import (
+from fusegen.errors import ArgumentError
+from fusegen.program.call import (
     Buffer,
     Call,
     LaunchArgument,
@@ -30,8 +31,7 @@ from fusegen.calls.call import (
     ScalarArgument,
     SizeArgument,
 )
-from fusegen.calls.workspace import APART, Slot, packed, slots_of, spans
-from fusegen.errors import ArgumentError
+from fusegen.program.workspace import APART, Slot, packed, slots_of, spans
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.host_memory import LARGE, in_large_pages
 from fusegen.runtime.written import check_apart, count_writes

@@ -10,7 +10,15 @@ from typing import Any, TypeAlias, cast
 
 import sympy
 
-from fusegen.calls.call import (
+from fusegen.ir.blocks import Blocks
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
+from fusegen.ir.scalar_program import numbers_of
+from fusegen.ir.strided import memory_shape
+from fusegen.ir.symbolic import Dim, product, simplify_dim
+from fusegen.passes.fuse import Group
+from fusegen.program.call import (
     Buffer,
     Call,
     CallStep,
@@ -29,16 +37,8 @@ from fusegen.calls.call import (
     StridedOperand,
     TensorMapSpec,
 )
-from fusegen.calls.formula import Formula, formula_of, size
-from fusegen.calls.numbers import Numbers
-from fusegen.ir.blocks import Blocks
-from fusegen.ir.formula import formula
-from fusegen.ir.graph import Graph
-from fusegen.ir.ops import Op
-from fusegen.ir.scalar_program import numbers_of
-from fusegen.ir.strided import memory_shape
-from fusegen.ir.symbolic import Dim, product, simplify_dim
-from fusegen.passes.fuse import Group
+from fusegen.program.formula import Formula, formula_of, size
+from fusegen.program.numbers import Numbers
 from fusegen.schedule.bodies import Body, PointwiseBody, RowBody, ScanBody, TileBody
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.names import scalar_identifier

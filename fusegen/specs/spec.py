@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fusegen.api import Kernel
+from fusegen.compiler.parameters import NEVER_NONE
 from fusegen.dtypes import DType, from_torch
 from fusegen.lowered import Lowered
 from fusegen.runtime.callables import by_position
-from fusegen.runtime.parameters import NEVER_NONE
 from fusegen.specs.operands import CANONICAL_SIZES, Operand
 from fusegen.threads import cached_property
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.reference import evaluate
 from fusegen.ir.versions import owner
-from fusegen.runtime.parameters import Parameters
 from fusegen.specs.spec import Arguments, Spec
 from fusegen.verify.accuracy import Errors, Verdict, judge_any
 from fusegen.verify.cases import Case

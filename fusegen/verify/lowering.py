@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusegen.compiler.backends import machine_of, target_of
+from fusegen.compiler.compile import Variant
+from fusegen.compiler.dispatch import Dispatcher
+from fusegen.compiler.tuned import untuned
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
-from fusegen.runtime.backends import machine_of, target_of
-from fusegen.runtime.compile import Variant
-from fusegen.runtime.dispatch import Dispatcher
 from fusegen.runtime.scalars import scalars_of
-from fusegen.runtime.tuned import untuned
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.specs.spec import Spec

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 import fusegen as fg
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
+from fusegen.compiler.tuned import untuned
 from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceError, VerificationError
 from fusegen.ir.formula import formula
 from fusegen.ir.reference import differentiate, evaluate
 from fusegen.ir.versions import owner
 from fusegen.lang.running import inlined
-from fusegen.runtime.tuned import untuned
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property

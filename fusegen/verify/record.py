@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from fusegen.bench.record import environment
+from fusegen.compiler.backends import target_of
 from fusegen.dtypes import DType
 from fusegen.emit.environment import templates
 from fusegen.errors import ArgumentError
 from fusegen.jit.files import write_atomically
 from fusegen.jit.nvrtc import compiler_version
-from fusegen.runtime.backends import target_of
 from fusegen.specs.registry import SPECS
 from fusegen.verify.check import Outcome
 from fusegen.verify.lowering import Prepared

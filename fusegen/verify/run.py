@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from fusegen.compiler.backends import target_of
 from fusegen.dtypes import DType
-from fusegen.runtime.backends import target_of
 from fusegen.specs.spec import Spec
 from fusegen.target import Target
 from fusegen.verify.cases import cases

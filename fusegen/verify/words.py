@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fusegen.calls.call import (
+from fusegen.program.call import (
     Call,
     CallStep,
     KernelLaunch,
@@ -17,7 +17,7 @@ from fusegen.calls.call import (
     StridedOperand,
     TensorMapSpec,
 )
-from fusegen.calls.formula import Formula
+from fusegen.program.formula import Formula
 
 Sizes = Mapping[str, int]
 

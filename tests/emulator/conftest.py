@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fusegen import target as targets
 from fusegen import tuning
-from fusegen.runtime import backends, forms
-from fusegen.runtime.emulator import Buffer, EmulatedSource, emulate
+from fusegen.compiler import backends, forms
+from fusegen.compiler.emulator import Buffer, EmulatedSource, emulate
 from fusegen.schedule.heuristics import rows
 from fusegen.schedule.plan import LanePlan
 from fusegen.timing import Call, Times

@@ -11,12 +11,12 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
+from fusegen.compiler.backends import Machine, emulated_machine
+from fusegen.compiler.compile import Variant
+from fusegen.compiler.emulator import EARLY, EmulatedSource, Timing, load_emulated
+from fusegen.compiler.forms import Forms
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
-from fusegen.runtime.backends import Machine, emulated_machine
-from fusegen.runtime.compile import Variant
-from fusegen.runtime.emulator import EARLY, EmulatedSource, Timing, load_emulated
-from fusegen.runtime.forms import Forms
 from fusegen.runtime.scalars import scalars_of
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import Expected

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusegen.compiler.emulator import EmulatedSource, load_emulated
 from fusegen.errors import EmulationError, ToolNotFoundError
 from fusegen.jit.host import compile_shared, find_compiler
-from fusegen.runtime.emulator import EmulatedSource, load_emulated
 from tests.naming import case
 
 Launch = Callable[..., None]

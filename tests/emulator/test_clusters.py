@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.compiler import backends
+from fusegen.compiler.emulator import EARLY, Timing
 from fusegen.lowered import Lowered
-from fusegen.runtime import backends
-from fusegen.runtime.emulator import EARLY, Timing
 from fusegen.schedule.heuristics import rows
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import Persistence, RowPlan

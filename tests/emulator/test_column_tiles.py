@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import target as targets
-from fusegen.runtime import backends
+from fusegen.compiler import backends
 from fusegen.verify.accuracy import judge
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn

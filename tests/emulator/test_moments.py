@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.compiler.passes import forget_programs
 from fusegen.ir.ops import Op
 from fusegen.passes import moments
-from fusegen.runtime.passes import forget_programs
 from fusegen.schedule.heuristics import rows
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import Persistence, RowPlan

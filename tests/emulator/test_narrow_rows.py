@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.runtime import forms
+from fusegen.compiler import forms
 from fusegen.schedule.plan import LanePlan, RowPlan
 from fusegen.schedule.program import Launch
 from tests.unit.eager import agree, ints, randn

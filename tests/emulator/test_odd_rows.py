@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.runtime.passes import forget_programs
+from fusegen.compiler.passes import forget_programs
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import Persistence, RowPlan
 from tests.unit.eager import agree, randn

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusegen.compiler.emulator import EmulatedSource, host_text, load_emulated
 from fusegen.emit.primitives import body, closure, names
 from fusegen.emit.uses import EVERYTHING
 from fusegen.jit.host import compile_shared
-from fusegen.runtime.emulator import EmulatedSource, host_text, load_emulated
 from fusegen.target import target
 from tests.naming import case
 

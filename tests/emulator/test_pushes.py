@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fusegen.compiler.emulator import EARLY, EmulatedSource, Timing, load_emulated
 from fusegen.errors import EmulationError
-from fusegen.runtime.emulator import EARLY, EmulatedSource, Timing, load_emulated
 from tests.naming import case
 
 Launch = Callable[..., None]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.runtime import backends
-from fusegen.runtime.emulator import EARLY, Timing
+from fusegen.compiler import backends
+from fusegen.compiler.emulator import EARLY, Timing
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import RowPlan
 from tests.naming import case

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusegen.runtime import backends
-from fusegen.runtime.emulator import EARLY, Timing
+from fusegen.compiler import backends
+from fusegen.compiler.emulator import EARLY, Timing
 from fusegen.schedule.lower import context
 from fusegen.schedule.plan import Persistence, RowPlan
 from tests.emulator.test_clusters import greatest, norm_gelu_add, norm_inputs, rms_norm, several

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusegen import target as targets
-from fusegen.runtime import backends, forms
+from fusegen.compiler import backends, forms
 from fusegen.schedule.plan import LanePlan, Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from tests.naming import case

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.compiler import forms
 from fusegen.passes.fuse import GroupKind
-from fusegen.runtime import forms
 from fusegen.schedule import ranking
 from fusegen.specs.registry import SPECS
 from tests.naming import case

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.compiler.emulator import Timing
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
-from fusegen.runtime.emulator import Timing
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.expected import Expected
 from fusegen.schedule.heuristics.attention import _PLANS

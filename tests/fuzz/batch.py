@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import fusegen as fg
+from fusegen.compiler.emulator import EmulatedSource, load_emulated
+from fusegen.compiler.host_launch import host_kernels
 from fusegen.errors import CompileError, FusegenError
-from fusegen.runtime.emulator import EmulatedSource, load_emulated
-from fusegen.runtime.host_launch import host_kernels
 from fusegen.source import Source
 from tests.fuzz.check import Prepared, Refused, judge, prepare
 from tests.fuzz.draw import programs

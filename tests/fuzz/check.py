@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.calls.call import Role
 from fusegen.errors import FusegenError
 from fusegen.ir.ops import Op
 from fusegen.ir.reference import evaluate, widen
 from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
+from fusegen.program.call import Role
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import LibraryProduct
 from tests.fuzz.bound import Bound, Value

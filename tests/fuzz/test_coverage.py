@@ -8,11 +8,11 @@ from functools import lru_cache
 import pytest
 
 import fusegen as fg
+from fusegen.compiler import forms
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import GroupKind
-from fusegen.runtime import forms
 from tests.fuzz.batch import drawn
 from tests.fuzz.program import Program
 from tests.fuzz.rules import OF_SERIES, OF_STATISTICS, OF_WRITES

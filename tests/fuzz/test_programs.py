@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.runtime import backends, forms
+from fusegen.compiler import backends, forms
 from fusegen.settings import settings
 from tests.fuzz.batch import QUICK, Judge, judge_all
 

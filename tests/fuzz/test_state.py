@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from fusegen.runtime import host_launch
+from fusegen.compiler import host_launch
 from tests.fuzz.batch import QUICK
 from tests.fuzz.scenario import World, declared_nothing, replay, settings_kept
 from tests.fuzz.state_draw import KINDS, Scenario, drawn, tour

@@ -9,11 +9,11 @@ import sys
 
 import torch
 
-from fusegen.calls.call import KernelLaunch
-from fusegen.calls.formula import formula_of
+from fusegen.compiler.backends import target_of
 from fusegen.jit import nvrtc
+from fusegen.program.call import KernelLaunch
+from fusegen.program.formula import formula_of
 from fusegen.runtime import cuda
-from fusegen.runtime.backends import target_of
 from fusegen.runtime.driver import ADDRESS, LaunchSite
 from fusegen.source import Source
 

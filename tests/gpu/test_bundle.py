@@ -13,9 +13,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.bundle.build import Wanted, build
+from fusegen.compiler.parameters import Parameters
 from fusegen.errors import ArgumentError, BundleError
 from fusegen.runtime.devices import target_of
-from fusegen.runtime.parameters import Parameters
 from tests.gpu.test_threads_and_devices import KINDS, Function, attention, bias_silu, inputs, linear_relu, norm
 from tests.unit.bundles import CASES, equal
 from tests.unit.test_bundle import ALONE, ROOT

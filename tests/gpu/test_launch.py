@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import fusegen as fg
+from fusegen.compiler.backends import machine_of
 from fusegen.errors import LaunchError
-from fusegen.runtime.backends import machine_of
 from fusegen.runtime.execute import bound_call
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen import target as targets
-from fusegen.runtime.backends import machine_of
+from fusegen.compiler.backends import machine_of
 from fusegen.target import Target
 from tests.emulator import test_epilogues as small
 from tests.emulator import test_mma as narrow

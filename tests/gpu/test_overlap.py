@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import fusegen as fg
-from fusegen.runtime.passes import forget_programs
+from fusegen.compiler.passes import forget_programs
 
 BF16, F32 = torch.bfloat16, torch.float32
 ROUNDS = 4  # of other inputs

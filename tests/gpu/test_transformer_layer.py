@@ -11,8 +11,8 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import fusegen as fg
-from fusegen.calls.call import LibraryCall
 from fusegen.nn import FusedTransformerLayer
+from fusegen.program.call import LibraryCall
 from tests.unit.nn.test_transformer_layer import plain
 
 BOUND = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 2e-5}

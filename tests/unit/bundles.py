@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusegen.bundle.build import Wanted, build
 from fusegen.bundle.load import BuiltFunction, load
-from fusegen.runtime.parameters import Parameters
+from fusegen.compiler.parameters import Parameters
 from fusegen.target import target
 from tests.unit.eager import ints, randn
 

@@ -27,17 +27,17 @@ from fusegen.bundle.codec import decode, encode
 from fusegen.bundle.load import load
 from fusegen.bundle.manifest import BuiltVariant, read_manifest
 from fusegen.bundle.match import Mismatch, match
-from fusegen.calls.call import Call
-from fusegen.calls.formula import size
-from fusegen.calls.numbers import Numbers, Scalar
-from fusegen.calls.signature import Constant
-from fusegen.calls.structure import builder
+from fusegen.compiler.backends import emulated_machine
+from fusegen.compiler.dispatch import Dispatcher
+from fusegen.compiler.emulation import EmulatorBackend, emulated_kernels
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.jit import nvrtc
+from fusegen.program.call import Call
+from fusegen.program.formula import size
+from fusegen.program.numbers import Numbers, Scalar
+from fusegen.program.signature import Constant
+from fusegen.program.structure import builder
 from fusegen.runtime import devices
-from fusegen.runtime.backends import emulated_machine
-from fusegen.runtime.dispatch import Dispatcher
-from fusegen.runtime.emulation import EmulatorBackend, emulated_kernels
 from fusegen.runtime.execute import bound_call
 from fusegen.target import target
 from tests.naming import case

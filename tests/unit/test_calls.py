@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fusegen.calls.formula import Formula, Operator, Relation, formula_of, minimum, size
-from fusegen.calls.numbers import Numbers, Operation, Scalar, python_condition, python_function
+from fusegen.program.formula import Formula, Operator, Relation, formula_of, minimum, size
+from fusegen.program.numbers import Numbers, Operation, Scalar, python_condition, python_function
 
 
 def test_formulas_are_computed_and_written() -> None:

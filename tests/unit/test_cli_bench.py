@@ -18,8 +18,8 @@ from fusegen.bench.record import write
 from fusegen.bench.standing import judge_bars
 from fusegen.bench.wanted import AtLeast
 from fusegen.cli import bench
+from fusegen.compiler import tuned
 from fusegen.errors import ArgumentError
-from fusegen.runtime import tuned
 from tests.naming import case
 from tests.unit.bench_records import record, row
 from tests.unit.commands import Run
@@ -133,7 +133,7 @@ def regard(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(not tuned._IGNORING)
         return compiled
 
-    monkeypatch.setattr("fusegen.runtime.dispatch.in_measured_form", bound)
+    monkeypatch.setattr("fusegen.compiler.dispatch.in_measured_form", bound)
     return found
 
 

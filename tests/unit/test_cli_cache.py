@@ -17,9 +17,9 @@ import torch
 import fusegen as fg
 from fusegen import settings as settings_
 from fusegen.cli.main import main
+from fusegen.compiler import tuned
 from fusegen.errors import SettingsError
 from fusegen.jit import cache, nvrtc
-from fusegen.runtime import tuned
 
 ROOT = Path(__file__).resolve().parents[2]
 HEX = "0123456789abcdef"

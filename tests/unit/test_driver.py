@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.calls.call import MapArgument, ScalarArgument, SizeArgument
 from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
+from fusegen.program.call import MapArgument, ScalarArgument, SizeArgument
 from fusegen.runtime import cuda, driver, straight
 from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
 from fusegen.runtime.execute import CudaBackend, bound_call

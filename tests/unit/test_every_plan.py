@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fusegen as fg
-from fusegen.runtime import forms
+from fusegen.compiler import forms
 from fusegen.schedule.plan import PointwisePlan, RowPlan
 from tests.gpu.every_plan import BY_WARPS, CASES, Case, arguments
 

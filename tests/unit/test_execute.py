@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.calls.call import KernelLaunch
 from fusegen.errors import ArgumentError
+from fusegen.program.call import KernelLaunch
 from fusegen.runtime.execute import Backend, bound_call
 from fusegen.runtime.straight import Writer
 from tests.unit.eager import randn

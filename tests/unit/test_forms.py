@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.compiler import variants
+from fusegen.compiler.forms import Form, Forms
 from fusegen.lowered import Lowered
-from fusegen.runtime import variants
-from fusegen.runtime.forms import Form, Forms
 from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.expected import CLASSES
 from fusegen.schedule.plan import ContractionPlan, MmaPlan

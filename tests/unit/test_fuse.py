@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.calls.workspace import arrange
 from fusegen.passes.fuse import Group, GroupKind
+from fusegen.program.workspace import arrange
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.calls import blocks
-from fusegen.calls.call import Role
+from fusegen.compiler import alternatives
 from fusegen.errors import BundleError
 from fusegen.extension import call_text
 from fusegen.passes.fuse import GroupKind
-from fusegen.runtime import alternatives
+from fusegen.program import blocks
+from fusegen.program.call import Role
 from tests.naming import case
 from tests.unit.bundles import built
 from tests.unit.eager import randn

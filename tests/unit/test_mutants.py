@@ -10,8 +10,8 @@ from tests.mutants.table import ROOT, mutants
 from tests.naming import case
 
 ROOMS = ("templates/cuda/", "templates/cpu/", "templates/emulator/", "fusegen/lang/", "fusegen/autodiff/", "fusegen/ir/",
-         "fusegen/passes/", "fusegen/schedule/", "fusegen/emit/", "fusegen/jit/", "fusegen/runtime/", "fusegen/state/",
-         "fusegen/bundle/", "fusegen/verify/", "fusegen/bench/")  # fmt: skip
+         "fusegen/passes/", "fusegen/schedule/", "fusegen/emit/", "fusegen/jit/", "fusegen/runtime/", "fusegen/compiler/",
+         "fusegen/guards/", "fusegen/bundle/", "fusegen/verify/", "fusegen/bench/")  # fmt: skip
 
 
 def test_all_bugs_can_be_planted() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fusegen.calls.numbers import ERRORS, SPELLED, Numbers, Operation, Scalar, arity, operation
 from fusegen.extension.headers import header
 from fusegen.extension.number_text import NumberText, literal_of
 from fusegen.extension.spelling import number_name
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
+from fusegen.program.numbers import ERRORS, SPELLED, Numbers, Operation, Scalar, arity, operation
 from fusegen.settings import cache_folder
 
 INTS = (0, 1, -1, 2, -3, 7, 62, 2**40, -(2**63), 2**63 - 1)

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.calls import call
+from fusegen.compiler import alternatives
 from fusegen.lowered import Lowered
 from fusegen.passes.fuse import contraction
-from fusegen.runtime import alternatives
+from fusegen.program import call
 from fusegen.schedule import padding
 from fusegen.schedule.flops import step_flops
 from fusegen.schedule.program import LibraryProduct

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.compiler.parameters import Parameters
 from fusegen.errors import ArgumentError
-from fusegen.runtime.parameters import Parameters
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

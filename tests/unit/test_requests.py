@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fusegen.calls.call import KernelLaunch
-from fusegen.calls.formula import formula_of
 from fusegen.errors import LaunchError
+from fusegen.program.call import KernelLaunch
+from fusegen.program.formula import formula_of
 from fusegen.runtime import cuda, devices
 from fusegen.target import target
 

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.compiler import variants
 from fusegen.errors import FusegenError
-from fusegen.runtime import variants
 from tests.naming import case
 from tests.unit.eager import agree, agree_each, programs, randn, same
 

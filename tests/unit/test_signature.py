@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fusegen.compiler.signature import History, Sizes, input_specs
 from fusegen.ir.graph import InputSpec
-from fusegen.runtime.signature import History, Sizes, input_specs
 from tests.naming import case
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import tuning
+from fusegen.compiler import tuned
+from fusegen.compiler.backends import machine_of
+from fusegen.compiler.tuned import in_measured_form, untuned
 from fusegen.errors import ArgumentError, VerificationError
-from fusegen.runtime import tuned
-from fusegen.runtime.backends import machine_of
-from fusegen.runtime.tuned import in_measured_form, untuned
 from fusegen.schedule.plan import LanePlan
 from fusegen.timing import Call, Times
 from tests.naming import case
@@ -89,7 +89,7 @@ def test_a_kernel_that_was_called_before_takes_the_plan(fastest: Callable[..., N
     (launch,) = fg.tune(kernel, x).launches
     seen: list[Any] = []
     monkeypatch.setattr(
-        "fusegen.runtime.dispatch.in_measured_form", lambda *given: seen.append(in_measured_form(*given)) or seen[-1]
+        "fusegen.compiler.dispatch.in_measured_form", lambda *given: seen.append(in_measured_form(*given)) or seen[-1]
     )
     torch.testing.assert_close(kernel(x), softmax(x))
     assert [variant.program.launches[0].plan for variant in seen] == [launch.plan]
@@ -265,7 +265,7 @@ def test_backward_passes_take_what_was_measured(fastest: Callable[..., None], mo
     (launch,) = fg.tune(fg.kernel(softmax), x).launches
     bound: list[Any] = []
     measured = lambda *given: bound.append(in_measured_form(*given)) or bound[-1]  # noqa: E731
-    monkeypatch.setattr("fusegen.runtime.graph_kernel.in_measured_form", measured)
+    monkeypatch.setattr("fusegen.compiler.graph_kernel.in_measured_form", measured)
     fg.vjp(fg.kernel(softmax), x).forward(x)
     assert [each.program.launches[0].plan for each in bound] == [launch.plan]
 

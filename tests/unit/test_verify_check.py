@@ -13,8 +13,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.cli.main import main
+from fusegen.compiler import tuned
 from fusegen.dtypes import DType
-from fusegen.runtime import tuned
 from fusegen.specs import Spec
 from fusegen.specs.operands import tensor
 from fusegen.target import CPU
@@ -66,7 +66,7 @@ def test_what_was_measured_has_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
         ignored.append(bool(tuned._IGNORING))
         return compiled
 
-    monkeypatch.setattr("fusegen.runtime.dispatch.in_measured_form", bound)
+    monkeypatch.setattr("fusegen.compiler.dispatch.in_measured_form", bound)
     assert outcome("canonical").passed and ignored and all(ignored)
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.calls.call import Call, KernelLaunch, MatrixProduct
-from fusegen.calls.formula import formula_of
+from fusegen.program.call import Call, KernelLaunch, MatrixProduct
+from fusegen.program.formula import formula_of
 from fusegen.verify.words import call_words
 from tests.naming import case
 from tests.unit.lowering import meta

@@ -7,7 +7,6 @@ from typing import Any
 
 import sympy
 
-from fusegen.calls.formula import Formula, minimum
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir.formula import ceil_div, formula
@@ -18,6 +17,7 @@ from fusegen.passes.fuse.attention import AttentionOperands, attention_operands,
 from fusegen.passes.fuse.pairs import LANES
 from fusegen.passes.fuse.recurrence import Recurrence
 from fusegen.passes.fuse.visible import seen_keys
+from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
 from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.evaluate import Evaluator

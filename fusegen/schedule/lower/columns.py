@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, mul
 
-from fusegen.calls.formula import Formula, formula_of, minimum
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, axis_symbol, product
+from fusegen.program.formula import Formula, formula_of, minimum
 from fusegen.schedule.bodies import ColumnBody, ColumnSum
 from fusegen.schedule.heuristics.columns import column_plan
 from fusegen.schedule.lower.assembly import assemble, uses_of

@@ -8,8 +8,6 @@ from typing import TypeAlias, TypeVar
 
 import sympy
 
-from fusegen.calls.call import Role
-from fusegen.calls.formula import Formula, minimum
 from fusegen.dtypes import DType
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
@@ -19,6 +17,8 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, read_in_part
+from fusegen.program.call import Role
+from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, vector_width
 from fusegen.schedule.indices import loaded_buffers
 from fusegen.schedule.kernel import Pointer

@@ -8,8 +8,6 @@ from functools import reduce
 from operator import mul
 from typing import cast
 
-from fusegen.calls.call import LibraryResult, Role, StridedOperand
-from fusegen.calls.formula import Formula, formula_of
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec, Node
@@ -19,6 +17,8 @@ from fusegen.ir.symbolic import Dim, linearize, literal, same
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.passes.fuse.contraction import is_left_to_library, operand_base
 from fusegen.passes.fuse.skeletons import refusals, serving, skeletons_of
+from fusegen.program.call import LibraryResult, Role, StridedOperand
+from fusegen.program.formula import Formula, formula_of
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import formulas
 from fusegen.schedule.lower.placement import Placement, place

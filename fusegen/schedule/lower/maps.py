@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fusegen.calls.call import TensorMapSpec
 from fusegen.ir.formula import formula
 from fusegen.ir.strided import StridedView
 from fusegen.ir.symbolic import Dim, literal
+from fusegen.program.call import TensorMapSpec
 
 
 def tensor_map(buffer: int, view: StridedView, box: tuple[int, ...], *, writable: bool = False) -> TensorMapSpec:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusegen.calls.call import Role
-from fusegen.calls.formula import Formula
 from fusegen.dtypes import DType
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
@@ -18,6 +16,8 @@ from fusegen.ir.versions import address, chosen, owner
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.groups import READ, strip_views
 from fusegen.passes.fuse.keep import ends_of
+from fusegen.program.call import Role
+from fusegen.program.formula import Formula
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import BufferSpec
 from fusegen.threads import cached_property

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fusegen.calls.call import TensorMapSpec
 from fusegen.ir.symbolic import literal, product
+from fusegen.program.call import TensorMapSpec
 from fusegen.schedule.bodies import PointwiseBody, RowBody, TileBody
 from fusegen.schedule.kernel import Pointer
 from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan

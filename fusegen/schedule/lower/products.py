@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusegen.calls.call import TensorMapSpec
-from fusegen.calls.formula import Formula, minimum
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.strided import StridedView, contiguous_strides
 from fusegen.ir.symbolic import Dim
 from fusegen.passes.fuse.contraction import ProductOperands
 from fusegen.passes.fuse.skeletons import MMA_SYNC, WGMMA
+from fusegen.program.call import TensorMapSpec
+from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
 from fusegen.schedule.bodies import PartResult, ProductPart
 from fusegen.schedule.expected import Expected

@@ -8,11 +8,11 @@ from typing import cast
 
 import sympy
 
-from fusegen.calls.formula import Formula
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.moments import is_of_16_bits
+from fusegen.program.formula import Formula
 from fusegen.schedule.access import Access, Anchor, Pattern
 from fusegen.schedule.bodies import ColumnSum, Phase, RowBody, Segments
 from fusegen.schedule.indices import Checked, Loaded

@@ -16,8 +16,8 @@ import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 
 import fusegen as fg
-from fusegen.compiling.backend import fusegen as backend
-from fusegen.compiling.fuse import FusedRegion, fused
+from fusegen.integrations.torch_compile.backend import fusegen as backend
+from fusegen.integrations.torch_compile.fuse import FusedRegion, fused
 from fusegen.target import target
 from tests.unit.find.models import WIDTH, Attention, Layers
 
@@ -130,7 +130,7 @@ class Lines(logging.Handler):
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
     """Lines that the backend logs."""
-    logger, lines = logging.getLogger("fusegen.compiling"), Lines()
+    logger, lines = logging.getLogger("fusegen.integrations.torch_compile"), Lines()
     logger.addHandler(lines)
     yield lines.lines
     logger.removeHandler(lines)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen.errors import BatchError
-from fusegen.findings.finding import Finding, Pattern
+from fusegen.integrations.find.finding import Finding, Pattern
 from tests.naming import case
 from tests.unit.find.models import WIDTH, Attention, Layers, Mlp
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import fusegen as fg
-from fusegen.findings.finding import Pattern
+from fusegen.integrations.find.finding import Pattern
 from tests.naming import case
 
 H100 = Path(__file__).with_name("h100.json.gz")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusegen.transformers import attention, kernel_mapping, register_attention
+from fusegen.integrations.hf import attention, kernel_mapping, register_attention
 from tests.unit.patching.models import IDS, generated, small_model, step
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.patching import Report
+from fusegen.integrations.patch import Report
 
 WIDTH = 16
 

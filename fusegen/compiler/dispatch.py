@@ -1,0 +1,414 @@
+"""A kernel's calls: as programs, as torch runs the function, or as an operator in a graph that is being recorded."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch._C import _len_torch_function_stack as function_modes
+from torch.utils._pytree import tree_map_only
+
+from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
+from fusegen.autodiff.keep import Recompute
+from fusegen.compiler.backends import builder, machine_of
+from fusegen.compiler.compile import Variant
+from fusegen.compiler.containers import KINDS as CONTAINERS
+from fusegen.compiler.containers import Layouts, flat_function, flat_names, settled, spread
+from fusegen.compiler.named import Named
+from fusegen.compiler.parameters import Parameters
+from fusegen.compiler.passes import PassRules, require_history
+from fusegen.compiler.signature import ITSELF
+from fusegen.compiler.tuned import in_measured_form
+from fusegen.compiler.variants import Variants
+from fusegen.errors import ArgumentError
+from fusegen.ir.graph import Graph
+from fusegen.lang.running import RUNNING
+from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.values import TracedTensor, stale
+from fusegen.runtime.arguments import check, check_memory, check_plain, check_values
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program
+from fusegen.runtime.executable import Executable, Found, Plan
+from fusegen.runtime.keys import Values
+from fusegen.runtime.node import Node
+from fusegen.runtime.pairs import in_pairs, is_complex, of_pairs
+from fusegen.runtime.recorded import Recorded, Source
+from fusegen.runtime.scalars import condition_of
+from fusegen.runtime.watched import is_intercepted, is_recorded_as_operators, is_transformed, is_watched
+from fusegen.runtime.written import check_writable, refuse_gradients
+from fusegen.settings import Compiler
+from fusegen.threads import cached_property, new_lock
+
+RecordedCall: TypeAlias = Callable[["Dispatcher", Sequence[Any], Mapping[str, Any]], Any]
+
+_MOST_LAYOUTS = 64  # of arguments that hold tensors, which a kernel remembers
+
+
+class Dispatcher(Plan):
+    """Runs the calls of a kernel.
+
+    Args:
+        function: the user's function.
+        name: the kernel's name.
+        mutates: parameters that it may write to.
+        recorded: runs a call that is recorded in a graph of torch's operators, by this dispatcher; the function where there is
+            nothing else.
+        requires: refuses variants that the kernel must not have.
+        recompute: the rule by which backward passes compute values again.
+        compiler: the way to compile; None is that of the settings.
+        fast_math: True if the kernel was declared so.
+
+    Attributes:
+        variants: of the function.
+        passes: of its graphs, for gradients.
+        executable: runs the calls that nothing watches.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        mutates: Sequence[str] = (),
+        recorded: RecordedCall | None = None,
+        requires: Callable[[Variant], None] | None = None,
+        recompute: Recompute = "auto",
+        compiler: Compiler | None = None,
+        fast_math: bool = False,
+    ) -> None:
+        self.function = function
+        self.name, self.recompute, self._compiler = name, recompute, compiler
+        self._recorded_call, self._requires = recorded, requires
+        self._flat: dict[Layouts, FlatDispatcher] = {}
+        self._named: tuple[Named, FlatDispatcher] | None = None  # the last such call
+        self.variants = Variants(function, name, mutates, fast_math=fast_math)
+        self.parameters = self.variants.parameters
+        self.passes = PassRules(recompute, compiler)
+        self.executable = Executable(self)
+        self._lock = new_lock()
+        self._derived: dict[tuple[str, ...], Dispatcher] = {}  # by the parameters that are complex
+        self._told = False  # that nothing is fused under a transform
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
+        """One of the copied function, which knows no call."""
+        function = copy.deepcopy(self.function, memo)
+        rules = (self.recompute, self._compiler, self.variants.fast_math)
+        return Dispatcher(function, self.name, self.parameters.writable, None, None, *rules)
+
+    @cached_property
+    def _positional(self) -> int | None:
+        """How many arguments a call has that names none of them; None where some must be named."""
+        return None if self.parameters.keyword_only or self.parameters.variadic else len(self.parameters.names)
+
+    # Calls.
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Runs the kernel, or, inside of another kernel's trace, the function itself.
+
+        Raises:
+            ArgumentError: an argument has the wrong type, device or dtype.
+            GradientError: an input requires a gradient.
+            TraceError: the function does something that no kernel can do.
+        """
+        if RUNNING.count:
+            self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
+            return self.function(*args, **kwargs)
+        values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
+        found = None if function_modes() and is_intercepted(values) else self.executable.recently(values)
+        if found is None:
+            flat = self._spread(values)
+            if flat is not None:
+                return flat[0].call(flat[1], {})
+            if any(map(is_complex, values)):
+                derived, pairs = self.of_reals(values)
+                return derived.call((), dict(zip(self.parameters.given, pairs, strict=True)))
+            if is_watched(values):
+                return self._as_torch_does(values, args, kwargs)
+            found = self.executable.found(values)
+        program, hidden = found
+        return program(values, hidden) if program.plain is None else program.plain(values, NO_SCALARS)
+
+    def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
+        """The dispatcher of a call with pairs of real numbers in place of complex tensors, and the arguments."""
+        names = tuple(name for name, value in zip(self.parameters.given, values, strict=True) if is_complex(value))
+        if not names:
+            return self, values
+        with self._lock:
+            if names not in self._derived:
+                function = of_pairs(self.function, names)
+                rules = (self.recompute, self._compiler, self.variants.fast_math)
+                self._derived[names] = Dispatcher(function, self.name, self.parameters.writable, None, self._requires, *rules)
+        return self._derived[names], in_pairs(values)
+
+    def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call into which something looks: the function itself."""
+        values, args = [settled(value) for value in values], [settled(value) for value in args]
+        kwargs = {name: settled(value) for name, value in kwargs.items()}
+        for name, value in zip(self.parameters.names, values, strict=True):
+            if not isinstance(value, Tensor):
+                check_plain(self.name, name, value)
+        if is_transformed() and not self._told:
+            self._told = True
+            what = f"under a transform of torch.func or forward-mode differentiation, {self.name} runs as torch runs its function"
+            warnings.warn(what, stacklevel=4)
+        if self._recorded_call is not None and is_recorded_as_operators():
+            return self._recorded_call(self, args, kwargs)
+        return self.function(*args, **kwargs)
+
+    def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        """All arguments in the order of the parameters."""
+        return args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
+
+    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Dispatcher, list[Any]]:
+        """The dispatcher of a call that runs nothing, and all its arguments: leaves in place of containers that hold tensors.
+
+        Raises:
+            ArgumentError: something is neither a tensor nor a value that can select code.
+        """
+        flat = self._spread(self.parameters.bind(args, kwargs))
+        return (self, self.arguments(args, kwargs)) if flat is None else (flat[0], flat[0].arguments(flat[1], {}))
+
+    def _spread(self, values: Values) -> tuple[FlatDispatcher, list[Any]] | None:
+        """The dispatcher of the leaves of containers that hold tensors, and the leaves; None where no argument is one."""
+        known = self._named
+        if known is not None and (given := known[0].leaves(values)) is not None:
+            return known[1], given
+        for value in values:
+            if isinstance(value, CONTAINERS):
+                break
+        else:
+            return None
+        try:
+            layouts, leaves = spread(self.parameters.given, values, self.parameters.variadic)
+        except RecursionError:
+            what = f"{self.name}: a list, tuple or dict among the arguments contains itself, or is nested too deeply"
+            raise ArgumentError(what, mend="give containers of tensors, numbers and shallow containers") from None
+        if all(layout is None for _, layout in layouts):
+            return None
+        with self._lock:
+            if layouts not in self._flat:
+                if len(self._flat) >= _MOST_LAYOUTS:
+                    self._flat.clear()
+                self._flat[layouts] = FlatDispatcher(self, layouts)
+            flat = self._flat[layouts]
+            if self.parameters.takes_any_name and (named := Named.of(layouts, leaves)) is not None:
+                self._named = named, flat
+            return flat, leaves
+
+    def inputs(self, name: str) -> Sequence[str]:
+        """The parameters of this dispatcher that a parameter of the user's function is."""
+        return (name,)
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """All arguments in the order of the parameters, for a call that runs nothing and takes tensors one by one.
+
+        Raises:
+            ArgumentError: something is neither a tensor nor a value that can select code.
+        """
+        self.parameters.require_fixed()
+        values = self.parameters.bind(args, kwargs)
+        self.parameters.require_given(values)
+        for name, value in zip(self.parameters.names, values, strict=True):
+            (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
+        return values
+
+    # As a plan of programs.
+
+    def statics(self) -> list[bool]:
+        """Tells for each parameter whether programs are bound to its value."""
+        return self.variants.statics()
+
+    def check(self, values: Values) -> None:
+        """Refuses what no kernel can work on, values of a trace that is over among it."""
+        if any(type(value) is TracedScalar or isinstance(value, TracedTensor) for value in values):
+            raise stale()
+        self.parameters.require_given(values)
+        check(self.name, self.parameters.names, values)
+        for name, value in zip(self.parameters.names, values, strict=True):
+            if name in self.parameters.mutates and isinstance(value, Tensor):
+                check_writable(self.name, name, value)
+
+    def bind(self, values: Values) -> Found:
+        """The program of a call: of its variant, with the passes where autograd wants gradients; the function itself for empty
+        tensors."""
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        if any(tensor.numel() == 0 for tensor in tensors):
+            return _OfNothing(self.parameters), NOTHING
+        device = tensors[0].device
+        variant, hidden = self.variants.of(values, machine_of(device).target, device)
+        if self._requires is not None:
+            self._requires(variant)
+        for name, tensor in zip(variant.state.names, hidden, strict=True):
+            check_memory(self.name, name, tensor, device, "the first tensor")
+        wanted = self._wanted(variant, values, hidden)
+        wrt = differentiated_inputs(variant.traced, wanted)
+        if wrt and _has_empty_result(variant.traced):  # by which a gradient is empty too
+            return _OfNothing(self.parameters), NOTHING
+        with self._lock:
+            if wrt:
+                return self._with_gradients(variant, values, hidden, wrt), hidden
+            measured = in_measured_form(variant, self.variants.sizes(variant, values, hidden), device)
+            return self.bound(measured, values, hidden, device, without_history=bool(wanted)), hidden
+
+    def _wanted(self, variant: Variant, values: Values, hidden: Hidden) -> set[str]:
+        """The inputs by which autograd wants gradients.
+
+        Raises:
+            GradientError: the function writes to its parameters.
+            UnsupportedError: the graph does not show all that torch records.
+        """
+        if not torch.is_grad_enabled():
+            return set()
+        named = (*zip(self.parameters.names, values, strict=True), *zip(variant.state.names, hidden, strict=True))
+        wanted = {name for name, value in named if isinstance(value, Tensor) and value.requires_grad}
+        if variant.traced.writes:
+            refuse_gradients(self.name, wanted)
+        if wanted:
+            require_history(variant)
+        return wanted
+
+    def bound(
+        self, variant: Variant, values: Values, hidden: Hidden, device: torch.device, *, without_history: bool = False
+    ) -> Bound:
+        """A variant for the exact shapes of a call.
+
+        Args:
+            without_history: True if autograd would record what torch's own functions do, though no result has a gradient.
+        """
+        sizes = self.variants.sizes(variant, values, hidden)
+        program = machine_of(device, self._compiler).bound(variant, sizes, device)
+        program = torch.no_grad()(program) if without_history else program
+        facts = Facts(variant.program.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
+        return Bound(program, facts, self._by_value(variant), variant.state, hidden)
+
+    def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> Recorded:
+        """The passes of a variant for the exact shapes of a call."""
+        passes, sizes = self.passes.of(variant, wrt), self.variants.sizes(variant, values, hidden)
+        names, everything = self.parameters.names, (*values, *hidden)
+        where = {name: place for place, name in enumerate((*names, *variant.state.names))}
+        where |= {size: where[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
+        device = next(value.device for value in everything if isinstance(value, Tensor))
+        source = Source(tuple(where.get(name) for name in passes.forward.names), device)
+        given = source.example(everything)
+        with torch.no_grad():
+            forward, _ = passes.forward.executable.found(given)
+        recorded = differentiated_results(variant.traced, wrt)
+        return Recorded(
+            source=source,
+            count=len(everything),
+            forward=forward,
+            node=Node(passes.wiring, passes.backward, recorded, {**passes.forward.sizes(given), **sizes}),
+            put_together=builder(variant.structure),
+            by_value=self._by_value(variant) if passes.forward.graph.scalars else None,
+            condition=condition_of(variant.conditions, sizes, names),
+            state=variant.state,
+            hidden=hidden,
+        )
+
+    def _by_value(self, variant: Variant) -> ByValue:
+        scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]
+        return partial(self._call_by_value, scalars)
+
+    def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
+        """The call with the values of these scalars in the trace."""
+        self.variants.make_static(scalars)
+        program, hidden = self.executable.first(values)
+        return program(values, hidden)
+
+
+class FlatDispatcher(Dispatcher):
+    """Runs the calls of a kernel whose arguments hold tensors, all of one layout: each leaf is a parameter.
+
+    Args:
+        kernel: the kernel's dispatcher.
+        layouts: of the arguments.
+    """
+
+    def __init__(self, kernel: Dispatcher, layouts: Layouts) -> None:
+        self._kernel, self._layouts = kernel, layouts
+        self._leaves = flat_names(layouts)
+        parameters = kernel.parameters
+        mutates = [leaf for name in parameters.writable for leaf in self._leaves[name]]
+        function = flat_function(kernel.function, layouts)
+        function.__annotations__ = {
+            n: parameters.annotations[n] for n, layout in layouts if layout is None and n in parameters.annotations
+        }
+        rules = (kernel.recompute, kernel._compiler, kernel.variants.fast_math)
+        super().__init__(function, kernel.name, mutates, kernel._recorded_call, kernel._requires, *rules)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FlatDispatcher:
+        """That of the copied kernel."""
+        return FlatDispatcher(copy.deepcopy(self._kernel, memo), self._layouts)
+
+    def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
+        """The leaves of a call's arguments.
+
+        Raises:
+            ArgumentError: they are put together in another way.
+        """
+        given = self._kernel.parameters
+        layouts, leaves = spread(given.given, given.bind(args, kwargs), given.variadic)
+        if layouts != self._layouts:
+            what = f"{self.name}: the lists, tuples and dicts among the arguments hold others than at first"
+            raise ArgumentError(what, mend="call fg.vjp again with such arguments")
+        return leaves
+
+    def inputs(self, name: str) -> Sequence[str]:
+        """The leaves of a parameter."""
+        return self._leaves.get(name, (name,))
+
+
+_OF_NO_ELEMENTS = ("to have non-zero size", "input.numel() == 0")
+"""Words of torch's errors of reductions of no elements."""
+
+
+def _has_empty_result(graph: Graph) -> bool:
+    return any(dim == 0 for position in graph.outputs for dim in graph.nodes[position].shape)
+
+
+class _OfNothing(Program):
+    """Runs a function of empty tensors, or with empty results: there is nothing to fuse, and torch knows what comes of it.
+
+    Args:
+        parameters: of the function.
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__(None, None, NOTHING)
+        self.find = lambda _: None  # each call makes it anew
+        self._parameters = parameters
+
+    def __call__(self, values: Values, hidden: Hidden) -> Any:
+        parameters = self._parameters
+        written = [value for name, value in zip(parameters.names, values, strict=True) if name in parameters.mutates]
+        try:
+            result = parameters.call(_copied(list(values), written))
+        except (IndexError, RuntimeError) as error:
+            if any(words in str(error) for words in _OF_NO_ELEMENTS):
+                raise self._refused(values, error) from error
+            raise
+        return _copied(result, written)
+
+    def _refused(self, values: Values, error: Exception) -> ArgumentError:
+        """The error of a reduction that has no result for no elements, such as a maximum."""
+        named = zip(self._parameters.names, values, strict=True)
+        empty = [(name, value) for name, value in named if isinstance(value, Tensor) and not value.numel()]
+        where = ", ".join(f"{name!r} of shape {tuple(value.shape)}" for name, value in empty)
+        what = f"{self._parameters.function.__name__}: a reduction of no elements has no result: {error}"
+        return ArgumentError(what, where=where, mend="give tensors with elements, or leave the call out where there are none")
+
+
+def _copied(values: Any, written: Sequence[Any]) -> Any:
+    """Tensors in memory of their own, so that neither arguments nor what the function closes over can be written to.
+
+    Args:
+        written: those that may be, and are left as they are.
+    """
+
+    def copy(tensor: Tensor) -> Tensor:
+        return tensor if any(tensor is each for each in written) else tensor.clone(memory_format=torch.contiguous_format)
+
+    return tree_map_only(Tensor, copy, values)

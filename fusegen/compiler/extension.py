@@ -1,0 +1,104 @@
+"""Programs that run as C++ operators of torch: the second way to compile, beside NVRTC with launches from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusegen.compiler.compile import Compiled
+from fusegen.compiler.host_launch import host_flags
+from fusegen.emit.unit import unit_text
+from fusegen.errors import IndexRangeError
+from fusegen.extension.library import Texts, library_of
+from fusegen.extension.unit import LIBRARY, Given, Unit, unit_of
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph
+from fusegen.jit import nvrtc
+from fusegen.program.call import Call
+from fusegen.runtime.execute import PutTogether
+from fusegen.runtime.straight import Run, Scalars, integer
+from fusegen.schedule.names import plain, stride_name
+from fusegen.target import Backend, Target
+from fusegen.threads import new_lock
+
+_FLAGS = ("-O2",)
+_NOT_FOR_TORCH = ("-std=", "-fno-exceptions")  # torch's headers have a standard of their own, and throw
+
+_operators: dict[tuple[Call, tuple[str, ...], str], tuple[Unit, Callable[..., Any]]] = {}
+_lock = new_lock()
+
+
+def bound_extension(compiled: Compiled, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Run:
+    """A program for exact sizes, as a call of its operator.
+
+    Args:
+        compiled: the program.
+        put_together: makes the function's results of their tensors; None where the only tensor, or none, is the result.
+        sizes: values of all sizes and strides, by name.
+        target: the machine.
+
+    Raises:
+        ToolNotFoundError, CompileError: it cannot be built.
+    """
+    unit, operator = _operator(compiled, target)
+    further = [sizes[name] for name in unit.sizes]
+    checks = any(launch.checks for launch in compiled.program.call.launches)
+    if put_together is None and not (further or unit.numbers or checks):
+        return lambda tensors, _: operator(*tensors)
+
+    def run(tensors: Sequence[Tensor], scalars: Scalars) -> Any:
+        numbers = [float(scalars[name]) if is_float else integer(scalars[name]) for name, is_float in unit.numbers]
+        try:
+            found = operator(*tensors, *further, *numbers)
+        except IndexError as error:
+            raise _out_of_range(error) from None
+        if put_together is None:
+            return found
+        return put_together([found] if isinstance(found, Tensor) else list(found or ()))
+
+    return run
+
+
+def _operator(compiled: Compiled, target: Target) -> tuple[Unit, Callable[..., Any]]:
+    """The operator of a program, which is built and loaded once."""
+    call = compiled.program.call
+    key = call, tuple(source.digest for source in compiled.sources), target.name
+    with _lock:
+        if key not in _operators:
+            _operators[key] = _loaded(compiled, call, target)
+        return _operators[key]
+
+
+def _loaded(compiled: Compiled, call: Call, target: Target) -> tuple[Unit, Callable[..., Any]]:
+    given = given_of(compiled.traced, call)
+    is_cpu = target.backend is Backend.CPU
+    cubins = None if is_cpu else [binary.cubin for binary in nvrtc.compile_cubins(compiled.sources, target.name)]
+    unit = unit_of(plain(compiled.traced.name), call, given, compiled.sources, cubins)
+    files = {"binding.cpp": unit.text} | ({"kernels.cpp": unit_text(compiled.sources)} if is_cpu and compiled.sources else {})
+    library = library_of(Texts(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
+    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    found: Callable[..., Any] = getattr(getattr(torch.ops, LIBRARY), unit.name).default
+    return unit, found
+
+
+def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
+    return tuple(flag for flag in host_flags() if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
+
+
+def given_of(graph: Graph, call: Call) -> Given:
+    """Where the sizes of a graph's call are."""
+    names = tuple(name for _, name in call.inputs)
+    specs = {spec.name: spec for spec in graph.inputs}
+    dims = [
+        (str(formula(extent).value), n, f"size({d})") for n, name in enumerate(names) for d, extent in enumerate(specs[name].shape)
+    ]
+    strides = [(stride_name(name, d), n, f"stride({d})") for n, name in enumerate(names) for d in range(len(specs[name].shape))]
+    return Given(names, tuple(dims + strides))
+
+
+def _out_of_range(error: IndexError) -> IndexRangeError:
+    what, _, mend = str(error).partition("\n  try: ")
+    return IndexRangeError(what, mend=mend or None)

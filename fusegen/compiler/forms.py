@@ -1,0 +1,287 @@
+"""The programs of one graph: which a call runs depends on how many rows its products have, and on what is faster at its sizes; each
+is made when it is first wanted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import TypeAlias
+
+from fusegen.emit import emit
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph
+from fusegen.ir.symbolic import Dim, literal
+from fusegen.passes.fuse import Group, apart, fuse
+from fusegen.passes.fuse.contraction import leave_to_library, products_of
+from fusegen.passes.fuse.skeletons import WGMMA
+from fusegen.passes.moments import with_moments
+from fusegen.passes.partials import reduced_by_tiles
+from fusegen.passes.peaks import with_capped_peaks, with_peaks
+from fusegen.program.formula import Formula
+from fusegen.schedule.choose import Choice, choose
+from fusegen.schedule.expected import CLASSES, Expected, class_of
+from fusegen.schedule.heuristics.contraction import depth_of, rows_of
+from fusegen.schedule.lower import Bodies, Pins, lower
+from fusegen.schedule.lower.parts import agreed
+from fusegen.schedule.padding import with_copied_rows
+from fusegen.schedule.plan import ContractionPlan, LanePlan
+from fusegen.schedule.program import Program
+from fusegen.schedule.ranking import is_faster_apart, preferred
+from fusegen.source import Source
+from fusegen.target import Target
+from fusegen.threads import cached_property, new_lock
+
+Key: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
+Split: TypeAlias = frozenset[tuple[int, ...]]
+"""Groups that are two kernels, by their outputs."""
+_NO_PINS: Pins = {}
+_NONE: Split = frozenset()
+Rows: TypeAlias = Mapping[Dim, range]
+BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
+Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], Choice]
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """What fusion makes of a graph of which some products are left to the library.
+
+    Attributes:
+        graph: the graph; its products are those of the one that it was made of, in their order.
+        groups: what runs.
+        kind: a number that graphs share whose nodes stand at the same places.
+    """
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    kind: int
+
+    @cached_property
+    def products(self) -> tuple[int, ...]:
+        """All products of the graph."""
+        return products_of(self.graph)
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What fusion and lowering go by.
+
+    Attributes:
+        by_library: products that the library computes, by choice.
+        fused: what fusion makes of the rest.
+        plans: of the launches of products, by their products in the graph that was fused.
+        choices: for these products, and for those that were left to the library before.
+    """
+
+    by_library: frozenset[int]
+    fused: _Fused
+    plans: Mapping[tuple[int, ...], ContractionPlan]
+    choices: Mapping[int, Choice]
+
+    @property
+    def key(self) -> Key:
+        """What makes a difference to the program."""
+        return self.by_library, tuple(self.plans.values())
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to compute a graph.
+
+    Attributes:
+        graph: in primitives; products that the library computes by choice say so.
+        groups: what fusion decided.
+        program: the steps of a call.
+    """
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    program: Program
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """The text of each launch, which takes longer than all that comes before."""
+        return tuple(emit(parts, self.program.target) for parts in self.program.kernels)
+
+
+class Forms:
+    """All forms of a graph for a machine. Threads may share them: one at a time makes a form.
+
+    Args:
+        graph: in primitives.
+        target: the machine.
+        wide: whether indices need 64 bits.
+        choose: says who computes a launch of products, and by which plan.
+        bodies: the programs of loops for some sizes.
+        lock: that of the alternatives that these are of.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        *,
+        wide: bool,
+        choose: Choose = choose,
+        bodies: BodiesAt = lambda _: {},
+        lock: RLock | None = None,
+    ) -> None:
+        self._lock = lock or new_lock()
+        self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
+        self._made: dict[tuple[object, ...], Form] = {}
+        self._first: dict[tuple[object, ...], Form] = {}  # with the first plan of each launch
+        self._products = products_of(graph)
+        self._fused: dict[frozenset[int], _Fused] = {}
+        self._kinds: dict[tuple[object, ...], int] = {}
+        self._chosen: dict[tuple[int, Group, int, int], Choice] = {}
+        self._bodies = bodies
+
+    def at(self, sizes: Mapping[str, int]) -> Form:
+        """The form for some sizes: its launches have the plans that are expected to be fastest."""
+        return self.pinned(sizes, _NO_PINS)
+
+    def pinned(self, sizes: Mapping[str, int], pins: Pins) -> Form:
+        """The form for some sizes, of which some launches have other plans.
+
+        Args:
+            pins: candidates of launches of `at`, by the outputs of their groups.
+        """
+        with self._lock:
+            return self._laid_out(self._classes(sizes), sizes, pins)
+
+    def _laid_out(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Form:
+        """The form of some classes, with the kernels and the plans that launches should have at some sizes."""
+        bodies = self._bodies(sizes)
+        fused = self._with_first_plans(classes, _NONE, bodies).program.launches
+        split = frozenset(launch.group.outputs for launch in fused if is_faster_apart(launch, sizes, self._target))
+        plans: dict[tuple[int, ...], LanePlan] = {}
+        for launch in self._with_first_plans(classes, split, bodies).program.launches:
+            wanted = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
+            if wanted is not None and wanted != launch.plan:
+                plans[launch.group.outputs] = wanted
+        form = self._form(classes, split, bodies, plans)
+        beside = {outputs: plan for outputs, plan in agreed(form.program.steps, self._target).items() if outputs not in pins}
+        return self._form(classes, split, bodies, plans | beside) if beside else form
+
+    def _with_first_plans(self, classes: tuple[int, ...], split: Split, bodies: Bodies) -> Form:
+        key = classes, split, tuple(id(program) for program, _ in bodies.values())
+        if key not in self._first:
+            self._first[key] = self._form(classes, split, bodies)
+        return self._first[key]
+
+    def expected(self, sizes: Mapping[str, int]) -> Expected:
+        """What is expected of some sizes."""
+        return self._expected(self._classes(sizes))
+
+    def choices(self, sizes: Mapping[str, int]) -> dict[int, Choice]:
+        """For products that a kernel of ours could compute, by their places in the graph of the form, what is chosen for some
+        sizes."""
+        with self._lock:
+            decision = self._decision(self.expected(sizes))
+        places = zip(self._products, decision.fused.products, strict=True)
+        return {place: decision.choices[product] for product, place in places if product in decision.choices}
+
+    def all(self, sizes: Mapping[str, int]) -> Iterator[tuple[Rows, Form]]:
+        """A form for every choice of who computes products, and by which plan, with the numbers of rows that make it; what is above
+        all classes counts as the last.
+
+        Args:
+            sizes: for which launches of rows and points are laid out.
+        """
+        for parts in itertools.product(*self._ranges()):
+            yield dict(zip(self._rows, parts, strict=True)), self._laid_out(tuple(part[-1] for part in parts), sizes, _NO_PINS)
+
+    @property
+    def products(self) -> tuple[Group, ...]:
+        """Launches of products by the skeleton of which something is known to choose by."""
+        return _priced(self._fuse(frozenset()).groups)
+
+    def _fuse(self, by_library: frozenset[int]) -> _Fused:
+        """What fusion decides where some products are left to the library."""
+        if by_library not in self._fused:
+            graph = with_copied_rows(leave_to_library(self.graph, by_library), self._target)
+            graph = reduced_by_tiles(graph, self._target)
+            graph = with_capped_peaks(with_peaks(with_moments(graph, self._target), self._target))
+            kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
+            self._fused[by_library] = _Fused(graph, fuse(graph, self._target), kind)
+        return self._fused[by_library]
+
+    @cached_property
+    def _rows(self) -> tuple[Dim, ...]:
+        """Sizes that choices go by and that are known at the call only: rows, and what is summed over."""
+        fused = self._fuse(frozenset())
+        rows = dict.fromkeys(dim for group in _priced(fused.groups) for dim in _dims(fused.graph, group.anchors[0]))
+        return tuple(dim for dim in rows if literal(dim) is None)
+
+    @cached_property
+    def _formulas(self) -> tuple[Formula, ...]:
+        return tuple(map(formula, self._rows))
+
+    def _classes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(class_of(rows(sizes)) for rows in self._formulas)
+
+    def _expected(self, classes: tuple[int, ...]) -> Expected:
+        return Expected(dict(zip(self._rows, classes, strict=True)))
+
+    def _ranges(self) -> list[list[range]]:
+        """For each of these sizes, numbers that make the same choices, whatever the others are."""
+        keys = {c: self._decision(self._expected(c)).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
+        return [self._merged(place, keys) for place in range(len(self._rows))]
+
+    def _merged(self, place: int, keys: Mapping[tuple[int, ...], Key]) -> list[range]:
+        found: list[range] = []
+        before: list[Key] = []
+        for first, last in zip((1, *(c + 1 for c in CLASSES)), CLASSES, strict=False):
+            now = [key for classes, key in keys.items() if classes[place] == last]
+            if now == before:
+                found[-1] = range(found[-1].start, last + 1)
+            else:
+                found.append(range(first, last + 1))
+            before = now
+        return found
+
+    def _decision(self, expected: Expected) -> _Decision:
+        """Leaves products to the library until fusion makes no launch any more that it is expected to be faster than."""
+        by_library: frozenset[int] = frozenset()
+        choices: dict[int, Choice] = {}
+        while True:
+            fused = self._fuse(by_library)
+            place = dict(zip(fused.products, self._products, strict=True))
+            chosen = {group: self._choice(fused, group, expected) for group in _priced(fused.groups)}
+            choices |= {place[p]: choice for group, choice in chosen.items() for p in group.anchors}
+            left = {place[p] for group, choice in chosen.items() if choice.takes_library for p in group.anchors}
+            if not left:
+                plans = {group.anchors: choice.plan for group, choice in chosen.items()}
+                return _Decision(by_library, fused, plans, choices)
+            by_library |= left
+
+    def _choice(self, fused: _Fused, group: Group, expected: Expected) -> Choice:
+        """What is chosen for a launch of products, which goes by their own rows and depth alone."""
+        rows, depth = _dims(fused.graph, group.anchors[0])
+        key = (fused.kind, group, expected.of(rows), expected.of(depth))
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(fused.graph, group, self._target, expected)
+        return self._chosen[key]
+
+    def _form(self, classes: tuple[int, ...], split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Form:
+        decision = self._decision(self._expected(classes))
+        key = decision.key, split, frozenset(pins.items()), tuple(id(program) for program, _ in bodies.values())
+        if key not in self._made:
+            self._made[key] = self._lowered(decision, split, bodies, pins)
+        return self._made[key]
+
+    def _lowered(self, decision: _Decision, split: Split, bodies: Bodies, pins: Pins) -> Form:
+        graph, fused = decision.fused.graph, decision.fused.groups
+        parts = (apart(graph, group) if group.outputs in split else (group,) for group in fused)
+        groups = tuple(itertools.chain.from_iterable(parts))
+        return Form(graph, groups, lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins, bodies=bodies))
+
+
+def _priced(groups: Sequence[Group]) -> tuple[Group, ...]:
+    return tuple(group for group in groups if group.skeleton == WGMMA.name)
+
+
+def _dims(graph: Graph, product: int) -> tuple[Dim, Dim]:
+    """The rows of a product, and what it sums over."""
+    return rows_of(graph, product), depth_of(graph, product)

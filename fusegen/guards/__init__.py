@@ -1,0 +1,29 @@
+"""Python state that a function reads: what is seen of it while the function is traced, and whether it is still so in a later call.
+
+A `Recorder` watches one run of a function and notes every read of a variable, an attribute or a container as a `Read`. The
+`State` that it leaves behind is one generated function, which a call asks whether all of them would read the same again.
+"""
+
+from fusegen.guards.changes import ChangeError, refusing_changes
+from fusegen.guards.check import State, has_identity
+from fusegen.guards.content import cell_contents, contents, matcher
+from fusegen.guards.plain import exact, is_plain, same
+from fusegen.guards.recorder import Recorder
+from fusegen.guards.slots import Kind, Read, Slot
+
+__all__ = [
+    "ChangeError",
+    "Kind",
+    "Read",
+    "Recorder",
+    "Slot",
+    "State",
+    "cell_contents",
+    "contents",
+    "exact",
+    "has_identity",
+    "is_plain",
+    "matcher",
+    "refusing_changes",
+    "same",
+]

@@ -1,0 +1,376 @@
+"""Whether what a function read while it was traced still reads the same: one generated function, as cheap as can be."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, ModuleType
+from typing import Any, TypeAlias
+
+import torch
+
+from fusegen.guards.content import contents, is_a, is_opaque, matcher
+from fusegen.guards.plain import is_plain, same
+from fusegen.guards.slots import Kind, Read, Slot
+
+Found: TypeAlias = tuple[torch.Tensor, ...]
+_GONE = (AttributeError, LookupError, ValueError, TypeError, NameError)
+_LASTING = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
+"""What is held as it is; all else by a weak reference."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """A tensor that is an input of the kernel.
+
+    Attributes:
+        name: the input's.
+        type: the tensor's, which may be one of its subclasses.
+        slot: where it is found.
+    """
+
+    name: str
+    type: type
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something that was asked of a tensor while tracing, and that a later call asks again.
+
+    Attributes:
+        slot: where the tensor is.
+        holds: whether the answer is still the same.
+    """
+
+    slot: Slot
+    holds: Callable[[torch.Tensor], bool]
+
+    @classmethod
+    def of(
+        cls,
+        slot: Slot,
+        tensor: torch.Tensor,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        result: Any,
+    ) -> Question:
+        """A question and its answer; where the answer is no plain value, the tensor must hold what it holds now."""
+        others = [a for a in (*args, *kwargs.values()) if a is not tensor]
+        inner = contents(result)
+        if all(map(is_plain, others)) and (is_plain(result) or (inner is not None and all(map(is_plain, inner)))):
+            answers = matcher(result)
+            return cls(slot, lambda t: answers(function(*(t if a is tensor else a for a in args), **kwargs)))
+        kept = tensor.detach().clone()
+        return cls(slot, lambda t: _same_bits(t, kept))
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype is not other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.detach().contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+class State:
+    """What a run of a function read.
+
+    Args:
+        function: the function.
+        arguments: by position, what it was given besides tensors and numbers.
+        reads: in their order.
+        questions: asked of tensors.
+        used: tensors that are inputs of the kernel.
+        compares_identity: whether code may have asked whether two tensors are one.
+        tensors: positions of the arguments that are tensors.
+        answers: of arguments, by position and attribute: the value of ``requires_grad``; False for an attribute that is missing.
+        has_backward_hooks: whether a module that ran has hooks that may change gradients.
+
+    Attributes:
+        names: of the inputs that the function closes over.
+        asked: what the function asked torch, and tensors that it closes over, in words.
+        compares_identity: as given.
+        places: what tells the place of each of these from others, as long as its owner lives.
+        check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
+            changed; None in its place for a kernel whose function reads nothing.
+        text: of that function.
+        has_backward_hooks: as given.
+    """
+
+    NAME = "STATE"
+    """The name by which the globals of the function know the state."""
+
+    check: Callable[[Sequence[Any]], Found | None] | None
+
+    def __init__(
+        self,
+        function: object,
+        arguments: Mapping[int, object],
+        reads: Sequence[Read],
+        questions: Sequence[Question],
+        used: Sequence[Used],
+        *,
+        compares_identity: bool,
+        tensors: Sequence[int],
+        answers: Mapping[tuple[int, str], bool],
+        has_backward_hooks: bool,
+    ) -> None:
+        self.has_backward_hooks = has_backward_hooks
+        self._tensors = tensors
+        self.names = tuple(each.name for each in used)
+        self.asked = _asked(reads, questions, answers, compares_identity)
+        self.compares_identity = compares_identity
+        self._compared = frozenset(id(read.value) for read in reads if compares_identity and is_a(read.value, torch.Tensor))
+        self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
+        writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, tensors)
+        for position, value in arguments.items():
+            writer.argument(position, value)
+        for read in reads:
+            writer.read(read)
+        for question in questions:
+            writer.question(question)
+        for (position, attribute), answer in answers.items():
+            writer.answer(position, attribute, answer)
+        writer.tensors(used)
+        writer.aliases(reads, compares_identity)
+        self.check = writer.function(self) if writer.lines else None
+        self.text = writer.text
+        self._reads = [_Remembered.of(read) for read in reads]
+
+    def reads(self) -> list[Read]:
+        """What was read, as far as it is still there."""
+        found = (remembered.read() for remembered in self._reads)
+        return [read for read in found if read is not None]
+
+    def met(self, values: Sequence[Any]) -> list[int]:
+        """Positions of arguments that the function reached otherwise too, where it may have asked whether two tensors are one."""
+        return [position for position in self._tensors if id(values[position]) in self._compared]
+
+    def never(self) -> State:
+        """The same for no other call: the function changes what it reads."""
+        other = copy.copy(self)
+        other.check = _never
+        return other
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    """A read, whose owner and value are not kept alive."""
+
+    owner: Callable[[], Any]
+    kind: Kind
+    key: object
+    value: Callable[[], Any]
+    holds: Callable[[Any], bool] | None
+
+    @classmethod
+    def of(cls, read: Read) -> _Remembered:
+        return cls(_reference(read.slot.owner), read.slot.kind, read.slot.key, _reference(read.value), read.holds)
+
+    def read(self) -> Read | None:
+        owner, value = self.owner(), self.value()
+        if owner is _DEAD or value is _DEAD:
+            return None
+        return Read(Slot(owner, self.kind, self.key), value, self.holds)
+
+
+_DEAD = object()
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    """A function that gives a value; what may go away is held by a weak reference, and `_DEAD` when it is gone."""
+    if isinstance(value, _LASTING):
+        return lambda: value
+    try:
+        reference = weakref.ref(value)
+    except TypeError:
+        return lambda: value
+    return lambda: _DEAD if (found := reference()) is None else found
+
+
+def _never(values: Sequence[Any]) -> None:
+    """The check of what no later call may take over."""
+
+
+class _Writer:
+    """Writes the function: a line a read, which returns None where it reads something else."""
+
+    def __init__(
+        self, function: object, arguments: Mapping[int, object], reads: Sequence[Read], inputs: set[int], tensors: Sequence[int]
+    ) -> None:
+        self.lines: list[str] = []
+        self._tensors = tensors  # positions of arguments
+        self._owners = {id(read.slot.owner) for read in reads}
+        self._inputs = inputs  # slots whose tensors are inputs, which are looked at by themselves
+        self._function = function
+        self._scope: dict[str, Any] = {"same": same, "GONE": _GONE}
+        self._locals: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # of inputs, by their slots
+        self._kept: list[object] = []  # as long as ids are compared
+        self._given: set[int] = set()
+        self._lasting = _lasting([function, *arguments.values(), *(read.value for read in reads)])
+        self._result = "()"
+
+    @property
+    def text(self) -> str:
+        """The function's source."""
+        body = "\n".join(f"        {line}" for line in (*self.lines, f"return {self._result}"))
+        return f"def check(V):\n    try:\n{body}\n    except GONE:\n        return None\n"
+
+    def function(self, state: State) -> Callable[[Sequence[Any]], Found | None]:
+        """The function itself."""
+        self._scope[State.NAME] = weakref.ref(state)
+        exec(compile(self.text, "<what a kernel read>", "exec"), self._scope)
+        check: Callable[[Sequence[Any]], Found | None] = self._scope["check"]
+        return check
+
+    # What is checked.
+
+    def argument(self, position: int, value: object) -> None:
+        """An object that was given: the very same, or one that is equal by a rule of its own and reads the same."""
+        if is_plain(value):
+            return
+        if contents(value) is not None:
+            if is_opaque(value):  # known by identity, whatever it holds
+                self._require(f"{self._constant(matcher(value))}(V[{position}])")
+            return
+        if has_identity(value):
+            self._require(f"V[{position}] is {self._object(value)}")
+        else:
+            self._give(value, f"V[{position}]")
+
+    def read(self, read: Read) -> None:
+        """A place that holds a plain value, a container, a tensor, or the same object as before."""
+        place, value = self._place(read.slot), read.value
+        if read.slot.kind is Kind.CACHE:
+            self._require(f"{self._constant(read.holds)}({place})")
+        elif value is None or value is True or value is False:
+            self._require(f"{place} is {value}")
+        elif is_plain(value):
+            kept = self._constant(value)
+            self._require(f"(v := {place}) is {kept} or same(v, {kept})")
+        elif is_a(value, torch.Tensor):
+            if id(value) in self._owners and id(value) not in self._locals:
+                self._give(value, place)  # later reads of it are of the tensor that is there in a call
+            elif id(read.slot) not in self._inputs:
+                self._require(f"type({place}) is {self._constant(type(value))}")
+        elif contents(value) is not None:
+            self._container(place, read)
+        elif id(read.slot.owner) in self._given and read.slot.kind is Kind.ATTRIBUTE:
+            self._give(value, place)
+        else:
+            self._require(f"{place} is {self._object(value)}")
+
+    def _container(self, place: str, read: Read) -> None:
+        kept = self._constant(read.value)
+        if read.holds is None:
+            self._require(f"{place} is {kept}")
+        elif read.was_empty:
+            self._require(f"(v := {place}) is {kept} and not v")
+        else:
+            self._require(f"(v := {place}) is {kept} and {self._constant(read.holds)}(v)")
+
+    def question(self, question: Question) -> None:
+        """Something that was asked of a tensor."""
+        self._require(f"{self._constant(question.holds)}({self._place(question.slot)})")
+
+    def aliases(self, reads: Sequence[Read], compares: bool) -> None:
+        """Places that held one tensor must still hold one; where code compares identities, two must be two."""
+        holders: dict[int, list[Slot]] = {}
+        for read in reads:
+            if is_a(read.value, torch.Tensor):
+                holders.setdefault(id(read.value), []).append(read.slot)
+        for first, *others in holders.values():
+            for other in others:
+                self._require(f"{self._tensor(other)} is {self._tensor(first)}")
+        places = [*(f"V[{a}]" for a in self._tensors), *(self._tensor(slots[0]) for slots in holders.values())] if compares else []
+        if len(places) > 1:
+            self._require(f"len({{{', '.join(f'id({each})' for each in places)}}}) == {len(places)}")
+
+    def answer(self, position: int, attribute: str, answer: bool) -> None:
+        """What an argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+        asked = f"V[{position}].requires_grad" if attribute == "requires_grad" else f"hasattr(V[{position}], {attribute!r})"
+        self._require(f"{asked} is {answer}")
+
+    def tensors(self, used: Sequence[Used]) -> None:
+        """The inputs that are found again."""
+        names = []
+        for number, each in enumerate(used):
+            self.lines.append(f"t{number} = {self._place(each.slot)}")
+            self._require(f"type(t{number}) is {self._constant(each.type)}")
+            self._names[id(each.slot)] = f"t{number}"
+            names.append(f"t{number}")
+        self._result = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+    # Expressions.
+
+    def _require(self, condition: str) -> None:
+        self.lines.append(f"if not ({condition}): return None")
+
+    def _place(self, slot: Slot) -> str:
+        return slot.text(self._object(slot.owner), self._constant(slot.key) if type(slot.key) not in (str, int) else "")
+
+    def _tensor(self, slot: Slot) -> str:
+        return self._names.get(id(slot)) or self._place(slot)
+
+    def _object(self, value: object) -> str:
+        """A name for an object; what may go away is held by a weak reference."""
+        if id(value) in self._locals:
+            return self._locals[id(value)]
+        if value is self._function or isinstance(value, _LASTING) or id(value) not in self._lasting:
+            return self._constant(value)
+        try:
+            reference = self._constant(weakref.ref(value))
+        except TypeError:
+            return self._constant(value)
+        name = self._local(value)
+        self.lines.append(f"if ({name} := {reference}()) is None: return None")
+        return name
+
+    def _give(self, value: object, place: str) -> None:
+        """A name for an object of an argument, whatever object that is in a call."""
+        kind = self._constant(type(value))
+        name = self._local(value)
+        self._given.add(id(value))
+        self.lines.append(f"{name} = {place}")
+        self._require(f"type({name}) is {kind}")
+
+    def _local(self, value: object) -> str:
+        self._kept.append(value)
+        return self._locals.setdefault(id(value), f"o{len(self._locals)}")
+
+    def _constant(self, value: object) -> str:
+        name = f"c{len(self._scope)}"
+        self._scope[name] = value
+        return name
+
+
+def _asked(
+    reads: Sequence[Read], questions: Sequence[Question], answers: Collection[tuple[int, str]], compares_identity: bool
+) -> tuple[str, ...]:
+    found = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is Kind.RESULT]
+    if questions or (compares_identity and any(is_a(read.value, torch.Tensor) for read in reads)):
+        found.append("something of a tensor that it closes over")
+    found += [f"the attribute {attribute!r} of an argument" for _, attribute in answers]
+    return tuple(dict.fromkeys(found))
+
+
+def has_identity(value: object) -> bool:
+    """Whether a value is equal to nothing but itself, or says nothing of equality that could be relied on."""
+    kind = type(value)
+    return kind.__eq__ is object.__eq__ or kind.__hash__ is None
+
+
+def _lasting(values: Sequence[object]) -> frozenset[int]:
+    """Ids of objects that were there to be read, and of what containers among them hold; others were made by the function itself
+    and are held as they are."""
+    found: set[int] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if id(value) not in found and not is_plain(value):
+            found.add(id(value))
+            stack += contents(value) or ()
+    return frozenset(found)

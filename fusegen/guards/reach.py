@@ -1,0 +1,575 @@
+"""What a function can reach: from each call of a Python function, and each value that is read, to what is behind it.
+
+Variables, and attributes of classes, are found by the names that the code of a function mentions, when it is called and before it
+runs. Attributes of objects and modules are watched as they are read (`Watch`).
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import contextlib
+import decimal
+import functools
+import gc
+import importlib._bootstrap
+import inspect
+import io
+import logging
+import os
+import queue
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
+from typing import Any, NoReturn, Protocol, cast
+
+import torch
+
+from fusegen.errors import TraceError, UnsupportedError
+from fusegen.guards.code import Names, elements_read, names_of
+from fusegen.guards.content import cell_contents, contents, is_a
+from fusegen.guards.libraries import is_closed, is_heap, is_library, of_library, runs_library
+from fusegen.guards.plain import is_plain
+from fusegen.guards.slots import Kind, Slot
+
+_LARGE = 64  # elements from which on it matters which of them are read
+_UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read at every step, or without meaning for values
+_CACHED = type(functools.lru_cache(lambda: None))
+_ASKED = (
+    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype", "get_default_device",
+    "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled", "is_anomaly_enabled",
+    "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode", "initial_seed",
+)  # fmt: skip
+"""What a function may ask torch for that is no argument's."""
+
+_QUESTIONS = {function: name for name in _ASKED if (function := getattr(torch, name, None)) is not None}
+
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
+"""Runs at each call of a module of torch's, whoever made the module and wherever."""
+
+_THREADS = {
+    threading.Thread.start.__code__: "starts a thread",
+    ThreadPoolExecutor.submit.__code__: "hands work to a thread",
+}
+
+_DEEDS = {"print": "prints", "open": "opens a file", "input": "waits for input"}
+"""Functions of Python's own that do what cannot be undone."""
+
+_DEEDS_OF = {
+    logging.Logger.handle.__code__: "writes to a log",
+    type(os.environ).__setitem__.__code__: "sets an environment variable",
+    type(os.environ).__delitem__.__code__: "deletes an environment variable",
+}
+"""Likewise of the standard library."""
+
+_WARNS = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
+"""Shows a warning that a filter lets through."""
+
+_ENVIRONMENT_READ = type(os.environ).__getitem__.__code__
+"""Runs whenever a variable of the environment is asked for, in whichever way."""
+
+_IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+"""Loads a module that is not loaded yet."""
+
+_PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__wrapped__"})
+"""Attributes of functions that code may ask for, and what ``inspect.signature`` reads."""
+
+_NAMES_OF = frozenset({"__name__", "__qualname__", "__module__", "__doc__", "__bases__", "__mro__", "__annotations__"})
+"""Attributes of classes and functions that say what they are."""
+
+_LOOKED_UP = frozenset({"modules", "import_module", "__import__"})
+"""Words by which code may reach a module that it does not name."""
+
+_BUILTINS: dict[str, Any] = vars(builtins)
+_STREAMS = (io.IOBase, queue.SimpleQueue)
+
+_UNTRACEABLE = {
+    ("torch.nn.attention.flex_attention", "flex_attention"): "call F.scaled_dot_product_attention with attn_mask or is_causal, or "
+    "flex_attention outside of the kernel",
+}
+"""Functions of libraries that look into tensors, with what to do in place of calling them, by module and name."""
+
+_FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__", "default_factory")
+"""Where wrappers of the standard library, and kernels, keep the function that they call."""
+
+
+class Notes(Protocol):
+    """Who keeps what is reached."""
+
+    def note(self, slot: Slot, value: Any, name: str) -> None:
+        """A place that the code reads, what it holds, and what to call that; leads on to what is behind the value."""
+
+    def missing(self, owner: Mapping[str, Any], names: Iterable[str]) -> None:
+        """A dictionary of variables or attributes, and names of which the code may find that it lacks some."""
+
+    def note_identity(self, slot: Slot, value: Any) -> None:
+        """A place that holds a container, of which no more is read than is noted apart."""
+
+    def container(self, value: Any) -> None:
+        """A container, or an object with attributes, that was there before the function ran."""
+
+    def deed(self, deed: str, where: str | None) -> None:
+        """The function does what cannot be undone, or is about to."""
+
+    def cache(self, function: Any) -> None:
+        """A function that keeps its results."""
+
+    def watch(self, cls: type) -> None:
+        """Attributes of a class's objects are read."""
+
+    def watch_module(self, module: ModuleType) -> None:
+        """Attributes of a module are read."""
+
+    def generator(self, value: Any, name: str) -> None:
+        """A generator of random numbers."""
+
+    def random_mentioned(self) -> None:
+        """Code has a word by which it may reach the generators of all."""
+
+    def library_call(self, variables: dict[str, Any]) -> None:
+        """A library's function is called, which has these variables."""
+
+    def module_call(self, module: torch.nn.Module) -> None:
+        """A module of torch's is called."""
+
+
+class Reach:
+    """Looks into calls and values, each once.
+
+    Args:
+        notes: who keeps what is reached.
+        function: the function that is watched; its calls bind what it is made of themselves.
+    """
+
+    def __init__(self, notes: Notes, function: object) -> None:
+        self._notes = notes
+        self._own = getattr(function, "__func__", function)
+        self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id
+        self._waiting: list[tuple[Any, str]] = []
+        self.asks_for_types = False
+        self.compares_identity = False
+        self._called: set[CodeType] = set()
+        self._libraries: set[CodeType] = set()
+        self._functions: dict[CodeType, list[FunctionType]] = {}
+        self._older: dict[CodeType, list[FunctionType]] = {}
+        self._start: list[object] = []  # objects behind it in the collector's youngest generation were made meanwhile
+        self._mentioned: set[str] = set()
+        self._views: dict[type, Mapping[str, Any]] = {}
+        self._holders: list[tuple[Any, str]] = []
+
+    # Calls.
+
+    def call(self, frame: FrameType) -> None:
+        """Looks at a function that is about to run."""
+        code = frame.f_code
+        if code in _THREADS:
+            _refuse_thread(frame)
+        if code is _MODULE_CALL:
+            self._notes.module_call(frame.f_locals["self"])
+        if code is _WARNS and _always_warns(frame.f_locals["msg"]):
+            self._notes.deed("warns", called_at(frame))
+        if code in _DEEDS_OF and not _is_once(frame):
+            self._notes.deed(_DEEDS_OF[code], called_at(frame))
+        if code is _ENVIRONMENT_READ:
+            self._environment(frame.f_locals["key"])
+        if code in self._libraries:
+            return
+        if runs_library(frame):
+            _require_traceable(frame)
+            self._libraries.add(code)
+            self._notes.library_call(frame.f_globals)
+            return
+        names = names_of(code)
+        self._classes(frame, names)
+        self._find(frame)
+        for function in self._functions.get(code, ()):
+            self._closure(function)
+        if code not in self._called:
+            self._called.add(code)
+            self._deeds(frame, names)
+            self._mentioned |= names.attributes
+            if "random" in names.attributes or "random" in (*names.variables, *names.modules):
+                self._notes.random_mentioned()
+            self.compares_identity |= names.compares
+            self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
+            self._modules(frame, names)
+            self._globals(frame.f_globals, names, code)
+            self._mention()
+
+    def _environment(self, name: object) -> None:
+        """A variable of the environment, which may be missing."""
+        held = cast(Any, os.environ)._data
+        key: Any = os.fsencode(name) if isinstance(name, str) else name
+        if key in held:
+            self._notes.note(Slot(held, Kind.ITEM, key), held[key], "environ")
+        self._notes.missing(held, (key,))
+
+    def _find(self, frame: FrameType) -> None:
+        """Finds the function of a frame that closes over variables, where none is known that has the frame's: one that a library or
+        the interpreter holds and calls. One that was made meanwhile closes over nothing that was there before."""
+        code, known = frame.f_code, self._functions.setdefault(frame.f_code, [])
+        if code.co_freevars and code.co_name not in _COMPREHENSIONS and not any(_closes_over(each, frame) for each in known):
+            if code not in self._older:
+                self._older[code] = _functions_of(code, self._start)
+            known += [each for each in self._older[code] if _closes_over(each, frame)]
+
+    def _modules(self, frame: FrameType, names: Names) -> None:
+        """Modules that a code imports, or looks up by a word."""
+        wanted = [name for name in names.modules if name and not is_library(name)]
+        if "modules" in names.attributes and any(frame.f_globals.get(name) is sys for name in names.variables):
+            wanted += names.attributes
+        for name in wanted:
+            if name in sys.modules:
+                self._notes.note(Slot(sys.modules, Kind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
+        self._notes.missing(sys.modules, wanted)
+        for name in names.modules:
+            self.see(sys.modules.get(name), name.rpartition(".")[2])
+
+    def _deeds(self, frame: FrameType, names: Names) -> None:
+        """What a function may do beside computing a result, as far as its code says so."""
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        for name, deed in _DEEDS.items():
+            if name in names.variables and name not in frame.f_globals:
+                self._notes.deed(deed, where)
+        if names.sets and not _LOOKED_UP.isdisjoint({*names.variables, *names.attributes}):
+            self._notes.deed("sets attributes, perhaps those of a module that it looks up", where)
+        for name in names.variables if names.sets else ():
+            if is_a(module := frame.f_globals.get(name), ModuleType):
+                self._notes.container(module)
+        if names.stores or "globals" in names.variables:
+            own = sys.modules.get(str(frame.f_globals.get("__name__")))
+            is_own = own is not None and object.__getattribute__(own, "__dict__") is frame.f_globals
+            self._notes.container(own if is_own else frame.f_globals)
+
+    def _globals(self, variables: dict[str, Any], names: Names, code: CodeType) -> None:
+        wanted = dict.fromkeys(names.variables)
+        if "globals" in wanted:
+            wanted |= dict.fromkeys(n for n in variables if not n.startswith("__") and (n in names.attributes or names.computes))
+        for name in wanted:
+            if name in variables:
+                self._variable(Slot(variables, Kind.ITEM, name), variables[name], name, code)
+            elif name in _BUILTINS and getattr(_BUILTINS[name], "__module__", None) != "builtins":  # put there by somebody
+                self._notes.note(Slot(_BUILTINS, Kind.ITEM, name), _BUILTINS[name], name)
+        self._notes.missing(variables, (*wanted, *names.attributes) if "globals" in wanted else wanted)
+        for name in _ASKED:
+            if name in names.attributes or name in wanted:
+                self._ask(name)
+        if "Decimal" in names.attributes or any(variables.get(name) is decimal.Decimal for name in wanted):
+            self._notes.note(Slot(decimal.getcontext, Kind.RESULT, ()), decimal.getcontext(), "decimal")
+
+    def _closure(self, function: FunctionType) -> None:
+        """What a function is made of, and what it closes over."""
+        name = function.__name__
+        if function is not self._own:
+            for part in ("__code__", "__defaults__", "__kwdefaults__"):
+                if getattr(function, part) is not None:
+                    self._notes.note(Slot(function, Kind.ATTRIBUTE, part), getattr(function, part), name)
+        for place, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
+            self._notes.container(cell)
+            for value in cell_contents(cell):
+                self._variable(Slot(function, Kind.CELL, place), value, free, function.__code__)
+
+    def _variable(self, slot: Slot, value: Any, name: str, code: CodeType) -> None:
+        """A variable that a function reads; of a large container the elements alone, where the code says which."""
+        if is_a(value, (list, dict)) and len(value) > _LARGE:
+            places = elements_read(code, name)
+            if places is not None:
+                self._notes.note_identity(slot, value)
+                self._elements(value, places, name)
+                return
+        self._notes.note(slot, value, name)
+
+    def _elements(self, container: Any, places: tuple[object, ...], name: str) -> None:
+        for place in places:
+            slot = Slot(container, Kind.LENGTH) if place is None else Slot(container, Kind.ITEM, place)
+            try:
+                self._notes.note(slot, slot.get(), f"{name}_{place}")
+            except LookupError:  # which the function meets as well
+                continue
+
+    def _ask(self, name: str) -> None:
+        """Notes what torch says of itself."""
+        ask = getattr(torch, name, None)
+        for args in ((), ("cpu",), ("cuda",)) if "autocast" in name else ((),):
+            slot = Slot(ask, Kind.RESULT, args)
+            with contextlib.suppress(TypeError):  # not every question has every form
+                self._notes.note(slot, slot.get(), name)
+
+    def _classes(self, frame: FrameType, names: Names) -> None:
+        """Attributes of classes that a code may read: of those that it is given, or finds in a variable, and, where it asks for
+        the class of something or of its base, of its arguments' classes."""
+        code = frame.f_code
+        given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+        if not given and code.co_flags & inspect.CO_VARARGS:  # as wrappers have it
+            given = list(frame.f_locals.get(code.co_varnames[code.co_kwonlyargcount], ()))
+        found = [*given, *(frame.f_globals.get(name) for name in names.variables), *map(frame.f_locals.get, code.co_freevars)]
+        classes = {cast(type, value): None for value in found if is_a(value, type)}
+        if not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes:
+            classes |= {type(value): None for value in found}
+        for cls in classes:
+            self._class(cls, cls.__name__)
+            for key in _mentioned_in(cls, names):
+                self._class_attribute(cls, key)
+            for key in () if of_library(cls) else names.asked:
+                if not key.startswith("__") and not hasattr(cls, key):
+                    self._notes.note(Slot(cls, Kind.HAS, key), False, key)
+            if "__subclasses__" in names.attributes and not of_library(cls):
+                what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
+                raise TraceError(what, where=called_at(frame), mend="pass what is made of them as an argument")
+            for part in () if of_library(cls) else _NAMES_OF & names.attributes:
+                self._notes.note(Slot(cls, Kind.ATTRIBUTE, part), getattr(cls, part), part)
+            if type(cls) is abc.ABCMeta and not {"isinstance", "issubclass"}.isdisjoint(names.variables):
+                self._notes.note(Slot(abc.get_cache_token, Kind.RESULT, ()), abc.get_cache_token(), "registered")
+        for holder in found:
+            if is_a(holder, (FunctionType, torch.Tensor)) and not _is_ours(holder):
+                self._notes.missing(vars(holder), names.asked)
+            if is_a(holder, FunctionType):
+                all_parts = "signature" in names.attributes or "signature" in names.variables
+                for part in (_PARTS if all_parts else frozenset()) | (_PARTS | _NAMES_OF) & names.attributes:
+                    if hasattr(holder, part):
+                        self._notes.note(Slot(holder, Kind.ATTRIBUTE, part), getattr(holder, part), part)
+        if given:
+            self._method(given[0], code)
+
+    def _method(self, owner: Any, code: CodeType) -> None:
+        """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``; under whatever
+        name the class has it. A method that Python looks for by syntax is the first of its name."""
+        cls: Any = owner if is_a(owner, type) else type(owner)
+        if code.co_name == "__getattribute__":
+            return
+        users = [each for each in cls.__mro__ if not of_library(each)]
+        for number, each in enumerate(users):
+            for key, found in tuple(vars(each).items()):
+                function = found.__func__ if is_a(found, (classmethod, staticmethod)) else found
+                if is_a(function, FunctionType) and function.__code__ is code:  # one of several where a wrapper's code is theirs
+                    self._notes.note(Slot(each, Kind.DEFINED, key), found, key)
+                    for derived in users[:number]:
+                        self._notes.missing(self._members(derived), (key,))
+            if code.co_name.startswith("__") and code.co_name in vars(each):
+                return
+
+    def _members(self, cls: type) -> Mapping[str, Any]:
+        """The attributes that a class itself has: one view of them, however often it is asked for."""
+        return self._views.setdefault(cls, vars(cls))
+
+    def _class_attribute(self, cls: Any, key: str) -> None:
+        value = cast(Any, getattr(cls, key, None))
+        kind = Kind.ATTRIBUTE
+        if is_a(value, MethodType):
+            kind, value = Kind.METHOD, value.__func__
+        if value is not None:
+            self._notes.note(Slot(cls, kind, key), value, f"{cls.__name__}_{key}")
+
+    # Values, one method a kind.
+
+    def see(self, value: Any, name: str) -> None:
+        """Looks behind a value.
+
+        Raises:
+            TraceError: it is an iterator, which gives something else each time.
+        """
+        if id(value) in self._seen or is_plain(value):
+            return
+        self._seen[id(value)] = value
+        self._waiting.append((value, name))
+        if len(self._waiting) == 1:  # nobody is looking yet
+            self._look()
+
+    def has_seen(self, value: Any) -> bool:
+        """True if a value was reached from what the function reads."""
+        return id(value) in self._seen
+
+    def _look(self) -> None:
+        """Looks into everything that waits, and into what that leads to; the first waits until all of it is done."""
+        try:
+            for value, name in self._waiting:
+                look = next((look for kind, look in self._LOOKS if is_a(value, kind)), Reach._object)
+                look(self, value, name)
+        finally:
+            self._waiting.clear()
+
+    def _function(self, function: FunctionType, name: str) -> None:
+        if function in _QUESTIONS:
+            self._ask(_QUESTIONS[function])
+        self._functions.setdefault(function.__code__, []).append(function)
+        self._held_by(function, name)
+
+    def _held_by(self, holder: Any, name: str) -> None:
+        """Attributes that a function or a tensor was given."""
+        self._notes.container(holder)
+        if vars(holder):
+            self._holders.append((holder, name))
+            self._mention()
+
+    def _mention(self) -> None:
+        for holder, name in self._holders:
+            for key in [key for key in vars(holder) if key in self._mentioned and not key.startswith("__")]:
+                self._notes.note(Slot(holder, Kind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
+
+    def _bound_method(self, method: MethodType, name: str) -> None:
+        self.see(method.__self__, getattr(method.__self__, "__name__", type(method.__self__).__name__).lower())
+        self.see(method.__func__, name)
+
+    def _module(self, module: ModuleType, name: str) -> None:
+        if not is_library(module.__name__):
+            self._notes.container(module)
+            self._notes.watch_module(module)
+        self._notes.generator(module, name)
+
+    def _class(self, cls: type, name: str) -> None:
+        """Its attributes are looked at where code mentions them."""
+        if not of_library(cls):
+            self._notes.container(cls)
+
+    def _iterator(self, iterator: object, name: str) -> None:
+        what = f"the kernel reads {name!r}, which is an iterator ({type(iterator).__name__}): each read would use it up"
+        raise TraceError(what, mend="make a list or a tuple of it, outside of the kernel")
+
+    def _object(self, value: Any, name: str) -> None:
+        self._notes.generator(value, name)
+        if is_a(value, BuiltinFunctionType) and value in _QUESTIONS:
+            self._ask(_QUESTIONS[value])
+        inner = contents(value)
+        if is_a(value, _STREAMS):
+            self._notes.deed(f"uses {name!r}, a {type(value).__name__}", None)
+        if inner is not None:
+            self._notes.container(value)
+            self._inside(value, inner, name)
+        if of_library(type(value)):
+            self._wrapper(value, name)
+        if is_a(value, weakref.ProxyTypes):
+            self._notes.watch(value.__class__)
+        elif is_a(value, weakref.ref):
+            self.see(value(), name)
+        reads_slot = is_a(value, MethodWrapperType) and is_a(value.__self__, (GetSetDescriptorType, MemberDescriptorType))
+        if reads_slot or (inner is None and is_closed(type(value)) and hasattr(type(value), "__len__")):
+            what = f"the kernel reads {name!r}, which is a {type(value).__name__}: it cannot be told whether that changes"
+            raise TraceError(what, mend="pass what is read of it as an argument")
+        if not (is_a(value, _UNWATCHED) or _is_ours(value)):
+            self._notes.container(value)
+            self._notes.watch(type(value))
+            if is_heap(type(value)):
+                self._notes.note(Slot(value, Kind.TYPE), type(value), name)
+
+    def _wrapper(self, value: Any, name: str) -> None:
+        """Something of the interpreter's or the standard library's: the function that it calls; an iterator."""
+        if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
+            self._iterator(value, name)
+        for part in _FUNCTIONS_OF:
+            if is_a(inside := getattr(value, part, None), (FunctionType, MethodType)):
+                self.see(inside, name)
+        if is_a(value, functools.singledispatchmethod):
+            self._notes.note(Slot(value.dispatcher, Kind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
+        if is_a(value, _CACHED):  # what it reads counts, though it may not run
+            self._notes.cache(value)
+            if is_a(value.__wrapped__, FunctionType):
+                self._closure(value.__wrapped__)
+                self._globals(value.__wrapped__.__globals__, names_of(value.__wrapped__.__code__), value.__wrapped__.__code__)
+
+    def _inside(self, container: Any, inner: Any, name: str) -> None:
+        """Elements: what is behind them; tensors are places of their own."""
+        if is_a(container, (list, tuple)):
+            places: list[tuple[Any, Any]] = list(enumerate(container))
+        elif is_a(container, dict):
+            places = list(container.items())
+        else:
+            places = [(None, each) for each in inner]
+        for place, element in places:
+            if is_a(element, torch.Tensor) and place is not None:
+                self._notes.note(Slot(container, Kind.ITEM, place), element, f"{name}_{place}")
+            self.see(element, f"{name}_{place}" if place is not None else name)
+
+    _LOOKS: tuple[tuple[type | tuple[type, ...], Callable[[Reach, Any, str], None]], ...] = (
+        (torch.Tensor, _held_by),
+        (FunctionType, _function),
+        (MethodType, _bound_method),
+        (ModuleType, _module),
+        (type, _class),
+    )
+
+
+def _refuse_thread(frame: FrameType) -> NoReturn:
+    """Refuses work in another thread, where nothing is watched."""
+    what = f"the kernel {_THREADS[frame.f_code]} while it is traced; what it reads there is not seen"
+    raise TraceError(what, where=called_at(frame), mend="do that outside of the kernel, and pass what it gives")
+
+
+def _require_traceable(frame: FrameType) -> None:
+    """Refuses a library's function that cannot work on traced tensors."""
+    name = frame.f_code.co_name
+    mend = _UNTRACEABLE.get((str(frame.f_globals.get("__name__")), name))
+    if mend is not None:
+        raise UnsupportedError(f"{name} cannot be traced", where=called_at(frame), mend=mend)
+
+
+_UNSET = object()
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+
+
+def _closes_over(function: FunctionType, frame: FrameType) -> bool:
+    """True if a function's variables hold what those of a frame do."""
+    cells = zip(function.__code__.co_freevars, map(cell_contents, function.__closure__ or ()), strict=True)
+    held = frame.f_locals
+    return all(now[0] is held.get(name, _UNSET) if now else name not in held for name, now in cells)
+
+
+def _functions_of(code: CodeType, start: object) -> list[FunctionType]:
+    """Functions of a code that were made before something else was, since which the collector has not run."""
+    young = gc.get_objects(generation=0)
+    first = next((place for place, each in enumerate(young) if each is start), -1) + 1
+    made = set(map(id, young[first:]))
+    return [each for each in gc.get_referrers(code) if is_a(each, FunctionType) and id(each) not in made]
+
+
+def _always_warns(message: Any) -> bool:
+    """True if a warning is one that a filter lets through each time."""
+    for action, text, category, _, line in warnings.filters:
+        is_meant = issubclass(message.category, category) and (text is None or text.match(str(message.message)))
+        if is_meant and line in (0, message.lineno):
+            return action == "always"
+    return False
+
+
+def _is_once(frame: FrameType) -> bool:
+    """True if something is done once in a process: a message, as its function's name says, or a module that is imported first."""
+    caller: FrameType | None = frame
+    while caller is not None and not (caller.f_code.co_name.endswith("_once") or caller.f_code is _IMPORT):
+        caller = caller.f_back
+    return caller is not None
+
+
+def called_at(frame: FrameType) -> str | None:
+    """The line of the user's from which a library's function was called."""
+    caller: FrameType | None = frame
+    while caller is not None and runs_library(caller):
+        caller = caller.f_back
+    return None if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
+
+
+def _mentioned_in(cls: Any, names: Names) -> Iterator[str]:
+    """Attributes of a class of the user's that a code mentions, its own and inherited ones."""
+    for each in (*cls.__mro__, *type(cls).__mro__):
+        if not of_library(each):
+            for key, value in tuple(vars(each).items()):
+                may_be_meant = key in names.attributes or (names.computes and (is_plain(value) or contents(value) is not None))
+                if may_be_meant and not key.startswith("__"):
+                    yield key
+
+
+def _is_ours(value: object) -> bool:
+    """True if a value is of the tracer's own, and no state of the user's; modules of `fusegen.nn` are state, as torch's are."""
+    return type(value).__module__.partition(".")[0] in ("fusegen", "sympy") and not is_a(value, torch.nn.Module)

@@ -1,0 +1,327 @@
+"""One run of a function, watched: every variable, attribute and container that it reads is noted.
+
+Each call of a Python function is noticed (`Calls`), and what it reads of variables and classes is found by the names that its
+code mentions (`Reach`); what it reads of objects and modules, by watching the reads themselves (`Watch`). What is read leads to
+more: each value that is seen is looked into in turn.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
+from typing import Any, Self
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from fusegen.guards.calls import Calls
+from fusegen.guards.changes import Changes
+from fusegen.guards.check import Question, State, Used
+from fusegen.guards.content import contents, is_a, matcher
+from fusegen.guards.generators import Generators
+from fusegen.guards.paths import ways
+from fusegen.guards.reach import Reach, called_at
+from fusegen.guards.slots import Kind, Read, Slot
+from fusegen.guards.watch import Watch
+
+
+class Recorder:
+    """Notes what a function reads while it is entered.
+
+    Args:
+        function: the function, or a bound method.
+        arguments: by position, what it is given besides tensors and numbers.
+        named: gives a tensor a name of its own, like the one that is wanted.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], named: Callable[[str], str]) -> None:
+        self._function, self._arguments, self._named = function, arguments, named
+        self._watch = Watch(weakref.proxy(self))  # no cycle, in which all that was read would wait for the collector
+        self._reach = Reach(weakref.proxy(self), function)
+        self._calls = Calls(self._reach.call)
+        self._generators = Generators()
+        self._changes = Changes()
+        self._reads: dict[tuple[int, Kind, object], Read] = {}
+        self._tensors: dict[int, list[Slot]] = {}
+        self._questions: list[Question] = []
+        self._used: dict[int, Used] = {}
+        self._answers: dict[tuple[int, str], bool] = {}
+        self._missing: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
+        self._names: dict[int, str] = {}
+        self._caches: dict[Any, int] = {}  # and how often each had called its function
+        self._has_backward_hooks = False
+
+    def __enter__(self) -> Self:
+        self._watch.__enter__()
+        try:
+            self._reach.see(self._function, getattr(self._function, "__name__", "function"))
+            for position, value in self._arguments.items():
+                self._names[id(value)] = f"argument{position}"
+                self._reach.see(value, f"argument{position}")
+            self._calls.__enter__()
+        except BaseException:
+            self._watch.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._calls.__exit__(kind, error, trace)
+        self._watch.__exit__(kind, error, trace)
+        refusal = self._changes.undo()
+        for cache, misses in self._caches.items():
+            if cache.cache_info().misses != misses and (refusal is not None or any(map(_is_traced, _kept_by(cache)))):
+                cache.cache_clear()  # so that what it has done is done again
+        try:
+            if error is None:
+                self._generators.require_untouched()
+        finally:
+            self._generators.restore()
+        if error is None and refusal is not None:
+            raise refusal
+
+    @property
+    def compares_identity(self) -> bool:
+        """Whether code that ran may have asked whether two things are one."""
+        return self._reach.compares_identity
+
+    def state(self, tensors: Sequence[int]) -> State:
+        """What was read, once the function has run.
+
+        Args:
+            tensors: positions of the arguments that are tensors.
+        """
+        caches = [_cache_read(function) for function in self._caches]
+        missing = [Read(Slot(owner, Kind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()]
+        reads, used = (*caches, *missing, *self._reads.values()), tuple(self._used.values())
+        return State(
+            self._function, self._arguments, reads, self._questions, used, compares_identity=self.compares_identity,
+            tensors=tensors, answers=self._answers, has_backward_hooks=self._has_backward_hooks,
+        )  # fmt: skip
+
+    def ways(self) -> dict[str, str | None]:
+        """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.guards.paths`)."""
+        used = self._used.values()
+        found = ways(self._function, self._arguments, [*self._reads.values()], [each.slot for each in used])
+        return {each.name: way for each, way in zip(used, found, strict=True)}
+
+    @property
+    def asks_for_gradients(self) -> bool:
+        """True if code that ran asked whether an argument requires a gradient."""
+        return any(attribute == "requires_grad" for _, attribute in self._answers)
+
+    @property
+    def has_backward_hooks(self) -> bool:
+        """Tells if a module that ran has hooks that may change gradients."""
+        return self._has_backward_hooks
+
+    @property
+    def asks_for_types(self) -> bool:
+        """Whether code that ran may have asked for the exact type of something."""
+        return self._reach.asks_for_types
+
+    # Tensors.
+
+    def use(self, tensor: torch.Tensor) -> str | None:
+        """Notes that a tensor is an input of the kernel: a name for it; None if no place is known where it is found again."""
+        slots = self._slots(tensor)
+        if slots is None:
+            return None
+        if id(tensor) not in self._used:
+            self._used[id(tensor)] = Used(self._named(self._names[id(tensor)]), type(tensor), slots[0])
+        return self._used[id(tensor)].name
+
+    def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Notes that torch was asked something of tensors that the function closes over: a size, or what they hold."""
+        for tensor in (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)):
+            for slot in (self._slots(tensor) or ())[:1]:
+                self._questions.append(Question.of(slot, tensor, function, args, kwargs, result))
+
+    def _slots(self, tensor: torch.Tensor) -> list[Slot] | None:
+        """The places of a tensor; one that a cached function keeps is held itself, as long as the cache is unchanged."""
+        if id(tensor) not in self._tensors and any(tensor is each for cache in self._caches for each in _kept_by(cache)):
+            self.note(Slot([tensor], Kind.ITEM, 0), tensor, "kept")
+        return self._tensors.get(id(tensor))
+
+    def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
+        """Notes what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+        self._answers[position, attribute] = answer
+
+    # What `Reach` finds and `Watch` reports.
+
+    def note(self, slot: Slot, value: Any, name: str) -> None:
+        """Keeps a read, the first of its place, and looks behind the value."""
+        if self._keep(slot, value, None if contents(value) is None else matcher(value)):
+            self._names.setdefault(id(value), name)
+            if is_a(value, torch.Tensor):
+                self._tensors.setdefault(id(value), []).append(slot)
+            self._reach.see(value, name)
+
+    def missing(self, owner: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Keeps that a dictionary of variables or attributes does not have some names."""
+        found = {name for name in names if name not in owner}
+        if found:
+            self._missing.setdefault(id(owner), (owner, set()))[1].update(found)
+
+    def note_identity(self, slot: Slot, value: Any) -> None:
+        """Keeps that a place holds a container, of which no more is read than is noted apart."""
+        self._keep(slot, value, None)
+
+    def _keep(self, slot: Slot, value: Any, holds: Callable[[Any], bool] | None) -> bool:
+        key = (id(slot.owner), slot.kind, slot.key)
+        if key in self._reads and (self._reads[key].holds is not None or holds is None):
+            return False
+        was_empty = holds is not None and is_a(value, (dict, list, set)) and not contents(value)
+        self._reads[key] = Read(slot, value, holds, was_empty)
+        return True
+
+    def watch(self, cls: type) -> None:
+        """Has reads of a class's objects reported."""
+        self._watch.add(cls)
+
+    def container(self, value: Any) -> None:
+        """Remembers what a container, or an object's attributes, hold."""
+        self._changes.add(value)
+
+    def deed(self, deed: str, where: str | None) -> None:
+        """Refuses what cannot be undone."""
+        self._changes.refuse(deed, where)
+
+    def cache(self, function: Any) -> None:
+        """Looks after a function that keeps its results."""
+        self._caches.setdefault(function, function.cache_info().misses)
+
+    def watch_module(self, module: ModuleType) -> None:
+        """Has reads of a module's attributes reported."""
+        self._watch.add_module(module)
+
+    def generator(self, value: Any, name: str) -> None:
+        """Looks after a generator of random numbers."""
+        self._generators.add(value, name)
+
+    def module_call(self, module: torch.nn.Module) -> None:
+        """Keeps the hooks that torch runs for all modules; those of one module are read as its attributes."""
+        backward = _BACKWARD_HOOKS if torch.is_grad_enabled() else ()
+        for name in (*_GLOBAL_HOOKS, *(f"_global{each}" for each in backward)):
+            self.note(Slot(vars(torch_module), Kind.ITEM, name), vars(torch_module)[name], name)
+        own = object.__getattribute__(module, "__dict__")  # which is no read of the function's
+        self._has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
+
+    def random_mentioned(self) -> None:
+        """Looks after the generators of all."""
+        self._generators.add_all()
+
+    def library_call(self, variables: dict[str, Any]) -> None:
+        """Looks after generators that a library's function can reach."""
+        self._generators.library_call(variables)
+
+    def attribute_wanted(self, owner: Any, name: str) -> None:
+        """Looks behind what runs when an attribute is read."""
+        found = _on_class(type(owner), name)
+        if _runs(found):
+            self._reach.see(found, name)
+
+    def attribute_read(self, owner: Any, name: str, value: Any) -> None:
+        """Keeps a read of an object's attribute."""
+        if name in _MACHINERY or (name in _BACKWARD_HOOKS and not torch.is_grad_enabled()):
+            return
+        if name == "__getstate__":  # by which copies and files read all attributes
+            name, value = "__dict__", getattr(owner, "__dict__", None)
+        shown = f"{self._names.get(id(owner), type(owner).__name__.lower())}_{name}"
+        found = _on_class(type(owner), name)
+        if _runs(found) and not isinstance(found, functools.cached_property):  # which keeps what it gave
+            self.note(_defined(type(owner), name, found), found, shown)  # what it reads is watched in turn
+            self._reach.see(value, shown)
+        elif is_a(value, MethodType) and value.__self__ is owner:
+            self.note(Slot(owner, Kind.METHOD, name), value.__func__, shown)
+        elif is_a(value, (BuiltinFunctionType, MethodWrapperType)) and value.__self__ is owner:
+            return  # a method of the interpreter's, which no one replaces
+        else:
+            self.note(_place(owner, name), value, shown)
+
+    def attribute_missed(self, owner: Any, name: str) -> None:
+        """Keeps that an attribute is not there."""
+        self.note(Slot(owner, Kind.HAS, name), False, name)
+
+    def attribute_set(self, owner: Any, name: str, value: Any) -> None:
+        """Refuses a write to an object that was there before the function ran, but for what is there already, which must stay so;
+        nothing has been written.
+
+        Raises:
+            UnsupportedError: naming the attribute.
+        """
+        if self._changes.are_refused and self._reach.has_seen(owner):
+            self._changes.require_same(owner, name, value, called_at(sys._getframe(3)))
+            self.attribute_read(owner, name, value)
+
+
+_MACHINERY = frozenset({"_call_impl", "_compiled_call_impl"})
+"""What torch reads of a module at each call, and what changes no value."""
+
+_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
+_BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
+"""Change gradients alone: nothing without them."""
+
+
+def _cache_read(function: Any) -> Read:
+    """That a cache was neither cleared nor has grown; once it has, what was read of it is stale for good. Its hits only grow, so
+    that one which was cleared and filled again is told by fewer of them."""
+    slot = Slot(function, Kind.CACHE)
+    kept, stays = slot.get(), True
+
+    def holds(found: Any) -> bool:
+        nonlocal kept, stays
+        stays = stays and found[1::2] == kept[1::2] and found[0] >= kept[0]
+        kept = found
+        return stays
+
+    return Read(slot, kept, holds)
+
+
+def _kept_by(cache: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a cache keeps, in whatever it keeps."""
+    found: set[int] = set()
+    waiting = [each for each in gc.get_referents(cache) if each is not cache.__wrapped__]
+    while waiting:
+        value = waiting.pop()
+        if is_a(value, torch.Tensor):
+            yield value
+        elif id(value) not in found and not is_a(value, (type, ModuleType, FunctionType)):
+            found.add(id(value))
+            waiting += contents(value) or getattr(value, "__dict__", {}).values()
+
+
+def _is_traced(tensor: torch.Tensor) -> bool:
+    """Tells if a tensor is a value of a trace, which means nothing to others."""
+    return type(tensor).__module__.startswith("fusegen.")
+
+
+def _place(owner: Any, name: str) -> Slot:
+    """Where an attribute lies: torch's modules keep some of theirs in dictionaries, which are faster to read."""
+    if isinstance(owner, torch.nn.Module) and name not in owner.__dict__:
+        kinds = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"), (Kind.SUBMODULE, "_modules"))
+        for kind, dictionary in kinds:
+            if name in owner.__dict__.get(dictionary, ()):
+                return Slot(owner, kind, name)
+    return Slot(owner, Kind.ATTRIBUTE, name)
+
+
+def _defined(cls: type, name: str, found: object) -> Slot:
+    """Where a class has what makes an attribute: under the name, unless the class itself answers otherwise for that."""
+    if getattr(cls, name, None) is found:
+        return Slot(cls, Kind.ATTRIBUTE, name)
+    return Slot(next(each for each in cls.__mro__ if name in each.__dict__), Kind.DEFINED, name)
+
+
+def _on_class(cls: type, name: str) -> Any:
+    return next((each.__dict__[name] for each in cls.__mro__ if name in each.__dict__), None)
+
+
+def _runs(found: Any) -> bool:
+    """Whether what a class holds under a name is Python code that runs when it is read."""
+    if isinstance(found, (property, functools.cached_property)):
+        return True
+    return isinstance(getattr(type(found), "__get__", None), FunctionType) and not isinstance(found, FunctionType)

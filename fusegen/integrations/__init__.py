@@ -1,0 +1,1 @@
+"""Where fusegen meets models, graphs and packages of others."""

@@ -1,0 +1,312 @@
+"""Searches a graph: for each chain of light work the region around it that saves most, as the fuser itself says."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import Tensor, fx
+
+from fusegen.eager_cost import EagerCost, eager_cost
+from fusegen.integrations.find.cost import Cost, Costs, facts_of, key_of
+from fusegen.integrations.find.finding import Finding, Findings, Pattern
+from fusegen.integrations.find.observe import observed
+from fusegen.integrations.find.replay import LAUNCHES, SECONDS, replayed
+from fusegen.integrations.find.trace import Trace
+from fusegen.integrations.fx.capture import EPOCH, PLACE
+from fusegen.integrations.fx.cut import Region, is_convex, region_of, regions_of
+from fusegen.integrations.fx.expressions import Unwritable, function_name
+from fusegen.integrations.fx.function import IMPORTS, RegionFunction, region_function
+from fusegen.integrations.fx.kinds import Kind, Kinds, example_of, is_part
+from fusegen.integrations.fx.places import Place
+from fusegen.target import Target
+
+_IMPORTS = "\n".join([*IMPORTS, "", "import fusegen as fg", "", ""])
+
+
+def searched(graph: fx.Graph, machine: Target, bandwidth: float) -> Findings:
+    """The findings of a graph.
+
+    Args:
+        graph: as `regions.capture` makes it.
+        machine: launches, bytes and times are of it.
+        bandwidth: of its GPU, bytes a second.
+    """
+    search = Search(graph, machine, bandwidth)
+    return Findings(search.findings(), machine.name, (), search.launches(), search.refused())
+
+
+def searched_trace(trace: Trace, machine: Target, bandwidth: float) -> Findings:
+    """The findings of a trace.
+
+    Args:
+        trace: the trace.
+        machine: launches, bytes and times after fusion are of it.
+        bandwidth: of its GPU, bytes a second.
+    """
+    search = Search(replayed(trace.operators), machine, bandwidth)
+    observations = list(observed(trace, search.moved(), bandwidth))
+    return Findings(search.findings(_OF_TRACE), machine.name, observations, search.launches(), search.refused())
+
+
+_OF_TRACE = "a trace does not say which tensor an operation reads: the latest of its shape is taken. Compare with the source"
+
+
+class Search:
+    """One search.
+
+    Args:
+        graph: as `regions.capture` makes it.
+        machine: what fusegen plans for.
+        bandwidth: of its GPU, bytes a second.
+    """
+
+    def __init__(self, graph: fx.Graph, machine: Target, bandwidth: float) -> None:
+        self._graph, self._bandwidth = graph, bandwidth
+        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self._sorter = Kinds(machine)
+        self._kinds = self._sorter.of(graph.nodes)
+        self._costs = Costs(machine.name)
+        self._eager: dict[object, EagerCost | None] = {}
+
+    def findings(self, note: str = "") -> list[Finding]:
+        """The findings, each with a note."""
+        return [_finding(costs, self._bandwidth, note) for costs in self.best()]
+
+    def best(self) -> list[list[Cost]]:
+        """Regions that save something, none of which overlap, with equal ones together."""
+        light = self._joined(regions_of(self._graph, self._kinds, (Kind.LIGHT, Kind.FREE), lambda node: node.meta.get(EPOCH)))
+        taken: set[fx.Node] = set()
+        found: dict[object, list[Cost]] = {}
+        for region in light:
+            candidates = [Region(c.nodes, c.results) for c in self._candidates(region) if not taken & set(c.nodes)]
+            cost = self._best_of(candidates)
+            if cost is not None:
+                taken.update(cost.region.nodes)
+                found.setdefault(key_of(cost.region), []).append(cost)
+        return list(found.values())
+
+    def _joined(self, regions: Sequence[Region]) -> list[Region]:
+        """The regions; those that read one large tensor, of which none waits for the other, as one where that moves fewer bytes."""
+        found = {node: region for region in regions for node in region.nodes}
+        for node in self._graph.nodes:
+            reading = [found[user] for user in node.users if user in found]
+            readers = list({id(region): region for region in reading if node not in region.nodes}.values())
+            for one, other in itertools.pairwise(readers):
+                both = self._both(node, found[one.nodes[0]], found[other.nodes[0]])
+                found |= {each: both for each in both.nodes} if both else {}
+        return list({id(region): region for region in found.values()}.values())
+
+    def _both(self, read: fx.Node, one: Region, other: Region) -> Region | None:
+        """Two regions that read a tensor as one, if it is large and is read once then."""
+        nodes = {*one.nodes, *other.nodes}
+        if one is other or not all(self._is_large(read, region) for region in (one, other)) or not self._is_one(nodes):
+            return None
+        both = region_of(sorted(nodes, key=self._order.__getitem__), self._kinds)
+        try:
+            costs = [self._costs.of(region) for region in (both, one, other)]
+        except Unwritable:
+            return None
+        if any(cost is None for cost in costs):
+            return None
+        whole, first, second = (cost for cost in costs if cost is not None)
+        return both if whole.launches < first.launches + second.launches and whole.moved < first.moved + second.moved else None
+
+    def _is_one(self, nodes: set[fx.Node]) -> bool:
+        """True if nodes may be computed at one place: no path leaves them and comes back, and nothing is written between them."""
+        return len({node.meta.get(EPOCH) for node in nodes}) == 1 and is_convex(nodes, self._order)
+
+    def _is_large(self, node: fx.Node, region: Region) -> bool:
+        """True if a tensor has at least half of the bytes of the largest value of a region."""
+        return 2 * _size(node) >= max(map(_size, region.nodes))
+
+    def _best_of(self, candidates: Iterable[Region]) -> Cost | None:
+        """The one that saves most, the smallest of equal ones."""
+        best, most = None, 0.0
+        for region in candidates:
+            try:
+                function = region_function(region.nodes, region.results)
+            except Unwritable:
+                continue
+            known = self._costs.of(region)
+            if known is not None and (saved := known.seconds_saved(self._bandwidth)) > most * 1.001:
+                best, most = Cost(region, function, known.eager, known.launches, known.moved), saved
+        return best
+
+    def _candidates(self, region: Region) -> Iterator[Region]:
+        """A region alone; with the matmuls that it reads; with those that read it, too."""
+        yield region
+        inside = set(region.nodes)
+        before = self._heavy(each for node in region.nodes for each in self._through_views(node, back=True) if each not in inside)
+        after = self._heavy(each for node in region.nodes for each in self._through_views(node, back=False) if each not in inside)
+        for heavy in (before, [*before, *after]) if before else ():
+            nodes = {*region.nodes, *self._with_views(heavy, inside)}
+            if heavy and self._is_one(nodes):
+                yield region_of(sorted(nodes, key=self._order.__getitem__), self._kinds)
+
+    def _heavy(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return [node for node in dict.fromkeys(nodes) if self._kinds[node] is Kind.HEAVY]
+
+    def _through_views(self, node: fx.Node, *, back: bool) -> Iterator[fx.Node]:
+        """The nodes that a node reads, or that read it, and those behind views."""
+        for each in node.all_input_nodes if back else node.users:
+            yield each
+            if self._kinds.get(each) is Kind.FREE:
+                yield from self._through_views(each, back=back)
+
+    def _with_views(self, heavy: Sequence[fx.Node], inside: set[fx.Node]) -> Iterator[fx.Node]:
+        """Matmuls, with the views between them and a region."""
+        for node in heavy:
+            yield node
+            yield from self._views_between(node, inside, back=False)
+            yield from self._views_between(node, inside, back=True)
+
+    def _views_between(self, node: fx.Node, inside: set[fx.Node], *, back: bool) -> Iterator[fx.Node]:
+        for each in node.all_input_nodes if back else node.users:
+            if self._kinds.get(each) is Kind.FREE and any(n in inside for n in self._through_views(each, back=back)):
+                yield each
+                yield from self._views_between(each, inside, back=back)
+
+    def launches(self) -> int:
+        """Launches of torch eager in the whole graph: those that a trace has, else as far as they can be counted."""
+        calls = [node for node in self._graph.nodes if node.op in ("call_function", "call_method")]
+        if measured := sum(node.meta.get(LAUNCHES, 0) for node in calls):
+            return int(measured)
+        costs = [self._cost_of(node) for node in calls if not is_part(node)]
+        return sum(1 if cost is None else cost.launches for cost in costs)
+
+    def moved(self) -> list[tuple[fx.Node, int]]:
+        """Light operations, with the bytes that torch eager moves for each."""
+        light = [node for node, kind in self._kinds.items() if kind is Kind.LIGHT and not is_part(node)]
+        costs = [(node, self._cost_of(node)) for node in light]
+        return [(node, cost.moved) for node, cost in costs if cost is not None]
+
+    def _cost_of(self, node: fx.Node) -> EagerCost | None:
+        """The cost of one operation in torch eager."""
+        try:
+            key = key_of(Region((node,), (node,)))
+        except Unwritable:
+            return None
+        if key not in self._eager:
+            function = region_function([node], [node])
+            values = {name: example_of(each) for each, name in function.parameters.items()}
+            self._eager[key] = eager_cost(function.function(), values)
+        return self._eager[key]
+
+    def refused(self) -> list[tuple[str, str, int]]:
+        """Operations that read tensors and cannot be traced."""
+        nodes = [n for n, kind in self._kinds.items() if kind is Kind.OPAQUE and n.op.startswith("call") and n.all_input_nodes]
+        reasons = [(function_name(node), self._sorter.kind(node)[1]) for node in nodes if function_name(node) != "getitem"]
+        return [(name, reason, count) for (name, reason), count in Counter(reasons).items()]
+
+
+def _finding(costs: Sequence[Cost], bandwidth: float, note: str) -> Finding:
+    """The finding of equal regions."""
+    first = costs[0]
+    function = first.function
+    names = list(function.parameters.values())
+    measured = _measured([cost.region for cost in costs])
+    return Finding(
+        pattern=_pattern(first),
+        name=function.name,
+        operations=first.eager.operations,
+        places=tuple(_place(cost.region) for cost in costs),
+        launches_before=_measured_launches(first.region) or first.eager.launches,
+        launches_after=first.launches,
+        bytes_before=first.eager.moved,
+        bytes_after=first.moved,
+        read_again=_read_again(first.region),
+        seconds_before=measured,
+        seconds_saved=_seconds_saved(first, measured, bandwidth),
+        declaration=declaration(function),
+        call=f"{_results(function)} = {function.name}({', '.join(names)})",
+        arguments=tuple((name, _origin(node)) for node, name in function.parameters.items()),
+        note=note,
+    )
+
+
+def declaration(function: RegionFunction) -> str:
+    """Text that declares a kernel, with its imports."""
+    return f"{_IMPORTS}@fg.kernel\n{function.text}\n"
+
+
+def _results(function: RegionFunction) -> str:
+    return ", ".join(
+        f"{function.names[node]}_out" if function.names[node] in function.parameters.values() else function.names[node]
+        for node in function.results
+    )
+
+
+def _pattern(cost: Cost) -> Pattern:
+    names = {function_name(node) for node in cost.region.nodes}
+    products = [name for name in (function_name(n) for n in cost.region.nodes) if name in _PRODUCTS]
+    if "softmax" in names and len(products) > 1:
+        return Pattern.ATTENTION
+    if not products and not _is_connected(cost.region.nodes):
+        return Pattern.SHARED
+    return Pattern.EPILOGUE if products else Pattern.CHAIN
+
+
+_PRODUCTS = ("linear", "matmul", "addmm", "mm", "bmm", "baddbmm", "einsum")
+
+
+def _is_connected(nodes: Sequence[fx.Node]) -> bool:
+    """True if values go from each node to some other, so that none is beside the rest."""
+    inside, reached = set(nodes), {nodes[0]}
+    stack = [nodes[0]]
+    while stack:
+        node = stack.pop()
+        beside = {each for each in (*node.all_input_nodes, *node.users) if each in inside} - reached
+        reached |= beside
+        stack += beside
+    return len(reached) == len(inside)
+
+
+def _size(node: fx.Node) -> int:
+    """Bytes of a node's value; 0 of what is no tensor."""
+    value = example_of(node)
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+
+
+def _place(region: Region) -> Place:
+    """That of the last operation that is no matmul."""
+    telling = [node for node in region.nodes if function_name(node) not in _PRODUCTS] or region.nodes
+    place: Place = telling[-1].meta.get(PLACE, Place())
+    return place
+
+
+def _origin(node: fx.Node) -> str:
+    value, facts = node.meta.get(PLACE), facts_of([node])[0]
+    shape = f"{'×'.join(map(str, facts[0]))} {str(facts[2]).removeprefix('torch.')}" if isinstance(facts, tuple) else str(facts)
+    if node.op == "placeholder" and not isinstance(facts, tuple):
+        return "a number"
+    return f"{shape}, {node.target}" if node.op == "placeholder" else f"{shape}, the {function_name(node)} at {value}"
+
+
+def _read_again(region: Region) -> int:
+    """Bytes of inputs that several operations of a region read, beyond the first time."""
+    inside = set(region.nodes)
+    readers = Counter(each for node in region.nodes for each in node.all_input_nodes if each not in inside)
+    return sum((count - 1) * _size(node) for node, count in readers.items())
+
+
+def _measured(regions: Sequence[Region]) -> float | None:
+    """The mean time of equal regions in a trace; None where nothing was measured."""
+    times = [node.meta[SECONDS] for region in regions for node in region.nodes if SECONDS in node.meta]
+    return sum(times) / len(regions) if times else None
+
+
+def _measured_launches(region: Region) -> int:
+    return sum(node.meta.get(LAUNCHES, 0) for node in region.nodes)
+
+
+def _seconds_saved(cost: Cost, measured: float | None, bandwidth: float) -> float:
+    """Expected; of a chain that ran on a GPU the measured time less that of fusegen's launches.
+
+    That is also the most that can be saved around a matmul, of which it leaves out the arithmetic.
+    """
+    if measured is None or not _measured_launches(cost.region):
+        return cost.seconds_saved(bandwidth)
+    most = measured - cost.seconds_after(bandwidth)
+    return most if _pattern(cost) is Pattern.CHAIN else min(most, cost.seconds_saved(bandwidth))

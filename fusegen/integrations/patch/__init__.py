@@ -1,0 +1,7 @@
+"""Models that run as kernels without a change of their source: their modules keep their classes and all that they hold, and their
+forward passes are replaced (`patch`)."""
+
+from fusegen.integrations.patch.replacement import patch, unpatch
+from fusegen.integrations.patch.report import Report, Row
+
+__all__ = ["Report", "Row", "patch", "unpatch"]

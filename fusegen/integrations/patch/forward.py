@@ -1,0 +1,217 @@
+"""The forward pass of a module in a patched model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+from fusegen.api import Kernel
+from fusegen.graphs.forward import GraphedForward
+from fusegen.guards import refusing_changes
+from fusegen.integrations.patch.between import Handed, before_attention, behind_attention, is_handing, mask_position, without_mask
+from fusegen.integrations.patch.caches import Function, Place, cache_of, fill, filling, fresh_parts, layer_indices, place_in
+from fusegen.integrations.patch.fused_call import FusedCall, Kind, Prepared, refusal_of
+from fusegen.integrations.patch.inside import Inside
+from fusegen.threads import cached_property
+
+_HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
+
+
+class FusedForward(FusedCall):
+    """The forward pass of a module, as one kernel where it can be one.
+
+    Calls run the module's own code, whose submodules may be fused in turn, where hooks of submodules, torch.compile or gradient
+    checkpointing look into the module.
+
+    Args:
+        module: the module, which keeps its class, its parameters and its submodules.
+    """
+
+    __name__ = "forward"
+    _is_removed = False
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._attribute = _attribute(module)
+        self._given = vars(module).get(self._attribute)  # another tool's, or the user's own
+
+    def put(self) -> None:
+        """Takes the place of the module's forward pass."""
+        setattr(self.module, self._attribute, self)
+
+    def remove(self) -> None:
+        """Puts back what was there; behind a wrapper that another tool has put there since, this object does nothing any more."""
+        self._is_removed = True
+        held = vars(self.module)
+        if held.get(_HOOKED) is self:  # accelerate's wrapper calls it by this name
+            setattr(self.module, _HOOKED, self._given or MethodType(type(self.module).forward, self.module))
+        if held.get("forward") is self:
+            if self._given is None:
+                del self.module.forward
+            else:
+                self.module.forward = self._given
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """The module's own forward pass."""
+        return self._given or partial(type(self.module).forward, self.module)
+
+    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        """A call as a kernel; with a cache that holds something, as two.
+
+        Raises:
+            UnsupportedError: the layer uses its cache in a way that is not understood.
+        """
+        found = cache_of(args, kwargs) if self._indices else None
+        if found is None:
+            return Prepared(self._kernel("", None, lambda function: function), (self.module, *args), kwargs)
+        place, cache = found
+        index = place_in(cache, self._indices, self.name)
+        given, named = place.put(None, args, kwargs)
+        are_fresh = fresh_parts(cache, index)
+        if any(are_fresh):
+            part = "fill" if all(are_fresh) else "fill_one"
+            kernel = self._kernel(part, place, lambda function: filling(function, place, are_fresh))
+            return Prepared(kernel, (self.module, *given), named, partial(fill, cache, index))
+        before = self._kernel("before", place, lambda function: before_attention(function, place))
+        arguments, named_arguments = without_mask(self._mask_position, given, named)
+
+        def finish(handed: Handed) -> Any:
+            attended = handed.between.run(cache, handed.tensors, given, named)
+            try:
+                with refusing_changes():
+                    return self._behind(place)(self.module, attended, *arguments, **named_arguments)
+            except Exception as error:
+                refusal = refusal_of(error)
+                if not refusal:
+                    raise
+            # Not the whole layer: its cache has taken the new keys and values.
+            result = self._behind(place).function(self.module, attended, *given, **named)
+            self.refuse(args, kwargs, refusal)
+            return result
+
+        return Prepared(before, (self.module, *arguments), named_arguments, finish)
+
+    def _behind(self, place: Place) -> Kernel[..., Any]:
+        """The kernel of the rest of the layer."""
+        return self._kernel("behind", place, lambda function: behind_attention(function, place))
+
+    def watcher(self) -> str:
+        """The hooks of submodules, or that the module's own code checkpoints activations, as it does where its class has no call
+        of its own that does so."""
+        module = self.module
+        if self._is_removed:
+            return "it was put back"
+        if is_handing():
+            return "the layer around it runs as it is behind its attention"
+        is_checkpointing = module.training and getattr(module, "gradient_checkpointing", False)
+        if is_checkpointing and type(module).__call__ is nn.Module.__call__:
+            return "its activations are checkpointed"
+        return self._inside_now().watcher()
+
+    def mode(self) -> Kind:
+        """The module's class and the forward pass that it has, which tools replace, and its mode."""
+        kind = type(self.module)
+        return (kind, kind.forward, self.module.training)
+
+    def _kernel(self, part: str, place: Place | None, of: Callable[[Function], Function]) -> Kernel[..., Any]:
+        """The kernel of a part of the forward pass, made once for each class and mode.
+
+        Args:
+            part: its name.
+            place: of the cache.
+            of: makes the part's function of the module's.
+        """
+        key = part, place, self.mode()
+        if key not in self._kernels:
+            given = self._given
+            function = type(self.module).forward if given is None else lambda _, *args, **kwargs: given(*args, **kwargs)
+            name = "_".join(filter(None, (_snake_case(self.name), part)))
+            self._kernels[key] = Kernel(of(function), name=name)
+        return self._kernels[key]
+
+    @cached_property
+    def _kernels(self) -> dict[tuple[str, Place | None, Kind], Kernel[..., Any]]:
+        return {}
+
+    def _inside_now(self) -> Inside:
+        """The modules inside of the module: found once, and again when one of them is replaced, as adapters do."""
+        if not self._inside.is_current():
+            self._inside = Inside(self.module)
+        return self._inside
+
+    @cached_property
+    def _inside(self) -> Inside:
+        return Inside(self.module)
+
+    @cached_property
+    def _mask_position(self) -> int | None:
+        return mask_position(type(self.module).forward)
+
+    @cached_property
+    def _indices(self) -> frozenset[int]:
+        return layer_indices(self.module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state that a file or a copy holds: what was compiled is made anew."""
+        return {
+            "module": self.module,
+            "_attribute": self._attribute,
+            "_given": self._given,
+            "kinds": {},
+            "_refuses": False,
+            "_has_changed": False,
+        }
+
+
+def follow_copies() -> None:
+    """Has torch's shallow copies of modules run forward passes of their own, in place of those of the modules they are made of;
+    replicas, which torch makes anew for each call of a model, run the model's own code."""
+    set_state: Callable[..., None] = nn.Module.__setstate__
+    replicate: Callable[..., nn.Module] = nn.Module._replicate_for_data_parallel
+    if set_state.__module__ == __name__:
+        return
+
+    def __setstate__(module: nn.Module, state: Any) -> None:
+        set_state(module, state)
+        _bound(module)
+
+    def _replicate_for_data_parallel(module: nn.Module) -> nn.Module:
+        replica = replicate(module)
+        for call in _bound(replica):
+            call.remove()
+        return replica
+
+    nn.Module.__setstate__ = __setstate__  # type: ignore[method-assign]
+    nn.Module._replicate_for_data_parallel = _replicate_for_data_parallel  # type: ignore[method-assign]
+
+
+def _bound(module: nn.Module) -> list[FusedCall | GraphedForward]:
+    """Gives a copy of a module what stands for its own functions, where it has that of another module."""
+    held = list(vars(module).values())
+    calls = [copy(call) for call in held if isinstance(call, FusedCall | GraphedForward) and call.module is not module]
+    for call in calls:
+        call.module = module
+        if isinstance(call, GraphedForward) and isinstance(call.given, FusedCall):
+            call.given = copy(call.given)
+            call.given.module = module
+        if isinstance(call, GraphedForward):
+            call.is_put = False
+        call.put()
+    return calls
+
+
+def _attribute(module: nn.Module) -> str:
+    """The name that a module's own forward pass has in it: accelerate's hooks call it by another."""
+    return _HOOKED if hasattr(module, "_hf_hook") and _HOOKED in vars(module) else "forward"
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,7 +1,0 @@
-"""Models that run as kernels without a change of their source: their modules keep their classes and all that they hold, and their
-forward passes are replaced (`patch`)."""
-
-from fusegen.patching.replacement import patch, unpatch
-from fusegen.patching.report import Report, Row
-
-__all__ = ["Report", "Row", "patch", "unpatch"]

@@ -1,0 +1,330 @@
+"""What one call does, step by step, with every size as a formula: all that runs it, beside the kernels themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from fusegen.dtypes import DType
+from fusegen.program.blocks import rows_of_block
+from fusegen.program.formula import Formula
+from fusegen.program.numbers import Numbers
+
+
+class Role(Enum):
+    """What a buffer is to the caller. Random bits are in no memory: what kernels get is the address of their key."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    TEMPORARY = "temporary"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of a call: row-major unless it is an input.
+
+    Attributes:
+        key: its number.
+        name: in emitted text and explanations.
+        shape: sizes as formulas.
+        role: an input's tensor, a result, or memory of the call's own.
+    """
+
+    key: int
+    name: str
+    dtype: DType
+    shape: tuple[Formula, ...]
+    role: Role
+
+
+@dataclass(frozen=True)
+class TensorMapSpec:
+    """A tile-wise view of a buffer for the tensor memory accelerator, outermost dim first.
+
+    Attributes:
+        buffer: its key.
+        shape, strides: in elements.
+        offset: of the first element from the buffer's, in elements.
+        box: the tile.
+        writable: whether results leave by it.
+    """
+
+    buffer: int
+    shape: tuple[Formula, ...]
+    strides: tuple[Formula, ...]
+    offset: Formula
+    box: tuple[int, ...]
+    writable: bool = False
+
+
+@dataclass(frozen=True)
+class MapArgument:
+    """A tensor map, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class PointerArgument:
+    """The address of a buffer, and whether the kernel writes there."""
+
+    buffer: int
+    writable: bool
+
+
+@dataclass(frozen=True)
+class SizeArgument:
+    """An integer."""
+
+    formula: Formula
+
+
+@dataclass(frozen=True)
+class ScalarArgument:
+    """A run-time scalar, as a float or an integer of 64 bits."""
+
+    name: str
+    is_float: bool
+
+
+LaunchArgument: TypeAlias = MapArgument | PointerArgument | SizeArgument | ScalarArgument
+
+
+@dataclass(frozen=True)
+class RandomKey:
+    """What random bits are made of.
+
+    Attributes:
+        buffer: the random bits.
+        source: a number, or a tensor of one; None where each call draws it from torch's generator, one for all buffers.
+    """
+
+    buffer: int
+    source: SizeArgument | ScalarArgument | PointerArgument | None
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """The launch of a kernel.
+
+    Attributes:
+        tensor_maps: those that the arguments name.
+        grid: number of blocks.
+        block: threads of a block.
+        shared_bytes: dynamic shared memory of a block.
+        arguments: in the order of the kernel's parameters.
+        checks: whether the kernel says of an index that it read that it names no element.
+        cluster: blocks that run together, as the kernel's text says too.
+        overlaps: whether it is launched while the launch before it still runs; its text waits for that before it touches memory.
+    """
+
+    tensor_maps: tuple[TensorMapSpec, ...]
+    grid: Formula
+    block: int
+    shared_bytes: int
+    arguments: tuple[LaunchArgument, ...]
+    checks: bool = False
+    cluster: int = 1
+    overlaps: bool = False
+
+    @property
+    def touched(self) -> dict[int, bool]:
+        """The buffers that it reads or writes, each with whether it is written."""
+        pointers = [a for a in self.arguments if isinstance(a, PointerArgument)]
+        found = [*((p.buffer, p.writable) for p in pointers), *((m.buffer, m.writable) for m in self.tensor_maps)]
+        written = {buffer for buffer, writable in found if writable}
+        return {buffer: buffer in written for buffer, _ in found}
+
+
+@dataclass(frozen=True)
+class StridedOperand:
+    """A view of a buffer for a library call."""
+
+    buffer: int
+    shape: tuple[Formula, ...]
+    strides: tuple[Formula, ...]
+    offset: Formula
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """A matrix product by torch (cuBLAS on a GPU): out = a @ b.
+
+    Attributes:
+        adds: not 0 where it is added to what is there, all of which are matrices.
+    """
+
+    a: StridedOperand
+    b: StridedOperand
+    out: StridedOperand
+    adds: Formula
+
+    @property
+    def touched(self) -> dict[int, bool]:
+        """As of a launch."""
+        return {self.a.buffer: False, self.b.buffer: False, self.out.buffer: True}
+
+
+@dataclass(frozen=True)
+class LibraryResult:
+    """A result of a function of torch.
+
+    Attributes:
+        number: which of its results.
+        buffer: that it becomes.
+        order: the function's dims in the order in which they lie there.
+    """
+
+    number: int
+    buffer: int
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A function of torch, which allocates its results itself.
+
+    Attributes:
+        function: its name.
+        settings: its arguments that are literal numbers.
+        sizes: those that are sizes.
+        operands: its tensors.
+        results: those of its results that are wanted.
+    """
+
+    function: str
+    settings: tuple[float, ...]
+    sizes: tuple[Formula, ...]
+    operands: tuple[StridedOperand, ...]
+    results: tuple[LibraryResult, ...]
+
+    @property
+    def touched(self) -> dict[int, bool]:
+        """As of a launch."""
+        return {operand.buffer: False for operand in self.operands} | {result.buffer: True for result in self.results}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A call for each block of rows: of as many as its workspace has room for.
+
+    Attributes:
+        body: the call, of the loop's operands, whole, and behind them its results, to which it writes.
+        start, rows: the sizes by which it knows the block: the first row, and how many there are.
+        extent: rows of all blocks.
+        operands: the buffers that are the body's inputs, in order.
+        zeros: those of them that are zeroed first, since all blocks add to them.
+        results: those to which it writes.
+        row_bytes: of the body's own values, for each row.
+        sum_bytes: of all that blocks add to.
+    """
+
+    body: Call
+    start: str
+    rows: str
+    extent: Formula
+    operands: tuple[int, ...]
+    zeros: tuple[int, ...]
+    results: tuple[int, ...]
+    row_bytes: Formula
+    sum_bytes: Formula
+
+    @property
+    def touched(self) -> dict[int, bool]:
+        """As of a launch."""
+        return {operand: operand in self.results for operand in self.operands}
+
+    def blocks(self, sizes: Mapping[str, int]) -> tuple[dict[str, int], ...]:
+        """The sizes of each block's call.
+
+        Args:
+            sizes: values of all other sizes.
+        """
+        extent = self.extent(sizes)
+        rows = rows_of_block(extent, self.row_bytes(sizes), self.sum_bytes(sizes))
+        return tuple({**sizes, self.start: start, self.rows: min(rows, extent - start)} for start in range(0, extent, rows))
+
+
+CallStep: TypeAlias = "KernelLaunch | MatrixProduct | LibraryCall | Loop"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call does.
+
+    Attributes:
+        buffers: all buffers.
+        inputs: keys of those that are the caller's tensors, with the names of their parameters.
+        steps: in order.
+        results: keys of the buffers that are the results, in order.
+        scalars: what kernels get for their scalars, computed of the caller's numbers.
+        counts: how many rows, and how many columns, kernels go through; there may be more than any buffer has elements.
+        keys: one for each buffer of random bits.
+    """
+
+    buffers: tuple[Buffer, ...]
+    inputs: tuple[tuple[int, str], ...]
+    steps: tuple[CallStep, ...]
+    results: tuple[int, ...]
+    scalars: Numbers
+    counts: tuple[Formula, ...] = ()
+    keys: tuple[RandomKey, ...] = ()
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The inputs that are written to, by their places among the inputs."""
+        touched = {key for step in self.steps for key, is_written in step.touched.items() if is_written}
+        return tuple(place for place, (key, _) in enumerate(self.inputs) if key in touched)
+
+    @property
+    def made(self) -> frozenset[int]:
+        """Buffers that a library allocates."""
+        return frozenset(result.buffer for step in self.steps if isinstance(step, LibraryCall) for result in step.results)
+
+    @property
+    def described(self) -> str:
+        """The number of its steps by kind, in words."""
+        kinds = ((KernelLaunch, "kernel"), (MatrixProduct, "library product"), (LibraryCall, "library call"), (Loop, "loop"))
+        counts = [(sum(isinstance(step, kind) for step in self.steps), name) for kind, name in kinds]
+        *others, last = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count] or ["no kernel"]
+        return f"{', '.join(others)} and {last}" if others else last
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random bits from torch's generator: two calls with the same tensors give other results."""
+        return any(key.source is None for key in self.keys) or any(map(_draws, self.steps))
+
+    def largest(self, sizes: Mapping[str, int]) -> int:
+        """The largest number that indices of kernels must hold: of a buffer's elements, of rows or of columns.
+
+        Args:
+            sizes: values of all sizes.
+        """
+        elements = (math.prod(extent(sizes) for extent in buffer.shape) for buffer in self.buffers)
+        looped = (step.body.largest(step.blocks(sizes)[0]) for step in self.steps if isinstance(step, Loop))
+        return max((*elements, *looped, *(count(sizes) for count in self.counts)), default=0)
+
+    @property
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        """The kernel launches, those of loops among them."""
+        return tuple(launch for step in self.steps for launch in launches_of(step))
+
+
+_DROPOUT = 2  # of the settings of attention
+
+
+def _draws(step: CallStep) -> bool:
+    if isinstance(step, Loop):
+        return step.body.draws
+    return isinstance(step, LibraryCall) and step.function == "attention" and step.settings[_DROPOUT] > 0
+
+
+def launches_of(step: CallStep) -> tuple[KernelLaunch, ...]:
+    """The kernel launches of a step; of a loop, those of its body."""
+    if isinstance(step, Loop):
+        return step.body.launches
+    return (step,) if isinstance(step, KernelLaunch) else ()

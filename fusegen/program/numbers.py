@@ -1,0 +1,261 @@
+"""Arithmetic of numbers alone, which the host does before a launch: as data, and as a Python function made of it.
+
+Python's rules hold, whatever a kernel computes in: floats of 64 bits, ints without bounds, errors where Python raises them. Only
+the operations of two tables are known, so that a program from a file can run nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+
+from fusegen.errors import ArgumentError
+from fusegen.program.formula import Formula
+
+Values: TypeAlias = Sequence[Any]
+Number: TypeAlias = int | float | bool
+
+SPELLED: dict[str, str] = {
+    "copy": "{0}",
+    "neg": "-{0}",
+    "abs": "abs({0})",
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "floor_divide": "{0} // {1}",
+    "remainder": "{0} % {1}",
+    "pow": "{0} ** {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "logical_not": "not {0}",
+    "bitwise_and": "{0} & {1}",
+    "bitwise_or": "{0} | {1}",
+    "bitwise_xor": "{0} ^ {1}",
+    "bitwise_left_shift": "{0} << {1}",
+    "bitwise_right_shift": "{0} >> {1}",
+    "where": "{1} if {0} else {2}",
+    "exp": "math.exp({0})",
+    "expm1": "math.expm1({0})",
+    "log": "math.log({0})",
+    "log1p": "math.log1p({0})",
+    "log2": "math.log2({0})",
+    "sqrt": "math.sqrt({0})",
+    "sin": "math.sin({0})",
+    "cos": "math.cos({0})",
+    "tanh": "math.tanh({0})",
+    "erf": "math.erf({0})",
+    "erfc": "math.erfc({0})",
+    "atan2": "math.atan2({0}, {1})",
+    "one_plus_erf": "math.erfc(-{0})",
+    "exp_below": "1.0 if {0} == {1} else math.exp({0} - {1})",
+}
+"""Operations as Python writes them."""
+
+BY_TORCH: dict[str, int] = {
+    **dict.fromkeys(("sign", "floor", "ceil", "trunc", "round", "exp2", "rsqrt", "sigmoid", "lgamma"), 1),
+    **dict.fromkeys(("maximum", "minimum", "logical_and", "logical_or", "logical_xor"), 2),
+}
+"""Operations that torch computes, since Python has no operator for them, with the number of their operands."""
+
+ERRORS = (ArithmeticError, ValueError, TypeError)
+"""What arithmetic of numbers raises: a division by zero, an overflow, a complex number where none is known."""
+
+
+def arity(operation: str) -> int | None:
+    """How many operands an operation has; None where it is unknown."""
+    if operation in SPELLED:
+        return 1 + max(place for place in range(3) if f"{{{place}}}" in SPELLED[operation])
+    return BY_TORCH.get(operation)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number of the caller's, by its parameter."""
+
+    name: str
+
+
+Leaf: TypeAlias = Scalar | Formula | int | float | bool
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A number that is computed of earlier ones.
+
+    Attributes:
+        name: in one of the tables.
+        operands: positions of earlier lines.
+        is_float: whether it is a float, and no int or truth.
+    """
+
+    name: str
+    operands: tuple[int, ...]
+    is_float: bool
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers that the host computes of others.
+
+    Attributes:
+        lines: leaves (a scalar, a formula of sizes, a constant) and operations, operands before their users.
+        results: positions of what is wanted, by name.
+    """
+
+    lines: tuple[Leaf | Operation, ...] = ()
+    results: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The scalars that it reads."""
+        return tuple(dict.fromkeys(line.name for line in self.lines if isinstance(line, Scalar)))
+
+    @property
+    def sizes(self) -> frozenset[str]:
+        """The sizes that it reads."""
+        return frozenset[str]().union(*(line.sizes for line in self.lines if isinstance(line, Formula)))
+
+    def text(self, position: int, most: int = 200) -> str:
+        """A line as an expression, for messages; what is longer than ``most`` letters is left out."""
+        texts: list[str] = []
+        for line in self.lines[: position + 1]:
+            text = _written(self._positive(line), texts)
+            texts.append(text if len(text) <= most else "…")
+        is_bracketed = isinstance(self.lines[position], Operation) and texts[position].startswith("(")
+        return texts[position][1:-1] if is_bracketed else texts[position]
+
+    def _positive(self, line: Leaf | Operation) -> Leaf | Operation:
+        """A number that is not another one as an equality."""
+        denied = self.lines[line.operands[0]] if isinstance(line, Operation) and line.name == "logical_not" else None
+        return replace(denied, name="eq") if isinstance(denied, Operation) and denied.name == "ne" else line
+
+
+def _written(line: Leaf | Operation, texts: Sequence[str]) -> str:
+    if isinstance(line, Scalar):
+        return line.name
+    if not isinstance(line, Operation):
+        return str(line)
+    operands = [texts[place] for place in line.operands]
+    return f"({SPELLED[line.name].format(*operands)})" if line.name in SPELLED else f"({line.name}({', '.join(operands)}))"
+
+
+@lru_cache(maxsize=len(SPELLED) + len(BY_TORCH))
+def operation(name: str) -> Callable[..., Any]:
+    """An operation as a function of Python numbers."""
+    if name not in SPELLED:
+        return _by_torch(name)
+    names = "abc"[: arity(name)]
+    function: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {SPELLED[name].format(*names)}", {"math": math, "abs": abs})
+    return function
+
+
+def _by_torch(name: str) -> Callable[..., Any]:
+    """A function of torch's on numbers."""
+    function = getattr(torch, name)
+
+    def apply(*numbers: Any) -> Any:
+        return function(*(torch.tensor(n, dtype=torch.float64 if isinstance(n, float) else None) for n in numbers)).item()
+
+    return apply
+
+
+def python_function(
+    program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
+) -> Callable[[Values], dict[str, Any]]:
+    """A function from a call's values to the program's results, by name.
+
+    Args:
+        places: where in the values each scalar is.
+        sizes: values of symbolic sizes.
+        constants: values of scalars that are in no place.
+    """
+    text = _Text(program, places, sizes, constants)
+    lines = [line for _, position in program.results for line in text.lines_of(position)]
+    body = ", ".join(f"{name!r}: {text.result(position)}" for name, position in program.results)
+    return text.function([*lines, f"return {{{body}}}"])
+
+
+def python_condition(program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Values], bool]:
+    """Whether the results of a program are true, one after the other: a later one may make sense only where the earlier hold.
+
+    Arguments as of `python_function`.
+    """
+    text = _Text(program, places, sizes, {})
+    lines = [line for _, position in program.results for line in text.test(position)]
+    return text.function(["try:", *(f"    {line}" for line in lines), "    return True", "except errors:", "    return False"])
+
+
+class _Text:
+    """A program as lines of Python, one an operation."""
+
+    def __init__(
+        self, program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
+    ) -> None:
+        self.program = program
+        self.names: dict[int, str] = {}
+        self.globals: dict[str, Any] = {"math": math, "inf": math.inf, "nan": math.nan, "errors": ERRORS, "checked": _checked}
+        self._spelled_scalars = {name: f"v[{place}]" for name, place in places.items()}
+        self._spelled_scalars |= {name: f"({value!r})" for name, value in constants.items()}
+        self._sizes = sizes
+
+    def function(self, lines: Sequence[str]) -> Callable[[Values], Any]:
+        """The function of a body."""
+        text = "\n    ".join(["def computed(v):", *lines])
+        exec(compile(text, "<scalars>", "exec"), self.globals)
+        function: Callable[[Values], Any] = self.globals["computed"]
+        return function
+
+    def lines_of(self, position: int) -> Iterator[str]:
+        """What has to be computed for a line, and is not yet."""
+        needed, stack = set[int](), [position]
+        while stack:
+            current = stack.pop()
+            if current not in needed and current not in self.names:
+                needed.add(current)
+                line = self.program.lines[current]
+                stack += line.operands if isinstance(line, Operation) else ()
+        for current in sorted(needed):
+            line = self.program.lines[current]
+            self.names[current] = f"t{current}" if isinstance(line, Operation) else self._leaf(line)
+            if isinstance(line, Operation):
+                yield f"t{current} = {self._spelled(line)}"
+
+    def _leaf(self, line: Leaf) -> str:
+        if isinstance(line, Scalar):
+            return self._spelled_scalars[line.name]
+        return str(line(self._sizes)) if isinstance(line, Formula) else f"({line!r})"
+
+    def _spelled(self, line: Operation) -> str:
+        operands = [self.names[place] for place in line.operands]
+        if line.name in SPELLED:
+            return SPELLED[line.name].format(*operands)
+        self.globals[f"torch_{line.name}"] = operation(line.name)
+        return f"torch_{line.name}({', '.join(operands)})"
+
+    def test(self, position: int) -> list[str]:
+        """Lines that leave where a condition does not hold."""
+        lines = list(self.lines_of(position))
+        return [*lines, f"if not {self.names[position]}: return False"]
+
+    def result(self, position: int) -> str:
+        """A result as kernels take it: a float, or an int of 64 bits."""
+        line = self.program.lines[position]
+        if not isinstance(line, Operation):
+            return self.names[position]
+        return f"float({self.names[position]})" if line.is_float else f"checked({self.names[position]})"
+
+
+def _checked(number: int) -> int:
+    if not -(2**63) <= number < 2**63:
+        raise ArgumentError(f"a number that the kernel computes of its scalars, {number}, does not fit 64 bits", mend="pass floats")
+    return number

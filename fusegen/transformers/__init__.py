@@ -1,9 +1,0 @@
-"""The official doors of ``transformers``: an attention function by name, and layers through the package ``kernels``.
-
-`fusegen.patch` needs neither.
-"""
-
-from fusegen.transformers.attention import attention, register_attention
-from fusegen.transformers.mapping import kernel_mapping
-
-__all__ = ["attention", "kernel_mapping", "register_attention"]
