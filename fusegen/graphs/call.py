@@ -117,7 +117,7 @@ def settings(device: str) -> tuple[object, ...]:
 
 _precision = torch._C._get_fp32_precision_getter
 _CHOICES = [
-    getattr(torch._C, f"_get_{name}")
+    get
     for name in (
         "deterministic_algorithms",
         "flash_sdp_enabled",
@@ -132,6 +132,7 @@ _CHOICES = [
         "cublas_allow_fp16_reduced_precision_reduction",
         "cublas_allow_fp16_accumulation",
     )
+    if (get := getattr(torch._C, f"_get_{name}", None)) is not None  # newer releases of torch have more
 ]
 """What else decides which kernels run, as torch keeps it: its own properties in Python take more time."""
 
