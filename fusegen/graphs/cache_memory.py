@@ -78,10 +78,11 @@ class CacheView:
 def is_cache(value: object) -> bool:
     """True for an object with layers, or one that holds such objects, as the caches of encoder-decoders do."""
     held = getattr(value, "__dict__", {})
-    return _has_layers(value) or any(map(_has_layers, held.values()))
+    return has_layers(value) or any(map(has_layers, held.values()))
 
 
-def _has_layers(value: object) -> bool:
+def has_layers(value: object) -> bool:
+    """True for an object with a list of layers, as caches have them."""
     return isinstance(getattr(value, "layers", None), list)
 
 
@@ -103,7 +104,7 @@ def _kind(name: str, value: Any) -> type:
         return int
     if is_plain(value) or isinstance(value, type) or (type(value) is dict and all(map(is_plain, value.values()))):
         return object
-    if isinstance(value, list) or _has_layers(value):
+    if isinstance(value, list) or has_layers(value):
         return list
     raise UnsupportedError(f"its cache's {name!r} is a {type(value).__name__}", mend="use a StaticCache")
 
@@ -121,7 +122,7 @@ def _parts(cache: Any) -> Iterator[Held]:
     for layer in held.get("layers", ()):
         yield vars(layer)
     for value in held.values():
-        if _has_layers(value):
+        if has_layers(value):
             yield from _parts(value)
 
 

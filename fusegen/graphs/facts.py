@@ -186,9 +186,8 @@ class Reads:
         for question in also:
             facts.holds(question)
         own = {id(held) for each in modules for held in (vars(each), each._modules, each._parameters, each._buffers)}
-        facts.sizes(
-            [held for held, is_object in self.reached if is_object and id(held) not in own]
-        )  # an attribute that is new hides that of the class
+        objects = [held for held, is_object in self.reached if is_object and id(held) not in own]
+        facts.sizes(objects)  # an attribute that is new hides that of the class
         if self.names & {"environ", "getenv"}:
             environment = vars(os.environ)["_data"]
             variables = dict(environment)
@@ -308,13 +307,13 @@ def _in_class(kind: type, name: str) -> type | None:
 
 
 @contextmanager
-def unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> Iterator[None]:
+def _unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> Iterator[None]:
     """Around a recorded run: what it assigns, beside variables of its own, is put back.
 
     Args:
         function: that runs.
         roots: modules that it may read.
-        reads: what it names, which is noted meanwhile.
+        reads: noted meanwhile.
 
     Raises:
         UnsupportedError: it has assigned something, which a replay would not do again.
@@ -336,7 +335,7 @@ def unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> It
         for held, name, value in reads.items.values():  # a kernel that is traced looks at classes by special methods of its own
             if id(held) not in known and not name.startswith("__") and _variables(held).get(name) is not value:
                 changed.append(repr(name))
-                setattr(held, name, value) if isinstance(held, type) else cast(dict[str, Any], held).update({name: value})
+                _assign(held, name, value)
     if changed:
         raise UnsupportedError(f"it assigns {changed[0]}", mend="leave it without a graph")
 
@@ -367,10 +366,10 @@ def _places(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[Any,
             yield held, f"{_ATTRIBUTE}{type(value).__name__}"
             stack += [] if isinstance(value, ModuleType) else [type(value), *held.values()]
         if isinstance(getattr(value, "__code__", None), CodeType):
-            function = getattr(value, "__func__", value)
-            yield function, "the {} of a function"
+            plain = getattr(value, "__func__", value)
+            yield plain, "the {} of a function"
             stack += reached(value, object)
-            for cell in getattr(function, "__closure__", None) or ():
+            for cell in getattr(plain, "__closure__", None) or ():
                 yield cell, "a variable that it closes over"
 
 
@@ -411,6 +410,13 @@ def _changed(before: dict[Any, Any], now: dict[Any, Any]) -> str | None:
     return next((repr(key) for key in {**before, **now} if before.get(key, missing) is not now.get(key, missing)), None)
 
 
+def _assign(held: Any, name: str, value: Any) -> None:
+    if isinstance(held, type):
+        setattr(held, name, value)
+    else:
+        held[name] = value
+
+
 def _put_back(held: Any, values: dict[Any, Any]) -> None:
     if isinstance(held, CellType):
         if values:
@@ -422,11 +428,14 @@ def _put_back(held: Any, values: dict[Any, Any]) -> None:
             delattr(held, name)
         for name, value in values.items():
             setattr(held, name, value)
-    else:
+    elif isinstance(held, dict):
         held.clear()
-        held.extend(values.values()) if isinstance(held, list | deque) else held.update(
-            values if isinstance(held, dict) else values.values()
-        )
+        held.update(values)
+    else:
+        add = held.add if isinstance(held, set) else held.append
+        held.clear()
+        for value in values.values():
+            add(value)
 
 
 class _Collections:
@@ -451,8 +460,12 @@ class _Collections:
 
 @contextmanager
 def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
-    """Notes what Python code names that runs meanwhile: attributes of modules, of those inside of them and of objects that these
-    hold, and globals; and what kernels had read that are called."""
+    """Around a recorded run of a function. Notes what Python code names meanwhile: attributes of modules, of those inside of them
+    and of objects that these hold, and globals; and what kernels had read that are called. What the run assigns is put back.
+
+    Raises:
+        UnsupportedError: it has assigned something, which a replay would not do again.
+    """
     reads, seen = Reads(function, roots), set[CodeType]()
     modules = _all_modules(roots)
     known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
@@ -485,12 +498,13 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
                     if held is not nn.Module:
                         reads.note(held, each)
 
-    sys.setprofile(event)
-    try:
-        with collections:
-            yield reads
-    finally:
-        sys.setprofile(before if callable(before) else None)
+    with _unassigned(function, roots, reads):
+        sys.setprofile(event)
+        try:
+            with collections:
+                yield reads
+        finally:
+            sys.setprofile(before if callable(before) else None)
 
 
 def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:

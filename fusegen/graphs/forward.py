@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from fusegen.graphs.cache_memory import has_layers
 from fusegen.graphs.graphed import Graphed
 from fusegen.graphs.recording import Pools
 
@@ -95,7 +96,7 @@ def _with_whole_mask(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     mask = kwargs.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         return kwargs
-    caches = [value for value in kwargs.values() if isinstance(getattr(value, "layers", None), list)]
+    caches = [value for value in kwargs.values() if has_layers(value)]
     room = max((getattr(layer, "max_cache_len", 0) for cache in caches for layer in cache.layers), default=0)
     missing = room - mask.shape[1]
     return {**kwargs, "attention_mask": pad(mask, (0, missing))} if missing > 0 else kwargs

@@ -40,8 +40,8 @@ class Result:
 
 
 @dataclass(eq=False)
-class Saved:
-    """What the last replay of a recording has saved for its backward pass.
+class ReplayState:
+    """The last replay of a recording, and if its saved values stand.
 
     Attributes:
         order: of the recording among all.
@@ -92,7 +92,7 @@ class GradientRecording:
     written: Sequence[Tensor]
     leaves: Sequence[Any]
     spec: TreeSpec
-    _saved: Saved = field(default_factory=Saved, init=False)
+    _last: ReplayState = field(default_factory=ReplayState, init=False)
 
     @classmethod
     def of(
@@ -165,10 +165,10 @@ class GradientRecording:
 
     def is_busy(self) -> bool:
         """True if another replay would overwrite what a backward pass is still to read, of this recording or of a later one."""
-        for saved in reversed(self.pool.standing):
-            if saved.order < self._saved.order:
+        for each in reversed(self.pool.standing):
+            if each.order < self._last.order:
                 return False
-            if saved.pending() is not None:
+            if each.pending() is not None:
                 return True
         return False
 
@@ -184,15 +184,15 @@ class GradientRecording:
     def replay(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The number of a new replay, and its results."""
         with self.pool.in_order():
-            saved, standing = self._saved, self.pool.standing
-            while standing and standing[-1].order >= saved.order:
+            last, standing = self._last, self.pool.standing
+            while standing and standing[-1].order >= last.order:
                 standing.pop().stands = False
-            standing.append(saved)
-            _REPLAYS.pop(saved.number, None)
-            saved.number, saved.stands = next(_NUMBERS), True
-            _REPLAYS[saved.number] = self
-            number = torch.scalar_tensor(saved.number, dtype=torch.int64, device="cpu")
-            saved.pending = weakref.ref(number)
+            standing.append(last)
+            _REPLAYS.pop(last.number, None)
+            last.number, last.stands = next(_NUMBERS), True
+            _REPLAYS[last.number] = self
+            number = torch.scalar_tensor(last.number, dtype=torch.int64, device="cpu")
+            last.pending = weakref.ref(number)
             if self.inputs:
                 torch._foreach_copy_(self.inputs, list(tensors))
             self.forward()
@@ -202,13 +202,13 @@ class GradientRecording:
     def replay_backward(self, number: int, gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """The gradients of a replay: clones, as autograd makes a gradient that nobody else holds the `.grad` of a parameter."""
         with self.pool.in_order():
-            if number != self._saved.number or not self._saved.stands:
+            if number != self._last.number or not self._last.stands:
                 raise _overwritten()
             for static, gradient in zip(self.incoming, gradients, strict=True):
                 if static is not None:
                     static.zero_() if gradient is None else static.copy_(gradient)
             self.backward()
-            self._saved.pending = lambda: None
+            self._last.pending = lambda: None
             return _clones(self.gradients)
 
 

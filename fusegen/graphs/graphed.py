@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.graphs.cache_memory import CacheMemory, CacheView
 from fusegen.graphs.call import Call, Views, key_of, run_with, settings, without_tensors
-from fusegen.graphs.facts import OF_OTHERS, reached, unassigned, watching
+from fusegen.graphs.facts import OF_OTHERS, reached, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
 from fusegen.graphs.recording import GraphPool, Pools, Recording
 from fusegen.graphs.step import Step
@@ -104,7 +104,7 @@ class GradientGraph:
         """The result of a call of the same form, with a node of autograd's graph behind it.
 
         Raises:
-            UnsupportedError: too many calls wait for their backward passes, or another thread records a graph.
+            UnsupportedError: too many calls wait for their backward passes, or one more recording fails.
         """
         if (result := self._replayed(call)) is not _BUSY:
             return result
@@ -326,7 +326,7 @@ class Graphed:
                     graph = record(pool, roots, call, args, kwargs)
             except Exception as error:
                 met.reason = _words(error)
-                raise UnsupportedError(met.reason) from error
+                raise
         met.reason = ""
         met.recorded += 1
         self.recorded += 1
@@ -341,7 +341,7 @@ class Graphed:
         try:
             stepping = nullcontext() if step is None else step.recording()
             drawing = no_draws_on_the_host(pool.device)
-            with watching(self._declared, roots) as reads, unassigned(self._declared, roots, reads), stepping, drawing:
+            with watching(self._declared, roots) as reads, stepping, drawing:
                 record = pool.record if step is None else pool.record_alone  # its gradients stay in the graph's memory
                 recording = Recording.of(record, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
             facts = reads.facts(() if step is None else (step.is_ready,))
@@ -360,7 +360,7 @@ class Graphed:
         parameters = list({id(each): each for root in roots for each in root.parameters() if each.requires_grad}.values())
         state = list({id(each): each for root in roots for each in root.buffers()}.values())
         original = self.original
-        args, kwargs = without_tensors(args, kwargs)  # which are freed as the caller drops them
+        args, kwargs = without_tensors(args, kwargs)  # the caller's are freed as soon as it drops them
 
         def run(inputs: Sequence[Tensor], aliases: Sequence[Tensor]) -> Any:
             with put_in(roots, parameters, aliases):
@@ -369,7 +369,7 @@ class Graphed:
         def another(call: Call) -> GradientRecording:
             return GradientRecording.of(pool, run, call.tensors, parameters, others(call), state)
 
-        with watching(self._declared, roots) as reads, unassigned(self._declared, roots, reads):
+        with watching(self._declared, roots) as reads:
             recording = another(call)
         return GradientGraph([recording], reads.facts(), another)
 
@@ -402,12 +402,14 @@ def _recording() -> Iterator[None]:
     """Around a recording.
 
     Raises:
-        UnsupportedError: another thread records one.
+        UnsupportedError: another thread records one, or it fails.
     """
     if not _RECORDING.acquire(blocking=False):
         raise UnsupportedError("another thread records a graph")
     try:
         yield
+    except Exception as error:
+        raise UnsupportedError(_words(error)) from error
     finally:
         _RECORDING.release()
 

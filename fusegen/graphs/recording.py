@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -161,7 +160,7 @@ def own_casts() -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recording:
     """A recorded run.
 
@@ -177,7 +176,7 @@ class Recording:
     written: list[int]
     leaves: Sequence[Any]
     spec: TreeSpec
-    _replays: Iterator[int] = field(default_factory=count, init=False)
+    _is_first: bool = field(default=True, init=False)
 
     @classmethod
     def of(
@@ -215,7 +214,8 @@ class Recording:
         if self.inputs:
             torch._foreach_copy_(self.inputs, list(tensors))
         self.replay()
-        if next(self._replays) == 0:  # kernels that torch does not know count no version
+        if self._is_first:  # kernels that torch does not know count no version
+            self._is_first = False
             changed = [number for number, pair in enumerate(zip(self.inputs, tensors, strict=True)) if have_changed(*pair)]
             self.written.extend(number for number in changed if number not in self.written)
         for number in self.written:

@@ -1,1 +1,1 @@
-"""Where fusegen meets models, graphs and packages of others."""
+"""Integrations: models of users and of transformers, FX graphs, torch.compile, the Hugging Face hub."""

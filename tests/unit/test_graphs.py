@@ -356,6 +356,22 @@ def test_a_training_step_is_one_graph(kind: str) -> None:
     assert run.recorded == _RECORDED[kind], run
 
 
+def test_one_more_recording_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Linear(4, 4)
+    run = fg.cuda_graph(module)
+    x = torch.ones(2, 4)
+    run(x)
+    waiting = run(x)
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(Tapes, "record_saving", fails)
+    (run(x) + waiting).sum().backward()
+    assert torch.equal(module.weight.grad, torch.full((4, 4), 4.0))
+    assert "no memory is left" in str(run)
+
+
 def test_a_module_that_is_thawed_gets_gradients() -> None:
     module = Reads().requires_grad_(False).eval()
     head = nn.Linear(4, 1)

@@ -309,7 +309,7 @@ def test_what_a_recording_has_saved_is_freed_with_it() -> None:
     saved: list[weakref.ref[Tensor]] = []
 
     def run(tensors: Sequence[Tensor], _: Sequence[Tensor]) -> Tensor:
-        result = tensors[0].exp()  # which its node saves
+        result = tensors[0].exp()  # its node saves it
         saved.append(weakref.ref(result))
         return result * 2
 

@@ -152,7 +152,7 @@ class EmptyCache(HandedCache):
         return 0
 
     def taken(self) -> Any:
-        """What it is to take: keys and values, or None."""
+        """The keys and values that it is to take, or None."""
         return None if self.update_call is None else self.update_call[0][:2]
 
 

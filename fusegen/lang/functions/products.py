@@ -99,7 +99,7 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any =
 
 
 def _beside(name: str, product: TracedTensor, value: Any) -> TracedTensor:
-    """What is added to a product.
+    """The summand of a product.
 
     Raises:
         TraceError: it has another dtype, which torch refuses.
