@@ -22,7 +22,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     "Gemma2": {"num_key_value_heads": 2, "head_dim": 32, "sliding_window": 16},
     "GPTNeoX": {},
     "GPT2": {},
-    "T5": {"d_model": 128, "d_kv": 32, "d_ff": 256, "decoder_start_token_id": 0},
+    "T5": {"d_model": 128, "d_kv": 32, "d_ff": 256, "num_decoder_layers": 2, "decoder_start_token_id": 0},
 }
 
 
