@@ -22,6 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.extension.native import wait
 from fusegen.timing import interleaved, timer_name
 
 try:
@@ -187,6 +188,8 @@ def main() -> None:
         "fusegen": fg.__version__,
         "timer": timer_name(DEVICE, with_host=True),
     }
+    if IS_GPU:  # which has graphs
+        wait()
     found = [row for name in options.models for row in rows(name)]
     table = Table("model", "", "eager", "torch.compile", "patched", "with graphs", title=f"{machine['device']}, {machine['dtype']}")
     for row in found:

@@ -32,6 +32,7 @@ class Settings:
         cxx: the host compiler (``CXX``; part of the host compiler's key).
         nvcc: the CUDA compiler in place of NVRTC (``FUSEGEN_NVCC``; its version is part of the key of cubins).
         compiler: of kernels that do not say one (``FUSEGEN_COMPILER``; the two ways keep binaries apart).
+        native: build and use the native module (``FUSEGEN_NATIVE``; not part of any key).
     """
 
     cache_dir: Path
@@ -39,6 +40,7 @@ class Settings:
     cxx: str | None
     nvcc: str | None = None
     compiler: Compiler = "nvrtc"
+    native: bool = True
 
 
 @lru_cache(maxsize=1)
@@ -50,6 +52,7 @@ def settings() -> Settings:
         cxx=os.environ.get("CXX") or None,
         nvcc=os.environ.get("FUSEGEN_NVCC") or None,
         compiler=_compiler(),
+        native=_flag("FUSEGEN_NATIVE", default="1"),
     )
 
 
@@ -87,8 +90,8 @@ def _compiler() -> Compiler:
     return value
 
 
-def _flag(name: str) -> bool:
-    value = os.environ.get(name, "").strip().lower()
+def _flag(name: str, default: str = "") -> bool:
+    value = os.environ.get(name, default).strip().lower()
     if value in _TRUE:
         return True
     if value in _FALSE:

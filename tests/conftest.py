@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fusegen.compiler.passes import forget_programs
+from fusegen.extension.native import wait
 from fusegen.settings import settings
 
 # Before fusegen reads its settings, which it does once. Entries go by content, so all checkouts share one cache, which is kept.
@@ -40,6 +41,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"tests over {_SLOW:.0f} s: split them, or mark them as deep")
         for seconds, name in reversed(slow):
             terminalreporter.line(f"{seconds:5.1f} s  {name}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart() -> None:
+    """All tests run with the native module: the first process builds it."""
+    wait()
 
 
 def pytest_collectstart() -> None:

@@ -33,7 +33,7 @@ def look_at_settings() -> Look:
     """The environment's variables."""
     chosen = settings()
     shown = [f"FUSEGEN_CACHE_DIR={chosen.cache_dir}", f"FUSEGEN_EMULATE={int(chosen.emulate)}", f"CXX={chosen.cxx or ''}"]
-    shown += [f"FUSEGEN_COMPILER={chosen.compiler}", f"FUSEGEN_NVCC={chosen.nvcc or ''}"]
+    shown += [f"FUSEGEN_COMPILER={chosen.compiler}", f"FUSEGEN_NVCC={chosen.nvcc or ''}", f"FUSEGEN_NATIVE={int(chosen.native)}"]
     return found(detail=", ".join(shown))
 
 
@@ -46,6 +46,14 @@ def look_at_compiler() -> Look:
     where = " ".join(compiler.command)
     problem = _problem(compiler)
     return found(compiler.version, where) if problem is None else broken(problem, _MEND, version=compiler.version, where=where)
+
+
+def look_at_native() -> Look:
+    """The native module, which is built at its first use."""
+    problem = ask("from fusegen.extension.native import failure\nanswer(problem=failure())")["problem"]
+    if problem:
+        return missing(f"calls run in Python, slower: {problem}", "let it be built: FUSEGEN_NATIVE=1, and a compiler that works")
+    return found(detail="calls run in C++, once it is built at the first use")
 
 
 def look_at_extensions() -> Look:

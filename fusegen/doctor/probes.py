@@ -31,13 +31,14 @@ _FOR_GPUS = (
 )
 _FOR_HOSTS = (Probe("C++ compiler", _CPU, host.look_at_compiler),)
 _FOR_EXTENSIONS = (Probe("extensions", "compiler='extension', and fusegen build --format extension", host.look_at_extensions),)
+_FOR_SPEED = (Probe("native module", "quick calls", host.look_at_native),)
 _FOR_NOBODY = (
     Probe("nvcc", "FUSEGEN_NVCC, and fusegen build --format sources", cuda.look_at_nvcc),
     Probe("nvdisasm", "fusegen show --stage sass", cuda.look_at_nvdisasm),
 )
-_ALL = (*_PACKAGE, *_STATE, _TORCH, _GPU, *_FOR_GPUS, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_NOBODY)
+_ALL = (*_PACKAGE, *_STATE, _TORCH, _GPU, *_FOR_GPUS, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_SPEED, *_FOR_NOBODY)
 
-_LANES = (_PACKAGE, (_TORCH, _GPU), (*_FOR_GPUS, *_FOR_NOBODY), (*_STATE, *_FOR_HOSTS, *_FOR_EXTENSIONS))
+_LANES = (_PACKAGE, (_TORCH, _GPU), (*_FOR_GPUS, *_FOR_NOBODY), (*_STATE, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_SPEED))
 """Probes that run one after the other; lanes run side by side."""
 
 

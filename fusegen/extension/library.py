@@ -52,7 +52,7 @@ def library_of(texts: Texts) -> Path:
         SettingsError: the cache cannot be written to.
     """
     folder = cache_folder("extension")
-    library = folder / f"{_key(texts)}.so"
+    library = folder / f"{key_of(texts)}.so"
     if not is_whole(library):
         print(f"fusegen: building the extension of {texts.name} (torch's headers take a while) …", file=sys.stderr, flush=True)
         with writing_to(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-", ignore_cleanup_errors=True) as place:
@@ -106,7 +106,8 @@ def _refused(name: str, done: Done) -> CompileError | ToolNotFoundError:
     return CompileError(what, mend="see fusegen doctor; if the compiler works, report it with this text")
 
 
-def _key(texts: Texts) -> str:
+def key_of(texts: Texts) -> str:
+    """The name of a library: a digest of its texts, the compiler and torch."""
     compiler = find_compiler(settings().cxx)
     parts = (*texts.files, *texts.files.values(), *texts.flags, *compiler.command, compiler.version, torch.__version__)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fusegen.errors import UnsupportedError
-from fusegen.graphs.facts import Unchanged
-from fusegen.guards import exact, is_plain
+from fusegen.guards import Conditions, exact, is_plain
+from fusegen.native import Choice
 
 Held: TypeAlias = dict[str, Any]
 """The variables of an object."""
@@ -42,7 +42,7 @@ class CacheView:
         UnsupportedError: it holds something else than tensors, plain values and layers that do.
     """
 
-    is_current: Callable[[], bool]
+    is_current: Choice[Callable[[], bool]]
 
     def __init__(self, cache: object) -> None:
         self.cache = weakref.ref(cache)
@@ -61,7 +61,7 @@ class CacheView:
 
     def refresh(self) -> None:
         """Takes what the cache holds now for what it should hold."""
-        facts = Unchanged()
+        facts = Conditions()
         facts.sizes(self.parts)
         for held, name in self._fixed:
             facts.item(held, name)

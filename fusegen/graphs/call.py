@@ -22,7 +22,7 @@ class Views(dict[int, CacheView]):
     def of(self, cache: object) -> CacheView:
         """A cache taken apart, as it is now."""
         view = self.get(id(cache))
-        if view is None or view.cache() is not cache or not view.is_current():
+        if view is None or view.cache() is not cache or not view.is_current.call():
             view = self[id(cache)] = CacheView(cache)
             for key in [key for key, each in self.items() if each.cache() is None]:
                 del self[key]

@@ -1,6 +1,6 @@
 """Facts that a recorded run holds on to: what its code read of the model, and where the model's tensors lie.
 
-A replay reads none of it again, so one generated function compares it before each: by identity, in a line a fact.
+A replay reads none of it again, so it is compared before each, by identity.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from torch.nn.modules import module as module_hooks
 from torch.utils.hooks import RemovableHandle
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import Kind, Read, Slot, State, cell_contents, contents, is_plain, matcher, same
+from fusegen.guards import Conditions, Kind, Read, Slot, State, cell_contents
 from fusegen.lang.running import is_tracing
+from fusegen.native import Choice
 
 T = TypeVar("T")
 Variables: TypeAlias = Mapping[str, Any]
@@ -41,96 +42,9 @@ _KEPT_ELSEWHERE = (Tensor, nn.Module, torch.optim.Optimizer)
 """Objects whose attributes are looked at elsewhere."""
 _CONTAINERS = (dict, list, set, deque)
 _CALL = nn.Module._call_impl.__code__
-_MOST = 64  # plain values in a container
+_MOST = 64  # values in a container
 _CALLS = (_OWN, nn.Module.__call__.__code__.co_filename)
 """Code that calls modules: it reads their hooks, which are refused elsewhere."""
-
-
-class Unchanged:
-    """Conditions that are true now, and may be asked for again at little cost."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._scope: dict[str, Any] = {"same": same, "sizes": lambda held: list(map(len, held)), "pointers": _pointers}
-        self._known: set[tuple[int, object]] = set()
-        self._tensors: dict[int, Tensor] = {}
-        self._classes: dict[type, Variables] = {}
-
-    def item(self, owner: Any, key: Any) -> None:
-        """A dictionary, a list or a class holds the same object under a key, and where that is a container, it holds the same."""
-        if (id(owner), key) in self._known:
-            return
-        self._known.add((id(owner), key))
-        held = self._classes.setdefault(owner, vars(owner)) if isinstance(owner, type) else owner
-        self._place(f"{self._name(held)}[{key!r}]", held[key])
-
-    def read(self, read: Read) -> None:
-        """A place reads the same, however it is reached."""
-        slot = read.slot
-        if (id(slot.owner), (slot.kind, slot.key)) not in self._known:
-            self._known.add((id(slot.owner), (slot.kind, slot.key)))
-            self._place(slot.text(self._name(slot.owner), self._name(slot.key)), read.value)
-
-    def _place(self, place: str, value: Any) -> None:
-        if isinstance(value, Tensor):
-            self._tensors[id(value)] = value
-        if is_plain(value) and not (value is None or isinstance(value, bool)):
-            self._texts.append(f"((v := {place}) is {self._name(value)} or same(v, {self._name(value)}))")
-        else:
-            self._texts.append(f"{place} is {self._name(value)}")
-            self._contents(value)
-
-    def _contents(self, value: Any) -> None:
-        """What a container holds; of a large one with more than plain values, how much."""
-        inside = contents(value)
-        if inside is None or isinstance(value, Tensor) or (id(value), None) in self._known:
-            return
-        self._known.add((id(value), None))
-        if not inside:
-            self._texts.append(f"not {self._name(value)}")
-        elif isinstance(value, list | tuple | dict) and len(value) <= _MOST and (keys := _keys(value)) is not None:
-            self._texts.append(f"len({self._name(value)}) == {len(value)}")
-            for key in keys:
-                self.item(value, key)
-        elif len(inside) <= _MOST or all(map(is_plain, inside)):
-            self.holds(matcher(value), value)
-        elif hasattr(value, "__len__"):
-            self._texts.append(f"len({self._name(value)}) == {len(value)}")
-
-    def holds(self, question: Callable[..., bool], *values: object) -> None:
-        """A function of some values is true."""
-        self._texts.append(f"{self._name(question)}({', '.join(map(self._name, values))})")
-
-    def sizes(self, held: Sequence[Any]) -> None:
-        """Containers hold as many things."""
-        self._texts.append(f"sizes({self._name(held)}) == {self._name(list(map(len, held)))}")
-
-    def function(self) -> Callable[[], bool]:
-        """A function that says whether all of it is true still."""
-        tensors = list(self._tensors.values())
-        texts = [*self._texts, *([f"pointers({self._name(tensors)}) == {self._name(_pointers(tensors))}"] if tensors else [])]
-        text = "def unchanged():\n    try:\n        return {}\n    except (LookupError, AttributeError, ValueError, TypeError):\n"
-        exec(compile(text.format(" and ".join(texts) or "True") + "        return False\n", "<facts>", "exec"), self._scope)
-        found: Callable[[], bool] = self._scope.pop("unchanged")  # no cycle, in which a graph's memory would wait for the collector
-        return found
-
-    def _name(self, value: object) -> str:
-        """A name for an object, which is kept."""
-        if value is None or value is True or value is False:
-            return repr(value)
-        self._scope[f"c{id(value)}"] = value
-        return f"c{id(value)}"
-
-
-def _keys(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Sequence[Any] | None:
-    """The keys by which a container gives what it holds, as far as they are texts and whole numbers."""
-    if not isinstance(container, dict):
-        return range(len(container))
-    return list(container) if all(type(key) in (str, int) for key in container) else None
-
-
-def _pointers(tensors: Sequence[Tensor]) -> list[object]:
-    return [*map(Tensor.data_ptr, tensors), *map(Tensor.stride, tensors)]
 
 
 class Reads:
@@ -161,7 +75,7 @@ class Reads:
         if (id(held), name) not in self.items:
             self.items[id(held), name] = held, name, _variables(held)[name]
 
-    def facts(self, also: Sequence[Callable[[], bool]] = ()) -> Callable[[], bool]:
+    def facts(self, also: Sequence[Callable[[], bool]] = ()) -> Choice[Callable[[], bool]]:
         """A function that says whether a later run would read the same.
 
         Args:
@@ -172,11 +86,12 @@ class Reads:
             raise UnsupportedError(what, mend="pass the module as an argument")
         if "data" in self.names:
             raise UnsupportedError("its code reads `.data`, and torch counts no writes to that", mend="write `detach()`")
-        facts = Unchanged()
+        facts = Conditions()
         modules = _all_modules(self._roots)
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
         facts.sizes([each._parameters for each in modules if isinstance(each, nn.ParameterList | nn.ParameterDict)])
-        facts.holds(lambda kinds: list(map(type, modules)) == kinds, list(map(type, modules)))
+        for each in modules:
+            facts.read(Read(Slot(each, Kind.TYPE), type(each)))
         facts.holds(_NoHooks(modules))
         if torch.is_grad_enabled():
             parameters = [each for root in self._roots for each in root.parameters()]
@@ -246,7 +161,7 @@ def reached(function: Any, kind: type[T]) -> list[T]:
     return list({id(value): value for value in found}.values())
 
 
-def _note_optimizer(facts: Unchanged, optimizer: torch.optim.Optimizer) -> None:
+def _note_optimizer(facts: Conditions, optimizer: torch.optim.Optimizer) -> None:
     facts.item(vars(optimizer), "param_groups")
     facts.item(vars(optimizer), "state")
     for group in optimizer.param_groups:
@@ -260,7 +175,7 @@ def _note_optimizer(facts: Unchanged, optimizer: torch.optim.Optimizer) -> None:
     facts.sizes([optimizer.param_groups, optimizer.state])
 
 
-def _note(facts: Unchanged, read: Read, modules: set[int]) -> None:
+def _note(facts: Conditions, read: Read, modules: set[int]) -> None:
     """A read of a kernel's function as a fact."""
     owner, kind, key = read.slot.owner, read.slot.kind, read.slot.key
     is_module = id(owner) in modules

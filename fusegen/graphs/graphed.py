@@ -19,6 +19,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import FusegenError, UnsupportedError
+from fusegen.extension.native import ensure_native
 from fusegen.graphs.cache_memory import CacheMemory, CacheView
 from fusegen.graphs.call import Call, Views, key_of, run_with, settings, without_tensors
 from fusegen.graphs.facts import OF_OTHERS, reached, watching
@@ -26,6 +27,7 @@ from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, pu
 from fusegen.graphs.recording import GraphPool, Pools, Recording
 from fusegen.graphs.step import Step
 from fusegen.lang.running import is_tracing
+from fusegen.native import Choice
 from fusegen.runtime.watched import is_intercepted, is_transformed
 from fusegen.threads import new_lock
 
@@ -53,7 +55,7 @@ class PlainGraph:
 
     pool: GraphPool
     recording: Recording
-    facts: Callable[[], bool]
+    facts: Choice[Callable[[], bool]]
     memories: Sequence[CacheMemory]
     advances: Sequence[Sequence[int]]
     roots: Sequence[nn.Module]
@@ -96,7 +98,7 @@ class GradientGraph:
     """
 
     recordings: list[GradientRecording]
-    facts: Callable[[], bool]
+    facts: Choice[Callable[[], bool]]
     another: Callable[[Call], GradientRecording]
     memories: Sequence[CacheMemory] = ()
 
@@ -283,7 +285,7 @@ class Graphed:
         """
         key = key_of(call, kwargs)
         graph = self._last[1] if self._last is not None and self._last[0] == key else self._graphs.get(key)
-        if graph is not None and graph.facts():
+        if graph is not None and graph.facts.call():
             if self._last is None or self._last[1] is not graph:
                 self._graphs.move_to_end(key)
                 self._last = key, graph
@@ -312,6 +314,7 @@ class Graphed:
         Raises:
             UnsupportedError: it cannot be one.
         """
+        ensure_native()
         roots = [*self._roots, *call.modules]
         _require_no_hooks(roots, self._outer)
         with _recording():

@@ -6,6 +6,7 @@ A `Recorder` watches one run of a function and notes every read of a variable, a
 
 from fusegen.guards.changes import ChangeError, refusing_changes
 from fusegen.guards.check import State, has_identity
+from fusegen.guards.conditions import Conditions
 from fusegen.guards.content import cell_contents, contents, matcher
 from fusegen.guards.plain import exact, is_plain, same
 from fusegen.guards.recorder import Recorder
@@ -13,6 +14,7 @@ from fusegen.guards.slots import Kind, Read, Slot
 
 __all__ = [
     "ChangeError",
+    "Conditions",
     "Kind",
     "Read",
     "Recorder",

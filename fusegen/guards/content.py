@@ -202,6 +202,9 @@ def _bytes(kind: type, of: Callable[[Any], object], value: Any) -> Matcher:
 
 
 def _set(kind: type, value: Any) -> Matcher:
+    if all(type(each) in (str, type) for each in value):  # equal to none of another type
+        kept = frozenset(value)
+        return lambda other: type(other) is kind and other == kept
     wanted = _typed(value)
     return lambda other: type(other) is kind and _typed(other) == wanted
 

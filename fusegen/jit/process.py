@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -9,6 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.errors import ToolNotFoundError
+
+_SECONDS_TO_END = 2
+_running: set[subprocess.Popen[str]] = set()
+_is_ending = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | N
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ToolNotFoundError(f"{command[0]} cannot be started: {reason}", mend="install a compiler that runs here") from error
+    _running.add(process)
     with process:
         try:
             output, _ = process.communicate(timeout=seconds)
@@ -67,15 +73,36 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | N
         except BaseException:
             _end(process)
             raise
+        finally:
+            _running.discard(process)
     return Done(process.returncode, output)
 
 
+def is_ending() -> bool:
+    """True once this process ends, and with it the commands that it runs."""
+    return _is_ending
+
+
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ends a process with all that it has started."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # it has just ended
-        process.kill()
+    """Ends a process with all that it has started: ninja's commands are in groups of their own, which it ends if it is asked to."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            continue
+        except (ProcessLookupError, PermissionError):  # it has just ended
+            process.kill()
+        return
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends what other threads run, which end with this process."""
+    global _is_ending
+    _is_ending = True
+    for process in list(_running):
+        _end(process)
 
 
 def _signal(number: int) -> str:

@@ -29,6 +29,8 @@ OURS = {
     f"cuda/{HEX * 2}.cu": 5,
     f"cpu/{HEX * 4}.so": 20,
     f"cpu/{HEX * 4}.cpp": 7,
+    f"native/{HEX * 4}.cpython-311-x86_64-linux-gnu.so": 29,
+    f"native/{HEX * 4}.cpython-311-x86_64-linux-gnu.lock": 0,
     f"emulator/{HEX * 4}.so": 11,
     f"extension/{HEX * 4}.so": 23,
     "emitted/sm_90a-gelu-bf16.json": 13,
@@ -45,6 +47,7 @@ ENTRIES = {
     "cuda": (1, 5),
     "cpu": (1, 27),
     "extension": (1, 23),
+    "native": (1, 29),
     "emulator": (1, 11),
     "emitted": (1, 13),
     "tuned": (1, 17),
@@ -83,7 +86,7 @@ def test_usage(folder: Path) -> None:
     found = {each.name: (each.entries, each.bytes) for each in cache.usage(folder)}
     assert found == ENTRIES
     assert cache.strangers(folder) == (".bashrc", "notes.txt", "thesis")
-    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * 7
+    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * 8
 
 
 def test_clear_removes_ours_alone(folder: Path) -> None:
@@ -121,10 +124,10 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, action: object) -> None:
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "info"]) == 0
     shown = capsys.readouterr().out
-    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +7 +126 B", shown)
+    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +8 +155 B", shown)
     assert main(["cache", "clear", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["bytes"] == 126 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
+    assert told["bytes"] == 155 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
     assert [kind["name"] for kind in told["kinds"]] == [kind.name for kind in cache.KINDS]
     assert main(["cache", "info", "--json"]) == 0 and json.loads(capsys.readouterr().out)["bytes"] == 0
 
@@ -152,7 +155,7 @@ def test_what_is_really_made_is_known(tmp_path: Path, monkeypatch: pytest.Monkey
         nvrtc._cache.cache_clear()
         _makes()
         found = {each.name: each.entries for each in cache.usage(tmp_path)}
-        assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "extension": 0, "emulator": 0, "emitted": 0, "tuned": 1}
+        assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "extension": 0, "native": 0, "emulator": 0, "emitted": 0, "tuned": 1}
         cache.clear(tmp_path)
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]
         _makes()

@@ -20,7 +20,7 @@ from fusegen.settings import settings
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [
     "Python", "fusegen", "templates", "packages", "settings", "cache", "torch", "GPU", "NVRTC", "cuda.core", "C++ compiler",
-    "extensions", "nvcc", "nvdisasm",
+    "extensions", "native module", "nvcc", "nvdisasm",
 ]  # fmt: skip
 
 

@@ -1,0 +1,153 @@
+"""The build of the native module: in the background at its first use, once for all processes, kept by content."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.machinery
+import importlib.util
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fusegen import native
+from fusegen.errors import FusegenError
+from fusegen.extension.library import Texts, built, key_of
+from fusegen.jit.files import is_whole, sealed, write_atomically, writing_to
+from fusegen.jit.process import is_ending
+from fusegen.settings import cache_folder, settings
+from fusegen.threads import new_lock
+
+_FLAGS = ("-O2", "-DNDEBUG")
+_SECONDS_OF_A_FAILURE = 3600  # before a build that failed is tried again
+
+_lock = new_lock()
+_builder: threading.Thread | None = None
+_reason = "no kernel has asked for it"
+
+
+def ensure_native() -> None:
+    """Loads the native module, or begins to build it in the background where it was not built before."""
+    global _builder, _reason
+    if native.loaded() is not None or _builder is not None:
+        return
+    with _lock:
+        if native.loaded() is not None or _builder is not None:
+            return
+        if not settings().native:
+            _reason = "FUSEGEN_NATIVE=0"
+            return
+        _builder = threading.Thread(target=_build, name="fusegen-native", daemon=True)
+        try:
+            library = _library()
+            if is_whole(library):
+                _load(library)
+                return
+        except (FusegenError, OSError, ImportError) as error:
+            _reason = str(error)
+            return
+        _reason = "it is being built"
+        _builder.start()
+
+
+def wait() -> None:
+    """Waits until the native module is built, or cannot be."""
+    ensure_native()
+    if _builder is not None and _builder.is_alive():
+        _builder.join()
+
+
+def reason() -> str:
+    """Why Python is in use; nothing where the native module is."""
+    return "" if native.loaded() is not None else _reason
+
+
+def failure() -> str:
+    """Why processes that start now run in Python; nothing where the module is built, or will be at its first use.
+
+    Raises:
+        FusegenError: there is no compiler, or no cache.
+    """
+    if not settings().native:
+        return "FUSEGEN_NATIVE=0"
+    library = _library()
+    return "" if is_whole(library) else _failed_lately(library)
+
+
+def _texts() -> Texts:
+    return Texts("fusegen", {path.name: path.read_text(encoding="utf-8") for path in native.SOURCES}, _FLAGS)
+
+
+def _library() -> Path:
+    return cache_folder("native") / f"{key_of(_texts())}{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+
+
+def _build() -> None:
+    global _reason
+    try:
+        library = _library()
+        with _alone(library):
+            if not is_whole(library):
+                _make(library)
+        _load(library)
+    except (FusegenError, OSError, ImportError) as error:
+        _reason = str(error)
+
+
+def _make(library: Path) -> None:
+    """Builds the library, unless that failed a short time ago.
+
+    Raises:
+        FusegenError: it cannot be built.
+    """
+    if lately := _failed_lately(library):
+        raise FusegenError(lately)
+    folder = library.parent
+    try:
+        with writing_to(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-", ignore_cleanup_errors=True) as place:
+            content = built(_texts(), Path(place))
+    except FusegenError as error:
+        if not is_ending():
+            write_atomically(_note(library), str(error).encode())
+        raise
+    write_atomically(library, sealed(content))
+
+
+def _failed_lately(library: Path) -> str:
+    """Why a build failed, a short time ago."""
+    note = _note(library)
+    is_recent = note.is_file() and time.time() - note.stat().st_mtime < _SECONDS_OF_A_FAILURE
+    return note.read_text(encoding="utf-8") if is_recent else ""
+
+
+def _note(library: Path) -> Path:
+    return library.with_suffix(".txt")
+
+
+def _load(library: Path) -> None:
+    loader = importlib.machinery.ExtensionFileLoader(native.NAME, str(library))
+    spec = importlib.util.spec_from_loader(native.NAME, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    native.use(module)
+
+
+@contextmanager
+def _alone(library: Path) -> Iterator[None]:
+    """One process at a time; the lock of one that ends is free."""
+    with library.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _after_fork() -> None:
+    global _builder
+    if native.loaded() is None:  # the thread that builds it is the parent's
+        _builder = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

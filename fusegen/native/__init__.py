@@ -1,0 +1,62 @@
+"""The native module: parts of a call in C++, each beside the Python that does the same, slower.
+
+`fusegen.extension.native` builds it. Until it is loaded, and where it cannot be built, the Python runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Generic, TypeVar
+
+from fusegen.threads import new_lock
+
+F = TypeVar("F")
+
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
+NAME = "fusegen_native"
+
+_lock = new_lock()
+_waiting: weakref.WeakSet[Choice] = weakref.WeakSet()  # type: ignore[type-arg]
+_module: ModuleType | None = None
+
+
+class Choice(Generic[F]):
+    """A function that is Python until the native module is loaded.
+
+    Args:
+        native: makes it of the native module.
+        python: makes it without.
+
+    Attributes:
+        call: the function.
+    """
+
+    def __init__(self, native: Callable[[ModuleType], F], python: Callable[[], F]) -> None:
+        self._native = native
+        with _lock:
+            self.call: F = python() if _module is None else native(_module)
+            if _module is None:
+                _waiting.add(self)
+
+    def take(self, module: ModuleType) -> None:
+        """Takes the function of the native module from now on."""
+        self.call = self._native(module)
+
+
+def use(module: ModuleType | None) -> None:
+    """Has later calls use the native module, and those functions that wait for it; None: later ones use Python."""
+    global _module
+    with _lock:
+        _module = module
+        if module is not None:
+            for each in list(_waiting):
+                each.take(module)
+            _waiting.clear()
+
+
+def loaded() -> ModuleType | None:
+    """The native module; None where it is not there, or not yet."""
+    return _module

@@ -1,0 +1,177 @@
+"""The native module: its build, and conditions that it asks as Python does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusegen import native
+from fusegen.extension.native import reason
+from fusegen.guards import Conditions, Kind, Read, Slot
+
+ASKS = """
+import sys
+from fusegen.extension.native import ensure_native, reason, wait
+{}
+print(reason(), flush=True)
+"""
+
+
+@pytest.fixture(params=["native", "python"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    module = native.loaded()
+    if module is None:
+        pytest.skip(reason())
+    native.use(module if request.param == "native" else None)
+    yield
+    native.use(module)
+
+
+class Owner:
+    """Holds something of each kind."""
+
+    named = 1
+
+    def __init__(self) -> None:
+        self.held: dict[str, Any] = {"a": 1.0, "b": [1, 2], "c": {"x", "y"}, "d": None}
+        self.linear = nn.Linear(2, 2)
+        self.other = nn.Linear(2, 2)
+        local = 3
+        self.function = lambda: local
+        self.is_fine = True
+
+    def set_cell(self, value: int) -> None:
+        self.function.__closure__[0].cell_contents = value
+
+
+def conditions(owner: Owner) -> native.Choice[Callable[[], bool]]:
+    asked = Conditions()
+    for key in owner.held:
+        asked.item(owner.held, key)
+    asked.item(Owner, "named")
+    asked.item(owner.linear._parameters, "weight")
+    asked.sizes([owner.held, owner.linear._buffers])
+    asked.holds(lambda: owner.is_fine)
+    slots = [
+        Slot(owner.function, Kind.CELL, 0),
+        Slot(owner, Kind.ATTRIBUTE, "other"),
+        Slot(owner.other, Kind.PARAMETER, "weight"),
+        Slot(owner, Kind.HAS, "missing"),
+        Slot(vars(owner), Kind.MISSING, frozenset({"later"})),
+        Slot(owner, Kind.TYPE),
+        Slot(owner.set_cell, Kind.ATTRIBUTE, "__func__"),
+    ]
+    for slot in slots:
+        asked.read(Read(slot, slot.get()))
+    return asked.function()
+
+
+CHANGES: dict[str, Callable[[Owner], object]] = {
+    "another value": lambda o: o.held.update(a=2.0),
+    "a value of another type": lambda o: o.held.update(a=1),
+    "a list's element": lambda o: o.held["b"].append(3),
+    "a set's element": lambda o: o.held["c"].add("z"),
+    "no longer None": lambda o: o.held.update(d=0),
+    "gone": lambda o: o.held.pop("d"),
+    "one more": lambda o: o.held.update(e=1),
+    "a class's attribute": lambda o: setattr(Owner, "named", 2),
+    "another parameter": lambda o: setattr(o.linear, "weight", nn.Parameter(torch.ones(2, 2))),
+    "a parameter that moves": lambda o: setattr(o.linear.weight, "data", torch.ones(2, 2)),
+    "a parameter with other strides": lambda o: setattr(o.linear.weight, "data", o.linear.weight.data.t()),
+    "a buffer": lambda o: o.linear.register_buffer("more", torch.ones(1)),
+    "a question": lambda o: setattr(o, "is_fine", False),
+    "a cell": lambda o: o.set_cell(4),
+    "an attribute": lambda o: setattr(o, "other", nn.Linear(2, 2)),
+    "an attribute that is gone": lambda o: delattr(o, "other"),
+    "a parameter of another module": lambda o: o.other.register_parameter("weight", None),
+    "an attribute that was missing": lambda o: setattr(o, "missing", 1),
+    "a variable that was missing": lambda o: vars(o).update(later=1),
+    "a class": lambda o: setattr(o, "__class__", type("Other", (Owner,), {})),
+}
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_a_change_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Owner, "named", 1)
+    owner = Owner()
+    holds = conditions(owner)
+    owner.held["a"] = float("1")  # an equal one
+    assert holds.call() is True
+    CHANGES[change](owner)
+    assert holds.call() is False
+
+
+@pytest.mark.usefixtures("way")
+def test_errors_of_what_is_asked_pass_through() -> None:
+    def fails() -> bool:
+        raise OSError("no such thing")
+
+    asked = Conditions()
+    asked.holds(fails)
+    with pytest.raises(OSError, match="no such thing"):
+        asked.function().call()
+
+
+def test_what_changed_before_the_module_was_there_is_seen() -> None:
+    module = native.loaded()
+    if module is None:
+        pytest.skip(reason())
+    native.use(None)
+    try:
+        owners = [Owner() for _ in range(3)]
+        asked = [conditions(owner) for owner in owners]
+        owners[1].linear.weight.data = torch.ones(2, 2)
+        owners[2].linear.register_buffer("more", torch.ones(1))
+    finally:
+        native.use(module)
+    assert [type(each.call).__name__ for each in asked] == ["Conditions"] * 3
+    assert [each.call() for each in asked] == [True, False, False]
+
+
+def _asks(code: str, folder: Path, compiler: str, **variables: str) -> subprocess.Popen[str]:
+    script = folder / "c++"
+    script.write_text(f'#!/bin/sh\ncase "$*" in *" -c "*) ;; *) echo "c++ 13.0"; exit;; esac\n{compiler}\n')
+    script.chmod(0o755)
+    environment = {**os.environ, "CXX": str(script), "FUSEGEN_CACHE_DIR": str(folder / "cache"), **variables}
+    return subprocess.Popen([sys.executable, "-c", ASKS.format(code)], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    found, _ = _asks("wait()", tmp_path, "exit 1", FUSEGEN_NATIVE="0").communicate()
+    assert found == "FUSEGEN_NATIVE=0\n" and not (tmp_path / "cache").exists()
+
+
+def test_a_compiler_that_fails_is_asked_once(tmp_path: Path) -> None:
+    fork = (
+        "import os\nchildren = [os.fork() for _ in range(2)]\nwait()\nall(children) and [os.waitpid(each, 0) for each in children]"
+    )
+    found, _ = _asks(fork, tmp_path, f"echo x >> {tmp_path}/asked; echo out of memory; exit 1").communicate()
+    assert found.count("out of memory") == 4
+    assert (tmp_path / "asked").read_text() == "x\n"
+
+
+def test_a_build_ends_with_its_process(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    begun = f"ensure_native()\nimport os, time\nwhile not os.path.exists({str(pid)!r}): time.sleep(0.01)"
+    found, _ = _asks(begun, tmp_path, f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 60").communicate()
+    assert found == "it is being built\n"
+    _wait_until(lambda: not Path("/proc", pid.read_text().strip()).exists())
+    assert [path.suffix for path in (tmp_path / "cache" / "native").iterdir() if path.is_file()] == [".lock"]
+
+
+def _wait_until(answer: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if answer():
+            return
+        time.sleep(0.01)
+    raise AssertionError("not within two seconds")
