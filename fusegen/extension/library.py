@@ -68,13 +68,11 @@ def built(texts: Texts, folder: Path) -> bytes:
     Raises:
         As `library_of`.
     """
-    sources = []
     for name, text in texts.files.items():
-        sources.append(folder / name)
-        sources[-1].write_text(text, encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
     request = {
         "name": "extension",
-        "sources": [str(source) for source in sources],
+        "sources": [str(folder / name) for name in texts.files if name.endswith(".cpp")],
         "extra_cflags": list(texts.flags),
         "extra_ldflags": ["-fopenmp"],
         "build_directory": str(folder),

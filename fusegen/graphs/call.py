@@ -13,7 +13,8 @@ from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
 
 from fusegen.errors import UnsupportedError
 from fusegen.graphs.cache_memory import CacheView, is_cache
-from fusegen.guards import exact, is_plain
+from fusegen.guards import Conditions, Kind, Read, Slot, exact, is_plain, same
+from fusegen.native import loaded
 
 
 class Views(dict[int, CacheView]):
@@ -86,6 +87,66 @@ class Call:
         raise UnsupportedError(f"an argument is a {kind.__name__}", mend="pass tensors, plain values and a StaticCache")
 
 
+class SameForm:
+    """Tells at once if a call has the form of one before, and reads the same settings.
+
+    Args:
+        call: the one before.
+        args, kwargs: its arguments.
+
+    Raises:
+        UnsupportedError: without the native module, and for arguments that it does not know.
+    """
+
+    def __init__(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        module = loaded()
+        if module is None:
+            raise UnsupportedError("the native module is not there")
+        self._form: Callable[..., tuple[list[Tensor], list[object]] | None]
+        self._form = module.Form(same, _node(tuple(args)), _node(dict(kwargs)))
+        self._call = Call(call.form, [], call.views, call.modules)  # the caller's tensors are freed as soon as it drops them
+        self._tokens = _new_tokens(kwargs)
+        self._phases = [view.phase(*self._tokens) for view in call.views]
+        conditions = Conditions()
+        for function, arguments in _settings(call.tensors[0].device.type):
+            conditions.read(Read(Slot(function, Kind.RESULT, arguments), function(*arguments)))
+        self._has_settings = conditions.function()
+
+    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> Call | None:
+        """A later call taken apart; None where it is another one."""
+        found = self._form(args, kwargs)
+        if found is None or not self._has_settings.call():
+            return None
+        tensors, caches = found
+        call = self._call
+        for cache, view, phase in zip(caches, call.views, self._phases, strict=True):
+            if known.of(cache) is not view or view.phase(*self._tokens) != phase:
+                return None
+        return Call(call.form, tensors, call.views, call.modules)
+
+
+def _node(value: Any) -> tuple[Any, ...]:
+    """An argument as the native module takes it, by the kinds of fusegen/native/form.cpp.
+
+    Raises:
+        UnsupportedError: it does not know such an argument.
+    """
+    kind = type(value)
+    if value is None or value is True or value is False or isinstance(value, nn.Module):
+        return 0, value
+    if issubclass(kind, Tensor):
+        return 2, value
+    if kind is dict and all(type(name) is str for name in value):
+        return 4, None, tuple(map(_node, value.values())), tuple(value)
+    if kind is tuple or kind is list:
+        return 3, kind, tuple(map(_node, value))
+    if is_plain(value):
+        return 1, value
+    if kind not in SUPPORTED_NODES and is_cache(value):
+        return 5, kind
+    raise UnsupportedError(f"the native module knows no {kind.__name__}")
+
+
 def key_of(call: Call, kwargs: Mapping[str, Any]) -> object:
     """All that tells a call from others but what it reads of models."""
     count, is_prepared = _new_tokens(kwargs)
@@ -104,15 +165,28 @@ def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
 
 def settings(device: str) -> tuple[object, ...]:
     """What torch is set to."""
-    return (
-        torch.is_inference_mode_enabled(),
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
-        torch.get_default_dtype(),
-        *[_precision("cuda", each) for each in ("matmul", "conv", "rnn")],
-        tuple(torch._C._get_sdp_priority_order()),
-        *[get() for get in _CHOICES],
-    )
+    return tuple(function(*arguments) for function, arguments in _settings(device))
+
+
+def _settings(device: str) -> Sequence[tuple[Callable[..., object], tuple[str, ...]]]:
+    """Functions that tell a part of it each, with their arguments."""
+    return [
+        (torch.is_inference_mode_enabled, ()),
+        (torch.is_grad_enabled, ()),
+        (_autocast, (device,)),
+        (torch.get_default_dtype, ()),
+        *((_precision, ("cuda", each)) for each in ("matmul", "conv", "rnn")),
+        (_order_of_attention, ()),
+        *((get, ()) for get in _CHOICES),
+    ]
+
+
+def _autocast(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _order_of_attention() -> tuple[int, ...]:
+    return tuple(torch._C._get_sdp_priority_order())
 
 
 _precision = torch._C._get_fp32_precision_getter

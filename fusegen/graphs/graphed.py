@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.extension.native import ensure_native
 from fusegen.graphs.cache_memory import CacheMemory, CacheView
-from fusegen.graphs.call import Call, Views, key_of, run_with, settings, without_tensors
+from fusegen.graphs.call import Call, SameForm, Views, key_of, run_with, settings, without_tensors
 from fusegen.graphs.facts import OF_OTHERS, reached, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
 from fusegen.graphs.recording import GraphPool, Pools, Recording
@@ -236,6 +236,7 @@ class Graphed:
         self._memories: dict[object, CacheMemory] = {}
         self._views = Views()
         self._last: tuple[object, Graph] | None = None
+        self._same: tuple[SameForm, Graph] | None = None
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -247,8 +248,7 @@ class Graphed:
         if is_compiling() or is_tracing():
             return self.original(*args, **kwargs)
         try:
-            call = self._call(args, kwargs)
-            graph = self._graph(call, args, kwargs)
+            call, graph = self._again(args, kwargs) or self._found(args, kwargs)
             if graph is not None:
                 result = graph.replay(call)
                 self.replayed += 1
@@ -257,25 +257,28 @@ class Graphed:
             self.reasons[error.what] = self.reasons.pop(error.what, 0) + 1
         return self.original(*args, **kwargs)
 
-    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """A call taken apart.
+    def _again(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Graph] | None:
+        """A call of the form of the last ones taken apart, and its graph.
 
         Raises:
             UnsupportedError: it cannot be recorded.
         """
+        latest = self._same  # another thread may take it away
+        if latest is None or (call := latest[0].again(args, kwargs, self._views)) is None:
+            return None
+        _require_recordable(call)
+        return (call, latest[1]) if latest[1].facts.call() else None
+
+    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Graph | None]:
+        """A call taken apart, and its graph.
+
+        Raises:
+            UnsupportedError: it cannot be recorded.
+        """
+        self._same = None
         call = Call.of(args, kwargs, self._views)
-        devices = {tensor.device for tensor in call.tensors}
-        if len(devices) != 1 or next(iter(devices)).type != DEVICE:
-            raise UnsupportedError("its tensors are not on one GPU")
-        if torch.is_grad_enabled() and _is_watched():
-            raise UnsupportedError("its activations are checkpointed, or hooks save its tensors")
-        if is_transformed() or dispatch_modes() or is_intercepted(call.tensors):
-            raise UnsupportedError(
-                "it is inside of a transform (vmap, torch.func, forward-mode derivatives) or of a mode of torch's"
-            )
-        if DEVICE == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError("a graph is being recorded around it")
-        return call
+        _require_recordable(call)
+        return call, self._graph(call, args, kwargs)
 
     def _graph(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph | None:
         """The graph of a call; None the first time.
@@ -289,6 +292,9 @@ class Graphed:
             if self._last is None or self._last[1] is not graph:
                 self._graphs.move_to_end(key)
                 self._last = key, graph
+            else:
+                with suppress(UnsupportedError):
+                    self._same = SameForm(call, args, kwargs), graph
             return graph
         met = self._met.setdefault(key, Met())
         _drop_oldest(self._met, _MOST_MET)
@@ -398,6 +404,23 @@ class Graphed:
 
     def __str__(self) -> str:
         return words([self])
+
+
+def _require_recordable(call: Call) -> None:
+    """Refuses calls that cannot be recorded.
+
+    Raises:
+        UnsupportedError: this is one.
+    """
+    devices = {tensor.device for tensor in call.tensors}
+    if len(devices) != 1 or next(iter(devices)).type != DEVICE:
+        raise UnsupportedError("its tensors are not on one GPU")
+    if torch.is_grad_enabled() and _is_watched():
+        raise UnsupportedError("its activations are checkpointed, or hooks save its tensors")
+    if is_transformed() or dispatch_modes() or is_intercepted(call.tensors):
+        raise UnsupportedError("it is inside of a transform (vmap, torch.func, forward-mode derivatives) or of a mode of torch's")
+    if DEVICE == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError("a graph is being recorded around it")
 
 
 @contextmanager

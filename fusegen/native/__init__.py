@@ -15,7 +15,7 @@ from fusegen.threads import new_lock
 
 F = TypeVar("F")
 
-SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
+SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".cpp", ".h")))
 NAME = "fusegen_native"
 
 _lock = new_lock()

@@ -1,10 +1,6 @@
 // Conditions on the state of Python objects, asked before each call: what a dictionary, an object or a cell holds, by identity.
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <structmember.h>
-
-#include <torch/csrc/autograd/python_variable.h>
+#include "native.h"
 
 #include <exception>
 #include <vector>
@@ -207,17 +203,6 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void *>(make)},
 PyType_Spec spec = {"fusegen_native.Conditions", sizeof(Conditions), 0,
                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-
 }  // namespace
 
-PyMODINIT_FUNC PyInit_fusegen_native() {
-  PyObject *module = PyModule_Create(&definition);
-  PyObject *type = module ? PyType_FromSpec(&spec) : nullptr;
-  if (!type || PyModule_AddObject(module, "Conditions", type) < 0) {
-    Py_XDECREF(type);
-    Py_XDECREF(module);
-    return nullptr;
-  }
-  return module;
-}
+PyObject *conditions_type() { return PyType_FromSpec(&spec); }

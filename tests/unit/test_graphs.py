@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import fusegen as fg
+from fusegen import native
 from fusegen.graphs import graphed, recording
 from tests.unit.patching.models import IDS, small_model
 from tests.unit.tapes import Reruns, Tapes
@@ -150,8 +151,11 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.parametrize("has_native", [True, False])
 @pytest.mark.parametrize("change", list(CHANGES))
-def test_what_changes_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changes_is_seen(change: str, has_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_native:
+        monkeypatch.setattr(native, "_module", None)
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
     monkeypatch.setitem(SETTINGS, "bias", 1.0)
     monkeypatch.setattr(nn.Linear, "forward", nn.Linear.forward)
@@ -160,9 +164,9 @@ def test_what_changes_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> N
     run = fg.cuda_graph(module)
     x = torch.randn(3, 4)
     with torch.no_grad():
-        for _ in range(3):
+        for _ in range(5):
             assert torch.equal(run(x), module(x))
-        assert run.replayed == 2
+        assert run.replayed == 4
         CHANGES[change](module)
         x = x.to(module.linear.weight.dtype if isinstance(module.linear, nn.Linear) else x.dtype)
         for _ in range(3):
@@ -170,6 +174,52 @@ def test_what_changes_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> N
             found = run(x)
             torch.manual_seed(1)
             assert torch.equal(found, module(x))
+
+
+def _takes(x: Tensor, pair: Any, by: Any = 1, *, named: Any = None, module: Any = None) -> Tensor:
+    first, second = pair.values() if isinstance(pair, dict) else pair
+    y = x * first - second * by + len(named or ())
+    return (y if module is None else module(y)) + (1 if isinstance(by, float) else 0)
+
+
+ONE, TWO = nn.Linear(4, 4), nn.Linear(4, 4)
+_X = torch.arange(8.0).view(2, 4)
+FORMS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "shape": ((_X[:1], (_X, _X)), {}),
+    "strides": ((_X.t().contiguous().t(), (_X, _X)), {}),
+    "dtype": ((_X.double(), (_X, _X)), {}),
+    "conjugate": ((_X.to(torch.complex64).conj(), (_X, _X)), {}),
+    "subclass": ((nn.Parameter(_X, requires_grad=False), (_X, _X)), {}),
+    "list": ((_X, [_X, _X]), {}),
+    "dictionary": ((_X, {"a": _X, "b": _X + 1}), {}),
+    "other order of names": ((_X, {"b": _X, "a": _X + 1}), {}),
+    "number": ((_X, (_X, _X), 2), {}),
+    "number of another type": ((_X, (_X, _X), 1.0), {}),
+    "truth": ((_X, (_X, _X), True), {}),
+    "number for a tensor": ((_X, (_X, 2.0)), {}),
+    "tensor for a number": ((_X, (_X, _X), torch.tensor(1)), {}),
+    "by its name": ((_X, (_X, _X)), {"by": 1}),
+    "text": ((_X, (_X, _X)), {"named": "abc"}),
+    "other text": ((_X, (_X, _X)), {"named": "abcd"}),
+    "a tuple of texts": ((_X, (_X, _X)), {"named": ("a", "b")}),
+    "module": ((_X, (_X, _X)), {"module": ONE}),
+    "other module": ((_X, (_X, _X)), {"module": TWO}),
+}
+
+
+@pytest.mark.parametrize("has_native", [True, False])
+def test_calls_of_another_form_have_graphs_of_their_own(has_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_native:
+        monkeypatch.setattr(native, "_module", None)
+    run = fg.cuda_graph(_takes)
+    with torch.no_grad():
+        for kind in [*FORMS, *reversed(FORMS)]:
+            for args, kwargs in [((_X, (_X, _X)), {}), FORMS[kind]]:
+                for _ in range(5):
+                    assert torch.equal(run(*args, **kwargs), _takes(*args, **kwargs)), kind
+    assert run.recorded == len(FORMS) and list(run.reasons) == [
+        "an argument is a tensor of layout torch.strided, or a conjugate view"
+    ]
 
 
 def test_what_changes_at_every_call_is_not_recorded_for_ever() -> None:
@@ -644,7 +694,7 @@ def test_settings_of_kernels_are_part_of_the_form(name: str) -> None:
     try:
         for value in (before, not before):
             put(value)
-            for _ in range(3):
+            for _ in range(5):
                 run(torch.ones(2))
     finally:
         put(before)
