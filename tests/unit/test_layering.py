@@ -32,7 +32,7 @@ PACKAGE = "fusegen"
 # face, the package's ``__init__``: the prebuilt kernels are declared with it as a user's are.
 ORDER = (
     ("errors", "units", "eager_cost", "threads", "integrations"),
-    ("dtypes", "settings", "target"),
+    ("dtypes", "files", "settings", "target"),
     ("source", "guards"),
     ("program",),
     ("runtime",),
