@@ -15,7 +15,7 @@ from fusegen.settings import settings
 
 # Before fusegen reads its settings, which it does once. Entries go by content, so all checkouts share one cache, which is kept.
 _SHARED = Path(os.environ.get("FUSEGEN_TEST_CACHE") or Path.home() / ".cache" / "fusegen-tests")
-_COMPILED = ("cpu", "cubin", "cuda", "emitted", "emulator", "extension")
+_COMPILED = ("cpu", "cubin", "cuda", "emitted", "emulator", "extension", "templates")
 _SLOW = 5.0  # seconds of a test
 os.environ["FUSEGEN_CACHE_DIR"] = str(_SHARED)
 os.environ.pop("FUSEGEN_EMULATE", None)

@@ -9,7 +9,7 @@ from fusegen.bench.record import Record
 from fusegen.bench.verdict import judge
 from fusegen.emit.environment import render
 from fusegen.errors import ArgumentError
-from fusegen.jit.files import write_atomically
+from fusegen.files import write_atomically
 
 _WIDTH = 640.0
 _FONT = "svg { font-family: system-ui, sans-serif; }\n"

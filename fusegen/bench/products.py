@@ -24,7 +24,7 @@ from fusegen.bench.record import Environment, environment
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.forms import Choose, Forms
-from fusegen.jit.files import write_atomically
+from fusegen.files import write_atomically
 from fusegen.runtime.straight import Run
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.heuristics.contraction import candidates, shape_of

@@ -20,7 +20,7 @@ import torch
 
 import fusegen
 from fusegen.errors import ArgumentError
-from fusegen.jit.files import write_atomically
+from fusegen.files import write_atomically
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, str, str, str]

@@ -19,7 +19,7 @@ from fusegen.bench.table import group_timers, latency_table
 from fusegen.bench.verdict import LEVEL_MICROSECONDS, LEVEL_SHARE, Verdict, judge, losses
 from fusegen.emit.environment import html_environment
 from fusegen.errors import ArgumentError
-from fusegen.jit.files import write_atomically
+from fusegen.files import write_atomically
 
 _PARTS = re.compile(r"[^_.]*[_.]|[^_.]+")
 

@@ -20,7 +20,7 @@ from fusegen.errors import BundleError
 from fusegen.extension.kinds import Built, Kind, Operator
 from fusegen.extension.library import Texts, library_of
 from fusegen.extension.operators_text import UnitText
-from fusegen.jit.files import unsealed
+from fusegen.files import unsealed
 
 MANIFEST = "extension.json"
 

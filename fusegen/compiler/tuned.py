@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from fusegen.compiler.compile import Compiled
-from fusegen.jit.files import read_regular, write_atomically, writing_to
+from fusegen.files import read_regular, write_atomically, writing_to
 from fusegen.schedule.likeness import extents, likeness
 from fusegen.schedule.plan import LanePlan
 from fusegen.schedule.program import Launch, Program

@@ -1,14 +1,21 @@
-"""The one Jinja environment, and where templates lie."""
+"""Jinja's environments, where templates lie, and where they are kept compiled."""
 
 from __future__ import annotations
 
+import hashlib
+import sys
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
+from jinja2.bccache import Bucket
 
 from fusegen.emit.text import mentions, needed
-from fusegen.errors import VerificationError
+from fusegen.errors import SettingsError, VerificationError
+from fusegen.files import read_regular, sealed, unsealed, write_atomically
+from fusegen.settings import cache_folder
 
 
 @lru_cache(maxsize=1)
@@ -34,7 +41,7 @@ def _is_ours(project: Path) -> bool:
 @lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
     """The environment of emitted text, which is not escaped."""
-    made = _strict(autoescape=False)
+    made = strict(autoescape=False, lstrip_blocks=True)
     made.tests["mentioning"] = mentions
     made.filters["needed"] = needed
     return made
@@ -42,20 +49,48 @@ def environment() -> jinja2.Environment:
 
 def html_environment() -> jinja2.Environment:
     """A new environment for pages, which escapes all text."""
-    return _strict(autoescape=True)
+    return strict(autoescape=True, lstrip_blocks=True)
 
 
-def _strict(*, autoescape: bool) -> jinja2.Environment:
-    """An undefined name is an error, and nothing of the machine is visible to a template."""
+def strict(**options: Any) -> jinja2.Environment:
+    """A new environment: an undefined name is an error, and nothing of the machine is visible to a template."""
+    options |= {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
     return jinja2.Environment(
         cache_size=-1,  # no lock of its own, which another thread could hold while the process forks
         loader=jinja2.FileSystemLoader(templates()),
-        autoescape=autoescape,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+        bytecode_cache=_Compiled(repr(sorted(options.items()))),
+        **options,
     )
+
+
+class _Compiled(jinja2.BytecodeCache):
+    """Compiled templates in the cache: to compile those of a first kernel takes longer than all else that it needs.
+
+    Jinja compares the text of the template itself. A file that cannot be read or written, or that is damaged, costs time only.
+
+    Args:
+        options: of the environment, which decide what a text compiles to.
+    """
+
+    def __init__(self, options: str) -> None:
+        self._options = options
+
+    def get_cache_key(self, name: str, filename: str | None = None) -> str:
+        parts = (sys.version, jinja2.__version__, self._options, name, filename)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        with suppress(OSError, SettingsError):
+            if (content := unsealed(read_regular(_path(bucket)))) is not None:
+                bucket.bytecode_from_string(content)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        with suppress(OSError, SettingsError):
+            write_atomically(_path(bucket), sealed(bucket.bytecode_to_string()))
+
+
+def _path(bucket: Bucket) -> Path:
+    return cache_folder("templates") / bucket.key
 
 
 def render(template: str, /, **context: object) -> str:

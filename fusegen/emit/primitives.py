@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from fusegen.emit.environment import templates
+from fusegen.emit.environment import strict, templates
 from fusegen.emit.text import code_of
 from fusegen.emit.uses import EVERYTHING, Uses
 from fusegen.source import Primitive
@@ -45,7 +44,7 @@ def names(folder: str) -> frozenset[str]:
 def body(folder: str, name: str, uses: Uses = EVERYTHING) -> str:
     """The text of a primitive."""
     written = _written(folder, name)
-    return _template(written).render(uses.context) if _is_template(written) else written
+    return _environment().get_template(_file(folder, name)).render(uses.context) if _is_template(written) else written
 
 
 def primitives_of(text: str, folder: str, uses: Uses = EVERYTHING) -> tuple[Primitive, ...]:
@@ -69,31 +68,24 @@ def _variant(written: str, uses: Uses) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _written(folder: str, name: str) -> str:
-    base: Path = templates() / folder / "primitives"
-    suffix = ".cuh" if folder == "cuda" else ".h"
-    return (base / f"{name}{suffix}").read_text(encoding="utf-8")
+    return (templates() / _file(folder, name)).read_text(encoding="utf-8")
+
+
+def _file(folder: str, name: str) -> str:
+    return f"{folder}/primitives/{name}{'.cuh' if folder == 'cuda' else '.h'}"
 
 
 def _is_template(written: str) -> bool:
     return "//% " in written or "{{ " in written
 
 
-@lru_cache(maxsize=1024)
-def _template(written: str) -> jinja2.Template:
-    return _environment().from_string(written)
-
-
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
     """Statements stand in comments, so that braces and percent signs of instructions are text."""
-    return jinja2.Environment(
-        cache_size=-1,
-        undefined=jinja2.StrictUndefined,
+    return strict(
         line_statement_prefix="//%",
         block_start_string="<%",
         block_end_string="%>",
         comment_start_string="<#",
         comment_end_string="#>",
-        trim_blocks=True,
-        keep_trailing_newline=True,
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.jit.files import is_whole, sealed, write_atomically, writing_to
+from fusegen.files import is_whole, sealed, write_atomically, writing_to
 from fusegen.jit.host import find_compiler
 from fusegen.jit.process import Done, run
 from fusegen.settings import cache_folder, settings

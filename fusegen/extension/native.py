@@ -16,7 +16,7 @@ from pathlib import Path
 from fusegen import native
 from fusegen.errors import FusegenError
 from fusegen.extension.library import Texts, built, key_of
-from fusegen.jit.files import is_whole, sealed, write_atomically, writing_to
+from fusegen.files import is_whole, sealed, write_atomically, writing_to
 from fusegen.jit.process import is_ending
 from fusegen.settings import cache_folder, settings
 from fusegen.threads import new_lock

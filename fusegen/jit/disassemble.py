@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.jit.files import writing_to
+from fusegen.files import writing_to
 from fusegen.jit.process import run
 from fusegen.settings import cache_folder
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.jit.files import is_whole, sealed, unusable, writing_to
+from fusegen.files import is_whole, sealed, unusable, writing_to
 from fusegen.jit.process import Done, run
 from fusegen.settings import settings
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.errors import CompileError, ToolNotFoundError
-from fusegen.jit.files import sealed, unsealed, write_atomically, writing_to
+from fusegen.files import sealed, unsealed, write_atomically, writing_to
 from fusegen.jit.nvcc import cubin_of, find_nvcc
 from fusegen.settings import cache_folder, settings
 from fusegen.source import Source

@@ -27,7 +27,7 @@ import fusegen
 from fusegen.dtypes import DType
 from fusegen.emit.environment import templates
 from fusegen.errors import FusegenError, SettingsError
-from fusegen.jit.files import read_regular, write_atomically
+from fusegen.files import read_regular, write_atomically
 from fusegen.jit.nvrtc import processors
 from fusegen.settings import cache_folder
 from fusegen.specs import SPECS

@@ -20,7 +20,7 @@ from fusegen.compiler.backends import target_of
 from fusegen.dtypes import DType
 from fusegen.emit.environment import templates
 from fusegen.errors import ArgumentError
-from fusegen.jit.files import write_atomically
+from fusegen.files import write_atomically
 from fusegen.jit.nvrtc import compiler_version
 from fusegen.specs.registry import SPECS
 from fusegen.verify.check import Outcome

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pytest
+import torch
+
+import fusegen as fg
 from fusegen.cli.main import main
+from fusegen.compiler.passes import forget_programs
+from fusegen.emit import primitives
+from fusegen.emit.environment import environment
+from fusegen.settings import settings
 from tests.unit.commands import Result, Run
 
 
@@ -17,3 +26,22 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return Result(code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def lowers_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
+    """Emits a kernel as a process does that has rendered no template yet, with a cache of the test's own."""
+
+    def lower() -> str:
+        forget_programs()
+        for known in (environment, primitives.body, primitives._environment):
+            known.cache_clear()
+        kernel = fg.kernel(lambda x, w: torch.nn.functional.gelu(x @ w))
+        tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((64, 128), (128, 256))]
+        return kernel.lower(*tensors, target="sm_90a").asm["cuda"]
+
+    with monkeypatch.context() as patch:
+        patch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
+        settings.cache_clear()
+        yield lower
+    settings.cache_clear()

@@ -20,9 +20,10 @@ import pytest
 import torch
 
 import fusegen as fg
+from fusegen import files
 from fusegen.errors import CompileError, FusegenError, SettingsError, ToolNotFoundError
-from fusegen.jit import files, host, nvrtc, process
-from fusegen.settings import settings
+from fusegen.jit import host, nvrtc, process
+from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 
 TEXT = 'extern "C" int one() { return 1; }'
@@ -159,7 +160,9 @@ def test_a_disk_that_is_full(full_disk: Path) -> None:
         with pytest.raises(SettingsError, match="the cache folder") as caught:
             call()
         assert "FUSEGEN_CACHE_DIR" in caught.value.one_line
-    assert not [path for path in full_disk.rglob("*") if path.is_file() and path.suffix != ".cpp"]
+    assert not [
+        path for path in full_disk.rglob("*") if path.is_file() and path.suffix != ".cpp" and path.parent.name != "templates"
+    ]
 
 
 def test_a_library_that_the_system_does_not_load(tmp_path: Path) -> None:
@@ -217,6 +220,35 @@ def test_a_damaged_cubin_is_compiled_again(damage: str) -> None:
     again = nvrtc.compile_cubin(source, "sm_80")
     assert not again.from_cache and again.cubin.startswith(b"\x7fELF")
     assert nvrtc.compile_cubin(source, "sm_80").from_cache
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_template_is_compiled_again(damage: str, lowers_first: Callable[[], str]) -> None:
+    text = lowers_first()
+    kept = {path: path.read_bytes() for path in cache_folder("templates").iterdir()}
+    for path, whole in kept.items():
+        path.write_bytes(DAMAGE[damage](whole))
+    assert lowers_first() == text
+    assert {path: path.read_bytes() for path in cache_folder("templates").iterdir()} == kept
+
+
+@pytest.mark.parametrize("damage", ["files-are-folders", "folder-is-a-file", "cache-is-a-file", "cache-has-no-home"])
+def test_a_cache_that_keeps_no_templates(damage: str, lowers_first: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text, folder = lowers_first(), cache_folder("templates")
+    entries = [path.name for path in folder.iterdir()]
+    shutil.rmtree(folder)
+    if damage == "files-are-folders":
+        for name in entries:
+            (folder / name).mkdir(parents=True)
+    elif damage == "folder-is-a-file":
+        folder.write_text("precious")
+    elif damage == "cache-is-a-file":
+        shutil.rmtree(folder.parent)
+        folder.parent.write_text("precious")
+    else:
+        monkeypatch.setenv("FUSEGEN_CACHE_DIR", "~nobody-of-this-name")
+        settings.cache_clear()
+    assert lowers_first() == text
 
 
 @pytest.mark.deep

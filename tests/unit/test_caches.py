@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import torch
 
 import fusegen as fg
-from fusegen.jit import files, host
+from fusegen import files
+from fusegen.jit import host
+from fusegen.settings import cache_folder
 from fusegen.source import Primitive, Source
 
 nvrtc = pytest.importorskip("fusegen.jit.nvrtc", reason="needs cuda-bindings")
@@ -40,6 +44,35 @@ def test_the_flags_are_part_of_a_binary_s_key(monkeypatch: pytest.MonkeyPatch) -
     before = nvrtc._key(source(), "sm_90a")
     monkeypatch.setattr(nvrtc, "FLAGS", nvrtc.FLAGS[:-1])
     assert nvrtc._key(source(), "sm_90a") != before
+
+
+def test_templates_are_compiled_once(lowers_first: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = lowers_first()
+    with monkeypatch.context() as patch:
+        patch.setattr(jinja2.Environment, "compile", lambda *_: pytest.fail("a template was compiled again"))
+        assert lowers_first() == text
+
+
+@pytest.mark.parametrize("changed", ["jinja2.__version__", "sys.version"])
+def test_what_a_compiled_template_s_key_depends_on(
+    changed: str, lowers_first: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowers_first()
+    one = len(list(cache_folder("templates").iterdir()))
+    monkeypatch.setattr(changed, "99.9")
+    lowers_first()
+    assert len(list(cache_folder("templates").iterdir())) == 2 * one
+
+
+def test_a_template_that_has_changed_is_compiled_again(lowers_first: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text, read = lowers_first(), jinja2.FileSystemLoader.get_source
+
+    def changed(self: jinja2.FileSystemLoader, environment: jinja2.Environment, name: str) -> Any:
+        source, *rest = read(self, environment, name)
+        return (source + "// another line\n", *rest)
+
+    monkeypatch.setattr(jinja2.FileSystemLoader, "get_source", changed)
+    assert len(lowers_first()) > len(text)
 
 
 def test_a_reader_never_sees_a_part_of_a_file(tmp_path: Path) -> None:

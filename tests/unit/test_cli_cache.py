@@ -18,6 +18,7 @@ import fusegen as fg
 from fusegen import settings as settings_
 from fusegen.cli.main import main
 from fusegen.compiler import tuned
+from fusegen.emit.environment import environment
 from fusegen.errors import SettingsError
 from fusegen.jit import cache, nvrtc
 
@@ -34,6 +35,7 @@ OURS = {
     f"emulator/{HEX * 4}.so": 11,
     f"extension/{HEX * 4}.so": 23,
     "emitted/sm_90a-gelu-bf16.json": 13,
+    f"templates/{HEX * 4}": 19,
     f"tuned/{HEX * 2}/40x500.json": 17,
 }
 UNFINISHED = {
@@ -41,6 +43,7 @@ UNFINISHED = {
     f"cuda/.{HEX * 2}.cu-x1_y2": 3,
     f"cpu/building-ab_1/{HEX * 4}.cpp": 3,
     "extension/building-ab_2/build.ninja": 3,
+    f"templates/.{HEX * 4}-x1_y2": 3,
 }
 ENTRIES = {
     "cubin": (1, 30),
@@ -50,6 +53,7 @@ ENTRIES = {
     "native": (1, 29),
     "emulator": (1, 11),
     "emitted": (1, 13),
+    "templates": (1, 19),
     "tuned": (1, 17),
 }
 """Entries of each kind, and their bytes."""
@@ -86,7 +90,7 @@ def test_usage(folder: Path) -> None:
     found = {each.name: (each.entries, each.bytes) for each in cache.usage(folder)}
     assert found == ENTRIES
     assert cache.strangers(folder) == (".bashrc", "notes.txt", "thesis")
-    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * 8
+    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * 9
 
 
 def test_clear_removes_ours_alone(folder: Path) -> None:
@@ -124,10 +128,10 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, action: object) -> None:
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "info"]) == 0
     shown = capsys.readouterr().out
-    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +8 +155 B", shown)
+    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +9 +174 B", shown)
     assert main(["cache", "clear", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["bytes"] == 155 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
+    assert told["bytes"] == 174 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
     assert [kind["name"] for kind in told["kinds"]] == [kind.name for kind in cache.KINDS]
     assert main(["cache", "info", "--json"]) == 0 and json.loads(capsys.readouterr().out)["bytes"] == 0
 
@@ -153,8 +157,10 @@ def test_what_is_really_made_is_known(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path))
         settings_.settings.cache_clear()
         nvrtc._cache.cache_clear()
+        environment.cache_clear()
         _makes()
         found = {each.name: each.entries for each in cache.usage(tmp_path)}
+        assert found.pop("templates") > 0
         assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "extension": 0, "native": 0, "emulator": 0, "emitted": 0, "tuned": 1}
         cache.clear(tmp_path)
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]

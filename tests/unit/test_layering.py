@@ -32,7 +32,7 @@ PACKAGE = "fusegen"
 # face, the package's ``__init__``: the prebuilt kernels are declared with it as a user's are.
 ORDER = (
     ("errors", "units", "eager_cost", "threads", "integrations"),
-    ("dtypes", "native", "settings", "target"),
+    ("dtypes", "files", "native", "settings", "target"),
     ("source", "guards"),
     ("program",),
     ("runtime",),
