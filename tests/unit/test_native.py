@@ -151,15 +151,15 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
     assert found == "FUSEGEN_NATIVE=0\n" and not (tmp_path / "cache").exists()
 
 
+@pytest.mark.deep  # four processes that start a builder
 def test_a_compiler_that_fails_is_asked_once(tmp_path: Path) -> None:
-    fork = (
-        "import os\nchildren = [os.fork() for _ in range(2)]\nwait()\nall(children) and [os.waitpid(each, 0) for each in children]"
-    )
+    fork = "import os\nothers = [os.fork() for _ in range(2)]\nwait()\nall(others) and [os.waitpid(each, 0) for each in others]"
     found, _ = _asks(fork, tmp_path, f"echo x >> {tmp_path}/asked; echo out of memory; exit 1").communicate()
     assert found.count("was not built") == 4 and "out of memory" in found
     assert (tmp_path / "asked").read_text().count("x") <= sum(path.suffix == ".cpp" for path in native.SOURCES) < 4
 
 
+@pytest.mark.deep  # torch's builder takes its time
 def test_a_build_ends_with_its_process(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     begun = f"ensure_native()\nimport os, time\nwhile not os.path.exists({str(pid)!r}): time.sleep(0.01)"
