@@ -92,18 +92,14 @@ class SameForm:
 
     Args:
         call: the one before.
-        args, kwargs: its arguments.
-
-    Raises:
-        UnsupportedError: without the native module, and for arguments that it does not know.
+        form: its arguments, as the native module compares them.
+        kwargs: those of them that have names.
     """
 
-    def __init__(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        module = loaded()
-        if module is None:
-            raise UnsupportedError("the native module is not there")
-        self._form: Callable[..., tuple[list[Tensor], list[object]] | None]
-        self._form = module.Form(same, _node(tuple(args)), _node(dict(kwargs)))
+    def __init__(
+        self, call: Call, form: Callable[..., tuple[list[Tensor], list[object]] | None], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._form = form
         self._call = Call(call.form, [], call.views, call.modules)  # the caller's tensors are freed as soon as it drops them
         self._tokens = _new_tokens(kwargs)
         self._phases = [view.phase(*self._tokens) for view in call.views]
@@ -111,6 +107,15 @@ class SameForm:
         for function, arguments in _settings(call.tensors[0].device.type):
             conditions.read(Read(Slot(function, Kind.RESULT, arguments), function(*arguments)))
         self._has_settings = conditions.function()
+
+    @classmethod
+    def of(cls, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SameForm | None:
+        """That of a call; None without the native module, and for arguments that it does not know."""
+        module = loaded()
+        try:
+            return None if module is None else cls(call, module.Form(same, _node(tuple(args)), _node(dict(kwargs))), kwargs)
+        except UnsupportedError:
+            return None
 
     def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> Call | None:
         """A later call taken apart; None where it is another one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -236,7 +236,7 @@ class Graphed:
         self._memories: dict[object, CacheMemory] = {}
         self._views = Views()
         self._last: tuple[object, Graph] | None = None
-        self._same: tuple[SameForm, Graph] | None = None
+        self._same: tuple[SameForm | None, Graph] | None = None
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -264,7 +264,7 @@ class Graphed:
             UnsupportedError: it cannot be recorded.
         """
         latest = self._same  # another thread may take it away
-        if latest is None or (call := latest[0].again(args, kwargs, self._views)) is None:
+        if latest is None or latest[0] is None or (call := latest[0].again(args, kwargs, self._views)) is None:
             return None
         _require_recordable(call)
         return (call, latest[1]) if latest[1].facts.call() else None
@@ -275,7 +275,6 @@ class Graphed:
         Raises:
             UnsupportedError: it cannot be recorded.
         """
-        self._same = None
         call = Call.of(args, kwargs, self._views)
         _require_recordable(call)
         return call, self._graph(call, args, kwargs)
@@ -292,14 +291,13 @@ class Graphed:
             if self._last is None or self._last[1] is not graph:
                 self._graphs.move_to_end(key)
                 self._last = key, graph
-            else:
-                with suppress(UnsupportedError):
-                    self._same = SameForm(call, args, kwargs), graph
+            elif self._same is None or self._same[0] is not None or self._same[1] is not graph:  # not one that has no such form
+                self._same = SameForm.of(call, args, kwargs), graph
             return graph
         met = self._met.setdefault(key, Met())
         _drop_oldest(self._met, _MOST_MET)
         if graph is not None:
-            self._last = None
+            self._last = self._same = None
             self._graphs.pop(key, None)
             met.changes += 1
         met.count += 1
