@@ -91,7 +91,7 @@ def _compiler() -> Compiler:
 
 
 def _flag(name: str, default: str = "") -> bool:
-    value = os.environ.get(name, default).strip().lower()
+    value = os.environ.get(name, "").strip().lower() or default
     if value in _TRUE:
         return True
     if value in _FALSE:

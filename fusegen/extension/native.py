@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from fusegen import native
-from fusegen.errors import FusegenError
+from fusegen.errors import CompileError, FusegenError
 from fusegen.extension.library import Texts, built, key_of
 from fusegen.files import is_whole, sealed, write_atomically, writing_to
 from fusegen.jit.process import is_ending
@@ -22,11 +23,12 @@ from fusegen.settings import cache_folder, settings
 from fusegen.threads import new_lock
 
 _FLAGS = ("-O2", "-DNDEBUG")
-_SECONDS_OF_A_FAILURE = 3600  # before a build that failed is tried again
+_SECONDS_OF_A_FAILURE = 600  # before a build that failed is tried again
 
 _lock = new_lock()
 _builder: threading.Thread | None = None
-_reason = "no kernel has asked for it"
+_reason = "nothing has asked for it"
+_locked: list[TextIO] = []
 
 
 def ensure_native() -> None:
@@ -46,11 +48,10 @@ def ensure_native() -> None:
             if is_whole(library):
                 _load(library)
                 return
-        except (FusegenError, OSError, ImportError) as error:
+            _reason = "it is being built"
+            _builder.start()
+        except (FusegenError, OSError, ImportError, RuntimeError) as error:  # the last: no more threads
             _reason = str(error)
-            return
-        _reason = "it is being built"
-        _builder.start()
 
 
 def wait() -> None:
@@ -109,7 +110,7 @@ def _make(library: Path) -> None:
     try:
         with writing_to(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-", ignore_cleanup_errors=True) as place:
             content = built(_texts(), Path(place))
-    except FusegenError as error:
+    except CompileError as error:  # else a compiler that is installed, or room on the disk, is all it takes
         if not is_ending():
             write_atomically(_note(library), str(error).encode())
         raise
@@ -120,7 +121,7 @@ def _failed_lately(library: Path) -> str:
     """Why a build failed, a short time ago."""
     note = _note(library)
     is_recent = note.is_file() and time.time() - note.stat().st_mtime < _SECONDS_OF_A_FAILURE
-    return note.read_text(encoding="utf-8") if is_recent else ""
+    return note.read_text(encoding="utf-8", errors="replace") if is_recent else ""
 
 
 def _note(library: Path) -> Path:
@@ -141,13 +142,21 @@ def _alone(library: Path) -> Iterator[None]:
     """One process at a time; the lock of one that ends is free."""
     with library.with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        _locked.append(file)
+        try:
+            yield
+        finally:
+            _locked.remove(file)
+            fcntl.flock(file, fcntl.LOCK_UN)  # children have the same file open
 
 
 def _after_fork() -> None:
     global _builder
     if native.loaded() is None:  # the thread that builds it is the parent's
         _builder = None
+    for file in _locked:  # else the lock would be held as long as this process
+        file.close()
+    _locked.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -65,8 +65,9 @@ class Call:
             return value
         kind = type(value)
         if issubclass(kind, Tensor):
-            if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-                raise UnsupportedError(f"an argument is a tensor of layout {value.layout}, or a conjugate view")
+            if value.is_nested or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+                what = f"an argument is a tensor of layout {value.layout}, a nested one, or a conjugate view"
+                raise UnsupportedError(what, mend="pass strided tensors")
             self.tensors.append(value)
             return (kind, value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
         if kind is dict:

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import not_
-from types import ModuleType
+from types import CellType, ModuleType
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from fusegen.guards.content import contents, matcher
+from fusegen.guards.content import contents, is_a, matcher
 from fusegen.guards.plain import is_plain, same
 from fusegen.guards.slots import Kind, Read, Slot
 from fusegen.native import Choice
 
-Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...]]
-"""A tensor, its address and its strides."""
+Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...]]
+"""A tensor, its address, its shape and its strides."""
 
 _MOST = 64  # values in a container that are looked at one by one
 _PLACES = (Kind.ITEM, Kind.ATTRIBUTE, Kind.TYPE, Kind.CELL, Kind.LENGTH, Kind.RESULT)
 """Kinds of places that the native module reads itself, in its order."""
-_DICTIONARIES = {
-    Kind.PARAMETER: "_parameters",
-    Kind.BUFFER: "_buffers",
-    Kind.SUBMODULE: "_modules",
-    Kind.DEFINED: "__dict__",
-}
 
 
 class Conditions:
@@ -57,6 +51,10 @@ class Conditions:
         """A function of some values is true."""
         self._places.append((Slot(question, Kind.RESULT, values), True))
 
+    def identity(self, slot: Slot) -> None:
+        """A place holds the same object, whatever that holds."""
+        self._places.append((slot, slot.get()))
+
     def sizes(self, held: Sequence[Any]) -> None:
         """Containers hold as many things."""
         self._sized |= {id(each): each for each in held}
@@ -64,12 +62,16 @@ class Conditions:
     def function(self) -> Choice[Callable[[], bool]]:
         """A function that tells if all of it is true still. It keeps all objects that it asks."""
         sizes = [(each, len(each)) for each in self._sized.values()]
-        layouts = [(tensor, tensor.data_ptr(), tensor.stride()) for tensor in self._tensors.values()]
+        layouts = [(tensor, *_layout(tensor)) for tensor in self._tensors.values() if not tensor.is_nested]
+        for tensor in (tensor for tensor in self._tensors.values() if tensor.is_nested):
+            self.holds(lambda nested, address: bool(nested.data_ptr() == address), tensor, tensor.data_ptr())
+        for tensor in self._tensors.values():
+            self._places.append((Slot(tensor, Kind.ATTRIBUTE, "dtype"), tensor.dtype))
         given = self._places, sizes, layouts
         return Choice(lambda module: _native(module, *given), lambda: _written(*given))
 
     def _place(self, slot: Slot, value: Any) -> None:
-        if isinstance(value, Tensor):
+        if is_a(value, Tensor):
             self._tensors[id(value)] = value
         self._places.append((slot, value))
         if not is_plain(value):
@@ -78,7 +80,7 @@ class Conditions:
     def _contents(self, value: Any) -> None:
         """What a container holds; of a large one with more than plain values, how much."""
         inside = contents(value)
-        if inside is None or isinstance(value, Tensor) or (id(value), None) in self._known:
+        if inside is None or is_a(value, Tensor) or (id(value), None) in self._known:
             return
         self._known.add((id(value), None))
         if not inside:
@@ -115,25 +117,24 @@ def _native(
 def _native_place(slot: Slot) -> tuple[Kind, Any, Any]:
     """A place as the native module can read it, with its owner and key."""
     kind, owner, key = slot.kind, slot.owner, slot.key
-    if kind in _DICTIONARIES:
-        return Kind.ITEM, getattr(owner, _DICTIONARIES[kind]), key
-    if kind is Kind.CELL:
-        return kind, owner.__closure__[key], None
+    if kind is Kind.CELL and type(cell := owner.__closure__[key]) is CellType:
+        return kind, cell, None
     if kind is Kind.MISSING:
         return Kind.RESULT, owner.keys().isdisjoint, (key,)
     if kind is Kind.HAS:
         return Kind.RESULT, hasattr, (owner, key)
-    return (kind, owner, key) if kind in _PLACES else (Kind.RESULT, slot.get, ())
+    is_known = kind in _PLACES and kind is not Kind.CELL
+    return (kind, owner, key) if is_known else (Kind.RESULT, slot.get, ())
 
 
 def _written(places: Sequence[tuple[Slot, Any]], sizes: Sequence[tuple[Any, int]], layouts: Sequence[Layout]) -> Callable[[], bool]:
     """The conditions as a function of Python."""
     held, lengths = [each for each, _ in sizes], [size for _, size in sizes]
-    tensors, pointers = [layout[0] for layout in layouts], [(address, strides) for _, address, strides in layouts]
+    tensors, wanted_layouts = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
     scope: dict[str, Any] = {
         "same": same,
         "has_sizes": lambda: list(map(len, held)) == lengths,
-        "lie_there": lambda: [(each.data_ptr(), each.stride()) for each in tensors] == pointers,
+        "lie_there": lambda: list(map(_layout, tensors)) == wanted_layouts,
     }
 
     def name(value: object) -> str:
@@ -153,3 +154,8 @@ def _written(places: Sequence[tuple[Slot, Any]], sizes: Sequence[tuple[Any, int]
     exec(compile(text.format(" and ".join(texts)) + "        return False\n", "<conditions>", "exec"), scope)
     found: Callable[[], bool] = scope.pop("unchanged")  # no cycle, in which a graph's memory would wait for the collector
     return found
+
+
+def _layout(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Where a tensor lies, past what a subclass makes of that."""
+    return Tensor.data_ptr(tensor), tuple(Tensor.size(tensor)), Tensor.stride(tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from keyword import iskeyword
 from typing import Any
 
 
@@ -56,9 +57,10 @@ class Slot:
             owner: the owner's expression.
             key: that of the key, where it is no literal.
         """
-        if self.kind is Kind.ATTRIBUTE and isinstance(self.key, str) and self.key.isidentifier():
+        is_name = isinstance(self.key, str) and self.key.isidentifier() and self.key.isascii() and not iskeyword(self.key)
+        if self.kind is Kind.ATTRIBUTE and is_name:
             return f"{owner}.{self.key}"
-        if self.kind is Kind.METHOD and isinstance(self.key, str) and self.key.isidentifier():
+        if self.kind is Kind.METHOD and is_name:
             return f"{owner}.{self.key}.__func__"
         return self.kind.value.format(o=owner, k=repr(self.key) if type(self.key) in (str, int) else key)
 

@@ -96,6 +96,9 @@ def _end(process: subprocess.Popen[str]) -> None:
         return
 
 
+os.register_at_fork(after_in_child=_running.clear)  # they are the parent's
+
+
 @atexit.register
 def _end_all() -> None:
     """Ends what other threads run, which end with this process."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
@@ -37,13 +38,20 @@ class Choice(Generic[F]):
     def __init__(self, native: Callable[[ModuleType], F], python: Callable[[], F]) -> None:
         self._native = native
         with _lock:
-            self.call: F = python() if _module is None else native(_module)
-            if _module is None:
+            module = _module
+            if module is None:
+                self.call: F = python()
                 _waiting.add(self)
+                return
+        try:
+            self.call = native(module)
+        except Exception:  # Python says what is wrong, or does it
+            self.call = python()
 
     def take(self, module: ModuleType) -> None:
-        """Takes the function of the native module from now on."""
-        self.call = self._native(module)
+        """Takes the function of the native module from now on, where that can be made."""
+        with suppress(Exception):  # one that cannot be is Python
+            self.call = self._native(module)
 
 
 def use(module: ModuleType | None) -> None:

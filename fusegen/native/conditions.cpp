@@ -19,7 +19,7 @@ struct Condition {
 struct Layout {
   PyObject *tensor;
   void *address;
-  std::vector<int64_t> strides;
+  std::vector<int64_t> sizes, strides;
 };
 
 struct Conditions {
@@ -57,7 +57,8 @@ PyObject *read(const Condition &each) {
 int holds(const Conditions &self, const Condition &each) {
   if (each.place == Place::length) {
     const Py_ssize_t size = PyObject_Size(each.owner);
-    return size < 0 ? -1 : size == PyLong_AsSsize_t(each.value);
+    const Py_ssize_t wanted = PyLong_AsSsize_t(each.value);
+    return size < 0 || PyErr_Occurred() ? -1 : size == wanted;
   }
   PyObject *found;
   if (each.place == Place::item && PyDict_CheckExact(each.owner)) {  // nearly all of them
@@ -80,7 +81,8 @@ int holds(const Conditions &self, const Condition &each) {
 
 bool lies_there(const Layout &each) {
   const at::Tensor &tensor = THPVariable_Unpack(each.tensor);
-  return tensor.mutable_data_ptr() == each.address && tensor.strides() == at::IntArrayRef(each.strides);
+  return tensor.mutable_data_ptr() == each.address && tensor.sizes() == at::IntArrayRef(each.sizes) &&
+         tensor.strides() == at::IntArrayRef(each.strides);
 }
 
 // False where an error says that something is not there any more; null for any other error.
@@ -114,7 +116,13 @@ PyObject *ask(PyObject *object, PyObject *const *, size_t count, PyObject *names
   Py_RETURN_TRUE;
 }
 
-// Conditions(same, [(place, owner, key, value), ...], [(tensor, address, strides), ...])
+// Fills a vector from a tuple of integers; false with an error.
+bool fill(std::vector<int64_t> &numbers, PyObject *given) {
+  for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(given); ++at) numbers.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(given, at)));
+  return !PyErr_Occurred();
+}
+
+// Conditions(same, [(place, owner, key, value), ...], [(tensor, address, sizes, strides), ...])
 PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   PyObject *same, *places, *tensors;
   if (!PyArg_ParseTuple(arguments, "OO!O!", &same, &PyList_Type, &places, &PyList_Type, &tensors)) return nullptr;
@@ -136,15 +144,21 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
     self->all->push_back(each);
   }
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(tensors); ++at) {
-    PyObject *held, *strides;
+    PyObject *held, *sizes, *strides;
     unsigned long long address;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(tensors, at), "OKO!", &held, &address, &PyTuple_Type, &strides)) {
+    Layout each;
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(tensors, at), "OKO!O!", &held, &address, &PyTuple_Type, &sizes, &PyTuple_Type, &strides) ||
+        !fill(each.sizes, sizes) || !fill(each.strides, strides)) {
       Py_DECREF(self);
       return nullptr;
     }
-    Layout each{Py_NewRef(held), reinterpret_cast<void *>(address), {}};
-    for (Py_ssize_t dim = 0; dim < PyTuple_GET_SIZE(strides); ++dim)
-      each.strides.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(strides, dim)));
+    if (!THPVariable_Check(held)) {
+      PyErr_SetString(PyExc_TypeError, "what lies somewhere is a tensor");
+      Py_DECREF(self);
+      return nullptr;
+    }
+    each.tensor = Py_NewRef(held);
+    each.address = reinterpret_cast<void *>(address);
     self->layouts->push_back(std::move(each));
   }
   return reinterpret_cast<PyObject *>(self);

@@ -33,7 +33,7 @@ int matches(const Form &self, const Node &node, PyObject *value, PyObject *tenso
 int matches_tensor(const Node &node, PyObject *value, PyObject *tensors) {
   if (reinterpret_cast<PyObject *>(Py_TYPE(value)) != node.value) return 0;
   const at::Tensor &tensor = THPVariable_Unpack(value);
-  if (tensor.layout() != at::kStrided || tensor.is_conj() || tensor.is_neg()) return 0;
+  if (tensor.is_nested() || tensor.layout() != at::kStrided || tensor.is_conj() || tensor.is_neg()) return 0;
   if (tensor.sizes() != at::IntArrayRef(node.sizes) || tensor.strides() != at::IntArrayRef(node.strides)) return 0;
   if (tensor.scalar_type() != node.dtype || tensor.device() != node.device || tensor.requires_grad() != node.requires_grad) return 0;
   return PyList_Append(tensors, value) < 0 ? -1 : 1;
@@ -124,6 +124,10 @@ bool read(PyObject *given, Node &node) {
   if (!PyArg_ParseTuple(given, "iO|O!O!", &kind, &value, &PyTuple_Type, &parts, &PyTuple_Type, &names)) return false;
   node.kind = static_cast<Node::Kind>(kind);
   if (node.kind == Node::Kind::tensor) {
+    if (!THPVariable_Check(value)) {
+      PyErr_SetString(PyExc_TypeError, "not a tensor");
+      return false;
+    }
     const at::Tensor &tensor = THPVariable_Unpack(value);
     node.sizes = tensor.sizes().vec();
     node.strides = tensor.strides().vec();
@@ -169,7 +173,11 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   self->same = Py_NewRef(same);
   self->positional = new Node;
   self->named = new Node;
-  if (read(positional, *self->positional) && read(named, *self->named)) return reinterpret_cast<PyObject *>(self);
+  try {
+    if (read(positional, *self->positional) && read(named, *self->named)) return reinterpret_cast<PyObject *>(self);
+  } catch (const std::exception &error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
   Py_DECREF(self);
   return nullptr;
 }

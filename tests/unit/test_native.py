@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +44,10 @@ class Owner:
     named = 1
 
     def __init__(self) -> None:
-        self.held: dict[str, Any] = {"a": 1.0, "b": [1, 2], "c": {"x", "y"}, "d": None}
+        self.tensor = torch.ones(4, 2)
+        self.held: dict[str, Any] = {"a": 1.0, "b": [1, 2], "c": {"x", "y"}, "d": None, "tensor": self.tensor}
+        self.held["proxy"] = weakref.proxy(self.tensor)
+        self.held["nested"] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
         self.linear = nn.Linear(2, 2)
         self.other = nn.Linear(2, 2)
         local = 3
@@ -59,6 +64,7 @@ def conditions(owner: Owner) -> native.Choice[Callable[[], bool]]:
         asked.item(owner.held, key)
     asked.item(Owner, "named")
     asked.item(owner.linear._parameters, "weight")
+    asked.identity(Slot(vars(owner.linear), Kind.ITEM, "_parameters"))
     asked.sizes([owner.held, owner.linear._buffers])
     asked.holds(lambda: owner.is_fine)
     slots = [
@@ -87,6 +93,10 @@ CHANGES: dict[str, Callable[[Owner], object]] = {
     "another parameter": lambda o: setattr(o.linear, "weight", nn.Parameter(torch.ones(2, 2))),
     "a parameter that moves": lambda o: setattr(o.linear.weight, "data", torch.ones(2, 2)),
     "a parameter with other strides": lambda o: setattr(o.linear.weight, "data", o.linear.weight.data.t()),
+    "a tensor of another shape in the same place": lambda o: setattr(o.tensor, "data", o.tensor.data[:2]),
+    "a tensor of another dtype in the same place": lambda o: setattr(o.tensor, "data", o.tensor.data.view(torch.int32)),
+    "a dictionary of parameters": lambda o: vars(o.linear).update(_parameters=dict(o.linear._parameters)),
+    "a dictionary of parameters that is asked alone": lambda o: vars(o.other).update(_parameters={}),
     "a buffer": lambda o: o.linear.register_buffer("more", torch.ones(1)),
     "a question": lambda o: setattr(o, "is_fine", False),
     "a cell": lambda o: o.set_cell(4),
@@ -108,6 +118,16 @@ def test_a_change_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner.held["a"] = float("1")  # an equal one
     assert holds.call() is True
     CHANGES[change](owner)
+    assert holds.call() is False
+
+
+@pytest.mark.usefixtures("way")
+def test_a_name_that_is_a_word_of_python() -> None:
+    owner, asked = SimpleNamespace(**{"lambda": 1}), Conditions()
+    asked.read(Read(Slot(owner, Kind.ATTRIBUTE, "lambda"), 1))
+    holds = asked.function()
+    assert holds.call() is True
+    setattr(owner, "lambda", 2)
     assert holds.call() is False
 
 
@@ -167,6 +187,15 @@ def test_a_build_ends_with_its_process(tmp_path: Path) -> None:
     assert found == "it is being built\n"
     _wait_until(lambda: not Path("/proc", pid.read_text().strip()).exists())
     assert [path.suffix for path in (tmp_path / "cache" / "native").iterdir() if path.is_file()] == [".lock"]
+
+
+@pytest.mark.deep
+def test_a_child_that_ends_leaves_the_build_alone(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    code = f"ensure_native()\nimport os, time\nwhile not os.path.exists({str(pid)!r}): time.sleep(0.01)\n"
+    code += f"child = os.fork()\nif not child: sys.exit()\nos.waitpid(child, 0)\nos.kill(int(open({str(pid)!r}).read()), 0)"
+    found, _ = _asks(code, tmp_path, f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 60").communicate()
+    assert found == "it is being built\n"
 
 
 def _wait_until(answer: Callable[[], bool]) -> None:
