@@ -18,10 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 from torch.autograd.graph import get_gradient_edge, increment_version, saved_tensors_hooks
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 
 from fusegen.errors import FusegenError, GradientError, TraceError, UnsupportedError
-from fusegen.graphs.recording import Argument, GraphPool, checked, have_changed, own_casts, require_same_tensors, static
+from fusegen.graphs.recording import (
+    Argument,
+    GraphPool,
+    checked,
+    have_changed,
+    own_casts,
+    require_same_tensors,
+    static,
+    taken_apart,
+)
 from fusegen.guards.generators import Generators
 
 Run: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
@@ -74,7 +83,7 @@ class GradientRecording:
         saved: parameters whose values the backward pass reads.
         written: tensors beside the arguments that the forward pass writes to.
         leaves: of the result: a `Result`, an `Argument`, or a plain value.
-        spec: the result's structure.
+        put_together: makes the result of its leaves.
     """
 
     pool: GraphPool
@@ -91,7 +100,7 @@ class GradientRecording:
     saved: Sequence[Tensor]
     written: Sequence[Tensor]
     leaves: Sequence[Any]
-    spec: TreeSpec
+    put_together: Callable[[Sequence[Any]], Any]
     _last: ReplayState = field(default_factory=ReplayState, init=False)
 
     @classmethod
@@ -133,7 +142,7 @@ class GradientRecording:
             require_same_tensors(leaves, (*tensors, *parameters), held)
             written = [tensor for tensor, version in zip(state, versions, strict=True) if tensor._version != version]
             places: dict[int, Argument | Result] = {id(value): Argument(number) for number, value in enumerate((*leaves, *others))}
-            flat, spec = tree_flatten(result)
+            flat, put_together = taken_apart(result)
             results: list[Tensor] = []
             for leaf in flat:
                 if id(leaf) not in places and isinstance(checked(leaf), Tensor):
@@ -160,7 +169,7 @@ class GradientRecording:
             saved=[parameter for parameter in parameters if _address(parameter) in saved],
             written=written,
             leaves=[places.get(id(leaf), leaf) for leaf in flat],
-            spec=spec,
+            put_together=put_together,
         )
 
     def is_busy(self) -> bool:
@@ -179,7 +188,7 @@ class GradientRecording:
             raise FusegenError("other tensors require a gradient than when the graph was recorded", mend="record it again")
         filled = _Replay.apply(self, tensors, *(given[n] for n in self.sources))  # type: ignore[no-untyped-call]
         arguments = (*given, *others)
-        return tree_unflatten([_given(leaf, arguments, filled) for leaf in self.leaves], self.spec)
+        return self.put_together([_given(leaf, arguments, filled) for leaf in self.leaves])
 
     def replay(self, tensors: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The number of a new replay, and its results."""

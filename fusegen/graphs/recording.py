@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from operator import is_
 from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusegen.errors import UnsupportedError
 from fusegen.guards import is_plain
@@ -168,14 +171,14 @@ class Recording:
         inputs: the tensors that it reads its arguments from.
         written: positions of those that it writes to.
         leaves: of the result: tensors, which each replay fills; the position of an argument; or a plain value.
-        spec: the result's structure.
+        put_together: makes the result of its leaves.
     """
 
     replay: Callable[[], None]
     inputs: list[Tensor]
     written: list[int]
     leaves: Sequence[Any]
-    spec: TreeSpec
+    put_together: Callable[[Sequence[Any]], Any]
     _is_first: bool = field(default=True, init=False)
 
     @classmethod
@@ -205,9 +208,9 @@ class Recording:
             replay, result = record(lambda: run(inputs))
         require_same_tensors(inputs, tensors, held)
         written = [number for number, tensor in enumerate(inputs) if tensor._version != versions[number]]
-        leaves, spec = tree_flatten(result)
+        leaves, put_together = taken_apart(result)
         known = {id(value): Argument(number) for number, value in enumerate((*inputs, *others))}
-        return cls(replay, held, written, [known.get(id(leaf)) or checked(leaf) for leaf in leaves], spec)
+        return cls(replay, held, written, [known.get(id(leaf)) or checked(leaf) for leaf in leaves], put_together)
 
     def __call__(self, tensors: Sequence[Tensor], others: Sequence[object]) -> Any:
         """The result of other arguments."""
@@ -221,7 +224,7 @@ class Recording:
         for number in self.written:
             tensors[number].detach().copy_(self.inputs[number])
         arguments = (*tensors, *others)
-        return tree_unflatten([_given(leaf, arguments) for leaf in self.leaves], self.spec)
+        return self.put_together([_given(leaf, arguments) for leaf in self.leaves])
 
 
 def static(tensor: Tensor) -> Tensor:
@@ -249,6 +252,32 @@ def have_changed(after: Tensor, before: Tensor) -> bool:
     """Tells if a tensor has other bits than another one."""
     one, other = (each.flatten().contiguous().view(torch.uint8) for each in (after.detach(), before.detach()))
     return not torch.equal(one, other)
+
+
+def taken_apart(result: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The leaves of a result, and a function that makes such a result of others."""
+    leaves, spec = tree_flatten(result)
+    if isinstance(result, OrderedDict) and len(leaves) == len(result) and all(map(is_, leaves, result.values())):
+        make = partial(_record_of, type(result), tuple(vars(result)), tuple(result))
+        if _has_same_attributes(make(leaves), result):
+            return leaves, make
+    return leaves, lambda others: tree_unflatten(others, spec)
+
+
+def _record_of(kind: Any, attributes: Sequence[str], names: Sequence[str], values: Sequence[Any]) -> Any:
+    """An output of a model of transformers, whose values are attributes too, and its other attributes None: its class takes twenty
+    times as long to make one."""
+    made = kind.__new__(kind)
+    held = vars(made)
+    held.update(dict.fromkeys(attributes))
+    for name, value in zip(names, values, strict=True):
+        OrderedDict.__setitem__(made, name, value)
+        held[name] = value
+    return made
+
+
+def _has_same_attributes(one: Any, other: Any) -> bool:
+    return list(vars(one)) == list(vars(other)) and all(map(is_, vars(one).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)
