@@ -25,7 +25,7 @@ def is_plain(value: object) -> bool:
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_plain, value))  # type: ignore[call-overload]
-    return kind in _PLAIN or isinstance(value, np.generic)
+    return kind in _PLAIN or issubclass(kind, np.generic)  # `isinstance` would ask an object for its class
 
 
 def same(one: object, other: object) -> bool:

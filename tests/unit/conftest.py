@@ -32,10 +32,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def lowers_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
     """Emits a kernel as a process does that has rendered no template yet, with a cache of the test's own."""
 
-    def lower() -> str:
-        forget_programs()
+    def forget() -> None:
         for known in (environment, primitives.body, primitives._environment):
             known.cache_clear()
+
+    def lower() -> str:
+        forget_programs()
+        forget()
         kernel = fg.kernel(lambda x, w: torch.nn.functional.gelu(x @ w))
         tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((64, 128), (128, 256))]
         return kernel.lower(*tensors, target="sm_90a").asm["cuda"]
@@ -44,4 +47,5 @@ def lowers_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         patch.setenv("FUSEGEN_CACHE_DIR", str(tmp_path / "cache"))
         settings.cache_clear()
         yield lower
+    forget()  # a test may have changed templates
     settings.cache_clear()
