@@ -21,7 +21,7 @@ Held: TypeAlias = dict[str, Any]
 """The variables of an object."""
 
 _LENGTH = "cumulative_length_int"
-"""How far a sliding layer of ``transformers`` has come, as a Python number: its `update` asks whether it is full."""
+"""The length of a sliding layer of ``transformers`` as a Python number: its `update` asks if the layer is full."""
 
 
 class CacheView:
@@ -68,8 +68,8 @@ class CacheView:
         self.is_current = facts.function()
 
     def phase(self, count: int, is_prepared: bool) -> tuple[object, ...]:
-        """What a call of some new tokens reads of the lengths: where its masks and positions are arguments, whether each layer is
-        full, and else the numbers themselves."""
+        """The part of the lengths that a call of some new tokens reads: where its masks and positions are arguments, if each layer
+        is full, and else the numbers themselves."""
         if not is_prepared:
             return tuple(held[name] for held, name in self.lengths)
         return tuple(_phase(held[name], count, held["max_cache_len"]) for held, name in self.lengths)
@@ -87,13 +87,13 @@ def has_layers(value: object) -> bool:
 
 
 def _phase(length: int, count: int, most: int) -> tuple[bool, int]:
-    """What a sliding layer asks of its length: whether it is full, and the length itself where it becomes so."""
+    """The answers of a sliding layer's length: True if the layer is full, and the length itself where it becomes so."""
     is_full = length >= most
     return is_full, length if length + count > most and not is_full else 0
 
 
 def _kind(name: str, value: Any) -> type:
-    """How a cache's variable counts: as a tensor, as a setting, or as more of the cache.
+    """The kind of a cache's variable: a tensor, a setting, or more of the cache.
 
     Raises:
         UnsupportedError: as none of these.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import repeat
 from typing import Any
 
@@ -88,6 +89,18 @@ class Call:
         raise UnsupportedError(f"an argument is a {kind.__name__}", mend="pass tensors, plain values and a StaticCache")
 
 
+class _Argument(IntEnum):
+    """How the native module compares an argument: as an object, a plain value, a tensor of a layout, a list or a tuple, a
+    dictionary, or a cache of a class."""
+
+    IDENTITY = 0
+    PLAIN = 1
+    TENSOR = 2
+    SEQUENCE = 3
+    DICTIONARY = 4
+    CACHE = 5
+
+
 class SameForm:
     """Tells at once if a call has the form of one before, and reads the same settings.
 
@@ -111,7 +124,7 @@ class SameForm:
 
     @classmethod
     def of(cls, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SameForm | None:
-        """That of a call; None without the native module, and for arguments that it does not know."""
+        """Makes one of a call; None without the native module, and for arguments that it does not know."""
         module = loaded()
         try:
             return None if module is None else cls(call, module.Form(same, _node(tuple(args)), _node(dict(kwargs))), kwargs)
@@ -132,24 +145,24 @@ class SameForm:
 
 
 def _node(value: Any) -> tuple[Any, ...]:
-    """An argument as the native module takes it, by the kinds of fusegen/native/form.cpp.
+    """An argument as the native module takes it.
 
     Raises:
         UnsupportedError: it does not know such an argument.
     """
     kind = type(value)
     if value is None or value is True or value is False or isinstance(value, nn.Module):
-        return 0, value
+        return _Argument.IDENTITY, value
     if issubclass(kind, Tensor):
-        return 2, value
+        return _Argument.TENSOR, value
     if kind is dict and all(type(name) is str for name in value):
-        return 4, None, tuple(map(_node, value.values())), tuple(value)
+        return _Argument.DICTIONARY, None, tuple(map(_node, value.values())), tuple(value)
     if kind is tuple or kind is list:
-        return 3, kind, tuple(map(_node, value))
+        return _Argument.SEQUENCE, kind, tuple(map(_node, value))
     if is_plain(value):
-        return 1, value
+        return _Argument.PLAIN, value
     if kind not in SUPPORTED_NODES and is_cache(value):
-        return 5, kind
+        return _Argument.CACHE, kind
     raise UnsupportedError(f"the native module knows no {kind.__name__}")
 
 
@@ -161,7 +174,7 @@ def key_of(call: Call, kwargs: Mapping[str, Any]) -> object:
 
 
 def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
-    """How many positions a call has, and whether it says where they are and what they see."""
+    """The number of positions of a call, and True if it says where they are and what they see."""
     ids, positions, mask = kwargs.get("input_ids"), kwargs.get("position_ids"), kwargs.get("attention_mask")
     if not isinstance(ids, Tensor) or ids.dim() != 2:
         return 1, False
@@ -170,7 +183,7 @@ def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
 
 
 def settings(device: str) -> tuple[object, ...]:
-    """What torch is set to."""
+    """Torch's settings that decide which kernels run."""
     return tuple(function(*arguments) for function, arguments in _settings(device))
 
 
@@ -214,7 +227,7 @@ _CHOICES = [
     )
     if (get := getattr(torch._C, f"_get_{name}", None)) is not None  # newer releases of torch have more
 ]
-"""What else decides which kernels run, as torch keeps it: its own properties in Python take more time."""
+"""Further settings, as torch keeps them: its own properties in Python take more time."""
 
 
 def run_with(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:

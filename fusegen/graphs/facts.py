@@ -48,7 +48,7 @@ _CALLS = (_OWN, nn.Module.__call__.__code__.co_filename)
 
 
 class Reads:
-    """What code read while it ran.
+    """Reads of code while it ran.
 
     Args:
         function: that ran.
@@ -259,7 +259,7 @@ def _unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> I
 
 
 def _places(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[Any, str]]:
-    """What a run may assign or read, with words for it: attributes of modules; and what a function reaches, and what it calls."""
+    """Places that a run may assign or read, in words too: attributes of modules, and all that a function reaches or calls."""
     seen, stack = set[int](), [function]
     for module in _all_modules(roots):
         stack += [value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE]
@@ -312,7 +312,7 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
 def _values(held: Any) -> dict[Any, Any]:
-    """What a container, a class, a function or a cell holds, by keys."""
+    """The contents of a container, a class, a function or a cell, by keys."""
     if isinstance(held, dict):
         return dict(held)
     if isinstance(held, type):

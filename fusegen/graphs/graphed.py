@@ -134,6 +134,21 @@ def others(call: Call) -> list[object]:
 
 
 @dataclass
+class Latest:
+    """The graph of the call before, and its key.
+
+    Attributes:
+        form: by which the next call of that form is known at once; None until two such calls follow each other.
+        is_tried: True if one was asked for, which there is not for all arguments.
+    """
+
+    key: object
+    graph: Graph
+    form: SameForm | None = None
+    is_tried: bool = False
+
+
+@dataclass
 class Met:
     """Calls of a form that have no graph.
 
@@ -235,8 +250,7 @@ class Graphed:
         self._met: OrderedDict[object, Met] = OrderedDict()
         self._memories: dict[object, CacheMemory] = {}
         self._views = Views()
-        self._last: tuple[object, Graph] | None = None
-        self._same: tuple[SameForm | None, Graph] | None = None
+        self._latest: Latest | None = None
 
     @property
     def original(self) -> Callable[..., Any]:
@@ -263,11 +277,11 @@ class Graphed:
         Raises:
             UnsupportedError: it cannot be recorded.
         """
-        latest = self._same  # another thread may take it away
-        if latest is None or latest[0] is None or (call := latest[0].again(args, kwargs, self._views)) is None:
+        latest = self._latest  # another thread may take it away
+        if latest is None or latest.form is None or (call := latest.form.again(args, kwargs, self._views)) is None:
             return None
         _require_recordable(call)
-        return (call, latest[1]) if latest[1].facts.call() else None
+        return (call, latest.graph) if latest.graph.facts.call() else None
 
     def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Graph | None]:
         """A call taken apart, and its graph.
@@ -285,19 +299,19 @@ class Graphed:
         Raises:
             UnsupportedError: there can be none.
         """
-        key = key_of(call, kwargs)
-        graph = self._last[1] if self._last is not None and self._last[0] == key else self._graphs.get(key)
+        key, latest = key_of(call, kwargs), self._latest
+        graph = latest.graph if latest is not None and latest.key == key else self._graphs.get(key)
         if graph is not None and graph.facts.call():
-            if self._last is None or self._last[1] is not graph:
+            if latest is None or latest.graph is not graph:
                 self._graphs.move_to_end(key)
-                self._last = key, graph
-            elif self._same is None or self._same[0] is not None or self._same[1] is not graph:  # not one that has no such form
-                self._same = SameForm.of(call, args, kwargs), graph
+                self._latest = Latest(key, graph)
+            elif latest.form is not None or not latest.is_tried:
+                latest.form, latest.is_tried = SameForm.of(call, args, kwargs), True
             return graph
         met = self._met.setdefault(key, Met())
         _drop_oldest(self._met, _MOST_MET)
         if graph is not None:
-            self._last = self._same = None
+            self._latest = None
             self._graphs.pop(key, None)
             met.changes += 1
         met.count += 1
@@ -306,7 +320,7 @@ class Graphed:
         if refusal := met.refusal():
             raise UnsupportedError(refusal)
         graph = self._recorded(met, call, args, kwargs)
-        self._graphs[key], self._last = graph, (key, graph)
+        self._graphs[key], self._latest = graph, Latest(key, graph)
         _drop_oldest(self._graphs, _MOST)
         used = {id(memory) for each in self._graphs.values() for memory in each.memories}
         self._memories = {key: memory for key, memory in self._memories.items() if id(memory) in used}
@@ -456,7 +470,7 @@ def _same_settings(device: str) -> Iterator[None]:
 
 
 def _advances(view: CacheView, saved: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[int]:
-    """What a run has added to the lengths of a cache.
+    """The numbers that a run has added to the lengths of a cache.
 
     Raises:
         UnsupportedError: it has changed more than these.
@@ -489,7 +503,7 @@ def _require_no_hooks(roots: Iterable[nn.Module], outer: Sequence[nn.Module]) ->
 
 
 def words(several: Iterable[Graphed]) -> str:
-    """What became of the calls of some functions, on one line."""
+    """The counts of recorded and replayed calls of some functions, and reasons for others, on one line."""
     several, reasons = list(several), Counter[str]()
     for each in several:
         reasons.update(each.reasons)

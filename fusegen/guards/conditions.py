@@ -78,7 +78,7 @@ class Conditions:
             self._contents(value)
 
     def _contents(self, value: Any) -> None:
-        """What a container holds; of a large one with more than plain values, how much."""
+        """Adds what a container holds; of a large one with more than plain values, its length."""
         inside = contents(value)
         if inside is None or is_a(value, Tensor) or (id(value), None) in self._known:
             return
@@ -157,5 +157,5 @@ def _written(places: Sequence[tuple[Slot, Any]], sizes: Sequence[tuple[Any, int]
 
 
 def _layout(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Where a tensor lies, past what a subclass makes of that."""
+    """A tensor's address, shape and strides, past what a subclass makes of these."""
     return Tensor.data_ptr(tensor), tuple(Tensor.size(tensor)), Tensor.stride(tensor)

@@ -7,7 +7,7 @@
 
 namespace {
 
-// In the order of `PLACES` of fusegen/guards/conditions.py.
+// In the order of `_PLACES` of fusegen/guards/conditions.py.
 enum class Place { item, attribute, type, cell, length, result };
 
 struct Condition {
@@ -203,20 +203,6 @@ void destroy(PyObject *object) {
   Py_DECREF(type);
 }
 
-PyMemberDef members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Conditions, call), READONLY, nullptr}, {nullptr, 0, 0, 0, nullptr}};
-
-PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void *>(make)},
-                       {Py_tp_call, reinterpret_cast<void *>(PyVectorcall_Call)},
-                       {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
-                       {Py_tp_clear, reinterpret_cast<void *>(clear)},
-                       {Py_tp_dealloc, reinterpret_cast<void *>(destroy)},
-                       {Py_tp_members, members},
-                       {0, nullptr}};
-
-PyType_Spec spec = {"fusegen_native.Conditions", sizeof(Conditions), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-
 }  // namespace
 
-PyObject *conditions_type() { return PyType_FromSpec(&spec); }
+PyObject *conditions_type() { return callable_type<Conditions>("fusegen_native.Conditions", make, traverse, clear, destroy); }

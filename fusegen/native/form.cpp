@@ -9,6 +9,7 @@
 
 namespace {
 
+// The kinds stand in the order of `_Argument` of fusegen/graphs/call.py.
 struct Node {
   enum class Kind { identity, plain, tensor, sequence, dictionary, cache } kind;
   PyObject *value = nullptr;  // the object, or its type where that is all that counts
@@ -216,20 +217,6 @@ void destroy(PyObject *object) {
   Py_DECREF(type);
 }
 
-PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Form, call), READONLY, nullptr},
-                         {nullptr, 0, 0, 0, nullptr}};
-
-PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void *>(make)},
-                       {Py_tp_call, reinterpret_cast<void *>(PyVectorcall_Call)},
-                       {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
-                       {Py_tp_clear, reinterpret_cast<void *>(clear)},
-                       {Py_tp_dealloc, reinterpret_cast<void *>(destroy)},
-                       {Py_tp_members, members},
-                       {0, nullptr}};
-
-PyType_Spec spec = {"fusegen_native.Form", sizeof(Form), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-
 }  // namespace
 
-PyObject *form_type() { return PyType_FromSpec(&spec); }
+PyObject *form_type() { return callable_type<Form>("fusegen_native.Form", make, traverse, clear, destroy); }

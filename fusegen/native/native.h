@@ -8,6 +8,24 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+// A type whose objects are called, and looked through by the garbage collector.
+//
+// Object: begins with `PyObject_HEAD`, and has a `vectorcallfunc call`, which `make` sets.
+template <typename Object>
+PyObject *callable_type(const char *name, newfunc make, traverseproc traverse, inquiry clear, destructor destroy) {
+  static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Object, call), READONLY, nullptr},
+                                  {nullptr, 0, 0, 0, nullptr}};
+  PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void *>(make)},
+                         {Py_tp_call, reinterpret_cast<void *>(PyVectorcall_Call)},
+                         {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
+                         {Py_tp_clear, reinterpret_cast<void *>(clear)},
+                         {Py_tp_dealloc, reinterpret_cast<void *>(destroy)},
+                         {Py_tp_members, members},
+                         {0, nullptr}};
+  PyType_Spec spec = {name, sizeof(Object), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+  return PyType_FromSpec(&spec);
+}
+
 // New references; null with an error.
 PyObject *conditions_type();
 PyObject *form_type();

@@ -142,6 +142,23 @@ def test_errors_of_what_is_asked_pass_through() -> None:
         asked.function().call()
 
 
+def test_what_the_module_does_not_take_is_python() -> None:
+    module = native.loaded()
+    if module is None:
+        pytest.skip(reason())
+
+    def refused(_: object) -> Callable[[], int]:
+        raise TypeError("no such argument")
+
+    at_once = native.Choice(refused, lambda: lambda: 1)
+    native.use(None)
+    try:
+        later = [native.Choice(refused, lambda: lambda: 2), native.Choice(lambda _: lambda: 4, lambda: lambda: 3)]
+    finally:
+        native.use(module)
+    assert [each.call() for each in (at_once, *later)] == [1, 2, 4]
+
+
 def test_what_changed_before_the_module_was_there_is_seen() -> None:
     module = native.loaded()
     if module is None:
