@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,7 +38,7 @@ class GraphPool:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.standing: list[Any] = []
-        self._passing, self._saving = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
+        self._parts = {key: torch.cuda.graph_pool_handle() for key in ("passing", "saving")}
         self._handed: dict[object, Tensor] = {}
         self._lock = new_lock()
         self._stream: torch.cuda.Stream | None = None
@@ -46,11 +47,11 @@ class GraphPool:
     def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """A function that replays what a run launches, and the run's result, whose tensors each replay fills: they are taken away
         before another graph is replayed."""
-        return self._recorded(run, self._passing)
+        return self._recorded_in("passing", run)
 
     def record_saving(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """The same for a run that saves values for later: a replay may overwrite those of graphs that were recorded after it."""
-        return self._recorded(run, self._saving)
+        return self._recorded_in("saving", run)
 
     def record_alone(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """The same for a run whose memory is its own, so that no other graph overwrites any of it."""
@@ -72,11 +73,19 @@ class GraphPool:
             self._handed[key] = torch.zeros_like(like, requires_grad=False)
         return self._handed[key]
 
+    def _recorded_in(self, part: str, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        try:
+            return self._recorded(run, self._parts[part])
+        except BaseException:
+            # The allocator may hold a part whose only capture failed for one that nothing uses any more, and refuses it.
+            self._parts[part] = torch.cuda.graph_pool_handle()
+            raise
+
     def _recorded(self, run: Callable[[], T], pool: Any) -> tuple[Callable[[], None], T]:
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, pool, self._side, capture_error_mode="thread_local")
         try:
-            with self.aside(), constants_on_device(), capture:
+            with no_collection(), self.aside(), constants_on_device(), capture:
                 result = run()
         except BaseException:
             self._end_capture(pool)
@@ -86,9 +95,9 @@ class GraphPool:
     def _end_capture(self, pool: Any) -> None:
         """Ends what torch leaves open behind a capture that was invalidated: its allocator still serves the pool, and its generator
         refuses to draw, until a capture succeeds."""
-        with suppress(RuntimeError):  # it was closed
-            torch._C._cuda_endAllocateToPool(self.device.index, pool)
-            torch._C._cuda_releasePool(self.device.index, pool)
+        for close in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with suppress(RuntimeError):  # it was closed
+                close(self.device.index, pool)
         with self.aside(), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._side, capture_error_mode="thread_local"):
             torch.empty(1, device=self.device).zero_()
 
@@ -130,6 +139,18 @@ class Pools:
         if device not in self._pools:
             self._pools[device] = GraphPool(device)
         return self._pools[device]
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Leaves objects that are in cycles alive: what graphs, kernels and events do when they go invalidates a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

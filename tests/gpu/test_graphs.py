@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -196,6 +197,56 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
         module.asks = False
         assert torch.equal(graphed(x), module(x))
     assert "test_graphs.py:" in str(graphed)
+
+
+class _OldGraph:
+    """Dies with a graph of torch's, in a cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        self.graph = torch.cuda.CUDAGraph()
+        x = torch.zeros(16, device="cuda")
+        with torch.cuda.graph(self.graph):
+            x += 1
+
+
+def test_old_graphs_do_not_die_in_a_recording() -> None:
+    thresholds = gc.get_threshold()
+
+    def run(x: Tensor) -> Tensor:
+        gc.set_threshold(1)
+        return x + len([[each] for each in range(100)])
+
+    graphed = fg.cuda_graph(run)
+    x = torch.randn(16, device="cuda")
+    try:
+        for _ in range(6):
+            gc.set_threshold(0)
+            _OldGraph()
+            assert torch.equal(graphed(x), x + 100)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert graphed.recorded == 1
+
+
+def test_a_function_that_cannot_be_recorded_spares_the_next() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = _Reads(), nn.Linear(16, 16)
+            self.first.asks = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.second(self.first(x) if x.shape[0] == 4 else x)
+            return y
+
+    module = Both().cuda()
+    graphed = fg.cuda_graph(module)
+    with torch.no_grad():
+        for rows in (4, 4, 4, 8, 8, 8):
+            x = torch.randn(rows, 16, device="cuda")
+            assert torch.equal(graphed(x), module(x))
+    assert graphed.recorded == 1
 
 
 def test_weights_that_move_or_change() -> None:
