@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import not_
 from types import CellType, ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor
 
 from fusegen.guards.content import contents, is_a, matcher
@@ -14,8 +14,8 @@ from fusegen.guards.plain import is_plain, same
 from fusegen.guards.slots import Kind, Read, Slot
 from fusegen.native import Choice
 
-Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...]]
-"""A tensor, its address, its shape and its strides."""
+Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+"""A tensor, its address, its shape, its strides and its dtype."""
 
 _MOST = 64  # values in a container that are looked at one by one
 _PLACES = (Kind.ITEM, Kind.ATTRIBUTE, Kind.TYPE, Kind.CELL, Kind.LENGTH, Kind.RESULT)
@@ -64,9 +64,7 @@ class Conditions:
         sizes = [(each, len(each)) for each in self._sized.values()]
         layouts = [(tensor, *_layout(tensor)) for tensor in self._tensors.values() if not tensor.is_nested]
         for tensor in (tensor for tensor in self._tensors.values() if tensor.is_nested):
-            self.holds(lambda nested, address: bool(nested.data_ptr() == address), tensor, tensor.data_ptr())
-        for tensor in self._tensors.values():
-            self._places.append((Slot(tensor, Kind.ATTRIBUTE, "dtype"), tensor.dtype))
+            self.holds(lambda nested, *wanted: (nested.data_ptr(), nested.dtype) == wanted, tensor, tensor.data_ptr(), tensor.dtype)
         given = self._places, sizes, layouts
         return Choice(lambda module: _native(module, *given), lambda: _written(*given))
 
@@ -83,8 +81,10 @@ class Conditions:
         if inside is None or is_a(value, Tensor) or (id(value), None) in self._known:
             return
         self._known.add((id(value), None))
-        if not inside:
-            self.holds(not_, value)
+        if not inside and hasattr(value, "__len__") and not len(value):
+            self._places.append((Slot(value, Kind.LENGTH), 0))
+        elif not inside:
+            self.holds(matcher(value), value)
         elif isinstance(value, list | tuple | dict) and len(value) <= _MOST and (keys := _keys(value)) is not None:
             self._places.append((Slot(value, Kind.LENGTH), len(value)))
             for key in keys:
@@ -110,7 +110,7 @@ def _native(
     for slot, value in places:
         kind, owner, key = _native_place(slot)
         asked.append((_PLACES.index(kind), owner, key, value))
-    found: Callable[[], bool] = module.Conditions(same, asked, layouts)
+    found: Callable[[], bool] = module.Conditions(same, asked, [layout[:4] for layout in layouts])
     return found
 
 
@@ -156,6 +156,6 @@ def _written(places: Sequence[tuple[Slot, Any]], sizes: Sequence[tuple[Any, int]
     return found
 
 
-def _layout(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """A tensor's address, shape and strides, past what a subclass makes of these."""
-    return Tensor.data_ptr(tensor), tuple(Tensor.size(tensor)), Tensor.stride(tensor)
+def _layout(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
+    """A tensor's address, shape, strides and dtype, past what a subclass makes of these."""
+    return Tensor.data_ptr(tensor), tuple(Tensor.size(tensor)), Tensor.stride(tensor), cast(Any, Tensor.dtype).__get__(tensor)

@@ -21,7 +21,7 @@ import types
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from operator import is_
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -202,11 +202,16 @@ def _bytes(kind: type, of: Callable[[Any], object], value: Any) -> Matcher:
 
 
 def _set(kind: type, value: Any) -> Matcher:
-    if all(type(each) in (str, type) for each in value):  # equal to none of another type
+    if all(type(each) is str or _is_identical_class(each) for each in value):  # equal to none of another type
         kept = frozenset(value)
         return lambda other: type(other) is kind and other == kept
     wanted = _typed(value)
     return lambda other: type(other) is kind and _typed(other) == wanted
+
+
+def _is_identical_class(value: object) -> bool:
+    """True for a class that equals itself alone."""
+    return is_a(value, type) and cast(Any, type(value)).__eq__ is type.__eq__
 
 
 def _typed(values: Any) -> set[tuple[type, Any]]:

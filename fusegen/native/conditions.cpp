@@ -1,14 +1,19 @@
 // Conditions on the state of Python objects, asked before each call: what a dictionary, an object or a cell holds, by identity.
+//
+// Nearly all are on dictionaries, of which a large model has hundreds. These are asked again only behind a change of the dictionary:
+// most of their time would be that of memory which nothing else reads.
 
 #include "native.h"
 
+#include <algorithm>
 #include <exception>
+#include <unordered_map>
 #include <vector>
 
 namespace {
 
 // In the order of `_PLACES` of fusegen/guards/conditions.py.
-enum class Place { item, attribute, type, cell, length, result };
+enum class Place { item, attribute, type, cell, length, result, variables };
 
 struct Condition {
   Place place;
@@ -20,15 +25,86 @@ struct Layout {
   PyObject *tensor;
   void *address;
   std::vector<int64_t> sizes, strides;
+  at::ScalarType dtype;
+};
+
+// A dictionary, and the conditions on it, which hold if it is as it was when they were asked.
+struct Dictionary {
+  PyObject *held;
+  std::vector<Condition> conditions;
+  bool is_watched = false, is_as_asked = false;
+  uint64_t version = 0;
 };
 
 struct Conditions {
   PyObject_HEAD
   vectorcallfunc call;
   PyObject *same;
-  std::vector<Condition> *all;
+  bool are_as_asked;  // all dictionaries
+  std::vector<Condition> *others;
+  std::vector<Dictionary> *dictionaries;
   std::vector<Layout> *layouts;
 };
+
+#if PY_VERSION_HEX < 0x030C0000
+// The interpreter numbers the states of all dictionaries: equal numbers are the same state.
+void watch(Conditions &, size_t) {}
+void unwatch(Conditions &) {}
+
+bool is_as_asked(Dictionary &each) {
+  const uint64_t before = each.version;
+  each.version = reinterpret_cast<PyDictObject *>(each.held)->ma_version_tag;
+  return each.version == before;
+}
+#else
+struct User {
+  Conditions *conditions;
+  size_t at;  // among its dictionaries
+};
+
+int watcher = -1;
+
+auto &users() {
+  static auto *all = new std::unordered_map<PyObject *, std::vector<User>>;  // dictionaries change until the interpreter ends
+  return *all;
+}
+
+int note_change(PyDict_WatchEvent, PyObject *dictionary, PyObject *, PyObject *) {
+  const auto found = users().find(dictionary);
+  if (found == users().end()) return 0;
+  for (const User &user : found->second) {
+    (*user.conditions->dictionaries)[user.at].is_as_asked = false;
+    user.conditions->are_as_asked = false;
+  }
+  return 0;
+}
+
+void watch(Conditions &self, size_t at) {
+  Dictionary &each = (*self.dictionaries)[at];
+  if (watcher < 0) watcher = PyDict_AddWatcher(note_change);
+  if (watcher < 0 || PyDict_Watch(watcher, each.held) < 0) return PyErr_Clear();  // others have taken all watchers
+  each.is_watched = true;
+  users()[each.held].push_back({&self, at});
+}
+
+void unwatch(Conditions &self) {
+  for (const Dictionary &each : *self.dictionaries) {
+    const auto found = users().find(each.held);
+    if (found == users().end()) continue;
+    auto &all = found->second;
+    all.erase(std::remove_if(all.begin(), all.end(), [&](const User &user) { return user.conditions == &self; }), all.end());
+    if (!all.empty()) continue;
+    PyDict_Unwatch(watcher, each.held);
+    users().erase(found);
+  }
+}
+
+bool is_as_asked(Dictionary &each) {
+  const bool before = each.is_as_asked;
+  each.is_as_asked = each.is_watched;
+  return before;
+}
+#endif
 
 // A new reference to what a place holds; null with an error where that is nothing any more.
 PyObject *read(const Condition &each) {
@@ -46,6 +122,8 @@ PyObject *read(const Condition &each) {
       return Py_XNewRef(found);
     case Place::result:
       return PyObject_CallObject(owner, each.key);
+    case Place::variables:
+      return PyObject_GenericGetDict(owner, nullptr);
     case Place::length:  // compared without an object
       break;
   }
@@ -69,20 +147,34 @@ int holds(const Conditions &self, const Condition &each) {
   } else if (!(found = read(each))) {
     return -1;
   }
-  int answer = found == each.value;
-  if (!answer && Py_TYPE(found) == Py_TYPE(each.value)) {  // else they are not the same plain value
-    PyObject *equal = PyObject_CallFunctionObjArgs(self.same, found, each.value, nullptr);
-    answer = equal ? PyObject_IsTrue(equal) : -1;
-    Py_XDECREF(equal);
-  }
+  const int answer = is_same(self.same, found, each.value);
   Py_DECREF(found);
   return answer;
+}
+
+// The same for all conditions on dictionaries, of which those are asked that may not be as they were.
+int dictionaries_hold(Conditions &self) {
+  if (self.are_as_asked) return 1;
+  self.are_as_asked = true;  // what runs meanwhile may change that again
+  bool are_watched = true;
+  for (Dictionary &each : *self.dictionaries) {
+    are_watched &= each.is_watched;
+    if (is_as_asked(each)) continue;
+    for (const Condition &condition : each.conditions)
+      if (const int answer = holds(self, condition); answer <= 0) {
+        self.are_as_asked = each.is_as_asked = false;
+        each.version = 0;
+        return answer;
+      }
+  }
+  self.are_as_asked &= are_watched;
+  return 1;
 }
 
 bool lies_there(const Layout &each) {
   const at::Tensor &tensor = THPVariable_Unpack(each.tensor);
   return tensor.mutable_data_ptr() == each.address && tensor.sizes() == at::IntArrayRef(each.sizes) &&
-         tensor.strides() == at::IntArrayRef(each.strides);
+         tensor.strides() == at::IntArrayRef(each.strides) && tensor.scalar_type() == each.dtype;
 }
 
 // False where an error says that something is not there any more; null for any other error.
@@ -100,12 +192,11 @@ PyObject *ask(PyObject *object, PyObject *const *, size_t count, PyObject *names
     PyErr_SetString(PyExc_TypeError, "conditions take no arguments");
     return nullptr;
   }
-  const auto &self = *reinterpret_cast<Conditions *>(object);
-  for (size_t at = 0; at < self.all->size(); ++at) {
-    const int answer = holds(self, (*self.all)[at]);
-    if (answer < 0) return gone();
-    if (!answer) Py_RETURN_FALSE;
-  }
+  auto &self = *reinterpret_cast<Conditions *>(object);
+  int answer = dictionaries_hold(self);
+  for (size_t at = 0; answer == 1 && at < self.others->size(); ++at) answer = holds(self, (*self.others)[at]);
+  if (answer < 0) return gone();
+  if (!answer) Py_RETURN_FALSE;
   try {
     for (const Layout &each : *self.layouts)
       if (!lies_there(each)) Py_RETURN_FALSE;
@@ -122,6 +213,15 @@ bool fill(std::vector<int64_t> &numbers, PyObject *given) {
   return !PyErr_Occurred();
 }
 
+// True for the dictionary of an object's variables, where nothing stands between.
+bool are_variables(const Condition &each) {
+  if (!PyUnicode_Check(each.key) || PyUnicode_CompareWithASCIIString(each.key, "__dict__")) return false;
+  PyObject *found = PyObject_GenericGetDict(each.owner, nullptr);
+  if (!found) PyErr_Clear();
+  Py_XDECREF(found);
+  return found == each.value;
+}
+
 // Conditions(same, [(place, owner, key, value), ...], [(tensor, address, sizes, strides), ...])
 PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   PyObject *same, *places, *tensors;
@@ -130,8 +230,10 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   if (!self) return nullptr;
   self->call = ask;
   self->same = Py_NewRef(same);
-  self->all = new std::vector<Condition>;
+  self->others = new std::vector<Condition>;
+  self->dictionaries = new std::vector<Dictionary>;
   self->layouts = new std::vector<Layout>;
+  std::unordered_map<PyObject *, size_t> known;
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(places); ++at) {
     Condition each;
     int place;
@@ -140,8 +242,18 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
       return nullptr;
     }
     each.place = static_cast<Place>(place);
+    if (each.place == Place::attribute && are_variables(each)) each.place = Place::variables;
     for (PyObject *held : {each.owner, each.key, each.value}) Py_INCREF(held);
-    self->all->push_back(each);
+    if ((each.place != Place::item && each.place != Place::length) || !PyDict_CheckExact(each.owner)) {
+      self->others->push_back(each);
+      continue;
+    }
+    const auto [found, is_new] = known.emplace(each.owner, self->dictionaries->size());
+    if (is_new) {
+      self->dictionaries->push_back({each.owner});
+      watch(*self, found->second);
+    }
+    (*self->dictionaries)[found->second].conditions.push_back(each);
   }
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(tensors); ++at) {
     PyObject *held, *sizes, *strides;
@@ -157,6 +269,7 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
       Py_DECREF(self);
       return nullptr;
     }
+    each.dtype = THPVariable_Unpack(held).scalar_type();
     each.tensor = Py_NewRef(held);
     each.address = reinterpret_cast<void *>(address);
     self->layouts->push_back(std::move(each));
@@ -168,12 +281,19 @@ int traverse(PyObject *object, visitproc visit, void *arg) {
   auto *self = reinterpret_cast<Conditions *>(object);
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->same);
-  if (self->all)
-    for (const Condition &each : *self->all) {
+  const auto visit_all = [&](const std::vector<Condition> &all) {
+    for (const Condition &each : all) {
       Py_VISIT(each.owner);
       Py_VISIT(each.key);
       Py_VISIT(each.value);
     }
+    return 0;
+  };
+  if (self->others)
+    if (const int answer = visit_all(*self->others)) return answer;
+  if (self->dictionaries)
+    for (const Dictionary &each : *self->dictionaries)
+      if (const int answer = visit_all(each.conditions)) return answer;
   if (self->layouts)
     for (const Layout &each : *self->layouts) Py_VISIT(each.tensor);
   return 0;
@@ -184,7 +304,12 @@ int clear(PyObject *object) {
   Py_CLEAR(self->same);
   std::vector<Condition> all;
   std::vector<Layout> layouts;
-  if (self->all) all.swap(*self->all);  // whatever runs while references go finds none
+  if (self->others) all.swap(*self->others);  // whatever runs while references go finds none
+  if (self->dictionaries) {
+    unwatch(*self);
+    for (const Dictionary &each : *self->dictionaries) all.insert(all.end(), each.conditions.begin(), each.conditions.end());
+    self->dictionaries->clear();
+  }
   if (self->layouts) layouts.swap(*self->layouts);
   for (const Condition &each : all)
     for (PyObject *held : {each.owner, each.key, each.value}) Py_DECREF(held);
@@ -196,7 +321,8 @@ void destroy(PyObject *object) {
   PyObject_GC_UnTrack(object);
   clear(object);
   auto *self = reinterpret_cast<Conditions *>(object);
-  delete self->all;
+  delete self->others;
+  delete self->dictionaries;
   delete self->layouts;
   PyTypeObject *type = Py_TYPE(object);
   type->tp_free(object);

@@ -75,14 +75,8 @@ int matches(const Form &self, const Node &node, PyObject *value, PyObject *tenso
   switch (node.kind) {
     case Node::Kind::identity:
       return value == node.value;
-    case Node::Kind::plain: {
-      if (value == node.value) return 1;
-      if (Py_TYPE(value) != Py_TYPE(node.value)) return 0;
-      PyObject *equal = PyObject_CallFunctionObjArgs(self.same, value, node.value, nullptr);
-      const int answer = equal ? PyObject_IsTrue(equal) : -1;
-      Py_XDECREF(equal);
-      return answer;
-    }
+    case Node::Kind::plain:
+      return is_same(self.same, value, node.value);
     case Node::Kind::tensor:
       return matches_tensor(node, value, tensors);
     case Node::Kind::sequence:

@@ -121,6 +121,40 @@ def test_a_change_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert holds.call() is False
 
 
+WRITES: dict[str, Callable[[dict[str, int]], object]] = {
+    "an item": lambda d: d.__setitem__("a", 5),
+    "a deleted item": lambda d: d.__delitem__("a"),
+    "pop": lambda d: d.pop("a"),
+    "popitem": lambda d: d.popitem(),
+    "clear": lambda d: d.clear(),
+    "update": lambda d: d.update(a=5),
+    "or": lambda d: d.__ior__({"a": 5}),
+    "setdefault": lambda d: d.setdefault("c", 1),
+}
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("write", list(WRITES))
+def test_a_dictionary_is_watched_by_each_that_asks(write: str) -> None:
+    held = {"a": 1000, "b": 2000}
+    asks = []
+    for _ in range(3):
+        asked = Conditions()
+        asked.sizes([held])
+        for key in held:
+            asked.item(held, key)
+        asks.append(asked.function())
+    assert all(each.call() for each in asks)
+    del asks[1]
+    for _ in range(2):
+        WRITES[write](held)
+        assert [each.call() for each in asks] == [False, False]
+        assert [each.call() for each in asks] == [False, False]
+        held.clear()
+        held.update(a=1000, b=2000)
+        assert all(each.call() for each in asks)
+
+
 @pytest.mark.usefixtures("way")
 def test_a_name_that_is_a_word_of_python() -> None:
     owner, asked = SimpleNamespace(**{"lambda": 1}), Conditions()
