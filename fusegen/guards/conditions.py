@@ -81,10 +81,8 @@ class Conditions:
         if inside is None or is_a(value, Tensor) or (id(value), None) in self._known:
             return
         self._known.add((id(value), None))
-        if not inside and hasattr(value, "__len__") and not len(value):
+        if not inside and isinstance(value, list | tuple | dict | set | frozenset):
             self._places.append((Slot(value, Kind.LENGTH), 0))
-        elif not inside:
-            self.holds(matcher(value), value)
         elif isinstance(value, list | tuple | dict) and len(value) <= _MOST and (keys := _keys(value)) is not None:
             self._places.append((Slot(value, Kind.LENGTH), len(value)))
             for key in keys:

@@ -32,12 +32,6 @@ inline int is_same(PyObject *same, PyObject *one, PyObject *other) {
   if (one == other) return 1;
   if (Py_TYPE(one) != Py_TYPE(other)) return 0;
   if (PyLong_CheckExact(one) || PyUnicode_CheckExact(one)) return PyObject_RichCompareBool(one, other, Py_EQ);
-  if (PyTuple_CheckExact(one)) {
-    int answer = PyTuple_GET_SIZE(one) == PyTuple_GET_SIZE(other);
-    for (Py_ssize_t at = 0; answer == 1 && at < PyTuple_GET_SIZE(one); ++at)
-      answer = is_same(same, PyTuple_GET_ITEM(one, at), PyTuple_GET_ITEM(other, at));
-    return answer;
-  }
   PyObject *equal = PyObject_CallFunctionObjArgs(same, one, other, nullptr);
   const int answer = equal ? PyObject_IsTrue(equal) : -1;
   Py_XDECREF(equal);

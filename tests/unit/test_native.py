@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -48,6 +49,7 @@ class Owner:
         self.held: dict[str, Any] = {"a": 1.0, "b": [1, 2], "c": {"x", "y"}, "d": None, "tensor": self.tensor}
         self.held["proxy"] = weakref.proxy(self.tensor)
         self.held["nested"] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        self.held |= {"array": np.arange(3.0), "number": np.array(1.0), "bytes": bytearray(b"ab"), "empty": set(), "order": (1, 2)}
         self.linear = nn.Linear(2, 2)
         self.other = nn.Linear(2, 2)
         local = 3
@@ -86,6 +88,11 @@ CHANGES: dict[str, Callable[[Owner], object]] = {
     "a value of another type": lambda o: o.held.update(a=1),
     "a list's element": lambda o: o.held["b"].append(3),
     "a set's element": lambda o: o.held["c"].add("z"),
+    "a set's first element": lambda o: o.held["empty"].add(1),
+    "an array's element": lambda o: o.held["array"].__setitem__(1, 5.0),
+    "an array's number": lambda o: o.held["number"].fill(5.0),
+    "a byte": lambda o: o.held["bytes"].append(1),
+    "another tuple": lambda o: o.held.update(order=(2, 1)),
     "no longer None": lambda o: o.held.update(d=0),
     "gone": lambda o: o.held.pop("d"),
     "one more": lambda o: o.held.update(e=1),
@@ -115,7 +122,7 @@ def test_a_change_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Owner, "named", 1)
     owner = Owner()
     holds = conditions(owner)
-    owner.held["a"] = float("1")  # an equal one
+    owner.held |= {"a": float("1"), "order": tuple([1, 2])}  # equal ones
     assert holds.call() is True
     CHANGES[change](owner)
     assert holds.call() is False
