@@ -90,8 +90,8 @@ class Call:
 
 
 class _Argument(IntEnum):
-    """How the native module compares an argument: as an object, a plain value, a tensor of a layout, a list or a tuple, a
-    dictionary, or a cache of a class."""
+    """The ways in which the native module compares an argument: as an object, a plain value, a tensor of a layout, a list or a
+    tuple, a dictionary, or a cache of a class."""
 
     IDENTITY = 0
     PLAIN = 1

@@ -44,6 +44,12 @@ struct Conditions {
   std::vector<Condition> *others;
   std::vector<Dictionary> *dictionaries;
   std::vector<Layout> *layouts;
+
+  void release() {
+    delete others;
+    delete dictionaries;
+    delete layouts;
+  }
 };
 
 #if PY_VERSION_HEX < 0x030C0000
@@ -317,18 +323,6 @@ int clear(PyObject *object) {
   return 0;
 }
 
-void destroy(PyObject *object) {
-  PyObject_GC_UnTrack(object);
-  clear(object);
-  auto *self = reinterpret_cast<Conditions *>(object);
-  delete self->others;
-  delete self->dictionaries;
-  delete self->layouts;
-  PyTypeObject *type = Py_TYPE(object);
-  type->tp_free(object);
-  Py_DECREF(type);
-}
-
 }  // namespace
 
-PyObject *conditions_type() { return callable_type<Conditions>("fusegen_native.Conditions", make, traverse, clear, destroy); }
+PyObject *conditions_type() { return callable_type<Conditions, clear>("fusegen_native.Conditions", make, traverse); }

@@ -26,6 +26,11 @@ struct Form {
   vectorcallfunc call;
   PyObject *same;
   Node *positional, *named;
+
+  void release() {
+    delete positional;
+    delete named;
+  }
 };
 
 // 1 where a value is as a node says, 0 where it is not, -1 with an error.
@@ -200,17 +205,6 @@ int clear(PyObject *object) {
   return 0;
 }
 
-void destroy(PyObject *object) {
-  PyObject_GC_UnTrack(object);
-  clear(object);
-  auto *self = reinterpret_cast<Form *>(object);
-  delete self->positional;
-  delete self->named;
-  PyTypeObject *type = Py_TYPE(object);
-  type->tp_free(object);
-  Py_DECREF(type);
-}
-
 }  // namespace
 
-PyObject *form_type() { return callable_type<Form>("fusegen_native.Form", make, traverse, clear, destroy); }
+PyObject *form_type() { return callable_type<Form, clear>("fusegen_native.Form", make, traverse); }

@@ -11,8 +11,17 @@
 // A type whose objects are called, and looked through by the garbage collector.
 //
 // Object: begins with `PyObject_HEAD`, and has a `vectorcallfunc call`, which `make` sets.
-template <typename Object>
-PyObject *callable_type(const char *name, newfunc make, traverseproc traverse, inquiry clear, destructor destroy) {
+// `clear` lets go of all references, and `release` of the memory behind `Object`.
+template <typename Object, inquiry clear>
+PyObject *callable_type(const char *name, newfunc make, traverseproc traverse) {
+  const destructor destroy = [](PyObject *object) {
+    PyObject_GC_UnTrack(object);
+    clear(object);
+    reinterpret_cast<Object *>(object)->release();
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+  };
   static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Object, call), READONLY, nullptr},
                                   {nullptr, 0, 0, 0, nullptr}};
   PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void *>(make)},

@@ -1,4 +1,4 @@
-"""What tests of the command line share."""
+"""Fixtures of tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from fusegen.cli.main import main
 from fusegen.compiler.passes import forget_programs
 from fusegen.emit import primitives
 from fusegen.emit.environment import environment
+from fusegen.graphs import graphed, recording
 from fusegen.settings import settings
 from tests.unit.commands import Result, Run
+from tests.unit.tapes import Tapes
 
 
 @pytest.fixture
@@ -26,6 +28,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return Result(code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def tapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records and replays calls on the CPU."""
+    monkeypatch.setattr(recording, "GraphPool", Tapes)
+    monkeypatch.setattr(graphed, "DEVICE", "cpu")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import native
-from fusegen.graphs import graphed, recording
+from fusegen.graphs import recording
 from tests.unit.patching.models import IDS, small_model
 from tests.unit.tapes import Reruns, Tapes
 
@@ -27,10 +27,7 @@ FACTOR = 2.0
 SETTINGS = {"bias": 1.0}
 
 
-@pytest.fixture(autouse=True)
-def _tapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "GraphPool", Tapes)
-    monkeypatch.setattr(graphed, "DEVICE", "cpu")
+pytestmark = pytest.mark.usefixtures("tapes")
 
 
 @pytest.fixture
@@ -351,75 +348,6 @@ def test_a_result_that_cannot_be_filled_again() -> None:
     for _ in range(3):
         assert torch.equal(run(torch.eye(3)).y, torch.eye(3) + 1)
     assert "its result holds a SimpleNamespace" in str(run)
-
-
-def _training(kind: str, number: int, wrap: Callable[..., Any]) -> tuple[list[float], Any]:
-    """Losses of some steps."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-    def train(x: Tensor) -> Tensor:
-        if kind not in ("zeroed at the end", "zeroed outside", "accumulated"):
-            optimizer.zero_grad()
-        loss: Tensor = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        if kind == "zeroed at the end":
-            optimizer.zero_grad()
-        if kind == "scheduler inside":
-            scheduler.step()
-        return loss
-
-    run, losses = wrap(train), []
-    torch.manual_seed(1)
-    for n in range(number):
-        losses.append(run(torch.full((2 + n % 2 if kind == "two sizes" else 3, 4), 0.1 * n)).item())
-        if kind == "zeroed outside":
-            optimizer.zero_grad()
-        if kind == "loaded" and n == 4:
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            optimizer.param_groups[0]["lr"] = 0.3
-        if kind == "scheduler outside" and n % 4 == 3:
-            scheduler.step()
-    return losses, run
-
-
-_RECORDED = {
-    "zeroed": 1,
-    "zeroed at the end": 1,
-    "zeroed outside": 1,
-    "accumulated": 1,
-    "two sizes": 2,
-    "loaded": 2,
-    "scheduler outside": 3,
-    "scheduler inside": 0,
-}
-
-
-@pytest.mark.parametrize("kind", list(_RECORDED))
-def test_a_training_step_is_one_graph(kind: str) -> None:
-    expected, _ = _training(kind, 10, lambda train: train)
-    losses, run = _training(kind, 10, fg.graph_step)
-    assert losses == expected, run
-    assert run.recorded == _RECORDED[kind], run
-
-
-def test_one_more_recording_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = nn.Linear(4, 4)
-    run = fg.cuda_graph(module)
-    x = torch.ones(2, 4)
-    run(x)
-    waiting = run(x)
-
-    def fails(*_: object) -> None:
-        raise torch.OutOfMemoryError("no memory is left")
-
-    monkeypatch.setattr(Tapes, "record_saving", fails)
-    (run(x) + waiting).sum().backward()
-    assert torch.equal(module.weight.grad, torch.full((4, 4), 4.0))
-    assert "no memory is left" in str(run)
 
 
 def test_a_module_that_is_thawed_gets_gradients() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import weakref
 from collections.abc import Callable, Sequence
@@ -414,3 +415,74 @@ def test_a_module_holds_other_tensors_while_it_is_recorded() -> None:
         tensors, _ = made(seed)
         expected = step(lambda given: module(given[0]) * given[1], tensors, parameters)
         assert_equal(step(lambda given: recording(given, ()), tensors, parameters), expected)
+
+
+def _training(kind: str, number: int, wrap: Callable[..., Any]) -> tuple[list[float], Any]:
+    """Losses of some steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def train(x: Tensor) -> Tensor:
+        if kind not in ("zeroed at the end", "zeroed outside", "accumulated"):
+            optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        if kind == "zeroed at the end":
+            optimizer.zero_grad()
+        if kind == "scheduler inside":
+            scheduler.step()
+        return loss
+
+    run, losses = wrap(train), []
+    torch.manual_seed(1)
+    for n in range(number):
+        losses.append(run(torch.full((2 + n % 2 if kind == "two sizes" else 3, 4), 0.1 * n)).item())
+        if kind == "zeroed outside":
+            optimizer.zero_grad()
+        if kind == "loaded" and n == 4:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            optimizer.param_groups[0]["lr"] = 0.3
+        if kind == "scheduler outside" and n % 4 == 3:
+            scheduler.step()
+    return losses, run
+
+
+_RECORDED = {
+    "zeroed": 1,
+    "zeroed at the end": 1,
+    "zeroed outside": 1,
+    "accumulated": 1,
+    "two sizes": 2,
+    "loaded": 2,
+    "scheduler outside": 3,
+    "scheduler inside": 0,
+}
+
+
+@pytest.mark.usefixtures("tapes")
+@pytest.mark.parametrize("kind", list(_RECORDED))
+def test_a_training_step_is_one_graph(kind: str) -> None:
+    expected, _ = _training(kind, 10, lambda train: train)
+    losses, run = _training(kind, 10, fg.graph_step)
+    assert losses == expected, run
+    assert run.recorded == _RECORDED[kind], run
+
+
+@pytest.mark.usefixtures("tapes")
+def test_one_more_recording_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Linear(4, 4)
+    run = fg.cuda_graph(module)
+    x = torch.ones(2, 4)
+    run(x)
+    waiting = run(x)
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(Tapes, "record_saving", fails)
+    (run(x) + waiting).sum().backward()
+    assert torch.equal(module.weight.grad, torch.full((4, 4), 4.0))
+    assert "no memory is left" in str(run)
