@@ -26,6 +26,7 @@ from fusegen.errors import UnsupportedError
 from fusegen.guards import Conditions, Kind, Read, Slot, State, cell_contents
 from fusegen.lang.running import is_tracing
 from fusegen.native import Choice
+from fusegen.runtime.executable import Executable
 
 T = TypeVar("T")
 Variables: TypeAlias = Mapping[str, Any]
@@ -43,6 +44,8 @@ _KEPT_ELSEWHERE = (Tensor, nn.Module, torch.optim.Optimizer)
 _CONTAINERS = (dict, list, set, deque)
 _CALL = nn.Module._call_impl.__code__
 _MOST = 64  # values in a container
+_MAKES = Executable.first.__code__
+"""Code that traces, lays out and compiles a kernel."""
 _CALLS = (_OWN, nn.Module.__call__.__code__.co_filename)
 """Code that calls modules: it reads their hooks, which are refused elsewhere."""
 
@@ -388,20 +391,22 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
     modules = _all_modules(roots)
     known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
     before, collections = sys.getprofile(), _Collections()
+    made = 0  # kernels that are being made: what compiles them, other libraries too, is no part of the run
 
     def event(frame: FrameType, kind: Any, result: object) -> None:
+        nonlocal made
         if callable(before):
             before(frame, kind, result)
         code = frame.f_code
+        if code is _MAKES and kind in ("call", "return"):
+            made += 1 if kind == "call" else -1
         if kind == "return" and result is not None and State.NAME in frame.f_globals:
             state = frame.f_globals[State.NAME]()
             reads.states[id(state)] = state
         if kind == "call" and code is _CALL and id(frame.f_locals.get("self")) not in known and not is_tracing():
             reads.unknown = frame.f_locals["self"]
-        if (
-            kind != "call" or code.co_filename.startswith(_CALLS) or collections.are_running or is_tracing()
-        ):  # a kernel's state knows its trace's reads
-            return
+        if kind != "call" or code.co_filename.startswith(_CALLS) or collections.are_running or made or is_tracing():
+            return  # a kernel's state knows its trace's reads
         is_of_file = "__name__" in frame.f_globals  # not a function that was written for a kernel
         if code not in seen and is_of_file and not code.co_filename.startswith(OF_OTHERS):
             reads.names.update(code.co_names)

@@ -11,6 +11,7 @@ from functools import partial
 from operator import is_
 from threading import get_ident
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class GraphPool:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.standing: list[Any] = []
-        self._parts = {key: torch.cuda.graph_pool_handle() for key in ("passing", "saving")}
+        self._passing, self._saving = _Part(), _Part()
         self._handed: dict[object, Tensor] = {}
         self._lock = new_lock()
         self._stream: torch.cuda.Stream | None = None
@@ -47,15 +48,15 @@ class GraphPool:
     def record(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """A function that replays what a run launches, and the run's result, whose tensors each replay fills: they are taken away
         before another graph is replayed."""
-        return self._recorded_in("passing", run)
+        return self._recorded(run, self._passing)
 
     def record_saving(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """The same for a run that saves values for later: a replay may overwrite those of graphs that were recorded after it."""
-        return self._recorded_in("saving", run)
+        return self._recorded(run, self._saving)
 
     def record_alone(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """The same for a run whose memory is its own, so that no other graph overwrites any of it."""
-        return self._recorded(run, torch.cuda.graph_pool_handle())
+        return self._recorded(run, _Part())
 
     def unowned(self, tensor: Tensor) -> Tensor:
         """A tensor of the same memory that does not keep it, which may then serve other graphs of the pool."""
@@ -73,31 +74,25 @@ class GraphPool:
             self._handed[key] = torch.zeros_like(like, requires_grad=False)
         return self._handed[key]
 
-    def _recorded_in(self, part: str, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        try:
-            return self._recorded(run, self._parts[part])
-        except BaseException:
-            # The allocator may hold a part whose only capture failed for one that nothing uses any more, and refuses it.
-            self._parts[part] = torch.cuda.graph_pool_handle()
-            raise
-
-    def _recorded(self, run: Callable[[], T], pool: Any) -> tuple[Callable[[], None], T]:
-        graph = torch.cuda.CUDAGraph()
-        capture = torch.cuda.graph(graph, pool, self._side, capture_error_mode="thread_local")
+    def _recorded(self, run: Callable[[], T], part: _Part) -> tuple[Callable[[], None], T]:
+        others, graph = part.users(), torch.cuda.CUDAGraph()
+        capture = torch.cuda.graph(graph, part.handle, self._side, capture_error_mode="thread_local")
         try:
             with no_collection(), self.aside(), constants_on_device(), capture:
                 result = run()
         except BaseException:
-            self._end_capture(pool)
+            self._end_capture(part)
             raise
+        part.graphs.add(graph)
+        del others  # none of them may go before: the allocator counts the graphs of a part
         return graph.replay, result
 
-    def _end_capture(self, pool: Any) -> None:
-        """Ends what torch leaves open behind a capture that was invalidated: its allocator still serves the pool, and its generator
-        refuses to draw, until a capture succeeds."""
-        for close in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-            with suppress(RuntimeError):  # it was closed
-                close(self.device.index, pool)
+    def _end_capture(self, part: _Part) -> None:
+        """Ends what torch leaves open behind a capture that was invalidated: its allocator serves the part, counts a graph
+        there, and its generator refuses to draw, until a capture succeeds."""
+        with suppress(RuntimeError):  # it was closed: the graph is counted out when it goes
+            torch._C._cuda_endAllocateToPool(self.device.index, part.handle)
+            torch._C._cuda_releasePool(self.device.index, part.handle)
         with self.aside(), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._side, capture_error_mode="thread_local"):
             torch.empty(1, device=self.device).zero_()
 
@@ -119,6 +114,27 @@ class GraphPool:
                 stream.wait_stream(self._stream)
             self._stream = stream
             yield
+
+
+class _Part:
+    """A part of a pool, in which graphs are recorded.
+
+    Attributes:
+        handle: by which torch's allocator knows it.
+        graphs: that use it.
+    """
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        self.graphs = WeakSet[torch.cuda.CUDAGraph]()
+
+    def users(self) -> list[torch.cuda.CUDAGraph]:
+        """The graphs that use it. Where there are none, it is another part from now on: the allocator refuses one that graphs have
+        used and that none uses any more, as long as a tensor lies there."""
+        users = list(self.graphs)
+        if not users:
+            self.handle = torch.cuda.graph_pool_handle()
+        return users
 
 
 class _Memory:

@@ -249,6 +249,26 @@ def test_a_function_that_cannot_be_recorded_spares_the_next() -> None:
     assert graphed.recorded == 1
 
 
+def test_graphs_are_recorded_again_when_none_is_left() -> None:
+    """Workspaces of libraries, which were made in a recording, still lie where the graphs before did."""
+
+    def run(x: Tensor, fails: bool) -> Tensor:
+        y = x @ x
+        if fails and torch.cuda.is_current_stream_capturing():
+            raise ValueError("behind the launch")
+        return y
+
+    graphed = fg.cuda_graph(run)
+    x = torch.ones(64, 64, device="cuda")
+    for _ in range(3):
+        for fails in (False, True, False):
+            for _ in range(3):
+                assert torch.equal(graphed(x, fails), torch.full_like(x, 64))
+        assert graphed.recorded == 1, graphed
+        graphed.forget()
+        torch.randn(4, device="cuda")  # torch can draw
+
+
 def test_weights_that_move_or_change() -> None:
     model = _model("Llama").eval()
     fg.patch(model, cuda_graphs=True)

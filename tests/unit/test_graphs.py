@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen import native
+from fusegen.compiler.dispatch import Dispatcher
 from fusegen.graphs import recording
 from tests.unit.patching.models import IDS, small_model
 from tests.unit.tapes import Reruns, Tapes
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("tapes")
 
 @pytest.fixture
 def reruns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For kernels, whose launches no tape sees."""
+    """For kernels, whose launches no tape sees; named behind `tapes`, whose recorder it replaces."""
     monkeypatch.setattr(recording, "GraphPool", Reruns)
 
 
@@ -249,7 +250,7 @@ def test_the_collector_is_no_part_of_a_call() -> None:
     assert (run.recorded, run.replayed) == (1, 3)
 
 
-@pytest.mark.usefixtures("reruns")
+@pytest.mark.usefixtures("tapes", "reruns")
 def test_what_a_kernel_read_is_seen() -> None:
     """A layer that is a kernel runs none of its code."""
     model = small_model("Llama")
@@ -269,6 +270,25 @@ def test_what_a_kernel_read_is_seen() -> None:
     layers[0].mlp.act_fn = nn.ReLU()
     counts += [recorded(), recorded()]
     assert counts[0] == counts[1] < counts[2] == counts[3] < counts[4] == counts[5]
+
+
+@pytest.mark.usefixtures("tapes", "reruns")
+def test_what_makes_a_kernel_is_no_part_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Dispatcher.bind
+
+    def bind(dispatcher: Dispatcher, values: Any) -> Any:
+        _ = SimpleNamespace(data=0).data  # as a library does that compiles templates
+        return original(dispatcher, values)
+
+    monkeypatch.setattr(Dispatcher, "bind", bind)
+    held = SimpleNamespace(kernel=fg.kernel(lambda x: x + 1))
+    graphed = fg.cuda_graph(lambda x: held.kernel(x))
+    x = torch.ones(3)
+    graphed(x)
+    held.kernel = fg.kernel(lambda x: x + 2)  # made while the call is recorded
+    for _ in range(2):
+        assert torch.equal(graphed(x), x + 2)
+    assert (graphed.recorded, graphed.replayed) == (1, 2), graphed
 
 
 def test_caches_that_take_turns() -> None:
