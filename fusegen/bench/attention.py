@@ -89,7 +89,7 @@ def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> Ca
     """A call of the kernel, with our attention whatever is expected of it."""
     (variant, sizes), device = variant_of(kernel, tensors), tensors[0].device
     program = machine_of(device).bound(variant.in_form(variant.alternatives.whole.at(sizes)), sizes, device)
-    return partial(program, tensors, {})
+    return partial(program.call, tensors, {})
 
 
 if __name__ == "__main__":

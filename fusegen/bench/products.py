@@ -25,7 +25,7 @@ from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.forms import Choose, Forms
 from fusegen.files import write_atomically
-from fusegen.runtime.straight import Run
+from fusegen.runtime.instructions import Runner
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.heuristics.contraction import candidates, shape_of
 from fusegen.schedule.plan import ContractionPlan
@@ -161,11 +161,11 @@ def measure(
                 arguments = make(rows, columns, depth, device)
                 for plan, program in _programs(kernel, arguments[0]):
                     chosen = (plan.consumers, plan.tile_n) if plan else (None, None)
-                    time = _microseconds([partial(program, each, {}) for each in arguments])
+                    time = _microseconds([partial(program.call, each, {}) for each in arguments])
                     yield Measured(kernel.function.__name__, rows, columns, depth, products, chosen[0], chosen[1], time)
 
 
-def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, Run]]:
+def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Iterator[tuple[ContractionPlan | None, Runner]]:
     """The kernel as it is with each plan, and by the library."""
     device = arguments[0].device
     machine, (variant, sizes) = machine_of(device), variant_of(kernel, arguments)

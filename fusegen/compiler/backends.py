@@ -17,12 +17,13 @@ from fusegen.compiler.emulator import EARLY, Timing
 from fusegen.compiler.extension import bound_extension
 from fusegen.compiler.host_launch import host_kernels
 from fusegen.errors import LaunchError
+from fusegen.extension.native import ensure_native
 from fusegen.jit import nvrtc
 from fusegen.lang.run import Structure
 from fusegen.program.call import KernelLaunch
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, PutTogether, bound_call
-from fusegen.runtime.straight import Run
+from fusegen.runtime.instructions import Runner
 from fusegen.settings import Compiler, settings
 from fusegen.source import Source
 from fusegen.target import Target
@@ -62,7 +63,7 @@ class Machine:
     prepare: Callable[[Sequence[Source]], object] = lambda _: None
     compiler: Compiler = "nvrtc"
 
-    def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Run:
+    def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Runner:
         """The program of a graph for exact sizes: the same for all functions that are traced to it."""
         key = (self.compiler, self.backend, device, str(compiled.structure), *sizes.items())
         known = compiled.program.bound
@@ -70,12 +71,13 @@ class Machine:
             if len(known) >= _MOST_BOUND:
                 known.clear()
             known[key] = self._bound(compiled, sizes, device)
-        run: Run = known[key]
-        return run
+        found: Runner = known[key]
+        return found
 
-    def _bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Run:
+    def _bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Runner:
         if self.compiler == "extension":
             return bound_extension(compiled, builder(compiled.structure), sizes, self.target)
+        ensure_native()
         call = compiled.program.call
         kernels = self.kernels(compiled.sources, call.launches)
         return bound_call(call, builder(compiled.structure), sizes, device, self.backend, kernels, compiled.traced.name)

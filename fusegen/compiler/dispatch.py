@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -33,6 +34,7 @@ from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.arguments import check, check_memory, check_plain, check_values
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program
 from fusegen.runtime.executable import Executable, Found, Plan
+from fusegen.runtime.instructions import Runner, Scalars
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node
 from fusegen.runtime.pairs import in_pairs, is_complex, of_pairs
@@ -46,6 +48,17 @@ from fusegen.threads import cached_property, new_lock
 RecordedCall: TypeAlias = Callable[["Dispatcher", Sequence[Any], Mapping[str, Any]], Any]
 
 _MOST_LAYOUTS = 64  # of arguments that hold tensors, which a kernel remembers
+
+
+@dataclass(frozen=True)
+class _WithoutHistory:
+    """A call of which autograd records nothing."""
+
+    runner: Runner
+
+    def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
+        with torch.no_grad():
+            return self.runner.call(tensors, scalars)
 
 
 class Dispatcher(Plan):
@@ -129,7 +142,7 @@ class Dispatcher(Plan):
                 return self._as_torch_does(values, args, kwargs)
             found = self.executable.found(values)
         program, hidden = found
-        return program(values, hidden) if program.plain is None else program.plain(values, NO_SCALARS)
+        return program(values, hidden) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
     def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
         """The dispatcher of a call with pairs of real numbers in place of complex tensors, and the arguments."""
@@ -280,7 +293,7 @@ class Dispatcher(Plan):
         """
         sizes = self.variants.sizes(variant, values, hidden)
         program = machine_of(device, self._compiler).bound(variant, sizes, device)
-        program = torch.no_grad()(program) if without_history else program
+        program = _WithoutHistory(program) if without_history else program
         facts = Facts(variant.program.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
         return Bound(program, facts, self._by_value(variant), variant.state, hidden)
 

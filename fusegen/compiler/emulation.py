@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,8 @@ from fusegen.compiler.emulated_maps import encode
 from fusegen.compiler.emulator import EARLY, Buffer, EmulatedSource, Timing, emulate, load_emulated
 from fusegen.errors import IndexRangeError
 from fusegen.program import call
-from fusegen.runtime.execute import Backend, out_of_range
-from fusegen.runtime.straight import Writer
+from fusegen.runtime.execute import Backend, Binder, out_of_range
+from fusegen.runtime.instructions import Do, Scalars, integer
 from fusegen.source import Source
 
 
@@ -35,29 +35,39 @@ class EmulatorBackend(Backend):
     def __init__(self, timing: Timing = EARLY) -> None:
         self.timing = timing
 
-    def write_launch(self, writer: Writer, launch: call.KernelLaunch, kernel: Any) -> None:
+    def add_launch(self, binder: Binder, launch: call.KernelLaunch, kernel: Any) -> None:
         """A call of the emulator, which is told of all memory that the kernel may touch."""
-        grid = launch.grid(writer.sizes)
+        grid = launch.grid(binder.sizes)
         if not grid:
             return
         shape = partial(emulate, grid=grid, block=launch.block, cluster=launch.cluster, shared_bytes=launch.shared_bytes)
         run = partial(shape, kernel, overlaps=launch.overlaps, timing=self.timing)
-        names = {spec.key: spec.name for spec in writer.call.buffers}
+        names = {spec.key: spec.name for spec in binder.call.buffers}
 
-        def step(arguments: Sequence[Any], *given: Tensor) -> None:
-            touched = zip(given, launch.touched.items(), strict=True)
+        def step(tensors: Sequence[Tensor], scalars: Scalars) -> None:
+            given = dict(zip(launch.touched, tensors, strict=True))
+            maps = [encode(spec, given[spec.buffer], sizes=binder.sizes) for spec in launch.tensor_maps]
+            arguments = [_value(argument, given, maps, binder.sizes, scalars) for argument in launch.arguments]
+            buffers = [Buffer.of(names[key], given[key], writable=written) for key, written in launch.touched.items()]
             try:
-                run(arguments=arguments, buffers=[Buffer.of(names[key], t, writable=written) for t, (key, written) in touched])
+                run(arguments=arguments, buffers=buffers)
             except IndexRangeError as error:
-                raise out_of_range(error.what, writer.sizes) from None
+                raise out_of_range(error.what, binder.sizes) from None
 
-        maps = [self._map(writer, spec) for spec in launch.tensor_maps]
-        arguments, given = writer.arguments(launch.arguments, maps), [writer.tensor(key) for key in launch.touched]
-        writer.add(f"{writer.value(step, 'step')}([{', '.join(arguments)}], {', '.join(given)})")
+        binder.add(Do(step, tuple(map(binder.tensor, launch.touched))))
 
-    def _map(self, writer: Writer, spec: call.TensorMapSpec) -> str:
-        """The address of a tensor map, which is made anew in each call."""
-        writer.known(addressof=ctypes.addressof)
-        make = writer.value(partial(encode, spec, sizes=writer.sizes), "encode")
-        writer.add(f"map_of_{make} = {make}({writer.tensor(spec.buffer)})")
-        return f"addressof(map_of_{make})"
+
+def _value(
+    argument: call.LaunchArgument,
+    tensors: Mapping[int, Tensor],
+    maps: Sequence[ctypes.Structure],
+    sizes: Mapping[str, int],
+    scalars: Scalars,
+) -> float:
+    if isinstance(argument, call.PointerArgument):
+        return tensors[argument.buffer].data_ptr()
+    if isinstance(argument, call.MapArgument):
+        return ctypes.addressof(maps[argument.number])
+    if isinstance(argument, call.SizeArgument):
+        return argument.formula(sizes)
+    return float(scalars[argument.name]) if argument.is_float else integer(scalars[argument.name])

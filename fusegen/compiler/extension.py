@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
 from fusegen.program.call import Call
 from fusegen.runtime.execute import PutTogether
-from fusegen.runtime.straight import Run, Scalars, integer
+from fusegen.runtime.instructions import Runner, Scalars, integer
 from fusegen.schedule.names import plain, stride_name
 from fusegen.target import Backend, Target
 from fusegen.threads import new_lock
@@ -31,7 +32,7 @@ _operators: dict[tuple[Call, tuple[str, ...], str], tuple[Unit, Callable[..., An
 _lock = new_lock()
 
 
-def bound_extension(compiled: Compiled, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Run:
+def bound_extension(compiled: Compiled, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Runner:
     """A program for exact sizes, as a call of its operator.
 
     Args:
@@ -44,22 +45,31 @@ def bound_extension(compiled: Compiled, put_together: PutTogether | None, sizes:
         ToolNotFoundError, CompileError: it cannot be built.
     """
     unit, operator = _operator(compiled, target)
-    further = [sizes[name] for name in unit.sizes]
-    checks = any(launch.checks for launch in compiled.program.call.launches)
-    if put_together is None and not (further or unit.numbers or checks):
-        return lambda tensors, _: operator(*tensors)
+    return _Call(unit, operator, [sizes[name] for name in unit.sizes], put_together)
 
-    def run(tensors: Sequence[Tensor], scalars: Scalars) -> Any:
-        numbers = [float(scalars[name]) if is_float else integer(scalars[name]) for name, is_float in unit.numbers]
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of an operator.
+
+    Attributes:
+        sizes: that it is given.
+    """
+
+    unit: Unit
+    operator: Callable[..., Any]
+    sizes: Sequence[int]
+    put_together: PutTogether | None
+
+    def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
+        numbers = [float(scalars[name]) if is_float else integer(scalars[name]) for name, is_float in self.unit.numbers]
         try:
-            found = operator(*tensors, *further, *numbers)
+            found = self.operator(*tensors, *self.sizes, *numbers)
         except IndexError as error:
             raise _out_of_range(error) from None
-        if put_together is None:
+        if self.put_together is None:
             return found
-        return put_together([found] if isinstance(found, Tensor) else list(found or ()))
-
-    return run
+        return self.put_together([found] if isinstance(found, Tensor) else list(found or ()))
 
 
 def _operator(compiled: Compiled, target: Target) -> tuple[Unit, Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""A call as statements of C++: memory, addresses, steps, in the order of `runtime.straight`, with all sizes as expressions."""
+"""A call as statements of C++: memory, addresses, steps, in the order of `runtime.execute`, with all sizes as expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-#include "native.h"
+// One unit, since reading torch's headers takes longer than compiling what is here.
+
+#include "conditions.h"
+#include "executor.h"
+#include "form.h"
 
 PyMODINIT_FUNC PyInit_fusegen_native() {
   static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
@@ -7,7 +11,7 @@ PyMODINIT_FUNC PyInit_fusegen_native() {
   const struct {
     const char *name;
     PyObject *(*make)();
-  } types[] = {{"Conditions", conditions_type}, {"Form", form_type}};
+  } types[] = {{"Conditions", conditions::type}, {"Executor", executor::type}, {"Form", form::type}};
   for (const auto &each : types) {
     PyObject *type = each.make();
     if (!type || PyModule_AddObject(module, each.name, type) < 0) {

@@ -6,7 +6,77 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <exception>
+#include <string>
+#include <utility>
+
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+// A Python error that is set.
+struct PythonError : std::exception {
+  const char *what() const noexcept override { return "a Python error"; }
+};
+
+[[noreturn]] inline void fail(PyObject *kind, const std::string &message) {
+  PyErr_SetString(kind, message.c_str());
+  throw PythonError();
+}
+
+// A reference of its own.
+class Object {
+ public:
+  Object(PyObject *object = nullptr) : object_(object) {}
+  Object(Object &&other) noexcept : object_(other.release()) {}
+  Object &operator=(Object &&other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Object() { Py_XDECREF(object_); }
+
+  PyObject *get() const { return object_; }
+  operator PyObject *() const { return object_; }
+  PyObject *release() { return std::exchange(object_, nullptr); }
+
+ private:
+  PyObject *object_;
+};
+
+inline Object checked(PyObject *made) {
+  if (!made) throw PythonError();
+  return Object(made);
+}
+
+// A function's object; null with a Python error for what it throws.
+template <typename Function>
+PyObject *or_error(Function function) {
+  const auto set = [](const char *name, const c10::Error &error) {
+    PyObject *torch = PyImport_ImportModule(name[0] == 't' ? "torch" : "builtins");
+    PyObject *kind = torch ? PyObject_GetAttrString(torch, name[0] == 't' ? name + 6 : name) : nullptr;
+    if (kind) PyErr_SetString(kind, error.what_without_backtrace());
+    Py_XDECREF(kind);
+    Py_XDECREF(torch);
+  };
+  try {
+    return function();
+  } catch (const PythonError &) {
+  } catch (const c10::OutOfMemoryError &error) {
+    set("torch.OutOfMemoryError", error);
+  } catch (const c10::IndexError &error) {
+    set("IndexError", error);
+  } catch (const c10::ValueError &error) {
+    set("ValueError", error);
+  } catch (const c10::TypeError &error) {
+    set("TypeError", error);
+  } catch (const c10::NotImplementedError &error) {
+    set("NotImplementedError", error);
+  } catch (const c10::Error &error) {
+    set("RuntimeError", error);
+  } catch (const std::exception &error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
 
 // A type whose objects are called, and looked through by the garbage collector.
 //
@@ -46,7 +116,3 @@ inline int is_same(PyObject *same, PyObject *one, PyObject *other) {
   Py_XDECREF(equal);
   return answer;
 }
-
-// New references; null with an error.
-PyObject *conditions_type();
-PyObject *form_type();

@@ -14,9 +14,9 @@ from fusegen.program.call import Call
 from fusegen.program.numbers import ERRORS, Numbers
 from fusegen.runtime.alike import like
 from fusegen.runtime.given import GivenAway
+from fusegen.runtime.instructions import Runner
 from fusegen.runtime.keys import Values, tensor_part
 from fusegen.runtime.scalars import Condition, condition_of, scalars_of
-from fusegen.runtime.straight import Run
 
 Hidden: TypeAlias = tuple[torch.Tensor, ...]
 """The tensors that a function closes over, in the order of a variant's ``state.names``."""
@@ -73,7 +73,7 @@ class Program:
         self.find: Callable[[Values], Hidden | None] = self._find
         if condition is None and not hidden:
             self.find = _always if self._check is None else self._check
-        self.plain: Run | None = None
+        self.plain: Runner | None = None
         self.found = 0
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
@@ -121,7 +121,7 @@ class Bound(Program):
 
     def __init__(
         self,
-        program: Run,
+        program: Runner,
         facts: Facts,
         by_value: ByValue,
         state: State | None = None,
@@ -149,7 +149,7 @@ class Bound(Program):
         if type(values) is GivenAway and tensors is not values:
             tensors = GivenAway(tensors)
             values.clear()
-        return self._program(tensors, scalars)
+        return self._program.call(tensors, scalars)
 
 
 def both(one: Condition | None, other: Condition | None) -> Condition | None:

@@ -149,6 +149,9 @@ class LaunchSite:
         overlaps: whether it starts while the launch before it still runs.
 
     Attributes:
+        device, grid, block, shared_bytes, overlaps: as given.
+        handle: of the kernel.
+        function: the address of `launch`.
         launch: the driver's function, of a frame's configuration, `kernel`, a frame's table, and nothing.
         kernel: the kernel, ready to be passed.
         fill: writes a stream, `attributes` and the arguments that have a kind into the memory of a frame, at `start`.
@@ -176,9 +179,11 @@ class LaunchSite:
         if grid > _MOST_BLOCKS:
             what = f"{kernel.entry} needs {grid} blocks, and a launch has {_MOST_BLOCKS} at most"
             raise LaunchError(what, mend="call the kernel on parts of its tensors")
-        self._loaded, self._device, self._driver = kernel, device, driver()
+        self.device, self.grid, self.block, self.shared_bytes, self.overlaps = device, grid, block, shared_bytes, overlaps
+        self._loaded, self._driver, self.handle = kernel, driver(), kernel.handle
         self._config = LaunchConfig((grid, 1, 1), (block, 1, 1), shared_bytes)
         self.launch, self.kernel = self._driver.launch, ctypes.c_void_p.from_param(kernel.handle)
+        self.function = ctypes.cast(self.launch, ctypes.c_void_p).value
         self.frames: list[Frame] = []
         self.attributes = (ctypes.addressof(OVERLAPS), 1) if overlaps else ()
         self._lay_out(arguments)
@@ -207,18 +212,52 @@ class LaunchSite:
         struct.pack_into(f"={len(table)}Q", memory, self._table_at, *table)
         return memory, ctypes.byref(memory), ctypes.byref(memory, self._table_at)
 
+    def __call__(self, stream: int, given: Sequence[Any]) -> None:
+        """Launches the kernel.
+
+        Args:
+            stream: its handle.
+            given: the arguments that have a kind.
+
+        Raises:
+            LaunchError: the driver refuses it.
+        """
+        try:
+            frame = self.frames.pop()
+        except IndexError:
+            frame = self.frame()
+        memory, config, table = frame
+        self.fill(memory, self.start, stream, *self.attributes, *given)
+        status = self.launch(config, self.kernel, table, None)
+        if status:
+            self.refused(status, frame)
+        self.frames.append(frame)
+
     def refused(self, status: int, frame: Frame) -> None:
         """What follows a launch that the driver refused: another one, where the thread only had no context yet.
 
         Raises:
             LaunchError: it has, or that does not help.
         """
-        if status == _INVALID_CONTEXT:
-            make_current(self._device)
+        if self.made_current(status):
             status = self.launch(frame[1], self.kernel, frame[2], None)
         if status:
-            what = f"the driver does not launch {self._loaded.entry}: {self._driver.described(status)}"
-            raise LaunchError(what, mend=_mend(status))
+            self.refuse(status)
+
+    def made_current(self, status: int) -> bool:
+        """Tells if a launch is worth another try: the thread had no context, and has it now."""
+        if status == _INVALID_CONTEXT:
+            make_current(self.device)
+        return status == _INVALID_CONTEXT
+
+    def refuse(self, status: int) -> None:
+        """Says that the driver refused a launch.
+
+        Raises:
+            LaunchError: always.
+        """
+        what = f"the driver does not launch {self._loaded.entry}: {self._driver.described(status)}"
+        raise LaunchError(what, mend=_mend(status))
 
 
 def _aligned(size: int) -> Any:

@@ -73,7 +73,7 @@ class Executable:
             ArgumentError: one is such as no program takes.
         """
         program, hidden = self.recently(values) or self.found(values)
-        return program(values, hidden) if program.plain is None else program.plain(values, NO_SCALARS)
+        return program(values, hidden) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
     def recently(self, values: Values) -> Found | None:
         """The program of one of the last few calls, where this one is like it."""

@@ -1,4 +1,4 @@
-"""Matrix products as lines of a call's function: one call of torch on views that are known when it is bound.
+"""Matrix products of a call: one function of torch on views that are known when it is bound.
 
 What torch, or `library.multiply`, looks at before it comes to cuBLAS takes as long as some kernels.
 """
@@ -6,7 +6,7 @@ What torch, or `library.multiply`, looks at before it comes to cuBLAS takes as l
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 
 from fusegen.program.call import MatrixProduct, StridedOperand
 from fusegen.runtime.library import FAR, multiply, multiply_into
-from fusegen.runtime.straight import Writer
 
 
 @dataclass(frozen=True)
@@ -32,43 +31,36 @@ class Place:
         """True if cuBLAS reads it rightly."""
         return sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)) < FAR
 
-    def text(self, writer: Writer) -> str:
-        """The view, as an expression."""
-        return writer.view(self.buffer, self.shape, self.strides, self.offset)
 
-
-def place_of(writer: Writer, operand: StridedOperand) -> Place:
+def place_of(operand: StridedOperand, sizes: Mapping[str, int]) -> Place:
     """An operand at the sizes of a call."""
-    shape, strides = (tuple(formula(writer.sizes) for formula in formulas) for formulas in (operand.shape, operand.strides))
-    return Place(operand.buffer, shape, strides, operand.offset(writer.sizes))
+    shape, strides = (tuple(formula(sizes) for formula in formulas) for formulas in (operand.shape, operand.strides))
+    return Place(operand.buffer, shape, strides, operand.offset(sizes))
 
 
-def write_product(writer: Writer, product: MatrixProduct) -> None:
-    """Adds the call of a product."""
-    a, b, out = (place_of(writer, operand) for operand in (product.a, product.b, product.out))
-    dtypes = [writer.spec(place.buffer).dtype for place in (a, out)]
-    is_rounded_once = dtypes[0] is dtypes[1] or writer.device.type == "cuda"
-    function, views = (multiply_into, [a, b, out]) if product.adds(writer.sizes) else _function_of(a, b, out)
-    if function in (torch.mm, torch.bmm) and not (is_rounded_once and a.is_near and b.is_near):
-        function, views = multiply, [a, b, out]
-    *operands, result = (view.text(writer) for view in views)
-    if function not in (torch.mm, torch.bmm):
-        writer.add(f"{writer.value(function, 'multiply')}({', '.join([*operands, result])})")
-        return
-    wider = "" if dtypes[0] is dtypes[1] else f", out_dtype={writer.dtype(product.out.buffer)}"
-    writer.add(f"{writer.value(function, 'product')}({', '.join(operands)}, out={result}{wider})")
+def product_of(product: MatrixProduct, sizes: Mapping[str, int], *, is_rounded_once: bool) -> tuple[Any, Place, Place, Place]:
+    """The function that computes a product, and its views of both operands and of the result.
+
+    Args:
+        product: what is computed.
+        sizes: values of all sizes and strides, by name.
+        is_rounded_once: whether torch's own function rounds the result once, to its dtype.
+    """
+    a, b, out = (place_of(operand, sizes) for operand in (product.a, product.b, product.out))
+    if product.adds(sizes):
+        return multiply_into, a, b, out
+    return _function_of(a, b, out) if is_rounded_once and a.is_near and b.is_near else (multiply, a, b, out)
 
 
-def _function_of(a: Place, b: Place, out: Place) -> tuple[Any, list[Place]]:
-    """The function that computes a product, and the views that it takes."""
-    if math.prod(b.shape[:-2]) == 1:
-        matrices = [_as_matrix(a), replace(b, shape=b.shape[-2:], strides=b.strides[-2:]), _as_matrix(out)]
-        if None not in matrices:
-            return torch.mm, [m for m in matrices if m is not None]
-    planes = [_as_planes(place, out.shape[:-2]) for place in (a, b, out)]
-    if None not in planes:
-        return torch.bmm, [p for p in planes if p is not None]
-    return multiply, [a, b, out]
+def _function_of(a: Place, b: Place, out: Place) -> tuple[Any, Place, Place, Place]:
+    """torch's own function, where one takes such views."""
+    rows, results = _as_matrix(a), _as_matrix(out)
+    if math.prod(b.shape[:-2]) == 1 and rows is not None and results is not None:
+        return torch.mm, rows, replace(b, shape=b.shape[-2:], strides=b.strides[-2:]), results
+    first, second, third = (_as_planes(place, out.shape[:-2]) for place in (a, b, out))
+    if first is not None and second is not None and third is not None:
+        return torch.bmm, first, second, third
+    return multiply, a, b, out
 
 
 def _as_matrix(place: Place) -> Place | None:

@@ -13,10 +13,10 @@ from fusegen.guards import State
 from fusegen.program.numbers import ERRORS
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, ByValue, Hidden, Program
 from fusegen.runtime.execute import PutTogether
+from fusegen.runtime.instructions import drawn_key
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node, NodeCall
 from fusegen.runtime.scalars import Condition
-from fusegen.runtime.straight import drawn_key
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Recorded(Program):
         super().__init__(condition, state, hidden)
         self._source, self._draws = source, source.draws
         self._in_order = source.order == tuple(range(count))
-        self._forward = (forward, NOTHING) if forward.plain is None else (forward.plain, NO_SCALARS)
+        self._forward = forward
         self._put_together, self._by_value = put_together, by_value
         self.node = node
 
@@ -83,8 +83,10 @@ class Recorded(Program):
         everything = (*values, *hidden) if hidden else values
         source = self._source
         given = everything if self._in_order else source.values(everything, drawn_key(source.device) if self._draws else None)
+        plain = self._forward.plain
+        run, nothing = (self._forward, NOTHING) if plain is None else (plain.call, NO_SCALARS)
         try:
-            results = NodeCall.apply(self.node, *self._forward, *given)  # type: ignore[no-untyped-call]
+            results = NodeCall.apply(self.node, run, nothing, *given)  # type: ignore[no-untyped-call]
         except ERRORS:
             if self._by_value is None:
                 raise

@@ -13,7 +13,7 @@ import torch
 
 from fusegen.errors import ArgumentError
 from fusegen.runtime.cuda import queries
-from fusegen.runtime.straight import Run
+from fusegen.runtime.instructions import Run, Runner
 from fusegen.threads import new_lock
 from fusegen.units import human_bytes
 
@@ -122,26 +122,28 @@ def _stack() -> list[Workspace]:
     return found
 
 
-def on_workspace(name: str, run: Run, needed: int, device: torch.device, make: Callable[[torch.Tensor], Run]) -> Run:
+class OnWorkspace:
     """A call that takes its temporaries from a workspace where one is held.
 
     Args:
         name: of the kernel.
-        run: the call on memory that it allocates.
+        own: the call on memory that it allocates.
         needed: the bytes of its temporaries.
         device: where it runs.
         make: makes the call on given memory.
     """
-    made: WeakKeyDictionary[Workspace, Run] = WeakKeyDictionary()  # which hold the memory
 
-    def either(tensors: Any, scalars: Any) -> Any:
+    def __init__(self, name: str, own: Runner, needed: int, device: torch.device, make: Callable[[torch.Tensor], Runner]) -> None:
+        self._name, self._own, self._needed, self._device, self._make = name, own, needed, device, make
+        self._made: WeakKeyDictionary[Workspace, Runner] = WeakKeyDictionary()  # which hold the memory
+
+    def call(self, tensors: Any, scalars: Any) -> Any:
+        """Makes a call."""
         workspace = held()
         if workspace is None:
-            return run(tensors, scalars)
-        inside = made.get(workspace)
+            return self._own.call(tensors, scalars)
+        inside = self._made.get(workspace)
         if inside is None:
-            workspace.check(name, needed, device)
-            inside = made[workspace] = make(workspace.memory)
-        return workspace.run(inside, tensors, scalars)
-
-    return either
+            workspace.check(self._name, self._needed, self._device)
+            inside = self._made[workspace] = self._make(workspace.memory)
+        return workspace.run(inside.call, tensors, scalars)

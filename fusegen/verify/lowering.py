@@ -108,7 +108,7 @@ class Prepared:
         scalars = scalars_of(variant.program.call.scalars, sizes, self.dispatcher.parameters.names)
         program = machine_of(device).bound(variant, sizes, device)
         tensors = [arguments[name] for _, name in variant.program.call.inputs]
-        return program(tensors, scalars(values) if scalars else {})
+        return program.call(tensors, scalars(values) if scalars else {})
 
 
 def _digest(source: Source) -> str:

@@ -23,7 +23,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls draw this key."""
-    for room in ("fusegen.runtime.straight", "fusegen.compiler.differentiate"):
+    for room in ("fusegen.runtime.instructions", "fusegen.compiler.differentiate"):
         monkeypatch.setattr(f"{room}.drawn_key", lambda device: torch.tensor([KEY], device=device))
 
 

@@ -25,7 +25,7 @@ ZERO, ONES = torch.zeros(1, dtype=torch.int64), torch.full((1,), 0xFFFFFFFF)
 @pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls draw this key."""
-    for room in ("fusegen.runtime.straight", "fusegen.compiler.differentiate"):
+    for room in ("fusegen.runtime.instructions", "fusegen.compiler.differentiate"):
         monkeypatch.setattr(f"{room}.drawn_key", lambda device: torch.tensor([KEY], device=device))
 
 
@@ -229,7 +229,7 @@ def test_integers_are_no_input(seed: int | None) -> None:
 @pytest.mark.parametrize("seed", some([None, 5], [None]))
 def test_both_passes_have_one_mask(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = itertools.count(KEY)
-    for room in ("fusegen.runtime.straight", "fusegen.compiler.differentiate"):
+    for room in ("fusegen.runtime.instructions", "fusegen.compiler.differentiate"):
         monkeypatch.setattr(f"{room}.drawn_key", lambda device: torch.tensor([next(keys)], device=device))
 
     def function(x: Tensor, r: Tensor, w: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 // The form of a call: which arguments are tensors of which layout, and what the others are. A later call of the same form gives its
 // tensors.
 
+#pragma once
+
 #include "native.h"
 
 #include <exception>
 #include <utility>
 #include <vector>
 
-namespace {
+namespace form {
 
 // The kinds stand in the order of `_Argument` of fusegen/graphs/call.py.
 struct Node {
@@ -205,6 +207,7 @@ int clear(PyObject *object) {
   return 0;
 }
 
-}  // namespace
 
-PyObject *form_type() { return callable_type<Form, clear>("fusegen_native.Form", make, traverse); }
+PyObject *type() { return callable_type<Form, clear>("fusegen_native.Form", make, traverse); }
+
+}  // namespace form

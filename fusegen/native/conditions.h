@@ -3,6 +3,8 @@
 // Nearly all are on dictionaries, of which a large model has hundreds. These are asked again only behind a change of the dictionary:
 // most of their time would be that of memory which nothing else reads.
 
+#pragma once
+
 #include "native.h"
 
 #include <algorithm>
@@ -10,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace {
+namespace conditions {
 
 // In the order of `_PLACES` of fusegen/guards/conditions.py.
 enum class Place { item, attribute, type, cell, length, result, variables };
@@ -323,6 +325,7 @@ int clear(PyObject *object) {
   return 0;
 }
 
-}  // namespace
 
-PyObject *conditions_type() { return callable_type<Conditions, clear>("fusegen_native.Conditions", make, traverse); }
+PyObject *type() { return callable_type<Conditions, clear>("fusegen_native.Conditions", make, traverse); }
+
+}  // namespace conditions

@@ -1,0 +1,563 @@
+// Runs the instructions of a call: those of fusegen/runtime/instructions.py, read once, and by the same names.
+
+#pragma once
+
+#include "native.h"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+
+namespace executor {
+
+// Reading what Python describes. Pointers to objects that the instructions own are plain.
+
+Object attribute(PyObject *object, const char *name) { return checked(PyObject_GetAttrString(object, name)); }
+
+int64_t integer(PyObject *object) {
+  const int64_t found = PyLong_AsLongLong(object);
+  if (found == -1 && PyErr_Occurred()) throw PythonError();
+  return found;
+}
+
+int64_t integer(PyObject *object, const char *name) { return integer(attribute(object, name)); }
+
+bool truth(PyObject *object, const char *name) {
+  const int found = PyObject_IsTrue(attribute(object, name));
+  if (found < 0) throw PythonError();
+  return found;
+}
+
+std::vector<Object> items(PyObject *object) {
+  const Object sequence = checked(PySequence_Fast(object, "not a sequence"));
+  std::vector<Object> found;
+  for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(sequence.get()); ++at)
+    found.emplace_back(Py_NewRef(PySequence_Fast_GET_ITEM(sequence.get(), at)));
+  return found;
+}
+
+std::vector<int64_t> integers(PyObject *object) {
+  std::vector<int64_t> found;
+  for (const Object &item : items(object)) found.push_back(integer(item));
+  return found;
+}
+
+[[noreturn]] void raise(const Object &error) {
+  PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.get())), error);
+  throw PythonError();
+}
+
+at::ScalarType dtype_of(PyObject *object) {
+  if (!THPDtype_Check(object)) fail(PyExc_TypeError, "not a dtype");
+  return reinterpret_cast<THPDtype *>(object)->scalar_type;
+}
+
+at::Device device_of(PyObject *object) {
+  if (!THPDevice_Check(object)) fail(PyExc_TypeError, "not a device");
+  return reinterpret_cast<THPDevice *>(object)->device;
+}
+
+// What instructions work on.
+
+struct Frame {
+  std::vector<at::Tensor> registers;
+  PyObject *scalars;
+};
+
+// True where nothing wants to see, or to replace, what torch allocates.
+bool is_unseen() {
+  return !c10::impl::dispatch_mode_enabled() && !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+Object wrapped(const at::Tensor &tensor) { return checked(THPVariable_Wrap(tensor)); }
+
+const at::Tensor &unwrapped(PyObject *object) {
+  if (!THPVariable_Check(object)) fail(PyExc_TypeError, "not a tensor");
+  return THPVariable_Unpack(object);
+}
+
+// An argument of a kernel: eight bytes, or a tensor map of 128.
+struct Argument {
+  enum class Kind { address, real, integer, constant, map } kind;
+  int64_t number = 0;  // of bytes from an address, or the constant
+  size_t at = 0;       // the register of an address
+  PyObject *name = nullptr, *maps = nullptr;
+  std::unordered_map<uint64_t, std::array<char, 128>> known;  // maps by address
+  PyObject *unreachable = nullptr;
+
+  uint64_t address(const Frame &frame) const {
+    const at::Tensor &tensor = frame.registers[at];
+    uint64_t found = 0;
+    try {
+      found = reinterpret_cast<uint64_t>(tensor.mutable_data_ptr());
+    } catch (const c10::Error &) {  // torch.func hands out tensors of which torch tells no address
+    }
+    if (!found && tensor.numel()) raise(checked(PyObject_CallNoArgs(unreachable)));
+    return found + number;
+  }
+
+  uint64_t scalar(const Frame &frame) const {
+    const Object value = checked(PyObject_GetItem(frame.scalars, name));
+    union {
+      double real;
+      int64_t integer;
+      uint64_t bits;
+    } found;
+    if (kind == Kind::real || PyFloat_Check(value.get())) {
+      found.real = PyFloat_AsDouble(value);
+      if (found.real == -1 && PyErr_Occurred()) throw PythonError();
+      if (kind == Kind::real) return found.bits;
+      const bool fits = found.real >= -0x1p63 && found.real < 0x1p63;  // as a processor's conversion gives it
+      found.integer = fits ? static_cast<int64_t>(found.real) : INT64_MIN;
+      return found.bits;
+    }
+    found.integer = integer(value);
+    return found.bits;
+  }
+
+  const void *map(const Frame &frame) {
+    const uint64_t at = address(frame);
+    auto found = known.find(at);
+    if (found == known.end()) {
+      const Object made = checked(PyObject_CallMethod(maps, "make", "K", at));
+      if (!PyBytes_Check(made.get()) || PyBytes_GET_SIZE(made.get()) != 128) fail(PyExc_TypeError, "not a tensor map");
+      if (known.size() >= 64) known.clear();
+      found = known.emplace(at, std::array<char, 128>()).first;
+      std::copy_n(PyBytes_AS_STRING(made.get()), 128, found->second.begin());
+    }
+    return found->second.data();
+  }
+
+  uint64_t bits(const Frame &frame) const {
+    switch (kind) {
+      case Kind::address:
+        return address(frame);
+      case Kind::constant:
+        return static_cast<uint64_t>(number);
+      default:
+        return scalar(frame);
+    }
+  }
+};
+
+std::vector<Argument> arguments_of(PyObject *instruction, PyObject *unreachable) {
+  std::vector<Argument> found;
+  for (const Object &item : items(attribute(instruction, "arguments"))) {
+    const std::string kind = Py_TYPE(item.get())->tp_name;
+    Argument each{Argument::Kind::constant};
+    each.unreachable = unreachable;
+    if (kind == "Constant") {
+      each.number = integer(item, "number");
+    } else if (kind == "Scalar") {
+      each.kind = truth(item, "is_float") ? Argument::Kind::real : Argument::Kind::integer;
+      each.name = attribute(item, "name");
+    } else if (kind == "Address" || kind == "TensorMap") {
+      const bool is_map = kind == "TensorMap";
+      const Object place = is_map ? attribute(item, "at") : Object(Py_NewRef(item.get()));
+      each.kind = is_map ? Argument::Kind::map : Argument::Kind::address;
+      each.at = integer(place, "register");
+      each.number = integer(place, "offset");
+      if (is_map) each.maps = attribute(item, "maps");
+    } else {
+      fail(PyExc_TypeError, kind);
+    }
+    found.push_back(std::move(each));
+  }
+  return found;
+}
+
+struct Instruction {
+  virtual ~Instruction() = default;
+  virtual void run(Frame &frame) = 0;
+};
+
+struct Allocate : Instruction {
+  size_t at;
+  std::vector<int64_t> shape, strides;
+  at::ScalarType dtype;
+  at::Device device;
+  bool is_large;
+
+  explicit Allocate(PyObject *given)
+      : at(integer(given, "register")),
+        shape(integers(attribute(given, "shape"))),
+        strides(integers(attribute(given, "strides"))),
+        dtype(dtype_of(attribute(given, "dtype"))),
+        device(device_of(attribute(given, "device"))),
+        is_large(truth(given, "is_large")) {}
+
+  at::Tensor made() const {
+    if (is_unseen() && device.is_cpu()) return at::Tensor(at::detail::empty_strided_cpu(shape, strides, dtype));
+    if (c10::Allocator *allocator = is_unseen() && device.is_cuda() ? c10::GetAllocator(at::kCUDA) : nullptr)
+      return at::Tensor(at::detail::empty_strided_generic(shape, strides, allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype));
+    return at::empty_strided(shape, strides, at::TensorOptions().dtype(dtype).device(device));
+  }
+
+  void run(Frame &frame) override {
+    at::Tensor &tensor = frame.registers[at] = made();
+    if (!is_large || !tensor.has_storage()) return;
+    const auto address = reinterpret_cast<uintptr_t>(tensor.storage().data());
+    if (!address) return;
+    constexpr uintptr_t page = 2 << 20;
+    const uintptr_t first = (address + page - 1) / page * page;
+    madvise(reinterpret_cast<void *>(first), (address + tensor.nbytes() - first) / page * page, MADV_HUGEPAGE);
+  }
+};
+
+struct View : Instruction {
+  size_t at, source;
+  at::ScalarType dtype;
+  std::vector<int64_t> shape, strides;
+  int64_t offset;
+
+  explicit View(PyObject *given)
+      : at(integer(given, "register")),
+        source(integer(given, "source")),
+        dtype(dtype_of(attribute(given, "dtype"))),
+        shape(integers(attribute(given, "shape"))),
+        strides(integers(attribute(given, "strides"))),
+        offset(integer(given, "offset")) {}
+
+  void run(Frame &frame) override {
+    const at::Tensor &whole = frame.registers[source];
+    if (!is_unseen() || !whole.has_storage() || whole.key_set().has(c10::DispatchKey::Python)) {
+      const at::Tensor typed = whole.scalar_type() == dtype ? whole : whole.view(dtype);
+      frame.registers[at] = at::as_strided(typed, shape, strides, typed.storage_offset() + offset);
+      return;
+    }
+    // A view that autograd knows nothing of, past the dispatcher, which takes longer than most launches.
+    at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(whole.storage()), whole.key_set(),
+                                                               c10::scalarTypeToTypeMeta(dtype));
+    const int64_t begin = whole.storage_offset() * whole.element_size() / static_cast<int64_t>(c10::elementSize(dtype));
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(shape, strides, begin + offset);
+    frame.registers[at] = std::move(view);
+  }
+};
+
+struct Release : Instruction {
+  std::vector<int64_t> places;
+
+  explicit Release(PyObject *given) : places(integers(attribute(given, "registers"))) {}
+
+  void run(Frame &frame) override {
+    for (int64_t place : places) frame.registers[place].reset();
+  }
+};
+
+struct Key : Instruction {
+  size_t at;
+  PyObject *instruction;
+
+  explicit Key(PyObject *given) : at(integer(given, "register")), instruction(given) {}
+
+  void run(Frame &frame) override {
+    frame.registers[at] = unwrapped(checked(PyObject_CallMethod(instruction, "made", "O", frame.scalars)));
+  }
+};
+
+// Structures and numbers of cuda.h.
+struct LaunchAttribute {
+  unsigned number, gap;
+  int value;
+  unsigned char rest[60];
+};
+
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void *stream;
+  LaunchAttribute *attributes;
+  unsigned attribute_count;
+};
+
+struct Launch : Instruction {
+  using Function = int (*)(const LaunchConfig *, void *, void **, void **);
+  PyObject *site, *stream_now, *device;
+  std::vector<Argument> arguments;
+  Function function;
+  void *kernel;
+  LaunchConfig config;
+  bool overlaps;
+
+  Launch(PyObject *given, PyObject *stream_now, PyObject *unreachable)
+      : site(attribute(given, "site")), stream_now(stream_now), device(attribute(site, "device")), arguments(arguments_of(given, unreachable)) {
+    function = reinterpret_cast<Function>(integer(site, "function"));
+    kernel = reinterpret_cast<void *>(integer(site, "handle"));
+    overlaps = truth(site, "overlaps");
+    config = {{static_cast<unsigned>(integer(site, "grid")), 1, 1}, {static_cast<unsigned>(integer(site, "block")), 1, 1},
+              static_cast<unsigned>(integer(site, "shared_bytes")), nullptr, nullptr, overlaps ? 1u : 0u};
+  }
+
+  int launched(void **table) {
+    LaunchAttribute early{6, 0, 1, {}};  // the kernel starts when all blocks of the one before it have ended, or said that it may
+    LaunchConfig now = config;
+    const Object stream = checked(PyObject_CallOneArg(stream_now, device));
+    now.stream = PyLong_AsVoidPtr(stream);
+    if (!now.stream && PyErr_Occurred()) throw PythonError();
+    if (overlaps) now.attributes = &early;
+    return function(&now, kernel, table, nullptr);
+  }
+
+  void run(Frame &frame) override {
+    std::vector<uint64_t> numbers(arguments.size());
+    std::vector<void *> table(arguments.size());
+    for (size_t n = 0; n < arguments.size(); ++n) {
+      if (arguments[n].kind == Argument::Kind::map) {
+        table[n] = const_cast<void *>(arguments[n].map(frame));
+      } else {
+        numbers[n] = arguments[n].bits(frame);
+        table[n] = &numbers[n];
+      }
+    }
+    int status = launched(table.data());
+    if (!status) return;
+    if (truth_of_call("made_current", status)) status = launched(table.data());
+    if (status) checked(PyObject_CallMethod(site, "refuse", "i", status));
+  }
+
+  bool truth_of_call(const char *name, int status) {
+    const int found = PyObject_IsTrue(checked(PyObject_CallMethod(site, name, "i", status)));
+    if (found < 0) throw PythonError();
+    return found;
+  }
+};
+
+struct HostLaunch : Instruction {
+  void (*kernel)(const void *);
+  std::vector<Argument> arguments;
+  PyObject *refusal;
+
+  HostLaunch(PyObject *given, PyObject *unreachable)
+      : kernel(reinterpret_cast<void (*)(const void *)>(integer(given, "address"))),
+        arguments(arguments_of(given, unreachable)),
+        refusal(attribute(given, "refusal")) {}
+
+  void run(Frame &frame) override {
+    std::vector<uint64_t> numbers(arguments.size());
+    for (size_t n = 0; n < arguments.size(); ++n) numbers[n] = arguments[n].bits(frame);
+    if (refusal == Py_None) return kernel(numbers.data());
+    const char *failed = nullptr;
+    numbers.push_back(reinterpret_cast<uint64_t>(&failed));
+    kernel(numbers.data());
+    if (!failed) return;
+    raise(checked(PyObject_CallFunction(refusal, "s", failed)));
+  }
+};
+
+struct Product : Instruction {
+  size_t a, b, out;
+  bool is_batched;
+  std::optional<at::ScalarType> wider;
+
+  explicit Product(PyObject *given)
+      : a(integer(given, "a")), b(integer(given, "b")), out(integer(given, "out")), is_batched(truth(given, "is_batched")) {
+    const Object dtype = attribute(given, "wider");
+    if (dtype.get() != Py_None) wider = dtype_of(dtype);
+  }
+
+  void run(Frame &frame) override {
+    const at::Tensor &x = frame.registers[a], &y = frame.registers[b];
+    at::Tensor &result = frame.registers[out];
+    const at::AutoDispatchBelowADInplaceOrView guard;  // nobody records what a call does inside
+    if (wider && is_batched) at::bmm_out(result, x, y, *wider);
+    else if (wider) at::mm_out(result, x, y, *wider);
+    else if (is_batched) at::bmm_out(result, x, y);
+    else at::mm_out(result, x, y);
+  }
+};
+
+struct Library : Instruction {
+  struct Result {
+    size_t at;
+    std::vector<int64_t> order, shape;
+  };
+  PyObject *function;
+  std::vector<int64_t> operands;
+  std::vector<Result> results;
+
+  explicit Library(PyObject *given) : function(attribute(given, "function")), operands(integers(attribute(given, "operands"))) {
+    for (const Object &item : items(attribute(given, "results"))) {
+      const std::vector<Object> parts = items(item);
+      results.push_back({static_cast<size_t>(integer(parts.at(0))), integers(parts.at(1)), integers(parts.at(2))});
+    }
+  }
+
+  void run(Frame &frame) override {
+    const Object tensors = checked(PyTuple_New(operands.size()));
+    for (size_t n = 0; n < operands.size(); ++n) PyTuple_SET_ITEM(tensors.get(), n, wrapped(frame.registers[operands[n]]).release());
+    const Object made = checked(PyObject_CallObject(function, tensors));
+    const std::vector<Object> found = items(made);
+    for (size_t n = 0; n < results.size(); ++n) {
+      at::Tensor tensor = unwrapped(found.at(n));
+      const Result &result = results[n];
+      for (size_t dim = 0; dim < result.order.size(); ++dim)
+        if (result.order[dim] != static_cast<int64_t>(dim)) {
+          tensor = tensor.permute(result.order);
+          break;
+        }
+      if (!tensor.is_contiguous() || tensor.sizes() != at::IntArrayRef(result.shape)) tensor = tensor.contiguous().view(result.shape);
+      frame.registers[result.at] = std::move(tensor);
+    }
+  }
+};
+
+struct Program;
+
+struct Do : Instruction {
+  PyObject *function;
+  std::unique_ptr<Program> inside;  // where the function is instructions too
+  std::vector<int64_t> tensors;
+
+  explicit Do(PyObject *given);
+  void run(Frame &frame) override;
+};
+
+struct Program {
+  size_t inputs;
+  std::vector<at::Tensor> held;
+  std::vector<std::unique_ptr<Instruction>> body;
+  std::vector<int64_t> results;
+  PyObject *put_together;
+  Object stream_now, unreachable;
+  int64_t gpu = -1;
+  bool may_clear;
+
+  explicit Program(PyObject *given)
+      : inputs(integer(given, "inputs")),
+        results(integers(attribute(given, "results"))),
+        put_together(attribute(given, "put_together")),
+        may_clear(truth(given, "may_clear")) {
+    for (const Object &item : items(attribute(given, "held"))) held.push_back(item.get() == Py_None ? at::Tensor() : unwrapped(item));
+    const Object index = attribute(given, "gpu");
+    if (index.get() != Py_None) gpu = integer(index);
+    const Object instructions = checked(PyImport_ImportModule("fusegen.runtime.instructions"));
+    unreachable = attribute(instructions, "unreachable");
+    if (gpu >= 0) stream_now = std::move(items(checked(PyObject_CallMethod(attribute(instructions, "cuda"), "queries", nullptr))).at(0));
+    for (const Object &item : items(attribute(given, "body"))) body.push_back(instruction(item));
+  }
+
+  std::unique_ptr<Instruction> instruction(PyObject *given) const {
+    const std::string kind = Py_TYPE(given)->tp_name;
+    if (kind == "Allocate") return std::make_unique<Allocate>(given);
+    if (kind == "View") return std::make_unique<View>(given);
+    if (kind == "Release") return std::make_unique<Release>(given);
+    if (kind == "Key") return std::make_unique<Key>(given);
+    if (kind == "Launch") return std::make_unique<Launch>(given, stream_now, unreachable);
+    if (kind == "HostLaunch") return std::make_unique<HostLaunch>(given, unreachable);
+    if (kind == "Product") return std::make_unique<Product>(given);
+    if (kind == "Library") return std::make_unique<Library>(given);
+    if (kind == "Do") return std::make_unique<Do>(given);
+    fail(PyExc_TypeError, kind);
+  }
+
+  void run(Frame &frame) {
+    frame.registers.insert(frame.registers.end(), held.begin(), held.end());
+    c10::OptionalDeviceGuard guard;
+    if (gpu >= 0) guard.reset_device(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
+    for (const auto &each : body) each->run(frame);
+  }
+
+  Object found(const Frame &frame) const {
+    if (put_together == Py_None) return results.empty() ? Object(Py_NewRef(Py_None)) : wrapped(frame.registers[results[0]]);
+    const Object list = checked(PyList_New(results.size()));
+    for (size_t n = 0; n < results.size(); ++n) PyList_SET_ITEM(list.get(), n, wrapped(frame.registers[results[n]]).release());
+    return checked(PyObject_CallOneArg(put_together, list));
+  }
+};
+
+Do::Do(PyObject *given) : function(attribute(given, "function")), tensors(integers(attribute(given, "tensors"))) {
+  if (std::string(Py_TYPE(function)->tp_name) == "Instructions") inside = std::make_unique<Program>(function);
+}
+
+void Do::run(Frame &frame) {
+  if (inside) {
+    Frame own{{}, frame.scalars};
+    for (int64_t place : tensors) own.registers.push_back(frame.registers[place]);
+    return inside->run(own);
+  }
+  const Object list = checked(PyList_New(tensors.size()));
+  for (size_t n = 0; n < tensors.size(); ++n) PyList_SET_ITEM(list.get(), n, wrapped(frame.registers[tensors[n]]).release());
+  checked(PyObject_CallFunctionObjArgs(function, list.get(), frame.scalars, nullptr));
+}
+
+struct Executor {
+  PyObject_HEAD
+  vectorcallfunc call;
+  PyObject *instructions, *given_away;
+  Program *program;
+
+  void release() { delete program; }
+};
+
+// executor(tensors, scalars) -> what the user's function returns.
+PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObject *names) {
+  if (PyVectorcall_NARGS(count) != 2 || names) {
+    PyErr_SetString(PyExc_TypeError, "an executor takes tensors and scalars");
+    return nullptr;
+  }
+  const auto &self = *reinterpret_cast<Executor *>(object);
+  return or_error([&] {
+    const Object tensors = checked(PySequence_Fast(arguments[0], "tensors are a sequence"));
+    if (PySequence_Fast_GET_SIZE(tensors.get()) != static_cast<Py_ssize_t>(self.program->inputs)) fail(PyExc_ValueError, "not so many tensors");
+    if (!self.instructions) fail(PyExc_RuntimeError, "the executor is gone");
+    Frame frame{{}, arguments[1]};
+    frame.registers.reserve(self.program->inputs + self.program->held.size());
+    for (size_t n = 0; n < self.program->inputs; ++n) frame.registers.push_back(unwrapped(PySequence_Fast_GET_ITEM(tensors.get(), n)));
+    const bool is_given_away = reinterpret_cast<PyObject *>(Py_TYPE(arguments[0])) == self.given_away;
+    if (self.program->may_clear && is_given_away && PyList_SetSlice(arguments[0], 0, PY_SSIZE_T_MAX, nullptr) < 0) throw PythonError();
+    self.program->run(frame);
+    return self.program->found(frame).release();
+  });
+}
+
+// Executor(instructions)
+PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
+  PyObject *instructions;
+  if (!PyArg_ParseTuple(arguments, "O", &instructions)) return nullptr;
+  const Object made(type->tp_alloc(type, 0));
+  if (!made) return nullptr;
+  return or_error([&] {
+    auto *self = reinterpret_cast<Executor *>(made.get());
+    self->call = call;
+    self->instructions = Py_NewRef(instructions);
+    self->given_away = attribute(checked(PyImport_ImportModule("fusegen.runtime.given")), "GivenAway").release();
+    self->program = new Program(instructions);
+    return Py_NewRef(made.get());
+  });
+}
+
+int traverse(PyObject *object, visitproc visit, void *arg) {
+  auto *self = reinterpret_cast<Executor *>(object);
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->instructions);
+  Py_VISIT(self->given_away);
+  return 0;
+}
+
+int clear(PyObject *object) {
+  auto *self = reinterpret_cast<Executor *>(object);
+  Py_CLEAR(self->instructions);
+  Py_CLEAR(self->given_away);
+  return 0;
+}
+
+
+PyObject *type() { return callable_type<Executor, clear>("fusegen_native.Executor", make, traverse); }
+
+}  // namespace executor
