@@ -49,7 +49,7 @@ class Ready:
         program = machine.bound(self.variant, self.sizes, self.device)
         named = dict(zip(self.names, self.values, strict=True))
         inputs = [named[name] for _, name in call.inputs]
-        return lambda: program(inputs, scalars(self.values) if scalars else {})
+        return lambda: program.call(inputs, scalars(self.values) if scalars else {})
 
     def results(self, target: Target, timings: Sequence[Timing]) -> Iterator[Any]:
         """What it gives in the emulator, in each timing."""

@@ -132,7 +132,7 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
     theirs = emulated_machine(target("sm_90a")).bound(lowered, dispatcher.variants.sizes(lowered, values, ()), cpu)
     tensors = [v for v in values if isinstance(v, Tensor)]
     scalars = _scalars(variant.call, sizes, dispatcher, values)
-    assert equal(theirs(tensors, scalars), program.call(tensors, scalars))
+    assert equal(theirs.call(tensors, scalars), program.call(tensors, scalars))
 
 
 def _scalars(call: Call, sizes: dict[str, int], dispatcher: Dispatcher, values: Any) -> dict[str, Any]:
