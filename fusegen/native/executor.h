@@ -6,7 +6,6 @@
 
 #include <sys/mman.h>
 
-#include <array>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -33,7 +32,7 @@ Object attribute(PyObject *object, const char *name) { return checked(PyObject_G
 
 int64_t integer(PyObject *object) {
   const int64_t found = PyLong_AsLongLong(object);
-  if (found == -1 && PyErr_Occurred()) throw PythonError();
+  if (found == -1 && PyErr_Occurred()) throw python_error();
   return found;
 }
 
@@ -41,7 +40,7 @@ int64_t integer(PyObject *object, const char *name) { return integer(attribute(o
 
 bool truth(PyObject *object, const char *name) {
   const int found = PyObject_IsTrue(attribute(object, name));
-  if (found < 0) throw PythonError();
+  if (found < 0) throw python_error();
   return found;
 }
 
@@ -61,7 +60,7 @@ std::vector<int64_t> integers(PyObject *object) {
 
 [[noreturn]] void raise(const Object &error) {
   PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.get())), error);
-  throw PythonError();
+  throw python_error();
 }
 
 at::ScalarType dtype_of(PyObject *object) {
@@ -79,6 +78,20 @@ at::Device device_of(PyObject *object) {
 struct Frame {
   std::vector<at::Tensor> registers;
   PyObject *scalars;
+};
+
+// While something runs that needs no Python, other threads do.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+
+ private:
+  PyThreadState *state_;
+};
+
+struct alignas(128) Map {
+  char bytes[128];
 };
 
 // True where nothing wants to see, or to replace, what torch allocates.
@@ -99,7 +112,7 @@ struct Argument {
   int64_t number = 0;  // of bytes from an address, or the constant
   size_t at = 0;       // the register of an address
   PyObject *name = nullptr, *maps = nullptr;
-  std::unordered_map<uint64_t, std::array<char, 128>> known;  // maps by address
+  std::unordered_map<uint64_t, Map> known;  // maps by address
   PyObject *unreachable = nullptr;
 
   uint64_t address(const Frame &frame) const {
@@ -122,7 +135,7 @@ struct Argument {
     } found;
     if (kind == Kind::real || PyFloat_Check(value.get())) {
       found.real = PyFloat_AsDouble(value);
-      if (found.real == -1 && PyErr_Occurred()) throw PythonError();
+      if (found.real == -1 && PyErr_Occurred()) throw python_error();
       if (kind == Kind::real) return found.bits;
       const bool fits = found.real >= -0x1p63 && found.real < 0x1p63;  // as a processor's conversion gives it
       found.integer = fits ? static_cast<int64_t>(found.real) : INT64_MIN;
@@ -132,17 +145,17 @@ struct Argument {
     return found.bits;
   }
 
-  const void *map(const Frame &frame) {
+  Map map(const Frame &frame) {
     const uint64_t at = address(frame);
     auto found = known.find(at);
     if (found == known.end()) {
       const Object made = checked(PyObject_CallMethod(maps, "make", "K", at));
       if (!PyBytes_Check(made.get()) || PyBytes_GET_SIZE(made.get()) != 128) fail(PyExc_TypeError, "not a tensor map");
       if (known.size() >= 64) known.clear();
-      found = known.emplace(at, std::array<char, 128>()).first;
-      std::copy_n(PyBytes_AS_STRING(made.get()), 128, found->second.begin());
+      found = known.emplace(at, Map()).first;
+      std::copy_n(PyBytes_AS_STRING(made.get()), 128, found->second.bytes);
     }
-    return found->second.data();
+    return found->second;
   }
 
   uint64_t bits(const Frame &frame) const {
@@ -294,6 +307,7 @@ struct Launch : Instruction {
   void *kernel;
   LaunchConfig config;
   bool overlaps;
+  size_t maps = 0;
 
   Launch(PyObject *given, PyObject *stream_now, PyObject *unreachable)
       : site(attribute(given, "site")), stream_now(stream_now), device(attribute(site, "device")), arguments(arguments_of(given, unreachable)) {
@@ -302,6 +316,7 @@ struct Launch : Instruction {
     overlaps = truth(site, "overlaps");
     config = {{static_cast<unsigned>(integer(site, "grid")), 1, 1}, {static_cast<unsigned>(integer(site, "block")), 1, 1},
               static_cast<unsigned>(integer(site, "shared_bytes")), nullptr, nullptr, overlaps ? 1u : 0u};
+    for (const Argument &each : arguments) maps += each.kind == Argument::Kind::map;
   }
 
   int launched(void **table) {
@@ -309,17 +324,20 @@ struct Launch : Instruction {
     LaunchConfig now = config;
     const Object stream = checked(PyObject_CallOneArg(stream_now, device));
     now.stream = PyLong_AsVoidPtr(stream);
-    if (!now.stream && PyErr_Occurred()) throw PythonError();
+    if (!now.stream && PyErr_Occurred()) throw python_error();
     if (overlaps) now.attributes = &early;
+    const WithoutGil others_run;
     return function(&now, kernel, table, nullptr);
   }
 
   void run(Frame &frame) override {
     std::vector<uint64_t> numbers(arguments.size());
     std::vector<void *> table(arguments.size());
-    for (size_t n = 0; n < arguments.size(); ++n) {
+    std::vector<Map> found(maps);
+    for (size_t n = 0, at = 0; n < arguments.size(); ++n) {
       if (arguments[n].kind == Argument::Kind::map) {
-        table[n] = const_cast<void *>(arguments[n].map(frame));
+        found[at] = arguments[n].map(frame);
+        table[n] = &found[at++];
       } else {
         numbers[n] = arguments[n].bits(frame);
         table[n] = &numbers[n];
@@ -333,7 +351,7 @@ struct Launch : Instruction {
 
   bool truth_of_call(const char *name, int status) {
     const int found = PyObject_IsTrue(checked(PyObject_CallMethod(site, name, "i", status)));
-    if (found < 0) throw PythonError();
+    if (found < 0) throw python_error();
     return found;
   }
 };
@@ -351,10 +369,12 @@ struct HostLaunch : Instruction {
   void run(Frame &frame) override {
     std::vector<uint64_t> numbers(arguments.size());
     for (size_t n = 0; n < arguments.size(); ++n) numbers[n] = arguments[n].bits(frame);
-    if (refusal == Py_None) return kernel(numbers.data());
     const char *failed = nullptr;
-    numbers.push_back(reinterpret_cast<uint64_t>(&failed));
-    kernel(numbers.data());
+    if (refusal != Py_None) numbers.push_back(reinterpret_cast<uint64_t>(&failed));
+    {
+      const WithoutGil others_run;
+      kernel(numbers.data());
+    }
     if (!failed) return;
     raise(checked(PyObject_CallFunction(refusal, "s", failed)));
   }
@@ -375,6 +395,7 @@ struct Product : Instruction {
     const at::Tensor &x = frame.registers[a], &y = frame.registers[b];
     at::Tensor &result = frame.registers[out];
     const at::AutoDispatchBelowADInplaceOrView guard;  // nobody records what a call does inside
+    const WithoutGil others_run;
     if (wider && is_batched) at::bmm_out(result, x, y, *wider);
     else if (wider) at::mm_out(result, x, y, *wider);
     else if (is_batched) at::bmm_out(result, x, y);
@@ -512,34 +533,33 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
     return nullptr;
   }
   const auto &self = *reinterpret_cast<Executor *>(object);
-  return or_error([&] {
-    const Object tensors = checked(PySequence_Fast(arguments[0], "tensors are a sequence"));
-    if (PySequence_Fast_GET_SIZE(tensors.get()) != static_cast<Py_ssize_t>(self.program->inputs)) fail(PyExc_ValueError, "not so many tensors");
-    if (!self.instructions) fail(PyExc_RuntimeError, "the executor is gone");
-    Frame frame{{}, arguments[1]};
-    frame.registers.reserve(self.program->inputs + self.program->held.size());
-    for (size_t n = 0; n < self.program->inputs; ++n) frame.registers.push_back(unwrapped(PySequence_Fast_GET_ITEM(tensors.get(), n)));
-    const bool is_given_away = reinterpret_cast<PyObject *>(Py_TYPE(arguments[0])) == self.given_away;
-    if (self.program->may_clear && is_given_away && PyList_SetSlice(arguments[0], 0, PY_SSIZE_T_MAX, nullptr) < 0) throw PythonError();
-    self.program->run(frame);
-    return self.program->found(frame).release();
-  });
+  HANDLE_TH_ERRORS
+  const Object tensors = checked(PySequence_Fast(arguments[0], "tensors are a sequence"));
+  if (PySequence_Fast_GET_SIZE(tensors.get()) != static_cast<Py_ssize_t>(self.program->inputs)) fail(PyExc_ValueError, "not so many tensors");
+  if (!self.instructions) fail(PyExc_RuntimeError, "the executor is gone");
+  Frame frame{{}, arguments[1]};
+  frame.registers.reserve(self.program->inputs + self.program->held.size());
+  for (size_t n = 0; n < self.program->inputs; ++n) frame.registers.push_back(unwrapped(PySequence_Fast_GET_ITEM(tensors.get(), n)));
+  const bool is_given_away = reinterpret_cast<PyObject *>(Py_TYPE(arguments[0])) == self.given_away;
+  if (self.program->may_clear && is_given_away && PyList_SetSlice(arguments[0], 0, PY_SSIZE_T_MAX, nullptr) < 0) throw python_error();
+  self.program->run(frame);
+  return self.program->found(frame).release();
+  END_HANDLE_TH_ERRORS
 }
 
 // Executor(instructions)
 PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   PyObject *instructions;
   if (!PyArg_ParseTuple(arguments, "O", &instructions)) return nullptr;
-  const Object made(type->tp_alloc(type, 0));
-  if (!made) return nullptr;
-  return or_error([&] {
-    auto *self = reinterpret_cast<Executor *>(made.get());
-    self->call = call;
-    self->instructions = Py_NewRef(instructions);
-    self->given_away = attribute(checked(PyImport_ImportModule("fusegen.runtime.given")), "GivenAway").release();
-    self->program = new Program(instructions);
-    return Py_NewRef(made.get());
-  });
+  HANDLE_TH_ERRORS
+  Object made = checked(type->tp_alloc(type, 0));
+  auto *self = reinterpret_cast<Executor *>(made.get());
+  self->call = call;
+  self->instructions = Py_NewRef(instructions);
+  self->given_away = attribute(checked(PyImport_ImportModule("fusegen.runtime.given")), "GivenAway").release();
+  self->program = new Program(instructions);
+  return made.release();
+  END_HANDLE_TH_ERRORS
 }
 
 int traverse(PyObject *object, visitproc visit, void *arg) {

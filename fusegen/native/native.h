@@ -6,21 +6,15 @@
 #include <Python.h>
 #include <structmember.h>
 
-#include <exception>
 #include <string>
 #include <utility>
 
-#include <c10/util/Exception.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
-
-// A Python error that is set.
-struct PythonError : std::exception {
-  const char *what() const noexcept override { return "a Python error"; }
-};
 
 [[noreturn]] inline void fail(PyObject *kind, const std::string &message) {
   PyErr_SetString(kind, message.c_str());
-  throw PythonError();
+  throw python_error();
 }
 
 // A reference of its own.
@@ -43,39 +37,8 @@ class Object {
 };
 
 inline Object checked(PyObject *made) {
-  if (!made) throw PythonError();
+  if (!made) throw python_error();
   return Object(made);
-}
-
-// A function's object; null with a Python error for what it throws.
-template <typename Function>
-PyObject *or_error(Function function) {
-  const auto set = [](const char *name, const c10::Error &error) {
-    PyObject *torch = PyImport_ImportModule(name[0] == 't' ? "torch" : "builtins");
-    PyObject *kind = torch ? PyObject_GetAttrString(torch, name[0] == 't' ? name + 6 : name) : nullptr;
-    if (kind) PyErr_SetString(kind, error.what_without_backtrace());
-    Py_XDECREF(kind);
-    Py_XDECREF(torch);
-  };
-  try {
-    return function();
-  } catch (const PythonError &) {
-  } catch (const c10::OutOfMemoryError &error) {
-    set("torch.OutOfMemoryError", error);
-  } catch (const c10::IndexError &error) {
-    set("IndexError", error);
-  } catch (const c10::ValueError &error) {
-    set("ValueError", error);
-  } catch (const c10::TypeError &error) {
-    set("TypeError", error);
-  } catch (const c10::NotImplementedError &error) {
-    set("NotImplementedError", error);
-  } catch (const c10::Error &error) {
-    set("RuntimeError", error);
-  } catch (const std::exception &error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
 }
 
 // A type whose objects are called, and looked through by the garbage collector.
