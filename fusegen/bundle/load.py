@@ -276,12 +276,13 @@ class BuiltFunction(Plan):
         source = Source(tuple(where.get(name) for name in wiring.inputs), device)
         with torch.no_grad():
             forward, _ = passes.forward.bind(source.example(values))
+        recorded = [not wanted.isdisjoint(names) for names in passes.built.derivatives]
         takes_numbers = any(isinstance(argument, NumberArgument) for argument in passes.built.forward[0].signature.arguments)
         return Recorded(
             source=source,
             count=len(values),
             forward=forward,
-            node=Node(wiring, passes.backward, [not wanted.isdisjoint(names) for names in passes.built.derivatives], sizes),
+            node=Node(wiring, passes.backward.executable, recorded, sizes),
             put_together=builder(variant.structure),
             by_value=self._uncomputable if takes_numbers else None,
             condition=condition,

@@ -33,7 +33,7 @@ class BuiltPass(Plan):
 
     def __init__(self, name: str, names: Sequence[str], kernels: Sequence[Kernels], movable: range = range(0)) -> None:
         self._name, self._names, self._kernels, self._movable = name, tuple(names), tuple(kernels), movable
-        self._executable = Executable(self)
+        self.executable = Executable(self)
 
     def __call__(self, values: Values) -> Sequence[Tensor]:
         """Runs the pass.
@@ -41,7 +41,7 @@ class BuiltPass(Plan):
         Raises:
             ArgumentError: nothing was built for its tensors.
         """
-        results: Sequence[Tensor] = self._executable(values)
+        results: Sequence[Tensor] = self.executable(values)
         return results
 
     def statics(self) -> list[bool]:

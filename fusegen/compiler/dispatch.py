@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -55,6 +56,9 @@ class _WithoutHistory:
     """A call of which autograd records nothing."""
 
     runner: Runner
+
+    def made(self, _: ModuleType) -> None:
+        """As of a `Runner`."""
 
     def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
         with torch.no_grad():
@@ -313,7 +317,7 @@ class Dispatcher(Plan):
             source=source,
             count=len(everything),
             forward=forward,
-            node=Node(passes.wiring, passes.backward, recorded, {**passes.forward.sizes(given), **sizes}),
+            node=Node(passes.wiring, passes.backward.executable, recorded, {**passes.forward.sizes(given), **sizes}),
             put_together=builder(variant.structure),
             by_value=self._by_value(variant) if passes.forward.graph.scalars else None,
             condition=condition_of(variant.conditions, sizes, names),

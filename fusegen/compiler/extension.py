@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -60,6 +61,9 @@ class _Call:
     operator: Callable[..., Any]
     sizes: Sequence[int]
     put_together: PutTogether | None
+
+    def made(self, _: ModuleType) -> None:
+        """As of a `Runner`."""
 
     def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
         numbers = [float(scalars[name]) if is_float else integer(scalars[name]) for name, is_float in self.unit.numbers]

@@ -48,6 +48,10 @@ class Choice(Generic[F]):
         except Exception:  # Python says what is wrong, or does it
             self.call = python()
 
+    def made(self, module: ModuleType) -> F:
+        """The function of a native module."""
+        return self._native(module)
+
     def take(self, module: ModuleType) -> None:
         """Takes the function of the native module from now on, where that can be made."""
         with suppress(Exception):  # one that cannot be is Python

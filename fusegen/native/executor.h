@@ -106,6 +106,12 @@ const at::Tensor &unwrapped(PyObject *object) {
   return THPVariable_Unpack(object);
 }
 
+Object list_of(at::TensorList tensors) {
+  Object list = checked(PyList_New(tensors.size()));
+  for (size_t n = 0; n < tensors.size(); ++n) PyList_SET_ITEM(list.get(), n, wrapped(tensors[n]).release());
+  return list;
+}
+
 // An argument of a kernel: eight bytes, or a tensor map of 128.
 struct Argument {
   enum class Kind { address, real, integer, constant, map } kind;

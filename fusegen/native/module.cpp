@@ -3,6 +3,7 @@
 #include "conditions.h"
 #include "executor.h"
 #include "form.h"
+#include "recorded.h"
 
 PyMODINIT_FUNC PyInit_fusegen_native() {
   static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "fusegen_native", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
@@ -11,7 +12,7 @@ PyMODINIT_FUNC PyInit_fusegen_native() {
   const struct {
     const char *name;
     PyObject *(*make)();
-  } types[] = {{"Conditions", conditions::type}, {"Executor", executor::type}, {"Form", form::type}};
+  } types[] = {{"Conditions", conditions::type}, {"Executor", executor::type}, {"Form", form::type}, {"Recorded", recorded::type}};
   for (const auto &each : types) {
     PyObject *type = each.make();
     if (!type || PyModule_AddObject(module, each.name, type) < 0) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from fusegen.program.call import Call
 from fusegen.program.numbers import ERRORS, Numbers
 from fusegen.runtime.alike import like
 from fusegen.runtime.given import GivenAway
-from fusegen.runtime.instructions import Runner
+from fusegen.runtime.instructions import Run, Runner
 from fusegen.runtime.keys import Values, tensor_part
 from fusegen.runtime.scalars import Condition, condition_of, scalars_of
 
@@ -85,6 +86,11 @@ class Program:
         """
         raise NotImplementedError
 
+    def native(self, _: ModuleType) -> tuple[Run, tuple[int, ...]] | None:
+        """What runs calls of tensors by the native module alone, and the places of its tensors among the values; None where Python
+        has more to do."""
+        return None
+
     def _find(self, values: Values) -> Hidden | None:
         if self._condition is not None and not self._condition(values):
             return None
@@ -138,6 +144,10 @@ class Bound(Program):
         self._in_order = self._order == tuple(range(len(where)))
         if self._in_order and not self.names and self._scalars is None:
             self.plain = program
+
+    def native(self, module: ModuleType) -> tuple[Run, tuple[int, ...]] | None:
+        run = None if self.names or self._scalars is not None or self.find is not _always else self._program.made(module)
+        return None if run is None else (run, self._order)
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values

@@ -14,6 +14,7 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol, TypeAlias, cast
 
 import torch
@@ -38,6 +39,9 @@ class Runner(Protocol):
 
     @property
     def call(self) -> Run: ...
+
+    def made(self, module: ModuleType) -> Run | None:
+        """The same on memory of its own, by the native module alone; None where there is no such thing."""
 
 
 _STOOD_IN = "a kernel was given a tensor without memory: something around the call stands in for what torch allocates"

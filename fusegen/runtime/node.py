@@ -5,7 +5,7 @@ It is a plain ``torch.autograd.Function``, which costs less host time than an op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
+from fusegen import native
 from fusegen.errors import GradientError
 from fusegen.program.wiring import Wiring
+from fusegen.runtime.executable import Executable
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values
 from fusegen.runtime.workspace import held
@@ -35,7 +37,7 @@ class Node:
     def __init__(
         self,
         wiring: Wiring,
-        backward: Callable[[Values], Sequence[Tensor]],
+        backward: Executable,
         recorded: Sequence[bool],
         sizes: Mapping[str, int],
     ) -> None:
@@ -52,6 +54,35 @@ class Node:
         self.gradients = [~given[source] if isinstance(source, str) else source for source in found]
         self.sizes = [sizes[name] for name in wiring.sizes]
         self.numbers = [inputs.index(name) for name in wiring.numbers]
+
+    def native_pass(self, values: Sequence[Tensor]) -> tuple[Any, tuple[int, ...]] | None:
+        """The backward pass by the native module for tensors that lie as these do: the executor, and the order in which it takes
+        them; None where Python has to run it."""
+        module = native.loaded()
+        if module is None or held() is not None:
+            return None
+        with torch.no_grad():
+            program, _ = self.backward.found([*values, *self.sizes])
+        return program.native(module)
+
+    def gradients_by(self, values: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradients of a call without numbers.
+
+        Args:
+            values: what was saved, and the gradients by the results.
+            given: these alone.
+        """
+        return self.gradients_of(GivenAway((*values, *self.sizes)), given)
+
+    def gradients_of(self, values: GivenAway, given: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradients by the inputs, of all values of the backward pass."""
+        is_recorded = torch.is_grad_enabled()  # somebody wants a derivative of these gradients
+        needed = [t for t in values if isinstance(t, Tensor) and t.requires_grad] if is_recorded else []
+        _require_plain(self.name, given)
+        with torch.no_grad():
+            outputs = self.backward(values)
+        found = [None if s is None else outputs[s] if s >= 0 else given[~s] for s in self.gradients]
+        return _once(self.name, found, needed) if is_recorded else found
 
     def saved(self, values: Values, outputs: Sequence[Tensor]) -> list[Tensor]:
         """Selects the tensors that the backward pass reads."""
@@ -80,16 +111,9 @@ class NodeCall(torch.autograd.Function):
         node: Node = ctx.node
         given = [_zeros(*ctx.like[n]) if (gradient := gradients[n]) is None else gradient for n in node.floats]
         values = GivenAway((*ctx.saved_tensors, *given, *node.sizes, *ctx.numbers))
-        is_recorded = torch.is_grad_enabled()  # somebody wants a derivative of these gradients
-        needed = [t for t in values if isinstance(t, Tensor) and t.requires_grad] if is_recorded else []
-        _require_plain(node.name, given)
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: what the pass has read need not stay
-        with torch.no_grad(), ctx.workspace or _OWN:
-            outputs = node.backward(values)
-        found = [None if s is None else outputs[s] if s >= 0 else given[~s] for s in node.gradients]
-        if is_recorded:
-            found = _once(node.name, found, needed)
-        return (None, None, None, *found)
+        with ctx.workspace or _OWN:
+            return (None, None, None, *node.gradients_of(values, given))
 
 
 def _require_plain(name: str, gradients: Sequence[Tensor]) -> None:

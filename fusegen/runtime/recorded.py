@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusegen.guards import State
+from fusegen.native import Choice
 from fusegen.program.numbers import ERRORS
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, ByValue, Hidden, Program
 from fusegen.runtime.execute import PutTogether
@@ -17,6 +19,7 @@ from fusegen.runtime.instructions import drawn_key
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node, NodeCall
 from fusegen.runtime.scalars import Condition
+from fusegen.runtime.workspace import held
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,21 @@ class Recorded(Program):
         self._forward = forward
         self._put_together, self._by_value = put_together, by_value
         self.node = node
+        self._native: Choice[Callable[[Sequence[Tensor]], Any] | None] = Choice(self._made, lambda: None)
+
+    def _made(self, module: ModuleType) -> Callable[[Sequence[Tensor]], Any] | None:
+        found = None if self.node.numbers else self._forward.native(module)
+        return None if found is None or found[1] != tuple(range(len(found[1]))) else module.Recorded(self.node, found[0])
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values
         source = self._source
         given = everything if self._in_order else source.values(everything, drawn_key(source.device) if self._draws else None)
+        recorded = self._native.call
+        if recorded is not None and held() is None:
+            results = recorded(given)
+            if results is not None:
+                return results[0] if self._put_together is None else self._put_together(list(results))
         plain = self._forward.plain
         run, nothing = (self._forward, NOTHING) if plain is None else (plain.call, NO_SCALARS)
         try:

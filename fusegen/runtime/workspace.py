@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -136,6 +136,10 @@ class OnWorkspace:
     def __init__(self, name: str, own: Runner, needed: int, device: torch.device, make: Callable[[torch.Tensor], Runner]) -> None:
         self._name, self._own, self._needed, self._device, self._make = name, own, needed, device, make
         self._made: WeakKeyDictionary[Workspace, Runner] = WeakKeyDictionary()  # which hold the memory
+
+    def made(self, module: ModuleType) -> Run | None:
+        """As of a `Runner`."""
+        return self._own.made(module)
 
     def call(self, tensors: Any, scalars: Any) -> Any:
         """Makes a call."""

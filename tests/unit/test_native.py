@@ -1,4 +1,4 @@
-"""The native module: its build, and conditions that it asks as Python does."""
+"""The native module: its build, and calls and conditions that are what they are in Python."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import fusegen as fg
 from fusegen import native
+from fusegen.compiler.passes import forget_programs
+from fusegen.errors import GradientError
 from fusegen.extension.native import reason
 from fusegen.guards import Conditions, Kind, Read, Slot
+from tests.unit.eager import randn
 
 ASKS = """
 import sys
@@ -37,6 +42,60 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
     native.use(module if request.param == "native" else None)
     yield
     native.use(module)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "one kernel": lambda x, w, b: F.gelu(x) * b,
+    "products": lambda x, w, b: F.silu(F.linear(x, w)) * F.linear(x, w.mT, b),
+    "several results": lambda x, w, b: ((x @ w).softmax(-1), x.argmax(-1), b * 2),
+    "random bits": lambda x, w, b: F.dropout(x @ w, 0.5) + b,
+    "attention": lambda x, w, b: F.scaled_dot_product_attention(x[None, None], w[None, None], w[None, None]) + b,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_gradients_have_equal_bits(name: str) -> None:
+    module = native.loaded()
+    if module is None:
+        pytest.skip(reason())
+    x, w, b, gradient = randn(6, 8), randn(8, 8), randn(8), randn(6, 16)[:, ::2]
+    found = []
+    for each in (module, None):
+        native.use(each)
+        kernel = fg.kernel(FUNCTIONS[name])
+        forget_programs()
+        inputs = [tensor.clone().requires_grad_() for tensor in (x, w, b)]
+        torch.manual_seed(3)
+        for _ in range(3):
+            results = kernel(*inputs)
+            first = results[0] if isinstance(results, tuple) else results
+            gradients = torch.autograd.grad(first, inputs, gradient.reshape(first.shape), allow_unused=True)
+        found.append([*(results if isinstance(results, tuple) else [results]), *(g for g in gradients if g is not None)])
+        assert (type(first.grad_fn).__name__ == "CppFunction") == (each is not None)
+    native.use(module)
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.usefixtures("way")
+def test_a_backward_pass_is_refused_where_autograd_refuses_it() -> None:
+    kernel = fg.kernel(FUNCTIONS["products"])
+    x, w, b = (tensor.requires_grad_() for tensor in (randn(6, 8), randn(8, 8), randn(8)))
+    kernel(x, w, b).sum().backward()
+    loss = kernel(x, w, b).sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="a second time"):
+        loss.backward()
+    loss = kernel(x, w, b).sum()
+    (by_x,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(GradientError, match="differentiated again"):
+        torch.autograd.grad(by_x.sum(), x)
+    with pytest.raises(GradientError, match="come in batches"):
+        torch.autograd.grad(kernel(x, w, b), x, torch.ones(2, 6, 8), is_grads_batched=True)
+    loss = kernel(x, w, b).sum()
+    with torch.no_grad():
+        w += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 class Owner:

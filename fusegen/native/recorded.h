@@ -1,0 +1,291 @@
+// A call whose results have gradients: a node of autograd's graph, of which both passes are executors. `NodeCall` of
+// fusegen/runtime/node.py does the same, slower.
+
+#pragma once
+
+#include "executor.h"
+
+#include <algorithm>
+#include <memory>
+#include <type_traits>
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+namespace recorded {
+
+using executor::attribute;
+using executor::Executor;
+using executor::Frame;
+using executor::integer;
+using executor::integers;
+using executor::items;
+using executor::Program;
+using executor::wrapped;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using NodePointer = decltype(torch::autograd::Edge::function);  // shared_ptr, or intrusive_ptr in later versions of torch
+
+constexpr int64_t kNone = INT64_MIN;  // in place of a number
+constexpr size_t kMostPasses = 4;
+
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) {}
+  ~WithGil() { PyGILState_Release(state_); }
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// The part of a tensor on which the choice of a program depends (fusegen/runtime/keys.py).
+struct Layout {
+  std::vector<int64_t> sizes, strides;
+  at::ScalarType dtype;
+  at::Device device;
+  uintptr_t low;  // bits of the address
+
+  explicit Layout(const at::Tensor &tensor)
+      : sizes(tensor.sizes().vec()),
+        strides(tensor.strides().vec()),
+        dtype(tensor.scalar_type()),
+        device(tensor.device()),
+        low(low_of(tensor)) {}
+
+  static uintptr_t low_of(const at::Tensor &tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) & 15; }
+
+  // True for a tensor of which only Python knows what to do.
+  static bool is_odd(const at::Tensor &tensor) {
+    constexpr c10::DispatchKeySet strange({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched,
+                                           c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
+                                           c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+    return tensor.layout() != at::kStrided || tensor.is_nested() || tensor.key_set().has_any(strange) || !tensor.has_storage() ||
+           !tensor.const_data_ptr();
+  }
+
+  bool is_of(const at::Tensor &tensor) const {
+    return !is_odd(tensor) && tensor.scalar_type() == dtype && tensor.device() == device && tensor.sizes() == at::IntArrayRef(sizes) &&
+           tensor.strides() == at::IntArrayRef(strides) && low_of(tensor) == low;
+  }
+};
+
+// A backward pass for tensors that lie as some have lain.
+struct Pass {
+  std::vector<Layout> layouts;
+  Object executor;
+  std::vector<int64_t> order;  // of the values, as the executor takes them
+
+  bool takes(const variable_list &values) const {
+    for (size_t n = 0; n < values.size(); ++n)
+      if (!layouts[n].is_of(values[n])) return false;
+    return true;
+  }
+
+  Program &program() const { return *reinterpret_cast<Executor *>(executor.get())->program; }
+};
+
+// What the nodes of all calls have in common; used with the GIL.
+struct Plan {
+  Object node, executor;
+  std::string name;
+  size_t count;
+  std::vector<bool> is_recorded;
+  std::vector<int64_t> kept, floats, gradients;
+  std::vector<std::shared_ptr<Pass>> passes;
+
+  Plan(PyObject *given, PyObject *forward)
+      : node(Py_NewRef(given)),
+        executor(Py_NewRef(forward)),
+        count(integer(given, "count")),
+        is_recorded(count, true),
+        kept(integers(attribute(given, "kept"))),
+        floats(integers(attribute(given, "floats"))) {
+    const char *text = PyUnicode_AsUTF8(attribute(given, "name"));
+    if (!text) throw python_error();
+    name = text;
+    for (int64_t place : integers(attribute(given, "plain"))) is_recorded[place] = false;
+    for (const Object &source : items(attribute(given, "gradients"))) gradients.push_back(source.get() == Py_None ? kNone : integer(source));
+    for (int64_t result : program().results)
+      if (result < static_cast<int64_t>(program().inputs)) fail(PyExc_ValueError, "a result is an argument");
+  }
+
+  ~Plan() {
+    if (Py_IsInitialized()) {
+      const WithGil gil;
+      passes.clear();
+      node = Object();
+      executor = Object();
+    } else {  // with the process
+      node.release();
+      executor.release();
+      for (const auto &pass : passes) pass->executor.release();
+    }
+  }
+
+  Program &program() const { return *reinterpret_cast<Executor *>(executor.get())->program; }
+
+  // A backward pass that was found before, or is found now; null where Python has to run it.
+  std::shared_ptr<Pass> pass_for(const variable_list &values) {
+    for (const auto &pass : passes)
+      if (pass->takes(values)) return pass;
+    if (std::any_of(values.begin(), values.end(), Layout::is_odd)) return nullptr;
+    const Object found = checked(PyObject_CallMethod(node, "native_pass", "O", executor::list_of(values).get()));
+    if (found.get() == Py_None) return nullptr;
+    const std::vector<Object> parts = items(found);
+    auto pass = std::make_shared<Pass>();
+    for (const at::Tensor &value : values) pass->layouts.emplace_back(value);
+    pass->executor = Object(Py_NewRef(parts.at(0).get()));
+    pass->order = integers(parts.at(1));
+    if (passes.size() >= kMostPasses) passes.pop_back();
+    passes.insert(passes.begin(), pass);
+    return pass;
+  }
+};
+
+struct Backward : torch::autograd::Node {
+  std::shared_ptr<Plan> plan;
+  std::vector<SavedVariable> saved;
+  bool is_last = false;  // nothing is read again
+
+  std::string name() const override { return plan->name; }
+
+  void will_release_variables() override { is_last = true; }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (SavedVariable &each : saved) each.reset_data();
+  }
+
+  variable_list apply(variable_list &&given) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    variable_list values, floats;
+    for (SavedVariable &each : saved) values.push_back(each.unpack(getptr()));
+    if (is_last)
+      for (SavedVariable &each : saved) each.reset_data();  // what the pass has read need not stay
+    for (int64_t place : plan->floats) floats.push_back(given[place].defined() ? given[place] : input_metadata(place).zeros_like());
+    given.clear();
+    values.insert(values.end(), floats.begin(), floats.end());
+    const WithGil gil;
+    try {
+      const bool is_plain = !at::GradMode::is_enabled() && executor::is_unseen();
+      const std::shared_ptr<Pass> pass = is_plain ? plan->pass_for(values) : nullptr;
+      return pass ? by_pass(*pass, std::move(values), std::move(floats)) : by_python(values, floats);
+    } catch (python_error &error) {
+      error.persist();
+      throw;
+    }
+  }
+
+ private:
+  variable_list by_pass(const Pass &pass, variable_list values, variable_list floats) const {
+    Frame frame{{}, Py_None};
+    for (int64_t place : pass.order) frame.registers.push_back(values[place]);
+    values.clear();
+    const auto is_passed_on = [](int64_t source) { return source < 0 && source != kNone; };
+    if (std::none_of(plan->gradients.begin(), plan->gradients.end(), is_passed_on)) floats.clear();
+    Program &program = pass.program();
+    program.run(frame);
+    variable_list found;
+    for (int64_t source : plan->gradients)
+      found.push_back(source == kNone ? at::Tensor() : source >= 0 ? frame.registers[program.results[source]] : floats[~source]);
+    return found;
+  }
+
+  // By `Node.gradients_by`, which also says what may not be.
+  variable_list by_python(const variable_list &values, const variable_list &floats) const {
+    const Object made = checked(
+        PyObject_CallMethod(plan->node, "gradients_by", "OO", executor::list_of(values).get(), executor::list_of(floats).get()));
+    variable_list found;
+    for (const Object &each : items(made)) found.push_back(each.get() == Py_None ? at::Tensor() : executor::unwrapped(each));
+    return found;
+  }
+};
+
+template <class Pointer, class Made>
+Pointer made_node() {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
+    return Pointer(new Made, [](auto *node) { deleteNode(node); });
+  else
+    return c10::make_intrusive<Made>();
+}
+
+struct Recorded {
+  PyObject_HEAD
+  vectorcallfunc call;
+  std::shared_ptr<Plan> *plan;
+
+  void release() { delete plan; }
+};
+
+// recorded(values) -> the results as a tuple; None where something looks at torch's operations.
+PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObject *names) {
+  HANDLE_TH_ERRORS
+  if (PyVectorcall_NARGS(count) != 1 || names) fail(PyExc_TypeError, "a recorded call takes values");
+  const auto &self = *reinterpret_cast<Recorded *>(object);
+  if (!self.plan) fail(PyExc_RuntimeError, "the call is gone");
+  if (!executor::is_unseen()) Py_RETURN_NONE;
+  const std::shared_ptr<Plan> plan = *self.plan;
+  variable_list values;
+  for (const Object &each : items(arguments[0])) values.push_back(executor::unwrapped(each));
+  Program &program = plan->program();
+  if (values.size() != program.inputs) fail(PyExc_ValueError, "not so many tensors");
+  Frame frame{values, Py_None};
+  {
+    const at::AutoGradMode nothing_is_recorded(false);
+    program.run(frame);
+  }
+  const NodePointer pointer = made_node<NodePointer, Backward>();
+  auto *node = static_cast<Backward *>(pointer.get());
+  node->plan = plan;
+  node->set_next_edges(torch::autograd::collect_next_edges(values));
+  const auto output = [&](int64_t place) -> const at::Tensor & { return frame.registers[program.results[place]]; };
+  for (size_t place = 0; place < plan->count; ++place) {
+    if (plan->is_recorded[place]) torch::autograd::set_history(output(place), pointer);
+    else node->add_input_metadata(output(place));  // whose gradient is zeros
+  }
+  for (int64_t place : plan->kept) {
+    const bool is_output = place < 0 && ~place < static_cast<int64_t>(plan->count) && plan->is_recorded[~place];
+    node->saved.emplace_back(place >= 0 ? values[place] : output(~place), is_output);
+  }
+  const Object results = checked(PyTuple_New(plan->count));
+  for (size_t place = 0; place < plan->count; ++place) PyTuple_SET_ITEM(results.get(), place, wrapped(output(place)).release());
+  return Py_NewRef(results.get());
+  END_HANDLE_TH_ERRORS
+}
+
+// Recorded(node, the executor of the forward pass)
+PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
+  HANDLE_TH_ERRORS
+  PyObject *node, *forward;
+  if (!PyArg_ParseTuple(arguments, "OO", &node, &forward)) return nullptr;
+  if (strcmp(Py_TYPE(forward)->tp_name, "fusegen_native.Executor")) fail(PyExc_TypeError, "not an executor");
+  Object made = checked(type->tp_alloc(type, 0));
+  auto *self = reinterpret_cast<Recorded *>(made.get());
+  self->call = call;
+  self->plan = new std::shared_ptr<Plan>(std::make_shared<Plan>(node, forward));
+  return made.release();
+  END_HANDLE_TH_ERRORS
+}
+
+int traverse(PyObject *object, visitproc visit, void *arg) {
+  auto *self = reinterpret_cast<Recorded *>(object);
+  Py_VISIT(Py_TYPE(object));
+  if (self->plan && self->plan->use_count() == 1) {  // else nodes own it too
+    Py_VISIT((*self->plan)->node.get());
+    Py_VISIT((*self->plan)->executor.get());
+  }
+  return 0;
+}
+
+int clear(PyObject *object) {
+  auto *self = reinterpret_cast<Recorded *>(object);
+  std::shared_ptr<Plan> *taken = self->plan;
+  self->plan = nullptr;
+  delete taken;
+  return 0;
+}
+
+PyObject *type() { return callable_type<Recorded, clear>("fusegen_native.Recorded", make, traverse); }
+
+}  // namespace recorded
