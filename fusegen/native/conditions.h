@@ -325,7 +325,6 @@ int clear(PyObject *object) {
   return 0;
 }
 
-
 PyObject *type() { return callable_type<Conditions, clear>("fusegen_native.Conditions", make, traverse); }
 
 }  // namespace conditions

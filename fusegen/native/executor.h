@@ -38,11 +38,13 @@ int64_t integer(PyObject *object) {
 
 int64_t integer(PyObject *object, const char *name) { return integer(attribute(object, name)); }
 
-bool truth(PyObject *object, const char *name) {
-  const int found = PyObject_IsTrue(attribute(object, name));
+bool truth(PyObject *object) {
+  const int found = PyObject_IsTrue(object);
   if (found < 0) throw python_error();
   return found;
 }
+
+bool truth(PyObject *object, const char *name) { return truth(attribute(object, name)); }
 
 std::vector<Object> items(PyObject *object) {
   const Object sequence = checked(PySequence_Fast(object, "not a sequence"));
@@ -78,6 +80,12 @@ at::Device device_of(PyObject *object) {
 struct Frame {
   std::vector<at::Tensor> registers;
   PyObject *scalars;
+
+  std::vector<at::Tensor> at(const std::vector<int64_t> &places) const {
+    std::vector<at::Tensor> found;
+    for (int64_t place : places) found.push_back(registers[place]);
+    return found;
+  }
 };
 
 // While something runs that needs no Python, other threads do.
@@ -231,9 +239,8 @@ struct Allocate : Instruction {
 
   void run(Frame &frame) override {
     at::Tensor &tensor = frame.registers[at] = made();
-    if (!is_large || !tensor.has_storage()) return;
+    if (!is_large || !is_unseen()) return;
     const auto address = reinterpret_cast<uintptr_t>(tensor.storage().data());
-    if (!address) return;
     constexpr uintptr_t page = 2 << 20;
     const uintptr_t first = (address + page - 1) / page * page;
     madvise(reinterpret_cast<void *>(first), (address + tensor.nbytes() - first) / page * page, MADV_HUGEPAGE);
@@ -351,15 +358,10 @@ struct Launch : Instruction {
     }
     int status = launched(table.data());
     if (!status) return;
-    if (truth_of_call("made_current", status)) status = launched(table.data());
+    if (truth(checked(PyObject_CallMethod(site, "made_current", "i", status)))) status = launched(table.data());
     if (status) checked(PyObject_CallMethod(site, "refuse", "i", status));
   }
 
-  bool truth_of_call(const char *name, int status) {
-    const int found = PyObject_IsTrue(checked(PyObject_CallMethod(site, name, "i", status)));
-    if (found < 0) throw python_error();
-    return found;
-  }
 };
 
 struct HostLaunch : Instruction {
@@ -426,8 +428,7 @@ struct Library : Instruction {
   }
 
   void run(Frame &frame) override {
-    const Object tensors = checked(PyTuple_New(operands.size()));
-    for (size_t n = 0; n < operands.size(); ++n) PyTuple_SET_ITEM(tensors.get(), n, wrapped(frame.registers[operands[n]]).release());
+    const Object tensors = checked(PyList_AsTuple(list_of(frame.at(operands))));
     const Object made = checked(PyObject_CallObject(function, tensors));
     const std::vector<Object> found = items(made);
     for (size_t n = 0; n < results.size(); ++n) {
@@ -463,13 +464,11 @@ struct Program {
   PyObject *put_together;
   Object stream_now, unreachable;
   int64_t gpu = -1;
-  bool may_clear;
 
   explicit Program(PyObject *given)
       : inputs(integer(given, "inputs")),
         results(integers(attribute(given, "results"))),
-        put_together(attribute(given, "put_together")),
-        may_clear(truth(given, "may_clear")) {
+        put_together(attribute(given, "put_together")) {
     for (const Object &item : items(attribute(given, "held"))) held.push_back(item.get() == Py_None ? at::Tensor() : unwrapped(item));
     const Object index = attribute(given, "gpu");
     if (index.get() != Py_None) gpu = integer(index);
@@ -502,9 +501,7 @@ struct Program {
 
   Object found(const Frame &frame) const {
     if (put_together == Py_None) return results.empty() ? Object(Py_NewRef(Py_None)) : wrapped(frame.registers[results[0]]);
-    const Object list = checked(PyList_New(results.size()));
-    for (size_t n = 0; n < results.size(); ++n) PyList_SET_ITEM(list.get(), n, wrapped(frame.registers[results[n]]).release());
-    return checked(PyObject_CallOneArg(put_together, list));
+    return checked(PyObject_CallOneArg(put_together, list_of(frame.at(results))));
   }
 };
 
@@ -514,13 +511,10 @@ Do::Do(PyObject *given) : function(attribute(given, "function")), tensors(intege
 
 void Do::run(Frame &frame) {
   if (inside) {
-    Frame own{{}, frame.scalars};
-    for (int64_t place : tensors) own.registers.push_back(frame.registers[place]);
+    Frame own{frame.at(tensors), frame.scalars};
     return inside->run(own);
   }
-  const Object list = checked(PyList_New(tensors.size()));
-  for (size_t n = 0; n < tensors.size(); ++n) PyList_SET_ITEM(list.get(), n, wrapped(frame.registers[tensors[n]]).release());
-  checked(PyObject_CallFunctionObjArgs(function, list.get(), frame.scalars, nullptr));
+  checked(PyObject_CallFunctionObjArgs(function, list_of(frame.at(tensors)).get(), frame.scalars, nullptr));
 }
 
 struct Executor {
@@ -547,7 +541,7 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
   frame.registers.reserve(self.program->inputs + self.program->held.size());
   for (size_t n = 0; n < self.program->inputs; ++n) frame.registers.push_back(unwrapped(PySequence_Fast_GET_ITEM(tensors.get(), n)));
   const bool is_given_away = reinterpret_cast<PyObject *>(Py_TYPE(arguments[0])) == self.given_away;
-  if (self.program->may_clear && is_given_away && PyList_SetSlice(arguments[0], 0, PY_SSIZE_T_MAX, nullptr) < 0) throw python_error();
+  if (is_given_away && PyList_SetSlice(arguments[0], 0, PY_SSIZE_T_MAX, nullptr) < 0) throw python_error();
   self.program->run(frame);
   return self.program->found(frame).release();
   END_HANDLE_TH_ERRORS
@@ -582,7 +576,6 @@ int clear(PyObject *object) {
   Py_CLEAR(self->given_away);
   return 0;
 }
-
 
 PyObject *type() { return callable_type<Executor, clear>("fusegen_native.Executor", make, traverse); }
 

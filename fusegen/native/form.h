@@ -207,7 +207,6 @@ int clear(PyObject *object) {
   return 0;
 }
 
-
 PyObject *type() { return callable_type<Form, clear>("fusegen_native.Form", make, traverse); }
 
 }  // namespace form

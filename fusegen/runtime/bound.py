@@ -87,8 +87,8 @@ class Program:
         raise NotImplementedError
 
     def native(self, _: ModuleType) -> tuple[Run, tuple[int, ...]] | None:
-        """What runs calls of tensors by the native module alone, and the places of its tensors among the values; None where Python
-        has more to do."""
+        """The executor of calls that the native module runs alone, and the places of its tensors among the values; None where
+        Python has more to do."""
         return None
 
     def _find(self, values: Values) -> Hidden | None:

@@ -121,7 +121,6 @@ class Binder:
         self._specs = {spec.key: spec for spec in call.buffers}
         temporaries = slots_of(call, sizes)
         slots, self._workspace_bytes = packed(slot for slot in temporaries if memory is not None or slot.size < APART)
-        self._is_inside = is_inside
         self._written = () if is_inside else call.written
         self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
         self._first_of, self._last_of = spans(call)
@@ -156,8 +155,7 @@ class Binder:
         results = tuple(self.tensor(key) for key in self.call.results)
         if self._written:
             self.add(Do(_count_writes, tuple(self._written)))
-        gpu = self._backend.gpu
-        return Instructions(inputs, tuple(self._held), tuple(self._body), results, put_together, gpu, not self._is_inside)
+        return Instructions(inputs, tuple(self._held), tuple(self._body), results, put_together, self._backend.gpu)
 
     # What steps name.
 

@@ -117,7 +117,7 @@ Argument: TypeAlias = Address | Scalar | Constant | TensorMap
 
 
 def values_of(arguments: Sequence[Argument], registers: Registers, scalars: Scalars) -> list[Any]:
-    """What is passed for some arguments."""
+    """Evaluates arguments."""
     return [argument.value(registers, scalars) for argument in arguments]
 
 
@@ -247,7 +247,7 @@ class HostLaunch:
 
     @property
     def address(self) -> int:
-        """Of the kernel."""
+        """The kernel's address."""
         return ctypes.cast(cast(Any, self.kernel), ctypes.c_void_p).value or 0
 
     def run(self, registers: Registers, scalars: Scalars) -> None:
@@ -327,7 +327,6 @@ class Instructions:
         results: the registers of the results.
         put_together: makes the results of their tensors; None where the only tensor, or none, is the result.
         gpu: the index of the GPU that must be current; None for none.
-        may_clear: whether tensors that are given away are taken from the caller.
     """
 
     inputs: int
@@ -336,14 +335,13 @@ class Instructions:
     results: tuple[int, ...]
     put_together: Callable[[list[Tensor]], Any] | None
     gpu: int | None
-    may_clear: bool
 
     def __call__(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
         if self.gpu is not None and cuda.queries()[1]() != self.gpu:
             with torch.cuda.device(self.gpu):
                 return self(tensors, scalars)
         registers = [*tensors, *self.held]
-        if self.may_clear and type(tensors) is GivenAway:
+        if type(tensors) is GivenAway:
             tensors.clear()
         for instruction in self.body:
             instruction.run(registers, scalars)

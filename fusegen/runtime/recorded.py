@@ -84,8 +84,11 @@ class Recorded(Program):
         self._native: Choice[Callable[[Sequence[Tensor]], Any] | None] = Choice(self._made, lambda: None)
 
     def _made(self, module: ModuleType) -> Callable[[Sequence[Tensor]], Any] | None:
-        found = None if self.node.numbers else self._forward.native(module)
-        return None if found is None or found[1] != tuple(range(len(found[1]))) else module.Recorded(self.node, found[0])
+        found = self._forward.native(module)
+        if found is None or found[1] != tuple(range(len(self._source.order))):  # a value is no tensor, or the pass reads it nowhere
+            return None
+        made: Callable[[Sequence[Tensor]], Any] = module.Recorded(self.node, found[0])
+        return made
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values

@@ -135,7 +135,7 @@ class OnWorkspace:
 
     def __init__(self, name: str, own: Runner, needed: int, device: torch.device, make: Callable[[torch.Tensor], Runner]) -> None:
         self._name, self._own, self._needed, self._device, self._make = name, own, needed, device, make
-        self._made: WeakKeyDictionary[Workspace, Runner] = WeakKeyDictionary()  # which hold the memory
+        self._made: WeakKeyDictionary[Workspace, Runner] = WeakKeyDictionary()  # they hold the memory
 
     def made(self, module: ModuleType) -> Run | None:
         """As of a `Runner`."""

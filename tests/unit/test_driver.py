@@ -64,7 +64,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(StubDriver())
-    monkeypatch.setattr(native, "_module", None)  # which asks torch itself for the stream
+    monkeypatch.setattr(native, "_module", None)  # it would ask torch itself for the stream
     monkeypatch.setattr(driver, "driver", lambda: made.driver)
     monkeypatch.setattr(driver, "make_current", lambda index: made.switched.append(f"driver {index}"))
     monkeypatch.setattr(cuda, "queries", lambda: (made.stream, lambda: made.current))

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,14 +34,19 @@ print(reason(), flush=True)
 """
 
 
-@pytest.fixture(params=["native", "python"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    module = native.loaded()
-    if module is None:
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    """The module, which calls use again behind the test."""
+    found = native.loaded()
+    if found is None:
         pytest.skip(reason())
+    yield found
+    native.use(found)
+
+
+@pytest.fixture(params=["native", "python"])
+def way(request: pytest.FixtureRequest, module: ModuleType) -> None:
     native.use(module if request.param == "native" else None)
-    yield
-    native.use(module)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -54,10 +59,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_and_gradients_have_equal_bits(name: str) -> None:
-    module = native.loaded()
-    if module is None:
-        pytest.skip(reason())
+def test_values_and_gradients_have_equal_bits(name: str, module: ModuleType) -> None:
     x, w, b, gradient = randn(6, 8), randn(8, 8), randn(8), randn(6, 16)[:, ::2]
     found = []
     for each in (module, None):
@@ -72,8 +74,23 @@ def test_values_and_gradients_have_equal_bits(name: str) -> None:
             gradients = torch.autograd.grad(first, inputs, gradient.reshape(first.shape), allow_unused=True)
         found.append([*(results if isinstance(results, tuple) else [results]), *(g for g in gradients if g is not None)])
         assert (type(first.grad_fn).__name__ == "CppFunction") == (each is not None)
-    native.use(module)
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.usefixtures("way")
+def test_sizes_and_numbers_beside_tensors_have_no_gradients() -> None:
+    def function(x: torch.Tensor, copies: int, factor: float) -> torch.Tensor:
+        return F.gelu(x).repeat(copies, 1) * factor
+
+    x, kernel = randn(6, 8).requires_grad_(), fg.kernel(function)
+    for copies, factor in ((2, 0.5), (3, 0.5), (3, 2.0)):
+        (ours,) = torch.autograd.grad(kernel(x, copies, factor).sum(), x)
+        (theirs,) = torch.autograd.grad(function(x, copies, factor).sum(), x)
+        torch.testing.assert_close(ours, theirs)
+    whole = fg.kernel(lambda x, copies: F.gelu(x).repeat(copies, 1) + copies)
+    (ours,) = torch.autograd.grad(whole(x, 2).sum(), x)
+    (theirs,) = torch.autograd.grad(F.gelu(x).repeat(2, 1).sum(), x)
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.usefixtures("way")
