@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import nn
 
-from fusegen.graphs.cache_memory import has_layers
 from fusegen.graphs.graphed import Graphed
+from fusegen.graphs.masks import with_whole_mask
 from fusegen.graphs.recording import Pools
 
 _COMPILED = "get_compiled_call"
@@ -77,7 +76,7 @@ class GraphedForward(Graphed):
         """The result of a forward pass."""
         if torch.is_grad_enabled() or not self.is_put:  # layers have graphs of their own
             return self.original(*args, **kwargs)
-        return super().__call__(*args, **_with_whole_mask(kwargs))
+        return super().__call__(*args, **with_whole_mask(kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that a file or a copy holds: graphs are recorded anew."""
@@ -88,15 +87,3 @@ class GraphedForward(Graphed):
         self.given = state["given"]
         self.is_put = state["is_put"]
         self.__signature__ = inspect.signature(self.original)
-
-
-def _with_whole_mask(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a call with a mask of as many tokens as a static cache has room for. Loops that decode pass one of the
-    tokens so far, which is of another shape at each step; behind them there is nothing to see."""
-    mask = kwargs.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.dim() != 2:
-        return kwargs
-    caches = [value for value in kwargs.values() if has_layers(value)]
-    room = max((getattr(layer, "max_cache_len", 0) for cache in caches for layer in cache.layers), default=0)
-    missing = room - mask.shape[1]
-    return {**kwargs, "attention_mask": pad(mask, (0, missing))} if missing > 0 else kwargs

@@ -24,6 +24,7 @@ from fusegen.graphs.cache_memory import CacheMemory, CacheView
 from fusegen.graphs.call import Call, SameForm, Views, key_of, run_with, settings, without_tensors
 from fusegen.graphs.facts import OF_OTHERS, reached, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
+from fusegen.graphs.masks import masks_left_out
 from fusegen.graphs.recording import GraphPool, Pools, Recording
 from fusegen.graphs.step import Step
 from fusegen.lang.running import is_tracing
@@ -343,7 +344,7 @@ class Graphed:
                     record: Callable[..., Graph] = self._with_gradients
                 else:
                     record = self._plain
-                with _same_settings(pool.device.type):
+                with _same_settings(pool.device.type), masks_left_out(self.original, args, kwargs):
                     graph = record(pool, roots, call, args, kwargs)
             except Exception as error:
                 met.reason = _words(error)

@@ -24,6 +24,8 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function is torch.ops.aten._local_scalar_dense.default:
+            raise RuntimeError("operation not permitted when stream is capturing")
         if function._schema.is_mutable:
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self._made:
