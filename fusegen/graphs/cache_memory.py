@@ -75,6 +75,39 @@ class CacheView:
         return tuple(_phase(held[name], count, held["max_cache_len"]) for held, name in self.lengths)
 
 
+class NewCaches:
+    """Makes caches as a recorded run has made one, each with copies of what that one holds now.
+
+    Args:
+        cache: the run's, which each replay fills.
+
+    Raises:
+        UnsupportedError: it holds something else than tensors, plain values and layers that do.
+    """
+
+    def __init__(self, cache: object) -> None:
+        CacheView(cache)
+        self._cache = cache
+
+    def __call__(self) -> object:
+        """One more cache."""
+        return _copied(self._cache)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if type(value) is dict:
+        return dict(value)
+    if isinstance(value, list):
+        return list(map(_copied, value))
+    if is_plain(value) or isinstance(value, type):
+        return value
+    copy = object.__new__(type(value))
+    vars(copy).update({name: _copied(each) for name, each in vars(value).items()})
+    return copy
+
+
 def is_cache(value: object) -> bool:
     """True for an object with layers, or one that holds such objects, as the caches of encoder-decoders do."""
     held = getattr(value, "__dict__", {})

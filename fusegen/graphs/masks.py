@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from fusegen.graphs.cache_memory import has_layers
+from fusegen.graphs.cache_memory import has_layers, is_cache
 
-_DECIDING = ("attention_mask", "position_ids", "past_key_values")
+_DECIDING = ("attention_mask", "position_ids")
 _ASKS = "is_tracing"
 _ANSWERS = {_ASKS: False, "find_packed_sequence_indices": None}
 _LEFT_OUT = threading.local()
@@ -66,7 +66,7 @@ def _decides(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     inside = (each for each in given.values() if isinstance(each, dict))
     named = {name: value for each in (given, *inside) for name, value in each.items()}
     is_model = not isinstance(function, FunctionType) and _DECIDING[0] in signature.parameters
-    return not is_model or any(named.get(name) is not None for name in _DECIDING)
+    return not is_model or any(named.get(name) is not None for name in _DECIDING) or any(map(is_cache, named.values()))
 
 
 def _answered(asked: Callable[..., Any], name: str) -> Callable[..., Any]:

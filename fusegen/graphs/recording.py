@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusegen.errors import UnsupportedError
+from fusegen.graphs.cache_memory import NewCaches, is_cache
 from fusegen.guards import is_plain
 from fusegen.threads import new_lock
 
@@ -207,7 +208,7 @@ class Recording:
     Attributes:
         inputs: the tensors that it reads its arguments from.
         written: positions of those that it writes to.
-        leaves: of the result: tensors, which each replay fills; the position of an argument; or a plain value.
+        leaves: of the result: tensors and caches, which each replay fills; the position of an argument; or a plain value.
         put_together: makes the result of its leaves.
     """
 
@@ -235,7 +236,7 @@ class Recording:
             others: arguments that the result may be or hold.
 
         Raises:
-            UnsupportedError: the result is none of tensors and plain values.
+            UnsupportedError: the result is none of tensors, plain values and caches.
         """
         with torch.inference_mode(False):
             inputs = [static(tensor) for tensor in tensors]
@@ -247,7 +248,7 @@ class Recording:
         written = [number for number, tensor in enumerate(inputs) if tensor._version != versions[number]]
         leaves, put_together = taken_apart(result)
         known = {id(value): Argument(number) for number, value in enumerate((*inputs, *others))}
-        return cls(replay, held, written, [known.get(id(leaf)) or checked(leaf) for leaf in leaves], put_together)
+        return cls(replay, held, written, [known.get(id(leaf)) or _kept(leaf) for leaf in leaves], put_together)
 
     def __call__(self, tensors: Sequence[Tensor], others: Sequence[object]) -> Any:
         """The result of other arguments."""
@@ -330,7 +331,13 @@ def checked(leaf: object) -> object:
     raise UnsupportedError(f"its result holds a {type(leaf).__name__}", mend="return tensors and plain values")
 
 
+def _kept(leaf: object) -> object:
+    return NewCaches(leaf) if is_cache(leaf) else checked(leaf)
+
+
 def _given(leaf: object, arguments: Sequence[object]) -> object:
     if type(leaf) is Argument:
         return arguments[leaf.number]
+    if type(leaf) is NewCaches:
+        return leaf()
     return leaf.clone() if isinstance(leaf, Tensor) else leaf

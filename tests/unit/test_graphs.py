@@ -72,17 +72,39 @@ def test_generate_gives_the_same_tokens(name: str, settings: dict[str, Any], kin
     assert graphs.recorded == (2 if name == "Mistral" else 1) and graphs.replayed > 10, graphs.reasons
 
 
-def test_an_encoder_s_outputs_and_two_caches() -> None:
+def _small_t5() -> Any:
     transformers = pytest.importorskip("transformers")
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 40}
     torch.manual_seed(0)
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+
+
+def test_an_encoder_s_outputs_and_two_caches() -> None:
+    model = _small_t5()
     several = [_ids(2, 6), _ids(2, 6) + 1, _ids(2, 5)]
     expected = [_generated(model, ids) for ids in several]
     graphs = fg.patch(model, only=[nn.Linear], cuda_graphs=True)._graphs
     for _ in range(2):
         assert all(map(torch.equal, (_generated(model, ids) for ids in several), expected))
     assert graphs.recorded == 2 and graphs.replayed > 30, graphs.reasons  # one for each length of the encoder's outputs
+
+
+@pytest.mark.parametrize("is_decoder", [True, False])
+def test_a_cache_that_a_call_makes(is_decoder: bool) -> None:
+    model = small_model("Llama") if is_decoder else _small_t5()
+    several = [{"input_ids": _ids(2, 6) + n} | ({} if is_decoder else {"decoder_input_ids": _ids(2, 3)}) for n in range(4)]
+
+    def next_logits(result: Any) -> Tensor:
+        given = {"input_ids": _ids(2, 1)} if is_decoder else {"decoder_input_ids": _ids(2, 1), "encoder_outputs": (result[-1],)}
+        logits: Tensor = model(**given, past_key_values=result.past_key_values).logits
+        return logits
+
+    with torch.no_grad():
+        expected = [next_logits(model(**each)) for each in several]
+        graphs = fg.patch(model, only=[nn.Linear], cuda_graphs=True)._graphs
+        results = [model(**each) for each in several]
+        assert (graphs.recorded, graphs.replayed) == (1, 3), graphs.reasons
+        assert all(map(torch.equal, map(next_logits, results), expected))
 
 
 def test_generate_records_once_for_many_calls() -> None:
