@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "attention.h"
 #include "native.h"
 
 #include <sys/mman.h>
@@ -416,23 +417,45 @@ struct Library : Instruction {
     size_t at;
     std::vector<int64_t> order, shape;
   };
-  PyObject *function;
+  Object function;
   std::vector<int64_t> operands;
   std::vector<Result> results;
+  attention::Results (attention::Call::*without_python)(at::TensorList) const = nullptr;
+  attention::Call call;
 
   explicit Library(PyObject *given) : function(attribute(given, "function")), operands(integers(attribute(given, "operands"))) {
+    const std::string name = PyUnicode_AsUTF8(attribute(given, "name"));
+    if (name == "attention") without_python = &attention::Call::forward;
+    if (name == "attention_backward") without_python = &attention::Call::backward;
+    if (without_python) {
+      const std::vector<Object> settings = items(attribute(given, "given"));
+      for (const Object &each : items(settings.at(0))) call.wanted.push_back(integer(items(each).at(0)));
+      call.scale = PyFloat_AsDouble(settings.at(1));
+      call.is_causal = truth(settings.at(2));
+      if (truth(settings.at(3))) without_python = nullptr;  // with dropout
+    }
     for (const Object &item : items(attribute(given, "results"))) {
       const std::vector<Object> parts = items(item);
       results.push_back({static_cast<size_t>(integer(parts.at(0))), integers(parts.at(1)), integers(parts.at(2))});
     }
   }
 
+  attention::Results made(const std::vector<at::Tensor> &given) const {
+    if (without_python) {
+      const at::AutoDispatchBelowADInplaceOrView guard;
+      const WithoutGil others_run;
+      if (attention::Results found = (call.*without_python)(given); !found.empty()) return found;
+    }
+    const Object tensors = checked(PyList_AsTuple(list_of(given)));
+    attention::Results found;
+    for (const Object &each : items(checked(PyObject_CallObject(function, tensors)))) found.push_back(unwrapped(each));
+    return found;
+  }
+
   void run(Frame &frame) override {
-    const Object tensors = checked(PyList_AsTuple(list_of(frame.at(operands))));
-    const Object made = checked(PyObject_CallObject(function, tensors));
-    const std::vector<Object> found = items(made);
+    const attention::Results found = made(frame.at(operands));
     for (size_t n = 0; n < results.size(); ++n) {
-      at::Tensor tensor = unwrapped(found.at(n));
+      at::Tensor tensor = found.at(n);
       const Result &result = results[n];
       for (size_t dim = 0; dim < result.order.size(); ++dim)
         if (result.order[dim] != static_cast<int64_t>(dim)) {

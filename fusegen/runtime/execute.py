@@ -57,7 +57,6 @@ from fusegen.runtime.instructions import (
     View,
     contiguous,
 )
-from fusegen.runtime.library import FUNCTIONS
 from fusegen.runtime.products import Place, place_of, product_of
 from fusegen.runtime.workspace import OnWorkspace
 from fusegen.runtime.written import check_apart, count_writes
@@ -290,7 +289,7 @@ class Binder:
         wanted = tuple((result.number, self.spec(result.buffer).dtype.torch) for result in call.results)
         given = wanted, *call.settings, *(formula(self.sizes) for formula in call.sizes)
         results = tuple((self._register(result.buffer), result.order, self.shape(result.buffer)) for result in call.results)
-        self.add(Library(partial(FUNCTIONS[call.function].run, *given), tuple(operands), results))
+        self.add(Library(call.function, given, tuple(operands), results))
 
     def _add_loop(self, loop: Loop, kernels: Sequence[Any]) -> None:
         """A call of the body for each block, behind zeros where all blocks add up."""

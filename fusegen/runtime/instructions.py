@@ -14,6 +14,7 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -27,6 +28,7 @@ from fusegen.runtime import cuda
 from fusegen.runtime.driver import LaunchSite
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.host_memory import LARGE, in_large_pages
+from fusegen.runtime.library import FUNCTIONS
 from fusegen.threads import cached_property
 
 Scalars: TypeAlias = Mapping[str, float]
@@ -287,13 +289,20 @@ class Library:
     """Calls a function that makes its results.
 
     Attributes:
-        function: takes the operands.
+        name: of one of `FUNCTIONS`.
+        given: what it takes before the operands.
         results: for each result its register, the order in which its dims lie in memory, and its shape there.
     """
 
-    function: Callable[..., Sequence[Tensor]]
+    name: str
+    given: tuple[Any, ...]
     operands: tuple[int, ...]
     results: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+
+    @property
+    def function(self) -> Callable[..., Sequence[Tensor]]:
+        """A function of the operands."""
+        return partial(FUNCTIONS[self.name].run, *self.given)
 
     def run(self, registers: Registers, _: Scalars) -> None:
         made = self.function(*[registers[operand] for operand in self.operands])
