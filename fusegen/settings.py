@@ -33,6 +33,8 @@ class Settings:
         nvcc: the CUDA compiler in place of NVRTC (``FUSEGEN_NVCC``; its version is part of the key of cubins).
         compiler: of kernels that do not say one (``FUSEGEN_COMPILER``; the two ways keep binaries apart).
         native: build and use the native module (``FUSEGEN_NATIVE``; not part of any key).
+        progress: say on stderr that kernels are compiled (``FUSEGEN_PROGRESS``; not part of any key). Of the processes that
+            ``torchrun`` starts on a machine, the first one says it.
     """
 
     cache_dir: Path
@@ -41,6 +43,7 @@ class Settings:
     nvcc: str | None = None
     compiler: Compiler = "nvrtc"
     native: bool = True
+    progress: bool = True
 
 
 @lru_cache(maxsize=1)
@@ -53,6 +56,7 @@ def settings() -> Settings:
         nvcc=os.environ.get("FUSEGEN_NVCC") or None,
         compiler=_compiler(),
         native=_flag("FUSEGEN_NATIVE", default="1"),
+        progress=_flag("FUSEGEN_PROGRESS", default="1") and os.environ.get("LOCAL_RANK", "0") == "0",
     )
 
 

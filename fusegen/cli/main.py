@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 import fusegen
+from fusegen import progress
 from fusegen.cli.places import users_line
 from fusegen.cli.streams import accept_all_text, reserved_stdout, silence
 from fusegen.cli.terminal import Terminal
@@ -130,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     accept_all_text(sys.stdout)
     try:
-        return _run(words)
+        with progress.silence():  # commands say themselves what they do
+            return _run(words)
     except KeyboardInterrupt:
         return _report("interrupted", FAILED)
     except BrokenPipeError:

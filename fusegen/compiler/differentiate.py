@@ -108,6 +108,7 @@ class Calls(Plan):
         self.wrt = None if wrt is None else tuple(dict.fromkeys(leaf for name in wrt for leaf in dispatcher.inputs(name)))
         self._by_default = wrt is None
         self._variant_of = variant_of
+        self.name = dispatcher.name
         self._closed_over: dict[str, tuple[weakref.ref[Tensor], object]] = {}
         self._executable = Executable(self)
         self._lock = new_lock()

@@ -60,6 +60,7 @@ class GraphKernel(Plan):
         compiler: Compiler | None = None,
     ) -> None:
         self.graph, self.target, self._compiler = graph, target, compiler
+        self.name = graph.name
         self.names = (*(spec.name for spec in graph.inputs), *sizes, *(name for name, _ in graph.scalars))
         self.further, self._relations = tuple(sizes), tuple(relations)
         dims = [(str(dim), n, d) for n, spec in enumerate(graph.inputs) for d, dim in enumerate(spec.shape)]

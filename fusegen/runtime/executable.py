@@ -12,6 +12,7 @@ from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad
 
 from fusegen.errors import FusegenError
+from fusegen.progress import first_call
 from fusegen.runtime.bound import NO_SCALARS, Hidden, Program, unfollowed
 from fusegen.runtime.keys import Key, Values, key_function
 from fusegen.runtime.recent import Recent
@@ -26,7 +27,13 @@ _NO_KEY = (TypeError, RuntimeError, ValueError, FusegenError)  # raised by makin
 
 
 class Plan:
-    """Checks and binds calls that are like no earlier one, for an executable."""
+    """Checks and binds calls that are like no earlier one, for an executable.
+
+    Attributes:
+        name: of what is called.
+    """
+
+    name: str = "a kernel"
 
     def statics(self) -> Sequence[bool]:
         """Tells for each value of a call whether programs are bound to it, as far as is known."""
@@ -93,7 +100,8 @@ class Executable:
         One that is not even good for its own call, since its function changes what it reads, is not remembered.
         """
         self._plan.check(values)
-        program, hidden = unfollowed(self._plan.bind)(values)
+        with first_call(self._plan.name):
+            program, hidden = unfollowed(self._plan.bind)(values)
         with self._lock:
             self._renew()
             if program.find(values) is not None:

@@ -33,7 +33,7 @@ PACKAGE = "fusegen"
 ORDER = (
     ("errors", "units", "eager_cost", "threads", "integrations"),
     ("dtypes", "files", "native", "settings", "target"),
-    ("source", "guards"),
+    ("source", "guards", "progress"),
     ("program",),
     ("runtime",),
     ("ir",),

@@ -23,6 +23,7 @@ from fusegen.graphs.graphed import KernelGraphs
 from fusegen.guards import ChangeError, refusing_changes
 from fusegen.lang.run import trace
 from fusegen.lang.running import inlined, is_tracing
+from fusegen.progress import Layers, tell_of
 from fusegen.threads import cached_property
 
 Kind: TypeAlias = tuple[object, ...]
@@ -93,10 +94,12 @@ class FusedCall:
         kinds: for each kind of call that was met, the facts of its kernel, or why there is none.
         watched_by: the last reason for which a call ran as it is, though it might be a kernel.
         graphs: of calls with gradients; None where they are launched kernel by kernel.
+        layers: those of the model that are like the module.
     """
 
     module: nn.Module
     graphs: KernelGraphs | None = None
+    layers: Layers | None = None
     watched_by: str = ""
     _watched_last = "it was patched behind its forward pass"  # by what, in the last call outside of a backward pass
 
@@ -115,6 +118,8 @@ class FusedCall:
         kind = self._kind(args, kwargs) if self._refuses or not self.kinds else None
         if kind is not None and isinstance(self.kinds.get(kind), str):
             return self.original(*args, **kwargs)
+        if kind is not None and self.layers is not None:
+            tell_of(self.layers)
         refusal, is_first = "", False
         try:
             call = self.prepared(args, kwargs)
@@ -140,11 +145,13 @@ class FusedCall:
         if call.finish is not None:
             result = call.finish(result)
         if kind is not None and kind not in self.kinds:
+            self._count()
             self._learn(kind, call)
         return result
 
     def refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> None:
         """Runs later calls of this kind as they are."""
+        self._count()
         self.kinds[self._kind(args, kwargs)] = reason
         self._refuses = True
 
@@ -191,6 +198,12 @@ class FusedCall:
     def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kind:
         named = ((name, type(value)) for name, value in sorted(kwargs.items()))
         return (*self.mode(), *map(type, args), *named)
+
+    def _count(self) -> None:
+        """The first call is behind: there is one layer less to wait for."""
+        if self.layers is not None and not self.kinds:
+            self.layers.done += 1
+            tell_of(None)
 
     def _learn(self, kind: Kind, call: Prepared) -> None:
         try:

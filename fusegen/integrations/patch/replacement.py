@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from torch import nn
 
 from fusegen.errors import ArgumentError
@@ -14,6 +17,7 @@ from fusegen.integrations.patch.loss import FusedLoss, has_loss
 from fusegen.integrations.patch.padded import PaddedLinear, has_odd_rows, is_plain_linear
 from fusegen.integrations.patch.report import Report
 from fusegen.integrations.patch.units import Chosen, units
+from fusegen.progress import Layers
 
 
 def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = (), *, cuda_graphs: bool = False) -> Report:
@@ -54,9 +58,18 @@ def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = (), *,
     follow_copies()
     for call in calls.values():
         call.put()
+    _number(calls.values())
     report = Report(type(model).__name__, calls, GraphedForward(model, Pools()))
     report.cuda_graphs = cuda_graphs
     return report
+
+
+def _number(calls: Iterable[FusedCall]) -> None:
+    """Has calls know how many are like them."""
+    counts = Counter(call.name for call in calls)
+    layers = {name: Layers(name, count) for name, count in counts.items()}
+    for call in calls:
+        call.layers = layers[call.name]
 
 
 def _forward(module: nn.Module) -> FusedForward:

@@ -1,0 +1,168 @@
+"""Says on stderr that kernels are compiled, where somebody waits for it: a bar on terminals and in notebooks, else one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fusegen.settings import settings
+
+_PATIENCE = 2.0  # seconds without a word
+_PAUSE = 0.5  # seconds without a first call, behind which nobody waits any more
+_TICK = 0.1  # seconds
+
+
+@dataclass
+class Layers:
+    """Layers of a model that are alike, each of which is a kernel.
+
+    Attributes:
+        name: of their class.
+        count: how many there are.
+        done: how many have been called.
+    """
+
+    name: str
+    count: int
+    done: int = 0
+
+
+class _Progress:
+    """First calls of a process, and the thread that tells of them.
+
+    Attributes:
+        layers: those of which one is called first.
+        is_silent: True where another part of the program says what it does.
+    """
+
+    def __init__(self) -> None:
+        self.is_silent = False
+        self.layers: Layers | None = None
+        self._name = ""
+        self._running = 0
+        self._ended = 0.0
+        self._teller: threading.Thread | None = None
+
+    def begin(self, name: str) -> None:
+        """A kernel is made."""
+        self._running += 1
+        self._name = name
+        if self._teller is None and not self.is_silent and settings().progress and sys.stderr is not None:
+            self._teller = threading.Thread(target=self._tell, name="fusegen: progress", daemon=True)
+            self._teller.start()
+
+    def end(self) -> None:
+        """It is made."""
+        self._running -= 1
+        self._ended = time.monotonic()
+
+    def _tell(self) -> None:
+        try:
+            self._tell_until_done()
+        except (OSError, ValueError):  # stderr is closed
+            self.is_silent = True
+        self.layers = self._teller = None
+
+    def _tell_until_done(self) -> None:
+        begun, bar = time.monotonic(), None
+        while self._running > 0 or time.monotonic() - self._ended < _PAUSE:
+            time.sleep(_TICK)
+            if time.monotonic() - begun < _PATIENCE:
+                continue
+            if bar is None and self._running > 0:
+                bar = _Bar.of_terminal() or _Line(self._name)
+            if bar is not None:
+                bar.show(self._name, self.layers)
+        if bar is not None:
+            bar.close()
+
+
+class _Line:
+    """Says it once."""
+
+    def __init__(self, name: str) -> None:
+        print(f"fusegen: compiling {name}; later processes find it in the cache", file=sys.stderr, flush=True)
+
+    def show(self, name: str, layers: Layers | None) -> None:
+        """Nothing more."""
+
+    def close(self) -> None:
+        """Nothing: the line stays."""
+
+
+class _Bar:
+    """Is drawn anew as layers are done, and leaves nothing behind."""
+
+    def __init__(self, console: object) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("compiling {task.description}", markup=False), BarColumn(24), TimeRemainingColumn()
+        self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True)  # type: ignore[arg-type]
+        self._task, self._shown = self._bar.add_task("", visible=False), ""
+        self._bar.start()
+
+    @classmethod
+    def of_terminal(cls) -> _Bar | None:
+        """One for a person who looks at stderr; None where nobody does."""
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        return cls(console) if console.is_terminal or console.is_jupyter else None
+
+    def show(self, name: str, layers: Layers | None) -> None:
+        """Draws it for a kernel, or for layers."""
+        shown = name if layers is None else layers.name
+        if shown != self._shown:  # else the time that is left would be that of other layers
+            self._bar.reset(self._task)
+            self._shown = shown
+        if layers is None:
+            self._bar.update(self._task, total=None, description=name, visible=True)
+        else:
+            text = f"{layers.name}, {layers.done} of {layers.count} done"
+            self._bar.update(self._task, total=layers.count, completed=layers.done, description=text, visible=True)
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """Removes it."""
+        self._bar.stop()
+
+
+_NOW = _Progress()
+
+
+@contextmanager
+def first_call(name: str) -> Iterator[None]:
+    """Around the making of a kernel: says so if it, or several behind each other, take more than two seconds."""
+    _NOW.begin(name)
+    try:
+        yield
+    finally:
+        _NOW.end()
+
+
+def tell_of(layers: Layers | None) -> None:
+    """First calls are those of layers from now on, or of no layers."""
+    _NOW.layers = layers
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Says nothing meanwhile."""
+    before, _NOW.is_silent = _NOW.is_silent, True
+    try:
+        yield
+    finally:
+        _NOW.is_silent = before
+
+
+def _forget() -> None:
+    global _NOW
+    _NOW = _Progress()
+
+
+os.register_at_fork(after_in_child=_forget)  # the thread is the parent's
