@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import TextIO
 
 from fusegen import native
+from fusegen.emit.environment import templates
 from fusegen.errors import CompileError, FusegenError
 from fusegen.extension.library import Texts, built, key_of
 from fusegen.files import is_whole, sealed, write_atomically, writing_to
 from fusegen.jit.process import is_ending
 from fusegen.settings import cache_folder, settings
 from fusegen.threads import new_lock
+
+_SHARED = ("attention.h", "library.h")
+"""Headers of what extensions call too."""
 
 _FLAGS = ("-O2", "-DNDEBUG")
 _SECONDS_OF_A_FAILURE = 600  # before a build that failed is tried again
@@ -79,7 +83,8 @@ def failure() -> str:
 
 
 def _texts() -> Texts:
-    return Texts("fusegen", {path.name: path.read_text(encoding="utf-8") for path in native.SOURCES}, _FLAGS)
+    sources = [*native.SOURCES, *(templates() / "binding" / name for name in _SHARED)]
+    return Texts("fusegen", {path.name: path.read_text(encoding="utf-8") for path in sources}, _FLAGS)
 
 
 def _library() -> Path:

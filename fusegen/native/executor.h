@@ -2,8 +2,11 @@
 
 #pragma once
 
-#include "attention.h"
 #include "native.h"
+
+#include "library.h"
+
+#include "attention.h"
 
 #include <sys/mman.h>
 
@@ -418,42 +421,48 @@ struct Library : Instruction {
     std::vector<int64_t> order, shape;
   };
   Object function;
+  std::string name;
+  fg::Wanted wanted;
+  std::vector<double> settings;
   std::vector<int64_t> operands;
   std::vector<Result> results;
-  attention::Results (attention::Call::*without_python)(at::TensorList) const = nullptr;
-  attention::Call call;
 
-  explicit Library(PyObject *given) : function(attribute(given, "function")), operands(integers(attribute(given, "operands"))) {
-    const std::string name = PyUnicode_AsUTF8(attribute(given, "name"));
-    if (name == "attention") without_python = &attention::Call::forward;
-    if (name == "attention_backward") without_python = &attention::Call::backward;
-    if (without_python) {
-      const std::vector<Object> settings = items(attribute(given, "given"));
-      for (const Object &each : items(settings.at(0))) call.wanted.push_back(integer(items(each).at(0)));
-      call.scale = PyFloat_AsDouble(settings.at(1));
-      call.is_causal = truth(settings.at(2));
-      if (truth(settings.at(3))) without_python = nullptr;  // with dropout
-    }
+  explicit Library(PyObject *given)
+      : function(attribute(given, "function")), name(PyUnicode_AsUTF8(attribute(given, "name"))), operands(integers(attribute(given, "operands"))) {
+    const std::vector<Object> values = items(attribute(given, "given"));
+    for (const Object &each : items(values.at(0))) wanted.emplace_back(integer(items(each).at(0)), dtype_of(items(each).at(1)));
+    for (size_t n = 1; n < values.size(); ++n) settings.push_back(PyFloat_AsDouble(values[n]));
+    if (PyErr_Occurred()) throw python_error();
     for (const Object &item : items(attribute(given, "results"))) {
       const std::vector<Object> parts = items(item);
       results.push_back({static_cast<size_t>(integer(parts.at(0))), integers(parts.at(1)), integers(parts.at(2))});
     }
   }
 
-  attention::Results made(const std::vector<at::Tensor> &given) const {
-    if (without_python) {
-      const at::AutoDispatchBelowADInplaceOrView guard;
-      const WithoutGil others_run;
-      if (attention::Results found = (call.*without_python)(given); !found.empty()) return found;
+  // On CPUs the emulator alone asks for dropout and for the gradient of a bias, which Python has.
+  bool is_of_python(const std::vector<at::Tensor> &given) const {
+    const bool needs_bias = std::any_of(wanted.begin(), wanted.end(), [](const auto &one) { return one.first == 3; });
+    return name.rfind("attention", 0) == 0 && !given[0].is_cuda() && (settings[2] || needs_bias);
+  }
+
+  std::vector<at::Tensor> made(const std::vector<at::Tensor> &given) const {
+    if (is_of_python(given)) {
+      const Object tensors = checked(PyList_AsTuple(list_of(given)));
+      std::vector<at::Tensor> found;
+      for (const Object &each : items(checked(PyObject_CallObject(function, tensors)))) found.push_back(unwrapped(each));
+      return found;
     }
-    const Object tensors = checked(PyList_AsTuple(list_of(given)));
-    attention::Results found;
-    for (const Object &each : items(checked(PyObject_CallObject(function, tensors)))) found.push_back(unwrapped(each));
-    return found;
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const WithoutGil others_run;
+    if (name == "attention") return fg::attention(wanted, settings, given);
+    if (name == "attention_backward") return fg::attention_backward(wanted, settings, given);
+    if (name == "topk") return fg::topk(wanted, settings[0], static_cast<int64_t>(settings[1]), given);
+    const auto length = static_cast<int64_t>(settings[0]);
+    return name == "last" ? fg::last(wanted, length, given) : fg::scatter_add(wanted, length, given);
   }
 
   void run(Frame &frame) override {
-    const attention::Results found = made(frame.at(operands));
+    const std::vector<at::Tensor> found = made(frame.at(operands));
     for (size_t n = 0; n < results.size(); ++n) {
       at::Tensor tensor = found.at(n);
       const Result &result = results[n];

@@ -2,7 +2,14 @@
 // `fusegen/runtime/library.py` has in Python. Only units that call it have it.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <tuple>
+
 #include <ATen/ops/_fused_sdp_choice.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
@@ -12,6 +19,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 namespace {
@@ -76,6 +84,10 @@ inline std::vector<at::Tensor> attention(const Wanted& wanted, const std::vector
     state = at::zeros({2}, q.options().dtype(at::kLong));
   } else if (!q.is_cuda()) {
     std::tie(values, sums) = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, bias, scale);
+    // That kernel gives 0 for a query whose scores are all NaN, and 0 for the logarithm of their sum.
+    if (!sums.all().item<bool>() && !std::isfinite(q.sum(at::kDouble).item<double>() + k.sum(at::kDouble).item<double>()))
+      values = std::get<0>(at::_scaled_dot_product_attention_math(q, of_each_head(k, q), of_each_head(v, q), bias, 0.0, causal,
+                                                                  std::nullopt, scale));
   } else if (const int64_t kernel = dropout ? kFlash : kernel_for(q, k, v, bias, causal, scale); kernel == kCudnn) {
     const auto found = at::_scaled_dot_product_cudnn_attention(q, k, v, bias, needs_sums, 0.0, causal, false, scale);
     values = std::get<0>(found), sums = std::get<1>(found);

@@ -1,4 +1,24 @@
 // Functions of torch that are steps of calls and allocate their results; `fusegen/runtime/library.py` has the same in Python.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/segment_reduce.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/zeros.h>
+
+namespace {
+namespace fg {
 
 // Results by number, each with the dtype in which it will lie.
 using Wanted = std::vector<std::pair<int64_t, at::ScalarType>>;
@@ -57,3 +77,6 @@ inline std::vector<at::Tensor> scatter_add(const Wanted& wanted, int64_t length,
   at::Tensor sums = at::zeros(shape, rows.options().dtype(total));
   return {sums.index_add_(0, index, rows.to(total)).to(dtype)};
 }
+
+}  // namespace fg
+}  // namespace

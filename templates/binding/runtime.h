@@ -19,24 +19,15 @@
 #include <torch/library.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/index_select.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/ne.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/segment_reduce.h>
-#include <ATen/ops/sort.h>
-#include <ATen/ops/sub.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
+
+#include "library.h"
 
 namespace {
 namespace fg {
@@ -154,8 +145,6 @@ inline void multiply_into(at::Tensor a, at::Tensor b, at::Tensor out) {
     at::addmm_out(out, out, a.to(out.scalar_type()), b.to(out.scalar_type()));
   }
 }
-
-#include "library.h"
 
 // Writes to arguments.
 
