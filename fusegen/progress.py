@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fusegen.settings import settings
+from fusegen.threads import new_lock
 
 _PATIENCE = 2.0  # seconds without a word
 _PAUSE = 0.5  # seconds without a first call, behind which nobody waits any more
@@ -46,40 +47,44 @@ class _Progress:
         self._name = ""
         self._running = 0
         self._ended = 0.0
-        self._teller: threading.Thread | None = None
+        self._is_telling = False
+        self._lock = new_lock()
 
     def begin(self, name: str) -> None:
         """A kernel is made."""
-        self._running += 1
-        self._name = name
-        if self._teller is None and not self.is_silent and settings().progress and sys.stderr is not None:
-            self._teller = threading.Thread(target=self._tell, name="fusegen: progress", daemon=True)
-            self._teller.start()
+        with self._lock:
+            self._running += 1
+            self._name = name
+            if self._is_telling or self.is_silent or not settings().progress or sys.stderr is None:
+                return
+            self._is_telling = True
+        threading.Thread(target=self._tell, name="fusegen: progress", daemon=True).start()
 
     def end(self) -> None:
         """It is made."""
-        self._running -= 1
-        self._ended = time.monotonic()
+        with self._lock:
+            self._running = max(self._running - 1, 0)  # a forked child may end what its parent has begun
+            self._ended = time.monotonic()
 
     def _tell(self) -> None:
-        try:
-            self._tell_until_done()
-        except (OSError, ValueError):  # stderr is closed
-            self.is_silent = True
-        self.layers = self._teller = None
-
-    def _tell_until_done(self) -> None:
         begun, bar = time.monotonic(), None
-        while self._running > 0 or time.monotonic() - self._ended < _PAUSE:
-            time.sleep(_TICK)
-            if time.monotonic() - begun < _PATIENCE:
-                continue
-            if bar is None and self._running > 0:
-                bar = _Bar.of_terminal() or _Line(self._name)
+        try:
+            while not self._is_over():
+                time.sleep(_TICK)
+                if bar is None and self._running and time.monotonic() - begun >= _PATIENCE:
+                    bar = _Bar.of_terminal() or _Line(self._name)
+                if bar is not None:
+                    bar.show(self._name, self.layers)
             if bar is not None:
-                bar.show(self._name, self.layers)
-        if bar is not None:
-            bar.close()
+                bar.close()
+        except (OSError, ValueError):  # stderr is closed
+            self.is_silent, self._is_telling = True, False
+
+    def _is_over(self) -> bool:
+        """True behind a pause; the next first call has another thread tell of it."""
+        with self._lock:
+            self._is_telling = self._running > 0 or time.monotonic() - self._ended < _PAUSE
+            return not self._is_telling
 
 
 class _Line:
@@ -162,7 +167,8 @@ def silence() -> Iterator[None]:
 
 def _forget() -> None:
     global _NOW
-    _NOW = _Progress()
+    _NOW, before = _Progress(), _NOW
+    _NOW.is_silent = before.is_silent
 
 
 os.register_at_fork(after_in_child=_forget)  # the thread is the parent's

@@ -7,11 +7,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from types import FunctionType
+from functools import partial, wraps
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
@@ -47,7 +46,7 @@ def masks_left_out(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     masks = sys.modules.get("transformers.masking_utils")
     for name in _ANSWERS if masks is not None else ():
         asked = getattr(masks, name, None)
-        if asked is not None and not hasattr(asked, "__wrapped__"):  # for good: graphs hold on to functions that they have called
+        if asked is not None and not hasattr(asked, "asked"):  # for good: graphs hold on to functions that they have called
             setattr(masks, name, _answered(asked, name))
     _LEFT_OUT.here = masks is not None and not _decides(function, args, kwargs)
     try:
@@ -57,16 +56,21 @@ def masks_left_out(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
 
 
 def _decides(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if masks may depend on values: of arguments, or of what a function of the user's makes of them."""
-    try:
-        signature = inspect.signature(getattr(function, "forward", function))
-        given = signature.bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
+    """True if masks may depend on values: of arguments, or of what code that is not of transformers makes of them."""
+    if not _is_of_transformers(function):
         return True
+    given = inspect.signature(getattr(function, "forward", function)).bind(*args, **kwargs).arguments
     inside = (each for each in given.values() if isinstance(each, dict))
     named = {name: value for each in (given, *inside) for name, value in each.items()}
-    is_model = not isinstance(function, FunctionType) and _DECIDING[0] in signature.parameters
-    return not is_model or any(named.get(name) is not None for name in _DECIDING) or any(map(is_cache, named.values()))
+    return any(named.get(name) is not None for name in _DECIDING) or any(map(is_cache, named.values()))
+
+
+def _is_of_transformers(function: Any) -> bool:
+    """True of a model's forward pass, patched or not; false of the user's, which may compute positions."""
+    if isinstance(function, nn.Module):
+        function = vars(function).get("forward", partial(type(function).forward, function))
+    module = next(iter(function.args), None) if isinstance(function, partial) else getattr(function, "module", None)
+    return isinstance(module, nn.Module) and type(module).forward.__module__.startswith("transformers")
 
 
 def _answered(asked: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -79,4 +83,5 @@ def _answered(asked: Callable[..., Any], name: str) -> Callable[..., Any]:
             return asked(*args, **kwargs)
         return _ANSWERS[name]
 
+    question.asked = asked  # type: ignore[attr-defined]
     return question

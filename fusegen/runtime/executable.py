@@ -100,13 +100,16 @@ class Executable:
         One that is not even good for its own call, since its function changes what it reads, is not remembered.
         """
         self._plan.check(values)
-        with first_call(self._plan.name):
-            program, hidden = unfollowed(self._plan.bind)(values)
+        program, hidden = unfollowed(self._bind)(values)
         with self._lock:
             self._renew()
             if program.find(values) is not None:
                 self._keep(program, values)
         return program, hidden
+
+    def _bind(self, values: Values) -> Found:
+        with first_call(self._plan.name):
+            return self._plan.bind(values)
 
     def forget(self) -> None:
         """Later calls are bound anew, with what was measured since."""
