@@ -274,13 +274,15 @@ class BuiltFunction(Plan):
         where |= {argument.size: place for place, argument in extents if isinstance(argument, ExtentArgument)}
         device = next(value.device for value in values if isinstance(value, Tensor))
         source = Source(tuple(where.get(name) for name in wiring.inputs), device)
+        given = source.example(values)
         with torch.no_grad():
-            forward, _ = passes.forward.bind(source.example(values))
+            forward, _ = passes.forward.bind(given)
         recorded = [not wanted.isdisjoint(names) for names in passes.built.derivatives]
         takes_numbers = any(isinstance(argument, NumberArgument) for argument in passes.built.forward[0].signature.arguments)
         return Recorded(
             source=source,
             count=len(values),
+            tensors=sum(isinstance(value, Tensor) for value in given),
             forward=forward,
             node=Node(wiring, passes.backward.executable, recorded, sizes),
             put_together=builder(variant.structure),

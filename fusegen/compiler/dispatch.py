@@ -316,6 +316,7 @@ class Dispatcher(Plan):
         return Recorded(
             source=source,
             count=len(everything),
+            tensors=len(passes.forward.graph.inputs),
             forward=forward,
             node=Node(passes.wiring, passes.backward.executable, recorded, {**passes.forward.sizes(given), **sizes}),
             put_together=builder(variant.structure),

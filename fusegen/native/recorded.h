@@ -70,10 +70,41 @@ struct Layout {
   }
 };
 
+// A number of a call, which a node keeps without the GIL.
+struct Number {
+  bool is_real;
+  double real;
+  int64_t integer;
+
+  Object made() const { return checked(is_real ? PyFloat_FromDouble(real) : PyLong_FromLongLong(integer)); }
+};
+
+// Numbers of Python; none where one has a class of its own, or more than 64 bits.
+std::optional<std::vector<Number>> numbers_of(PyObject *given) {
+  std::vector<Number> found;
+  for (const Object &each : items(given)) {
+    if (PyFloat_CheckExact(each.get())) {
+      found.push_back({true, PyFloat_AS_DOUBLE(each.get()), 0});
+    } else {
+      int is_beyond = 1;
+      const int64_t value = PyLong_CheckExact(each.get()) ? PyLong_AsLongLongAndOverflow(each, &is_beyond) : 0;
+      if (is_beyond) return std::nullopt;
+      found.push_back({false, 0, value});
+    }
+  }
+  return found;
+}
+
+Object list_of(const std::vector<Number> &numbers) {
+  Object list = checked(PyList_New(numbers.size()));
+  for (size_t n = 0; n < numbers.size(); ++n) PyList_SET_ITEM(list.get(), n, numbers[n].made().release());
+  return list;
+}
+
 // A backward pass for tensors that lie as some have lain.
 struct Pass {
   std::vector<Layout> layouts;
-  Object executor;
+  Object executor, scalars;
   std::vector<int64_t> order;  // of the values, as the executor takes them
 
   bool takes(const variable_list &values) const {
@@ -119,24 +150,29 @@ struct Plan {
     } else {  // with the process
       node.release();
       executor.release();
-      for (const auto &pass : passes) pass->executor.release();
+      for (const auto &pass : passes) {
+        pass->executor.release();
+        pass->scalars.release();
+      }
     }
   }
 
   Program &program() const { return *reinterpret_cast<Executor *>(executor.get())->program; }
 
   // A backward pass that was found before, or is found now; null where Python has to run it.
-  std::shared_ptr<Pass> pass_for(const variable_list &values) {
+  std::shared_ptr<Pass> pass_for(const variable_list &values, const std::vector<Number> &numbers) {
     for (const auto &pass : passes)
       if (pass->takes(values)) return pass;
     if (std::any_of(values.begin(), values.end(), Layout::is_odd)) return nullptr;
-    const Object found = checked(PyObject_CallMethod(node, "native_pass", "O", executor::list_of(values).get()));
+    const Object found =
+        checked(PyObject_CallMethod(node, "native_pass", "OO", executor::list_of(values).get(), list_of(numbers).get()));
     if (found.get() == Py_None) return nullptr;
     const std::vector<Object> parts = items(found);
     auto pass = std::make_shared<Pass>();
     for (const at::Tensor &value : values) pass->layouts.emplace_back(value);
     pass->executor = Object(Py_NewRef(parts.at(0).get()));
     pass->order = integers(parts.at(1));
+    pass->scalars = Object(Py_NewRef(parts.at(2).get()));
     if (passes.size() >= kMostPasses) passes.pop_back();
     passes.insert(passes.begin(), pass);
     return pass;
@@ -146,6 +182,7 @@ struct Plan {
 struct Backward : torch::autograd::Node {
   std::shared_ptr<Plan> plan;
   std::vector<SavedVariable> saved;
+  std::vector<Number> numbers;
   bool is_last = false;  // nothing is read again
 
   std::string name() const override { return plan->name; }
@@ -169,8 +206,9 @@ struct Backward : torch::autograd::Node {
     const WithGil gil;
     try {
       const bool is_plain = !at::GradMode::is_enabled() && executor::is_unseen();
-      const std::shared_ptr<Pass> pass = is_plain ? plan->pass_for(values) : nullptr;
-      return pass ? by_pass(*pass, std::move(values), std::move(floats)) : by_python(values, floats);
+      const std::shared_ptr<Pass> pass = is_plain ? plan->pass_for(values, numbers) : nullptr;
+      const Object scalars = pass ? scalars_of(*pass) : Object();
+      return scalars.get() ? by_pass(*pass, scalars, std::move(values), std::move(floats)) : by_python(values, floats);
     } catch (python_error &error) {
       error.persist();
       throw;
@@ -178,8 +216,16 @@ struct Backward : torch::autograd::Node {
   }
 
  private:
-  variable_list by_pass(const Pass &pass, variable_list values, variable_list floats) const {
-    Frame frame{{}, Py_None};
+  // None where Python cannot compute them, and says so by its own way.
+  Object scalars_of(const Pass &pass) const {
+    if (pass.scalars.get() == Py_None) return Object(Py_NewRef(Py_None));
+    Object found = PyObject_CallOneArg(pass.scalars, list_of(numbers));
+    if (!found.get()) PyErr_Clear();
+    return found;
+  }
+
+  variable_list by_pass(const Pass &pass, PyObject *scalars, variable_list values, variable_list floats) const {
+    Frame frame{{}, scalars};
     for (int64_t place : pass.order) frame.registers.push_back(values[place]);
     values.clear();
     const auto is_passed_on = [](int64_t source) { return source < 0 && source != kNone; };
@@ -187,17 +233,20 @@ struct Backward : torch::autograd::Node {
     Program &program = pass.program();
     program.run(frame);
     variable_list found;
-    for (int64_t source : plan->gradients)
+    for (size_t n = 0; n < num_outputs(); ++n) {
+      const int64_t source = plan->gradients[n];
       found.push_back(source == kNone ? at::Tensor() : source >= 0 ? frame.registers[program.results[source]] : floats[~source]);
+    }
     return found;
   }
 
   // By `Node.gradients_by`, which also says what may not be.
   variable_list by_python(const variable_list &values, const variable_list &floats) const {
-    const Object made = checked(
-        PyObject_CallMethod(plan->node, "gradients_by", "OO", executor::list_of(values).get(), executor::list_of(floats).get()));
+    const Object made = checked(PyObject_CallMethod(plan->node, "gradients_by", "OOO", executor::list_of(values).get(),
+                                                    executor::list_of(floats).get(), list_of(numbers).get()));
     variable_list found;
     for (const Object &each : items(made)) found.push_back(each.get() == Py_None ? at::Tensor() : executor::unwrapped(each));
+    found.resize(num_outputs());  // numbers have none
     return found;
   }
 };
@@ -218,19 +267,22 @@ struct Recorded {
   void release() { delete plan; }
 };
 
-// recorded(values) -> the results as a tuple; None where something looks at torch's operations.
+// recorded(tensors, scalars of the forward pass, numbers of the backward pass) -> the results as a tuple; None where something looks
+// at torch's operations, or numbers are strange.
 PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObject *names) {
   HANDLE_TH_ERRORS
-  if (PyVectorcall_NARGS(count) != 1 || names) fail(PyExc_TypeError, "a recorded call takes values");
+  if (PyVectorcall_NARGS(count) != 3 || names) fail(PyExc_TypeError, "a recorded call takes tensors, scalars and numbers");
   const auto &self = *reinterpret_cast<Recorded *>(object);
   if (!self.plan) fail(PyExc_RuntimeError, "the call is gone");
   if (!executor::is_unseen()) Py_RETURN_NONE;
+  std::optional<std::vector<Number>> numbers = numbers_of(arguments[2]);
+  if (!numbers) Py_RETURN_NONE;
   const std::shared_ptr<Plan> plan = *self.plan;
   variable_list values;
   for (const Object &each : items(arguments[0])) values.push_back(executor::unwrapped(each));
   Program &program = plan->program();
   if (values.size() != program.inputs) fail(PyExc_ValueError, "not so many tensors");
-  Frame frame{values, Py_None};
+  Frame frame{values, arguments[1]};
   {
     const at::AutoGradMode nothing_is_recorded(false);
     program.run(frame);
@@ -238,6 +290,7 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
   const NodePointer pointer = made_node<NodePointer, Backward>();
   auto *node = static_cast<Backward *>(pointer.get());
   node->plan = plan;
+  node->numbers = std::move(*numbers);
   node->set_next_edges(torch::autograd::collect_next_edges(values));
   const auto output = [&](int64_t place) -> const at::Tensor & { return frame.registers[program.results[place]]; };
   for (size_t place = 0; place < plan->count; ++place) {

@@ -17,7 +17,7 @@ from fusegen.runtime.alike import like
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.instructions import Run, Runner
 from fusegen.runtime.keys import Values, tensor_part
-from fusegen.runtime.scalars import Condition, condition_of, scalars_of
+from fusegen.runtime.scalars import Condition, ScalarsOf, condition_of, scalars_of
 
 Hidden: TypeAlias = tuple[torch.Tensor, ...]
 """The tensors that a function closes over, in the order of a variant's ``state.names``."""
@@ -46,6 +46,21 @@ class Facts:
     constants: Mapping[str, int | float]
     sizes: Mapping[str, int]
     parameters: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Native:
+    """What the native module runs of calls.
+
+    Attributes:
+        executor: of the tensors, and of the scalars.
+        order: places of the tensors among a call's values.
+        scalars: makes the scalars of all values; None where there are none.
+    """
+
+    executor: Run
+    order: tuple[int, ...]
+    scalars: ScalarsOf | None
 
 
 class Program:
@@ -86,9 +101,8 @@ class Program:
         """
         raise NotImplementedError
 
-    def native(self, _: ModuleType) -> tuple[Run, tuple[int, ...]] | None:
-        """The executor of calls that the native module runs alone, and the places of its tensors among the values; None where
-        Python has more to do."""
+    def native(self, _: ModuleType) -> Native | None:
+        """The part of calls that the native module runs; None where Python has more to do."""
         return None
 
     def _find(self, values: Values) -> Hidden | None:
@@ -145,9 +159,9 @@ class Bound(Program):
         if self._in_order and not self.names and self._scalars is None:
             self.plain = program
 
-    def native(self, module: ModuleType) -> tuple[Run, tuple[int, ...]] | None:
-        run = None if self.names or self._scalars is not None or self.find is not _always else self._program.made(module)
-        return None if run is None else (run, self._order)
+    def native(self, module: ModuleType) -> Native | None:
+        run = None if self.names or self.find is not _always else self._program.made(module)
+        return None if run is None else Native(run, self._order, self._scalars)
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fusegen.program.wiring import Wiring
 from fusegen.runtime.executable import Executable
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values
+from fusegen.runtime.scalars import ScalarsOf
 from fusegen.runtime.workspace import held
 
 _OWN: AbstractContextManager[Any] = nullcontext()  # in place of a workspace: memory that is allocated
@@ -55,24 +57,30 @@ class Node:
         self.sizes = [sizes[name] for name in wiring.sizes]
         self.numbers = [inputs.index(name) for name in wiring.numbers]
 
-    def native_pass(self, values: Sequence[Tensor]) -> tuple[Any, tuple[int, ...]] | None:
-        """The backward pass by the native module for tensors that lie as these do: the executor, and the order in which it takes
-        them; None where Python has to run it."""
+    def native_pass(self, values: Sequence[Tensor], numbers: Sequence[Any]) -> tuple[Any, tuple[int, ...], Any] | None:
+        """The backward pass by the native module for tensors that lie as these do: the executor, the order in which it takes them,
+        and what makes its scalars of the call's numbers, if it takes some; None where Python has to run it."""
         module = native.loaded()
         if module is None or held() is not None:
             return None
         with torch.no_grad():
-            program, _ = self.backward.found([*values, *self.sizes])
-        return program.native(module)
+            program, _ = self.backward.found([*values, *self.sizes, *numbers])
+        found = program.native(module)
+        if found is None:
+            return None
+        before = (*(None for _ in values), *self.sizes)
+        scalars = None if found.scalars is None else partial(_scalars, found.scalars, before)
+        return found.executor, found.order, scalars
 
-    def gradients_by(self, values: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of a call without numbers.
+    def gradients_by(self, values: Sequence[Tensor], given: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor | None]:
+        """The gradients of a call.
 
         Args:
             values: what was saved, and the gradients by the results.
             given: these alone.
+            numbers: of the call.
         """
-        return self.gradients_of(GivenAway((*values, *self.sizes)), given)
+        return self.gradients_of(GivenAway((*values, *self.sizes, *numbers)), given)
 
     def gradients_of(self, values: GivenAway, given: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradients by the inputs, of all values of the backward pass."""
@@ -114,6 +122,11 @@ class NodeCall(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: what the pass has read need not stay
         with ctx.workspace or _OWN:
             return (None, None, None, *node.gradients_of(values, given))
+
+
+def _scalars(scalars: ScalarsOf, before: Values, numbers: Sequence[Any]) -> Mapping[str, Any]:
+    """The scalars of a backward pass, of its last values."""
+    return scalars((*before, *numbers))
 
 
 def _require_plain(name: str, gradients: Sequence[Tensor]) -> None:

@@ -18,7 +18,7 @@ from fusegen.runtime.execute import PutTogether
 from fusegen.runtime.instructions import drawn_key
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node, NodeCall
-from fusegen.runtime.scalars import Condition
+from fusegen.runtime.scalars import Condition, ScalarsOf
 from fusegen.runtime.workspace import held
 
 
@@ -54,6 +54,7 @@ class Recorded(Program):
     Args:
         source: of the forward pass's values.
         count: the number of arguments and captured tensors of a call.
+        tensors: how many of the forward pass's values are tensors, which come first.
         forward: the forward pass.
         node: of autograd's graph.
         put_together: makes the kernel's results of tensors; None for a tensor alone.
@@ -67,6 +68,7 @@ class Recorded(Program):
         self,
         source: Source,
         count: int,
+        tensors: int,
         forward: Program,
         node: Node,
         put_together: PutTogether | None,
@@ -78,25 +80,33 @@ class Recorded(Program):
         super().__init__(condition, state, hidden)
         self._source, self._draws = source, source.draws
         self._in_order = source.order == tuple(range(count))
+        self._tensors = tensors if len(source.order) > tensors else None  # where numbers follow
         self._forward = forward
         self._put_together, self._by_value = put_together, by_value
         self.node = node
-        self._native: Choice[Callable[[Sequence[Tensor]], Any] | None] = Choice(self._made, lambda: None)
+        self._native: Choice[tuple[Callable[..., Any], ScalarsOf | None] | None] = Choice(self._made, lambda: None)
 
-    def _made(self, module: ModuleType) -> Callable[[Sequence[Tensor]], Any] | None:
+    def _made(self, module: ModuleType) -> tuple[Callable[..., Any], ScalarsOf | None] | None:
         found = self._forward.native(module)
-        if found is None or found[1] != tuple(range(len(self._source.order))):  # a value is no tensor, or the pass reads it nowhere
+        count = len(self._source.order) if self._tensors is None else self._tensors
+        if found is None or found.order != tuple(range(count)):  # the pass reads a tensor nowhere
             return None
-        made: Callable[[Sequence[Tensor]], Any] = module.Recorded(self.node, found[0])
-        return made
+        return module.Recorded(self.node, found.executor), found.scalars
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
         everything = (*values, *hidden) if hidden else values
         source = self._source
         given = everything if self._in_order else source.values(everything, drawn_key(source.device) if self._draws else None)
-        recorded = self._native.call
-        if recorded is not None and held() is None:
-            results = recorded(given)
+        if self._native.call is not None and held() is None:
+            recorded, scalars_of = self._native.call
+            try:
+                scalars = NO_SCALARS if scalars_of is None else scalars_of(given)
+            except ERRORS:
+                return self._uncomputable(values)
+            if self._tensors is None:
+                results = recorded(given, scalars, ())
+            else:
+                results = recorded(given[: self._tensors], scalars, [given[place] for place in self.node.numbers])
             if results is not None:
                 return results[0] if self._put_together is None else self._put_together(list(results))
         plain = self._forward.plain
@@ -104,7 +114,11 @@ class Recorded(Program):
         try:
             results = NodeCall.apply(self.node, run, nothing, *given)  # type: ignore[no-untyped-call]
         except ERRORS:
-            if self._by_value is None:
-                raise
-            return self._by_value(values)  # the user's own line shall raise, or catch
+            return self._uncomputable(values)
         return results[0] if self._put_together is None else self._put_together(list(results))
+
+    def _uncomputable(self, values: Values) -> Any:
+        """A call with an error of Python's under way, of numbers: the user's own line shall raise, or catch."""
+        if self._by_value is None:
+            raise  # what is under way
+        return self._by_value(values)

@@ -83,10 +83,14 @@ def test_sizes_and_numbers_beside_tensors_have_no_gradients() -> None:
         return F.gelu(x).repeat(copies, 1) * factor
 
     x, kernel = randn(6, 8).requires_grad_(), fg.kernel(function)
-    for copies, factor in ((2, 0.5), (3, 0.5), (3, 2.0)):
-        (ours,) = torch.autograd.grad(kernel(x, copies, factor).sum(), x)
-        (theirs,) = torch.autograd.grad(function(x, copies, factor).sum(), x)
-        torch.testing.assert_close(ours, theirs)
+    given = ((2, 0.5), (3, 0.5), (3, 2.0))
+    several = [kernel(x, *each) for each in given]
+    assert all((type(each.grad_fn).__name__ == "CppFunction") == (native.loaded() is not None) for each in several)
+    for each, (copies, factor) in zip(several, given, strict=True):
+        for _ in range(2):
+            (ours,) = torch.autograd.grad(each.sum(), x, retain_graph=True)
+            (theirs,) = torch.autograd.grad(function(x, copies, factor).sum(), x)
+            torch.testing.assert_close(ours, theirs)
     whole = fg.kernel(lambda x, copies: F.gelu(x).repeat(copies, 1) + copies)
     (ours,) = torch.autograd.grad(whole(x, 2).sum(), x)
     (theirs,) = torch.autograd.grad(F.gelu(x).repeat(2, 1).sum(), x)
