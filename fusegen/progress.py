@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -58,7 +59,10 @@ class _Progress:
             if self._is_telling or self.is_silent or not settings().progress or sys.stderr is None:
                 return
             self._is_telling = True
-        threading.Thread(target=self._tell, name="fusegen: progress", daemon=True).start()
+        try:
+            threading.Thread(target=self._tell, name="fusegen: progress", daemon=True).start()
+        except RuntimeError:  # there can be no more threads
+            self._is_telling = False
 
     def end(self) -> None:
         """It is made."""
@@ -107,9 +111,11 @@ class _Bar:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = TextColumn("compiling {task.description}", markup=False), BarColumn(24), TimeRemainingColumn()
-        self._bar = Progress(*columns, console=console, auto_refresh=False, transient=True)  # type: ignore[arg-type]
+        own = {"auto_refresh": False, "transient": True, "redirect_stdout": False, "redirect_stderr": False}
+        self._bar = Progress(*columns, console=console, **own)  # type: ignore[arg-type]
         self._task, self._shown = self._bar.add_task("", visible=False), ""
         self._bar.start()
+        atexit.register(self.close)  # else the terminal's cursor stayed hidden: the thread ends with the process
 
     @classmethod
     def of_terminal(cls) -> _Bar | None:
@@ -135,6 +141,7 @@ class _Bar:
     def close(self) -> None:
         """Removes it."""
         self._bar.stop()
+        atexit.unregister(self.close)
 
 
 _NOW = _Progress()

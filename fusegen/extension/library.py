@@ -25,7 +25,17 @@ from fusegen.settings import cache_folder, settings
 
 _SECONDS = 600
 # With -P, for "-c" puts the current folder first, where a json.py of the user's may lie.
-_BUILDER = "import json, sys; from torch.utils.cpp_extension import load; load(**json.loads(sys.argv[1]), verbose=True)"
+_BUILDER = """
+import json, os, signal, sys, threading
+
+def end_with_parent():
+    os.read(0, 1)  # which ends when the parent does, in whatever way
+    os.killpg(0, signal.SIGTERM)
+
+threading.Thread(target=end_with_parent, daemon=True).start()
+from torch.utils.cpp_extension import load
+load(**json.loads(sys.argv[1]), verbose=True)
+"""
 
 
 @dataclass(frozen=True)

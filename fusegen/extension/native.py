@@ -6,12 +6,14 @@ import fcntl
 import importlib.machinery
 import importlib.util
 import os
+import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TextIO
 
 from fusegen import native
@@ -50,7 +52,7 @@ def ensure_native() -> None:
         try:
             library = _library()
             if is_whole(library):
-                _load(library)
+                _use(library)
                 return
             _reason = "it is being built"
             _builder.start()
@@ -98,7 +100,7 @@ def _build() -> None:
         with _alone(library):
             if not is_whole(library):
                 _make(library)
-        _load(library)
+        _use(library)
     except (FusegenError, OSError, ImportError) as error:
         _reason = str(error)
 
@@ -111,9 +113,11 @@ def _make(library: Path) -> None:
     """
     if lately := _failed_lately(library):
         raise FusegenError(lately)
-    folder = library.parent
+    folder, prefix = library.parent, f"building-{library.stem[:16]}-"
+    for left in folder.glob(f"{prefix}*"):  # by a process that was killed: there is one build at a time
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        with writing_to(folder), tempfile.TemporaryDirectory(dir=folder, prefix="building-", ignore_cleanup_errors=True) as place:
+        with writing_to(folder), tempfile.TemporaryDirectory(dir=folder, prefix=prefix, ignore_cleanup_errors=True) as place:
             content = built(_texts(), Path(place))
     except CompileError as error:  # else a compiler that is installed, or room on the disk, is all it takes
         if not is_ending():
@@ -133,13 +137,27 @@ def _note(library: Path) -> Path:
     return library.with_suffix(".txt")
 
 
-def _load(library: Path) -> None:
+def _use(library: Path) -> None:
+    """Loads the library; one that cannot be loaded is built anew some time later.
+
+    Raises:
+        ImportError: it cannot be.
+    """
+    try:
+        native.use(_loaded(library))
+    except ImportError as error:
+        write_atomically(_note(library), str(error).encode())
+        library.unlink(missing_ok=True)
+        raise
+
+
+def _loaded(library: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(native.NAME, str(library))
     spec = importlib.util.spec_from_loader(native.NAME, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
-    native.use(module)
+    return module
 
 
 @contextmanager

@@ -49,10 +49,11 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | N
     Raises:
         ToolNotFoundError: it cannot be started.
     """
+    theirs, ours = os.pipe()  # nothing comes through it: it ends when this process does
     try:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -62,7 +63,10 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | N
         )
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        os.close(ours)
         raise ToolNotFoundError(f"{command[0]} cannot be started: {reason}", mend="install a compiler that runs here") from error
+    finally:
+        os.close(theirs)
     _running.add(process)
     with process:
         try:
@@ -75,6 +79,7 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | N
             raise
         finally:
             _running.discard(process)
+            os.close(ours)
     return Done(process.returncode, output)
 
 

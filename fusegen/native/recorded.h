@@ -61,7 +61,7 @@ struct Layout {
                                            c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
                                            c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
     return tensor.layout() != at::kStrided || tensor.is_nested() || tensor.key_set().has_any(strange) || !tensor.has_storage() ||
-           !tensor.const_data_ptr();
+           !tensor.const_data_ptr() || tensor._fw_grad(0).defined();
   }
 
   bool is_of(const at::Tensor &tensor) const {
@@ -100,6 +100,9 @@ Object list_of(const std::vector<Number> &numbers) {
   for (size_t n = 0; n < numbers.size(); ++n) PyList_SET_ITEM(list.get(), n, numbers[n].made().release());
   return list;
 }
+
+// True for a tensor of no class of the user's.
+bool is_of_torch(const at::Tensor &tensor) { return THPVariable_CheckExact(wrapped(tensor)); }
 
 // A backward pass for tensors that lie as some have lain.
 struct Pass {
@@ -205,7 +208,7 @@ struct Backward : torch::autograd::Node {
     values.insert(values.end(), floats.begin(), floats.end());
     const WithGil gil;
     try {
-      const bool is_plain = !at::GradMode::is_enabled() && executor::is_unseen();
+      const bool is_plain = !at::GradMode::is_enabled() && executor::is_unseen() && std::all_of(floats.begin(), floats.end(), is_of_torch);
       const std::shared_ptr<Pass> pass = is_plain ? plan->pass_for(values, numbers) : nullptr;
       const Object scalars = pass ? scalars_of(*pass) : Object();
       return scalars.get() ? by_pass(*pass, scalars, std::move(values), std::move(floats)) : by_python(values, floats);

@@ -118,7 +118,8 @@ class NodeCall(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         node: Node = ctx.node
         given = [_zeros(*ctx.like[n]) if (gradient := gradients[n]) is None else gradient for n in node.floats]
-        values = GivenAway((*ctx.saved_tensors, *given, *node.sizes, *ctx.numbers))
+        saved = ctx.saved_tensors if node.kept else ()  # torch refuses to read none for the second time
+        values = GivenAway((*saved, *given, *node.sizes, *ctx.numbers))
         ctx.maybe_clear_saved_tensors()  # unless the graph is kept: what the pass has read need not stay
         with ctx.workspace or _OWN:
             return (None, None, None, *node.gradients_of(values, given))

@@ -17,11 +17,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 import fusegen as fg
 from fusegen import native
 from fusegen.compiler.passes import forget_programs
-from fusegen.errors import GradientError
+from fusegen.errors import ArgumentError, GradientError
 from fusegen.extension.native import reason
 from fusegen.guards import Conditions, Kind, Read, Slot
 from tests.unit.eager import randn
@@ -95,6 +96,32 @@ def test_sizes_and_numbers_beside_tensors_have_no_gradients() -> None:
     (ours,) = torch.autograd.grad(whole(x, 2).sum(), x)
     (theirs,) = torch.autograd.grad(F.gelu(x).repeat(2, 1).sum(), x)
     torch.testing.assert_close(ours, theirs)
+
+
+class _Labelled(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.usefixtures("way")
+def test_gradients_of_a_class_or_with_tangents_are_refused_whatever_came_before() -> None:
+    kernel, x = fg.kernel(lambda x: x.sigmoid() * x), randn(4, 8).requires_grad_()
+    y, gradient = kernel(x), torch.ones(4, 8)
+    torch.autograd.grad(y, x, gradient, retain_graph=True)
+    with pytest.raises(ArgumentError, match="is a _Labelled"):
+        torch.autograd.grad(y, x, gradient.as_subclass(_Labelled), retain_graph=True)
+    with forward_ad.dual_level(), pytest.raises(GradientError, match="has a tangent"):
+        torch.autograd.grad(y, x, forward_ad.make_dual(gradient, gradient))
+
+
+@pytest.mark.usefixtures("way")
+def test_nothing_that_is_saved_can_be_read_twice() -> None:
+    x = randn(4, 8).requires_grad_()
+    y = fg.kernel(lambda x: x + x)(x)
+    for _ in range(2):
+        y.backward(torch.ones(4, 8))
+    assert x.grad is not None and torch.equal(x.grad, torch.full((4, 8), 4.0))
 
 
 @pytest.mark.usefixtures("way")
@@ -318,12 +345,14 @@ def test_a_compiler_that_fails_is_asked_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep  # torch's builder takes its time
-def test_a_build_ends_with_its_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_build_ends_with_its_process(is_killed: bool, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     begun = f"ensure_native()\nimport os, time\nwhile not os.path.exists({str(pid)!r}): time.sleep(0.01)"
-    found, _ = _asks(begun, tmp_path, f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 60").communicate()
-    assert found == "it is being built\n"
-    _wait_until(lambda: not Path("/proc", pid.read_text().strip()).exists())
+    ends = "\nos.kill(os.getpid(), 9)" if is_killed else ""
+    found, _ = _asks(begun + ends, tmp_path, f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 60").communicate()
+    assert found == ("" if is_killed else "it is being built\n")
+    _wait_until(lambda: _has_ended(pid.read_text().strip()))
     assert [path.suffix for path in (tmp_path / "cache" / "native").iterdir() if path.is_file()] == [".lock"]
 
 
@@ -334,6 +363,13 @@ def test_a_child_that_ends_leaves_the_build_alone(tmp_path: Path) -> None:
     code += f"child = os.fork()\nif not child: sys.exit()\nos.waitpid(child, 0)\nos.kill(int(open({str(pid)!r}).read()), 0)"
     found, _ = _asks(code, tmp_path, f"echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 60").communicate()
     assert found == "it is being built\n"
+
+
+def _has_ended(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def _wait_until(answer: Callable[[], bool]) -> None:
