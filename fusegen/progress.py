@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from fusegen.settings import settings
 from fusegen.threads import new_lock
@@ -88,6 +89,8 @@ class _Progress:
         """True behind a pause; the next first call has another thread tell of it."""
         with self._lock:
             self._is_telling = self._running > 0 or time.monotonic() - self._ended < _PAUSE
+            if not self._is_telling:
+                self.layers = None  # also those whose first call has failed
             return not self._is_telling
 
 
@@ -123,7 +126,8 @@ class _Bar:
         from rich.console import Console
 
         console = Console(stderr=True)
-        return cls(console) if console.is_terminal or console.is_jupyter else None
+        is_drawn = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+        return cls(console) if is_drawn else None
 
     def show(self, name: str, layers: Layers | None) -> None:
         """Draws it for a kernel, or for layers."""

@@ -33,8 +33,8 @@ class Settings:
         nvcc: the CUDA compiler in place of NVRTC (``FUSEGEN_NVCC``; its version is part of the key of cubins).
         compiler: of kernels that do not say one (``FUSEGEN_COMPILER``; the two ways keep binaries apart).
         native: build and use the native module (``FUSEGEN_NATIVE``; not part of any key).
-        progress: say on stderr that kernels are compiled (``FUSEGEN_PROGRESS``; not part of any key). Of the processes that
-            ``torchrun`` starts on a machine, the first one says it.
+        progress: say on stderr that kernels are compiled (``FUSEGEN_PROGRESS``; not part of any key). Under ``torchrun``
+            the first process of a machine does.
     """
 
     cache_dir: Path

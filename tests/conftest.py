@@ -18,7 +18,7 @@ _SHARED = Path(os.environ.get("FUSEGEN_TEST_CACHE") or Path.home() / ".cache" / 
 _COMPILED = ("cpu", "cubin", "cuda", "emitted", "emulator", "extension", "templates")
 _SLOW = 5.0  # seconds of a test
 os.environ["FUSEGEN_CACHE_DIR"] = str(_SHARED)
-os.environ["FUSEGEN_PROGRESS"] = "0"  # what comes on stderr must not depend on how fast a machine compiles
+os.environ["FUSEGEN_PROGRESS"] = "0"  # stderr must not depend on how fast a machine compiles
 os.environ.pop("FUSEGEN_EMULATE", None)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers, and processes that tests start, compile each module once
 

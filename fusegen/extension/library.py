@@ -29,7 +29,7 @@ _BUILDER = """
 import json, os, signal, sys, threading
 
 def end_with_parent():
-    os.read(0, 1)  # which ends when the parent does, in whatever way
+    os.read(0, 1)  # returns when the parent has ended, in whatever way
     os.killpg(0, signal.SIGTERM)
 
 threading.Thread(target=end_with_parent, daemon=True).start()

@@ -88,7 +88,7 @@ class NewCaches:
     def __init__(self, cache: object) -> None:
         CacheView(cache)
         self._cache = cache
-        self()  # what cannot be copied is found now
+        self()  # a cache that cannot be copied is refused now
 
     def __call__(self) -> object:
         """One more cache."""

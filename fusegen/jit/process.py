@@ -49,11 +49,29 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | N
     Raises:
         ToolNotFoundError: it cannot be started.
     """
-    theirs, ours = os.pipe()  # nothing comes through it: it ends when this process does
+    theirs, ours = os.pipe()  # nothing comes through it: it ends when this process does, in whatever way
+    with os.fdopen(ours, "wb"):
+        process = _started(command, variables, theirs)
+        _running.add(process)
+        with process:
+            try:
+                output, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                _end(process)
+                return Done(None, "")
+            except BaseException:
+                _end(process)
+                raise
+            finally:
+                _running.discard(process)
+    return Done(process.returncode, output)
+
+
+def _started(command: Sequence[str], variables: Mapping[str, str] | None, stdin: int) -> subprocess.Popen[str]:
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
-            stdin=theirs,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -63,24 +81,9 @@ def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | N
         )
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        os.close(ours)
         raise ToolNotFoundError(f"{command[0]} cannot be started: {reason}", mend="install a compiler that runs here") from error
     finally:
-        os.close(theirs)
-    _running.add(process)
-    with process:
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            _end(process)
-            return Done(None, "")
-        except BaseException:
-            _end(process)
-            raise
-        finally:
-            _running.discard(process)
-            os.close(ours)
-    return Done(process.returncode, output)
+        os.close(stdin)
 
 
 def is_ending() -> bool:

@@ -50,7 +50,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Native:
-    """What the native module runs of calls.
+    """The part of calls that the native module runs.
 
     Attributes:
         executor: of the tensors, and of the scalars.

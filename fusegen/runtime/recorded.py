@@ -120,5 +120,5 @@ class Recorded(Program):
     def _uncomputable(self, values: Values) -> Any:
         """A call with an error of Python's under way, of numbers: the user's own line shall raise, or catch."""
         if self._by_value is None:
-            raise  # what is under way
+            raise
         return self._by_value(values)

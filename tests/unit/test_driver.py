@@ -363,7 +363,7 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_call_that_launches_nothing_allocates_where_its_tensors_are(machine: Machine) -> None:
-    """What torch's own code allocates past the dispatcher lies on the current device."""
+    """Memory that torch's own code allocates past the dispatcher lies on the current device."""
     x = randn(4, 4)
     call = bound(lambda x: x @ x, x)
     machine.current = 0

@@ -1,9 +1,11 @@
-"""What is said on stderr while kernels are compiled."""
+"""The line and the bar on stderr while kernels are compiled."""
 
 from __future__ import annotations
 
+import io
 import threading
 import time
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
 
 import pytest
@@ -23,33 +25,39 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_TICK", 0.01)
 
 
-def _said(capsys: pytest.CaptureFixture[str]) -> str:
+def _said(stream: io.StringIO) -> str:
     for thread in threading.enumerate():
         if thread.name == "fusegen: progress":
             thread.join()
-    return capsys.readouterr().err
+    return stream.getvalue()
 
 
-@fg.kernel
-def slowly_traced(x: Tensor) -> Tensor:
-    time.sleep(0.2)
-    return x.exp() + 1
+def _wait_for(stream: io.StringIO, text: str) -> None:
+    until = time.monotonic() + 4
+    while text not in stream.getvalue() and time.monotonic() < until:
+        time.sleep(0.005)
 
 
-def test_a_line_at_the_first_call(capsys: pytest.CaptureFixture[str]) -> None:
-    slowly_traced(torch.ones(4))
-    assert _said(capsys) == "fusegen: compiling slowly_traced; later processes find it in the cache\n"
-    slowly_traced(torch.ones(4))
-    assert _said(capsys) == ""
+def test_a_line_at_the_first_call() -> None:
+    stderr = io.StringIO()
+
+    def slowly_traced(x: Tensor) -> Tensor:
+        _wait_for(stderr, "compiling")
+        return x.exp() + 1
+
+    kernel, line = fg.kernel(slowly_traced), "fusegen: compiling slowly_traced; later processes find it in the cache\n"
+    for _ in range(2):
+        with redirect_stderr(stderr):
+            kernel(torch.ones(4))
+            assert _said(stderr) == line
 
 
-def test_nothing_where_it_is_off_or_quick(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress.silence():
-        slowly_traced(torch.ones(5, 2))
-    assert _said(capsys) == ""
-    monkeypatch.setattr(progress, "_PATIENCE", 60.0)
-    slowly_traced(torch.ones(5, 2, 2))
-    assert _said(capsys) == ""
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_nothing_where_it_is_off_or_quick(patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE", patience)
+    with redirect_stderr(io.StringIO()) as stderr, nullcontext() if patience else progress.silence():
+        fg.kernel(lambda x: x.exp() + 2)(torch.ones(4))
+        assert _said(stderr) == ""
 
 
 class _Layer(nn.Module):
@@ -58,16 +66,19 @@ class _Layer(nn.Module):
         self.weight = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(0.2)
+        time.sleep(0.3)  # many ticks; a call that looks at the stream instead would be refused
         return (x * self.weight).exp()
 
 
-def test_a_bar_of_layers_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_of_layers_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich.progress")  # before the first layer, not while it is traced
     monkeypatch.setenv("FORCE_COLOR", "1")  # by which rich takes any stream for a terminal
     monkeypatch.setattr(progress, "_PAUSE", 0.5)
     model = nn.Sequential(*(_Layer() for _ in range(3)))
     fg.patch(model, only=[_Layer])
-    model(torch.ones(2, 4))
-    said = _said(capsys)
+    with redirect_stderr(io.StringIO()) as stderr:
+        model(torch.ones(2, 4))
+        said = _said(stderr)
     assert all(f"_Layer, {done} of 3 done" in said for done in range(3))
+    assert said.count("\x1b[?25l") == said.count("\x1b[?25h") == 1  # the cursor is there again
     assert "find it in the cache" not in said
