@@ -1,7 +1,8 @@
-"""GPT-2 and Llama of transformers as they are, compiled, patched, and with CUDA graphs: times, launches, accuracy, losses.
+"""Models of transformers as they are, compiled, patched, and with CUDA graphs: times, launches, accuracy, losses.
 
-python examples/patched_models.py                   # 124M and 8 layers of 2048 channels on a GPU, small ones on a CPU
-python examples/patched_models.py --out run.json    # and stores the run; needs transformers
+python examples/patched_models.py                          # GPT-2 and Llama; small ones on a CPU
+python examples/patched_models.py --models BERT ViT T5     # others of the list
+python examples/patched_models.py --out run.json           # and stores the run; needs transformers
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fusegen.extension.native import wait
 from fusegen.timing import interleaved, timer_name
 
 try:
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    import transformers
 except ImportError:
     raise SystemExit("this example needs transformers: pip install transformers") from None
 
@@ -50,73 +51,141 @@ class Row:
     graphs: float | None
 
 
-def gpt2() -> Any:
-    """GPT-2 small with random weights, and without dropout: losses of different masks cannot be compared."""
-    settings: dict[str, Any] = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-    if not IS_GPU:
-        settings |= {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(**settings))
+@dataclass(frozen=True)
+class Case:
+    """A model with random weights, and without dropout (losses of different masks cannot be compared), and its input."""
+
+    model: str  # a class of transformers
+    config: dict[str, Any]
+    small: dict[str, Any]  # what a CPU takes in place
+    batch: int
+    tokens: int = 1  # of an input or, in an encoder-decoder model, of what is decoded
+    encoded: int = 0  # tokens of an encoder
+    is_causal: bool = True  # a model of text has a loss a token, the others one a batch row
+    learning_rate: float = 0.1
+
+    def make(self) -> Any:
+        """The model in float32."""
+        kind = getattr(transformers, self.model)
+        return kind(kind.config_class(**self.config | ({} if IS_GPU else self.small)))
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Batch, tokens, tokens of the encoder."""
+        return (self.batch, self.tokens, self.encoded) if IS_GPU else (2, min(self.tokens, 32), min(self.encoded, 32))
+
+    @property
+    def label(self) -> str:
+        """The size, as tables name it."""
+        batch, tokens, encoded = self.size
+        return f"{batch} images" if tokens == 1 else f"{batch}×{encoded}/{tokens}" if encoded else f"{batch}×{tokens}"
+
+    def inputs(self, config: Any) -> dict[str, Any]:
+        """A batch, as keyword arguments, with labels."""
+        batch, tokens, encoded = self.size
+        if tokens == 1:
+            pixels = torch.randn(batch, config.num_channels, config.image_size, config.image_size, device=DEVICE)
+            return {"pixel_values": pixels, "labels": torch.randint(config.num_labels, (batch,), device=DEVICE)}
+        ids = torch.randint(config.vocab_size, (batch, tokens), device=DEVICE)
+        if encoded:
+            source = torch.randint(config.vocab_size, (batch, encoded), device=DEVICE)
+            return {"input_ids": source, "decoder_input_ids": ids, "labels": ids, "use_cache": False}
+        if self.is_causal:
+            return {"input_ids": ids, "labels": ids, "use_cache": False}
+        return {"input_ids": ids, "labels": torch.randint(config.num_labels, (batch,), device=DEVICE)}
 
 
-def llama() -> Any:
-    """A Llama of 8 layers with random weights."""
-    channels, layers, heads = (2048, 8, 32) if IS_GPU else (64, 2, 4)
-    config = LlamaConfig(
-        hidden_size=channels,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 4,
-        intermediate_size=4 * channels,
-        vocab_size=32000 if IS_GPU else 256,
-    )
-    return LlamaForCausalLM(config)
+def _decoder(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocab: int, **others: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocab,
+        **others,
+    }
 
 
-MODELS: dict[str, tuple[Callable[[], Any], tuple[int, int]]] = {
-    "GPT-2": (gpt2, (8, 1024) if IS_GPU else (2, 32)),
-    "Llama": (llama, (4, 2048) if IS_GPU else (2, 32)),
+_SMALL_DECODER = _decoder(64, 2, 4, 1, 256, 256)
+_SMALL_ENCODER = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_SMALL_GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}
+_SMALL_T5 = {"num_layers": 2, "d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 128, "vocab_size": 256}
+
+MODELS = {
+    "GPT-2": Case("GPT2LMHeadModel", {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}, _SMALL_GPT2, batch=8, tokens=1024),
+    "Llama": Case("LlamaForCausalLM", _decoder(2048, 8, 32, 8, 8192, 32000), _SMALL_DECODER, batch=4, tokens=2048),
+    "Qwen3": Case(
+        "Qwen3ForCausalLM",
+        _decoder(1024, 6, 16, 8, 3072, 32000, head_dim=128),
+        _SMALL_DECODER | {"head_dim": 16},
+        batch=4,
+        tokens=1024,
+    ),
+    "BERT": Case(
+        "BertForSequenceClassification", _NO_DROPOUT, _SMALL_ENCODER, batch=16, tokens=128, is_causal=False, learning_rate=0.01
+    ),
+    "ViT": Case("ViTForImageClassification", _NO_DROPOUT, _SMALL_ENCODER | {"image_size": 32}, batch=32, learning_rate=0.01),
+    "T5": Case("T5ForConditionalGeneration", {"dropout_rate": 0.0}, _SMALL_T5, batch=8, tokens=128, encoded=512),
 }
-"""By name, what makes a model, and the batch and the tokens of its input."""
+"""By name, as ``--models`` takes it."""
 
 
-def step(model: Any, ids: Tensor) -> Tensor:
+def step(model: Any, inputs: dict[str, Any]) -> Tensor:
     """The loss of a batch, whose gradients take the place of those before."""
     model.zero_grad()
-    loss = model(ids, labels=ids, use_cache=False).loss
+    loss = model(**inputs).loss
     loss.backward()
     found: Tensor = loss.detach()
     return found
 
 
 @torch.no_grad()
-def logits(model: Any, ids: Tensor) -> Tensor:
+def logits(model: Any, inputs: dict[str, Any]) -> Tensor:
     """Those of a forward pass without a cache."""
-    found: Tensor = model(ids, use_cache=False).logits
+    found: Tensor = model(**inputs).logits
     return found
 
 
-def losses(model: Any, ids: Tensor, dtype: torch.dtype = DTYPE, *, patched: bool = False) -> Tensor:
+def cut(inputs: dict[str, Any], rows: int, tokens: int | None = None) -> dict[str, Any]:
+    """The first rows of a batch, or the first tokens of them, without labels."""
+
+    def first(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value[:rows, :tokens] if value.dim() == 2 else value[:rows]
+
+    return {key: first(value) for key, value in inputs.items() if key != "labels"}
+
+
+def losses(case: Case, model: Any, inputs: dict[str, Any], dtype: torch.dtype = DTYPE, *, patched: bool = False) -> Tensor:
     """The losses of some steps of a copy."""
     learner = copy.deepcopy(model).to(dtype).train()
     if patched:
         fg.patch(learner)
-    optimizer = torch.optim.SGD(learner.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(learner.parameters(), lr=case.learning_rate)
     found = []
     for _ in range(STEPS):
-        found.append(step(learner, ids))
+        found.append(step(learner, as_type(inputs, dtype)))
         optimizer.step()
     return torch.stack(found).double()
 
 
-def host_time(model: Any, ids: Tensor) -> float:
+def as_type(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Inputs with images of a dtype."""
+    return {key: value.to(dtype) if key == "pixel_values" else value for key, value in inputs.items()}
+
+
+def host_time(model: Any, inputs: dict[str, Any]) -> float:
     """The microseconds that the host takes for a short forward pass."""
     for _ in range(5):
-        logits(model, ids)
+        logits(model, inputs)
     if IS_GPU:
         torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(HOST_CALLS):
-        logits(model, ids)
+        logits(model, inputs)
     return (time.perf_counter() - start) / HOST_CALLS * 1e6
 
 
@@ -136,14 +205,18 @@ def times(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 def rows(name: str) -> Iterator[Row]:
     """All figures of a model."""
-    make, size = MODELS[name]
+    case = MODELS[name]
     torch.compiler.reset()
     torch.manual_seed(0)
-    plain = make().to(DEVICE, DTYPE).eval()
-    ids = torch.randint(plain.config.vocab_size, size, device=DEVICE)
-    exact = logits(copy.deepcopy(plain).double(), ids[:1])
-    wide = losses(plain, ids, torch.float32)
-    apart = {key: (losses(plain, ids, patched=key == "patched") - wide).abs().max().item() for key in ("eager", "patched")}
+    plain = case.make().to(DEVICE, DTYPE).eval()
+    wide_inputs = case.inputs(plain.config)
+    exact = logits(copy.deepcopy(plain).double(), as_type(cut(wide_inputs, 1), torch.float64))
+    wide = losses(case, plain, wide_inputs, torch.float32)
+    apart = {
+        key: (losses(case, plain, wide_inputs, patched=key == "patched") - wide).abs().max().item() for key in ("eager", "patched")
+    }
+    inputs = as_type(wide_inputs, DTYPE)
+    batch, one, short = cut(inputs, case.batch), cut(inputs, 1), cut(inputs, 1, HOST_TOKENS)
 
     patched = copy.deepcopy(plain)
     report = fg.patch(patched)
@@ -153,20 +226,20 @@ def rows(name: str) -> Iterator[Row]:
         models["compile"].compile()
         fg.patch(models["graphs"], cuda_graphs=True)
     figures: dict[tuple[str, str], dict[str, float]] = {
-        ("forward", "ms"): times({key: partial(logits, each, ids) for key, each in models.items()}),
-        ("logits, error against float64", ""): {key: relative(logits(each, ids[:1]), exact) for key, each in models.items()},
-        ("host, 32 tokens", "µs"): {
-            key: host_time(each, ids[:1, :HOST_TOKENS]) for key, each in models.items() if key != "compile"
+        ("forward", "ms"): times({key: partial(logits, each, batch) for key, each in models.items()}),
+        ("logits, error against float64", ""): {key: relative(logits(each, one), exact) for key, each in models.items()},
+        (f"host, {HOST_TOKENS} tokens" if case.tokens > 1 else "host, 1 image", "µs"): {
+            key: host_time(each, short) for key, each in models.items() if key != "compile"
         },
         ("launches of what is patched", ""): {"eager": report.before or 0, "patched": report.after or 0},
     }
     for each in models.values():
         each.train()
-    figures["forward and backward", "ms"] = times({key: partial(step, each, ids) for key, each in models.items()})
+    figures["forward and backward", "ms"] = times({key: partial(step, each, inputs) for key, each in models.items()})
     figures[f"losses of {STEPS} steps, from float32's", ""] = apart
     label = f"{name}, {plain.config.num_hidden_layers} layers of {plain.config.hidden_size}"
     for (what, unit), found in figures.items():
-        work = f"{what}, {size[0]}×{size[1]}" if unit == "ms" else what
+        work = f"{what}, {case.label}" if unit == "ms" else what
         yield Row(label, work, unit, *map(found.get, ("eager", "compile", "patched", "graphs")))
 
 
@@ -176,9 +249,9 @@ def number(value: float | None, unit: str) -> str:
 
 
 def main() -> None:
-    """Measures both models, prints the table, and stores the run on request."""
+    """Measures models, prints the table, and stores the run on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS), help="default: both")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=["GPT-2", "Llama"], help="default: GPT-2 and Llama")
     parser.add_argument("--out", type=Path, help="a JSON file for the run")
     options = parser.parse_args()
     machine = {

@@ -6,11 +6,12 @@ import itertools
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
@@ -21,6 +22,7 @@ Function: TypeAlias = Callable[[Tensor], Tensor]
 
 _FRESH = 5  # declarations; the median of their times is kept
 _CALLS = 2000
+_ROUNDS, _ROUND_CALLS = 9, 100  # where calls are compared with eager torch
 _SIZES = (1024, 1536, 2048, 3072)  # few elements: the host's time is measured, not the device's
 
 
@@ -35,6 +37,7 @@ def measure(device: torch.device) -> tuple[Latency, ...]:
         _later(f"{len(kernels)} kernels in turn", [partial(kernel, x) for kernel in kernels], x),
         _later("one kernel, called from C++ (compiler='extension')", [partial(fg.kernel(_known, compiler="extension"), x)], x),
         _later(f"one kernel, {len(tensors)} shapes in turn", [partial(kernels[0], each) for each in tensors], x),
+        *(row for chain in _chains(device) for row in _compared(*chain)),
     )
 
 
@@ -56,6 +59,80 @@ def _first_calls(x: Tensor) -> Latency:
 
 def _later(name: str, calls: Sequence[Call], x: Tensor) -> Latency:
     return Latency(name, None, None, _per_call(calls, x))
+
+
+# Chains beside eager torch, with gradients and without.
+
+
+def _gelu_add(x: Tensor, y: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh") + y
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def _swiglu_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+
+
+Chain: TypeAlias = tuple[str, Callable[..., Tensor], Sequence[Tensor]]
+"""What a table calls it, the declaration, arguments that all require gradients."""
+
+
+def _chains(device: torch.device) -> list[Chain]:
+    """Chains at sizes so small that the host's time is measured; in bfloat16 on a GPU."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+
+    def made(*shapes: tuple[int, ...]) -> list[Tensor]:
+        return [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for shape in shapes]
+
+    return [
+        ("gelu + add", _gelu_add, made((32, 256), (32, 256))),
+        ("layer_norm", _layer_norm, made((32, 256), (256,), (256,))),
+        ("linear + bias + gelu", _linear_gelu, made((32, 256), (256, 256), (256,))),
+        ("attention", _attention, made(*[(2, 4, 32, 64)] * 3)),
+        ("SwiGLU MLP", _swiglu_mlp, made((32, 256), (512, 256), (512, 256), (256, 512))),
+    ]
+
+
+def _compared(name: str, function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Iterator[Latency]:
+    """The host's time of a kernel and of eager torch, in turn: forward without gradients, then forward and backward."""
+    calls = fg.kernel(function), function
+    gradient = torch.ones_like(function(*tensors))
+
+    def forward(call: Callable[..., Tensor]) -> None:
+        with torch.no_grad():
+            call(*tensors)
+
+    def step(call: Callable[..., Tensor]) -> None:
+        torch.autograd.grad(call(*tensors), tensors, gradient)
+
+    for passes, run in ("forward", forward), ("forward and backward", step):
+        ours, eager = _in_turn([partial(run, call) for call in calls], tensors[0])
+        yield Latency(f"{name}, {passes}", None, None, ours, eager)
+
+
+def _in_turn(calls: Sequence[Call], x: Tensor) -> list[float]:
+    """The median microseconds of each call over rounds in which the calls take turns."""
+    rounds = [[_round(call, x) for call in calls] for _ in range(_ROUNDS + 1)][1:]  # the first one compiles
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def _round(call: Call, x: Tensor) -> float:
+    _wait(x)
+    start = time.perf_counter()
+    for _ in range(_ROUND_CALLS):
+        call()
+    return 1e6 * (time.perf_counter() - start) / _ROUND_CALLS
 
 
 def _known(x: Tensor) -> Tensor:

@@ -135,12 +135,14 @@ class Latency:
         case: what is called.
         cold_ms, warm_ms: of a first call of a new declaration, where the disk does not know its kernel and where it does.
         call_us: of each later call.
+        eager_us: of eager torch's, taken in turn; None where the row is not compared.
     """
 
     case: str
     cold_ms: float | None
     warm_ms: float | None
     call_us: float
+    eager_us: float | None = None
 
 
 @dataclass(frozen=True)

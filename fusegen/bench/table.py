@@ -39,7 +39,7 @@ def group_timers(record: Record) -> dict[str, str]:
 
 def latency_table(record: Record) -> Table:
     """Times of the host."""
-    columns = ("called", "first call, cold ms", "first call, disk warm ms", "host µs a call")
+    columns = ("called", "first call, cold ms", "first call, disk warm ms", "host µs a call", "eager torch's", "of eager")
     return columns, [_latency(latency) for latency in record.latency]
 
 
@@ -88,7 +88,9 @@ def _row(row: Row, peers: Sequence[str], memory: Sequence[str]) -> tuple[str, ..
 
 
 def _latency(latency: Latency) -> tuple[str, ...]:
-    return latency.case, _milliseconds(latency.cold_ms), _milliseconds(latency.warm_ms), f"{latency.call_us:.1f}"
+    later = f"{latency.call_us:.1f}", "–" if latency.eager_us is None else f"{latency.eager_us:.1f}"
+    ratio = _ratio(latency.call_us, latency.eager_us, "{:.2f}")
+    return latency.case, _milliseconds(latency.cold_ms), _milliseconds(latency.warm_ms), *later, ratio
 
 
 def _change(change: Change) -> tuple[str, ...]:

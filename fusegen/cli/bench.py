@@ -28,6 +28,7 @@ from fusegen.cli.document import print_document
 from fusegen.cli.own import are_own
 from fusegen.cli.terminal import Terminal
 from fusegen.errors import ArgumentError
+from fusegen.extension.native import ensure_native, reason, wait
 from fusegen.specs import find
 from fusegen.timing import timer_name
 
@@ -115,6 +116,10 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None
     record = Record(environment(device, timer_name(device, quick=options.quick) + (", tuned" if options.tune else "")), (), ())
     if old is not None:
         check_same_device(old.environment, record.environment)
+    ensure_native()
+    if reason():
+        terminal.progress(f"without the native module: {reason()} …")
+    wait()  # calls that come before it would be timed in Python
     if options.latency:
         terminal.progress("timing first calls …")
         return _stored(replace(record, latency=latency.measure(device)), options.out)

@@ -119,10 +119,15 @@ def test_a_failing_kernel_leaves_a_row() -> None:
 def test_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "_FRESH", 1)
     monkeypatch.setattr(latency, "_CALLS", 20)
+    monkeypatch.setattr(latency, "_ROUND_CALLS", 2)
+    chain = latency._chains(HOST)[0]
+    monkeypatch.setattr(latency, "_chains", lambda device: [chain])
     first, *later = latency.measure(HOST)
     assert first.warm_ms is not None and first.cold_ms is not None and first.warm_ms > 0 and first.cold_ms > 0
     ways = ["4 kernels in turn", "one kernel, called from C++ (compiler='extension')", "one kernel, 4 shapes in turn"]
-    assert [each.case for each in later] == ["eager, one operation of torch", *ways]
+    assert [each.case for each in later[:4]] == ["eager, one operation of torch", *ways]
+    assert [each.case for each in later[4:]] == ["gelu + add, forward", "gelu + add, forward and backward"]
+    assert all(each.eager_us is not None and each.eager_us > 0 for each in later[4:])
     assert all(each.call_us > 0 for each in (first, *later)) and all(each.cold_ms is each.warm_ms is None for each in later)
 
 
