@@ -95,9 +95,9 @@ class Reads:
         facts.sizes([each._parameters for each in modules if isinstance(each, nn.ParameterList | nn.ParameterDict)])
         for each in modules:
             facts.read(Read(Slot(each, Kind.TYPE), type(each)))
-            facts.identity(Slot(each, Kind.ATTRIBUTE, "__dict__"))
+            facts.identity(Slot(each, Kind.ATTRIBUTE, "__dict__"), vars(each))
             for name in _DICTIONARIES:
-                facts.identity(Slot(vars(each), Kind.ITEM, name))
+                facts.identity(Slot(vars(each), Kind.ITEM, name), vars(each)[name])
         facts.holds(_NoHooks(modules))
         if torch.is_grad_enabled():
             parameters = [each for root in self._roots for each in root.parameters()]

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from fusegen.guards.conditions import Conditions
 from fusegen.guards.content import contents, is_a, is_opaque, matcher
 from fusegen.guards.plain import is_plain, same
 from fusegen.guards.slots import Kind, Read, Slot
@@ -95,7 +96,6 @@ class State:
         places: what tells the place of each of these from others, as long as its owner lives.
         check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
             changed; None in its place for a kernel whose function reads nothing.
-        text: of that function.
         has_backward_hooks: as given.
     """
 
@@ -135,8 +135,7 @@ class State:
             writer.answer(position, attribute, answer)
         writer.tensors(used)
         writer.aliases(reads, compares_identity)
-        self.check = writer.function(self) if writer.lines else None
-        self.text = writer.text
+        self.check = writer.function(self)
         self._reads = [_Remembered.of(read) for read in reads]
 
     def reads(self) -> list[Read]:
@@ -212,17 +211,19 @@ class _Writer:
         self._given: set[int] = set()
         self._lasting = _lasting([function, *arguments.values(), *(read.value for read in reads)])
         self._result = "()"
+        self._conditions = Conditions(self._is_held_weakly)
+        self._has_conditions = False
 
-    @property
-    def text(self) -> str:
-        """The function's source."""
-        body = "\n".join(f"        {line}" for line in (*self.lines, f"return {self._result}"))
-        return f"def check(V):\n    try:\n{body}\n    except GONE:\n        return None\n"
-
-    def function(self, state: State) -> Callable[[Sequence[Any]], Found | None]:
-        """The function itself."""
+    def function(self, state: State) -> Callable[[Sequence[Any]], Found | None] | None:
+        """The function itself; None where nothing is asked."""
+        if not self.lines and not self._has_conditions:
+            return None
         self._scope[State.NAME] = weakref.ref(state)
-        exec(compile(self.text, "<what a kernel read>", "exec"), self._scope)
+        self._scope["CONDITIONS"] = self._conditions.function()
+        lines = ["if not CONDITIONS.call(): return None"] if self._has_conditions else []
+        body = "\n".join(f"        {line}" for line in (*lines, *self.lines, f"return {self._result}"))
+        text = f"def check(V):\n    try:\n{body}\n    except GONE:\n        return None\n"
+        exec(compile(text, "<what a kernel read>", "exec"), self._scope)
         check: Callable[[Sequence[Any]], Found | None] = self._scope["check"]
         return check
 
@@ -243,6 +244,9 @@ class _Writer:
 
     def read(self, read: Read) -> None:
         """A place that holds a plain value, a container, a tensor, or the same object as before."""
+        if self._is_lasting(read):
+            self._keep(read)
+            return
         place, value = self._place(read.slot), read.value
         if read.slot.kind is Kind.CACHE:
             self._require(f"{self._constant(read.holds)}({place})")
@@ -262,6 +266,22 @@ class _Writer:
             self._give(value, place)
         else:
             self._require(f"{place} is {self._object(value)}")
+
+    def _is_lasting(self, read: Read) -> bool:
+        """True if the place is the same in all calls, and what it holds is told by identity or by its value."""
+        is_of_argument = id(read.slot.owner) in self._given or is_a(read.slot.owner, torch.Tensor)
+        return not is_of_argument and read.slot.kind is not Kind.CACHE and not is_a(read.value, torch.Tensor)
+
+    def _keep(self, read: Read) -> None:
+        """Asks for a place that is the same in all calls, together with others."""
+        self._has_conditions = True
+        self._conditions.identity(read.slot, read.value)
+        if contents(read.value) is None or is_plain(read.value) or read.holds is None:
+            return
+        if read.was_empty:
+            self._conditions.identity(Slot(read.value, Kind.LENGTH), 0)
+        else:
+            self._conditions.holds(read.holds, read.value)
 
     def _container(self, place: str, read: Read) -> None:
         kept = self._constant(read.value)
@@ -319,7 +339,7 @@ class _Writer:
         """A name for an object; what may go away is held by a weak reference."""
         if id(value) in self._locals:
             return self._locals[id(value)]
-        if value is self._function or isinstance(value, _LASTING) or id(value) not in self._lasting:
+        if not self._may_go(value):
             return self._constant(value)
         try:
             reference = self._constant(weakref.ref(value))
@@ -328,6 +348,13 @@ class _Writer:
         name = self._local(value)
         self.lines.append(f"if ({name} := {reference}()) is None: return None")
         return name
+
+    def _may_go(self, value: object) -> bool:
+        """True if an object was there to be read, and is not held by the function itself."""
+        return value is not self._function and not isinstance(value, _LASTING) and id(value) in self._lasting
+
+    def _is_held_weakly(self, value: object) -> bool:
+        return self._may_go(value) and contents(value) is None
 
     def _give(self, value: object, place: str) -> None:
         """A name for an object of an argument, whatever object that is in a call."""

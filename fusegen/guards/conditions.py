@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import CellType, ModuleType
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -18,14 +20,37 @@ Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...], torch.d
 """A tensor, its address, its shape, its strides and its dtype."""
 
 _MOST = 64  # values in a container that are looked at one by one
-_PLACES = (Kind.ITEM, Kind.ATTRIBUTE, Kind.TYPE, Kind.CELL, Kind.LENGTH, Kind.RESULT)
+_PLACES = (
+    Kind.ITEM,
+    Kind.ATTRIBUTE,
+    Kind.TYPE,
+    Kind.CELL,
+    Kind.LENGTH,
+    Kind.RESULT,
+    Kind.METHOD,
+    Kind.HAS,
+    Kind.MISSING,
+    Kind.DEFINED,
+    Kind.PARAMETER,
+    Kind.BUFFER,
+    Kind.SUBMODULE,
+)
 """Kinds of places that the native module reads itself, in its order."""
+
+_WITHIN = {Kind.DEFINED: "__dict__", Kind.PARAMETER: "_parameters", Kind.BUFFER: "_buffers", Kind.SUBMODULE: "_modules"}
 
 
 class Conditions:
-    """Conditions that are true now, and may be asked for again at little cost."""
+    """Conditions that are true now, and may be asked for again at little cost.
 
-    def __init__(self) -> None:
+    Args:
+        weak: tells which objects are held by a weak reference, where they can be: a condition on one that is gone is false.
+    """
+
+    def __init__(self, weak: Callable[[object], bool] = lambda _: False) -> None:
+        self._weak = weak
+        self._references: dict[int, weakref.ref[Any] | None] = {}
+        self._kept: list[object] = []  # as long as their ids are keys
         self._places: list[tuple[Slot, Any]] = []
         self._known: set[tuple[int, object]] = set()
         self._sized: dict[int, Any] = {}
@@ -51,22 +76,34 @@ class Conditions:
         """A function of some values is true."""
         self._places.append((Slot(question, Kind.RESULT, values), True))
 
-    def identity(self, slot: Slot) -> None:
-        """A place holds the same object, whatever that holds."""
-        self._places.append((slot, slot.get()))
+    def identity(self, slot: Slot, value: Any) -> None:
+        """A place holds this object, or the same plain value, whatever that holds."""
+        self._places.append((slot, value))
 
     def sizes(self, held: Sequence[Any]) -> None:
         """Containers hold as many things."""
         self._sized |= {id(each): each for each in held}
 
     def function(self) -> Choice[Callable[[], bool]]:
-        """A function that tells if all of it is true still. It keeps all objects that it asks."""
-        sizes = [(each, len(each)) for each in self._sized.values()]
+        """A function that tells if all of it is true still. It keeps all objects that it asks, but for those held weakly."""
         layouts = [(tensor, *_layout(tensor)) for tensor in self._tensors.values() if not tensor.is_nested]
         for tensor in (tensor for tensor in self._tensors.values() if tensor.is_nested):
             self.holds(lambda nested, *wanted: (nested.data_ptr(), nested.dtype) == wanted, tensor, tensor.data_ptr(), tensor.dtype)
-        given = self._places, sizes, layouts
-        return Choice(lambda module: _native(module, *given), lambda: _written(*given))
+        sizes = [_Asked(Slot(each, Kind.LENGTH), len(each)) for each in self._sized.values()]
+        asked = [*sizes, *(self._asked(slot, value) for slot, value in self._places)]
+        return Choice(lambda module: _native(module, asked, layouts), lambda: _written(asked, layouts))
+
+    def _asked(self, slot: Slot, value: Any) -> _Asked:
+        owner, wanted = self._reference(slot.owner), self._reference(value)
+        held = slot if owner is None else Slot(owner, slot.kind, slot.key)
+        return _Asked(held, value if wanted is None else wanted, owner is not None, wanted is not None)
+
+    def _reference(self, value: object) -> weakref.ref[Any] | None:
+        """The weak reference by which an object is held, if it is."""
+        if id(value) not in self._references:
+            self._kept.append(value)
+            self._references[id(value)] = _weak_reference(value) if self._weak(value) else None
+        return self._references[id(value)]
 
     def _place(self, slot: Slot, value: Any) -> None:
         if is_a(value, Tensor):
@@ -100,56 +137,62 @@ def _keys(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Sequence[A
     return list(container) if all(type(key) in (str, int) for key in container) else None
 
 
-def _native(
-    module: ModuleType, places: Sequence[tuple[Slot, Any]], sizes: Sequence[tuple[Any, int]], layouts: Sequence[Layout]
-) -> Callable[[], bool]:
+@dataclass(frozen=True)
+class _Asked:
+    """A condition: a place, and what it holds. Weak ones are references to the owner, and to what is held."""
+
+    slot: Slot
+    value: Any
+    is_owner_weak: bool = False
+    is_value_weak: bool = False
+
+
+def _weak_reference(value: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+def _native(module: ModuleType, asked: Sequence[_Asked], layouts: Sequence[Layout]) -> Callable[[], bool]:
     """The conditions as the native module asks them."""
-    asked: list[tuple[int, Any, Any, Any]] = [(_PLACES.index(Kind.LENGTH), held, None, size) for held, size in sizes]
-    for slot, value in places:
-        kind, owner, key = _native_place(slot)
-        asked.append((_PLACES.index(kind), owner, key, value))
-    found: Callable[[], bool] = module.Conditions(same, asked, [layout[:4] for layout in layouts])
+    places = [(*_native_place(each), each.value, each.is_owner_weak, each.is_value_weak) for each in asked]
+    found: Callable[[], bool] = module.Conditions(same, places, [layout[:4] for layout in layouts])
     return found
 
 
-def _native_place(slot: Slot) -> tuple[Kind, Any, Any]:
-    """A place as the native module can read it, with its owner and key."""
-    kind, owner, key = slot.kind, slot.owner, slot.key
-    if kind is Kind.CELL and type(cell := owner.__closure__[key]) is CellType:
-        return kind, cell, None
-    if kind is Kind.MISSING:
-        return Kind.RESULT, owner.keys().isdisjoint, (key,)
-    if kind is Kind.HAS:
-        return Kind.RESULT, hasattr, (owner, key)
-    is_known = kind in _PLACES and kind is not Kind.CELL
-    return (kind, owner, key) if is_known else (Kind.RESULT, slot.get, ())
+def _native_place(asked: _Asked) -> tuple[int, Any, Any]:
+    """A place as the native module can read it, by its number, with its owner and key."""
+    kind, owner, key = asked.slot.kind, asked.slot.owner, asked.slot.key
+    return _PLACES.index(kind), owner, (_WITHIN[kind], key) if kind in _WITHIN else key
 
 
-def _written(places: Sequence[tuple[Slot, Any]], sizes: Sequence[tuple[Any, int]], layouts: Sequence[Layout]) -> Callable[[], bool]:
+def _written(asked: Sequence[_Asked], layouts: Sequence[Layout]) -> Callable[[], bool]:
     """The conditions as a function of Python."""
-    held, lengths = [each for each, _ in sizes], [size for _, size in sizes]
     tensors, wanted_layouts = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
-    scope: dict[str, Any] = {
-        "same": same,
-        "has_sizes": lambda: list(map(len, held)) == lengths,
-        "lie_there": lambda: list(map(_layout, tensors)) == wanted_layouts,
-    }
+    scope: dict[str, Any] = {"same": same, "lie_there": lambda: list(map(_layout, tensors)) == wanted_layouts}
+    lines: list[str] = []
 
-    def name(value: object) -> str:
+    def name(value: object, *, is_weak: bool = False) -> str:
+        """A name for an object, which a line of its own takes from a reference."""
         if value is None or value is True or value is False:
             return repr(value)
-        scope[f"c{id(value)}"] = value
-        return f"c{id(value)}"
+        known, named = f"c{id(value)}", f"o{id(value)}" if is_weak else f"c{id(value)}"
+        if is_weak and known not in scope:
+            lines.append(f"if ({named} := {known}()) is None: return False")
+        scope[known] = value
+        return named
 
-    texts = ["has_sizes()"]
-    for slot, value in places:
-        key = "" if type(slot.key) in (str, int) else name(slot.key)
-        place, wanted = slot.text(name(slot.owner), key), name(value)
-        is_one = not is_plain(value) or value is None or isinstance(value, bool)
-        texts.append(f"{place} is {wanted}" if is_one else f"((v := {place}) is {wanted} or same(v, {wanted}))")
-    texts.append("lie_there()")
-    text = "def unchanged():\n    try:\n        return {}\n    except (LookupError, AttributeError, ValueError, TypeError):\n"
-    exec(compile(text.format(" and ".join(texts)) + "        return False\n", "<conditions>", "exec"), scope)
+    for each in asked:
+        key = "" if type(each.slot.key) in (str, int) else name(each.slot.key)
+        place = each.slot.text(name(each.slot.owner, is_weak=each.is_owner_weak), key)
+        wanted = name(each.value, is_weak=each.is_value_weak)
+        is_one = each.is_value_weak or not is_plain(each.value) or each.value is None or isinstance(each.value, bool)
+        condition = f"{place} is {wanted}" if is_one else f"(v := {place}) is {wanted} or same(v, {wanted})"
+        lines.append(f"if not ({condition}): return False")
+    body = "\n".join(f"        {line}" for line in (*lines, "return lie_there()"))
+    text = f"def unchanged():\n    try:\n{body}\n    except (LookupError, AttributeError, ValueError, TypeError, NameError):\n"
+    exec(compile(f"{text}        return False\n", "<conditions>", "exec"), scope)
     found: Callable[[], bool] = scope.pop("unchanged")  # no cycle, in which a graph's memory would wait for the collector
     return found
 

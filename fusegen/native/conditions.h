@@ -14,12 +14,14 @@
 
 namespace conditions {
 
-// In the order of `_PLACES` of fusegen/guards/conditions.py.
-enum class Place { item, attribute, type, cell, length, result, variables };
+// In the order of `_PLACES` of fusegen/guards/conditions.py; the last one is found here.
+enum class Place { item, attribute, type, cell, length, result, method, has, missing, defined, parameter, buffer, submodule, variables };
 
+// Weak: a reference to the owner, or to the value. A condition on what is gone is false.
 struct Condition {
   Place place;
   PyObject *owner, *key, *value;
+  int is_owner_weak = false, is_value_weak = false;
 };
 
 // Where a tensor lies.
@@ -114,22 +116,78 @@ bool is_as_asked(Dictionary &each) {
 }
 #endif
 
+// A new reference to what a weak reference refers to; null without an error where that is gone.
+PyObject *alive(PyObject *reference) {
+#if PY_VERSION_HEX < 0x030D0000
+  PyObject *found = PyWeakref_GetObject(reference);
+  return found == Py_None ? nullptr : Py_XNewRef(found);
+#else
+  PyObject *found = nullptr;
+  return PyWeakref_GetRef(reference, &found) < 0 ? nullptr : found;
+#endif
+}
+
+// A new reference to what a variable of a function's closure holds; null with an error.
+PyObject *in_cell(PyObject *function, PyObject *key) {
+  const Object cells = PyFunction_Check(function) ? Object(Py_XNewRef(PyFunction_GET_CLOSURE(function)))
+                                                  : Object(PyObject_GetAttrString(function, "__closure__"));
+  const Object cell = cells ? Object(PyObject_GetItem(cells, key)) : Object();
+  if (!cell) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "the function has no closure");
+    return nullptr;
+  }
+  if (!PyCell_Check(cell.get())) return PyObject_GetAttrString(cell, "cell_contents");
+  PyObject *found = PyCell_GET(cell.get());
+  if (!found) PyErr_SetString(PyExc_ValueError, "the cell is empty");
+  return Py_XNewRef(found);
+}
+
+// The same for an attribute, and what that holds; `key` is both names.
+PyObject *within(PyObject *owner, PyObject *key) {
+  const Object held(PyObject_GetAttr(owner, PyTuple_GET_ITEM(key, 0)));
+  return held ? PyObject_GetItem(held, PyTuple_GET_ITEM(key, 1)) : nullptr;
+}
+
+// True or False; null with an error.
+PyObject *has(PyObject *owner, PyObject *key) {
+  const Object found(PyObject_GetAttr(owner, key));
+  if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return nullptr;
+  PyErr_Clear();
+  return PyBool_FromLong(found.get() != nullptr);
+}
+
+// The same: True where a dictionary has none of some keys.
+PyObject *lacks(PyObject *owner, PyObject *keys) {
+  const Object held(PyObject_CallMethod(owner, "keys", nullptr));
+  return held ? PyObject_CallMethod(held, "isdisjoint", "(O)", keys) : nullptr;
+}
+
 // A new reference to what a place holds; null with an error where that is nothing any more.
-PyObject *read(const Condition &each) {
-  PyObject *owner = each.owner, *found = nullptr;
-  switch (each.place) {
+PyObject *read(Place place, PyObject *owner, PyObject *key) {
+  switch (place) {
     case Place::item:
-      return PyObject_GetItem(owner, each.key);
+      return PyObject_GetItem(owner, key);
     case Place::attribute:
-      return PyObject_GetAttr(owner, each.key);
+      return PyObject_GetAttr(owner, key);
     case Place::type:
       return Py_NewRef(reinterpret_cast<PyObject *>(Py_TYPE(owner)));
     case Place::cell:
-      found = PyCell_GET(owner);
-      if (!found) PyErr_SetString(PyExc_ValueError, "the cell is empty");
-      return Py_XNewRef(found);
+      return in_cell(owner, key);
     case Place::result:
-      return PyObject_CallObject(owner, each.key);
+      return PyObject_CallObject(owner, key);
+    case Place::method: {
+      const Object found(PyObject_GetAttr(owner, key));
+      return found ? PyObject_GetAttrString(found, "__func__") : nullptr;
+    }
+    case Place::has:
+      return has(owner, key);
+    case Place::missing:
+      return lacks(owner, key);
+    case Place::defined:
+    case Place::parameter:
+    case Place::buffer:
+    case Place::submodule:
+      return within(owner, key);
     case Place::variables:
       return PyObject_GenericGetDict(owner, nullptr);
     case Place::length:  // compared without an object
@@ -139,25 +197,32 @@ PyObject *read(const Condition &each) {
   return nullptr;
 }
 
-// 1 where a condition holds, 0 where it does not, -1 with an error.
-int holds(const Conditions &self, const Condition &each) {
-  if (each.place == Place::length) {
-    const Py_ssize_t size = PyObject_Size(each.owner);
-    const Py_ssize_t wanted = PyLong_AsSsize_t(each.value);
+// 1 where a place holds a value, 0 where it does not, -1 with an error.
+int holds(PyObject *same, Place place, PyObject *owner, PyObject *key, PyObject *value) {
+  if (place == Place::length) {
+    const Py_ssize_t size = PyObject_Size(owner);
+    const Py_ssize_t wanted = PyLong_AsSsize_t(value);
     return size < 0 || PyErr_Occurred() ? -1 : size == wanted;
   }
   PyObject *found;
-  if (each.place == Place::item && PyDict_CheckExact(each.owner)) {  // nearly all of them
-    found = PyDict_GetItemWithError(each.owner, each.key);
-    if (found == each.value) return 1;
+  if (place == Place::item && PyDict_CheckExact(owner)) {  // nearly all of them
+    found = PyDict_GetItemWithError(owner, key);
+    if (found == value) return 1;
     if (!found) return PyErr_Occurred() ? -1 : 0;
     Py_INCREF(found);
-  } else if (!(found = read(each))) {
+  } else if (!(found = read(place, owner, key))) {
     return -1;
   }
-  const int answer = is_same(self.same, found, each.value);
+  const int answer = is_same(same, found, value);
   Py_DECREF(found);
   return answer;
+}
+
+int holds(const Conditions &self, const Condition &each) {
+  if (!each.is_owner_weak && !each.is_value_weak) return holds(self.same, each.place, each.owner, each.key, each.value);
+  const Object owner(each.is_owner_weak ? alive(each.owner) : Py_NewRef(each.owner));
+  const Object value(each.is_value_weak ? alive(each.value) : Py_NewRef(each.value));
+  return owner && value ? holds(self.same, each.place, owner, each.key, value) : 0;
 }
 
 // The same for all conditions on dictionaries, of which those are asked that may not be as they were.
@@ -187,7 +252,7 @@ bool lies_there(const Layout &each) {
 
 // False where an error says that something is not there any more; null for any other error.
 PyObject *gone() {
-  for (PyObject *kind : {PyExc_LookupError, PyExc_AttributeError, PyExc_ValueError, PyExc_TypeError})
+  for (PyObject *kind : {PyExc_LookupError, PyExc_AttributeError, PyExc_ValueError, PyExc_TypeError, PyExc_NameError})
     if (PyErr_ExceptionMatches(kind)) {
       PyErr_Clear();
       Py_RETURN_FALSE;
@@ -230,7 +295,7 @@ bool are_variables(const Condition &each) {
   return found == each.value;
 }
 
-// Conditions(same, [(place, owner, key, value), ...], [(tensor, address, sizes, strides), ...])
+// Conditions(same, [(place, owner, key, value, is_owner_weak, is_value_weak), ...], [(tensor, address, sizes, strides), ...])
 PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   PyObject *same, *places, *tensors;
   if (!PyArg_ParseTuple(arguments, "OO!O!", &same, &PyList_Type, &places, &PyList_Type, &tensors)) return nullptr;
@@ -245,14 +310,16 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(places); ++at) {
     Condition each;
     int place;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(places, at), "iOOO", &place, &each.owner, &each.key, &each.value)) {
+    if (!PyArg_ParseTuple(PyList_GET_ITEM(places, at), "iOOOpp", &place, &each.owner, &each.key, &each.value, &each.is_owner_weak,
+                          &each.is_value_weak)) {
       Py_DECREF(self);
       return nullptr;
     }
     each.place = static_cast<Place>(place);
-    if (each.place == Place::attribute && are_variables(each)) each.place = Place::variables;
+    if (each.place == Place::attribute && !each.is_owner_weak && are_variables(each)) each.place = Place::variables;
     for (PyObject *held : {each.owner, each.key, each.value}) Py_INCREF(held);
-    if ((each.place != Place::item && each.place != Place::length) || !PyDict_CheckExact(each.owner)) {
+    const bool is_of_entries = each.place == Place::item || each.place == Place::length || each.place == Place::missing;
+    if (!is_of_entries || !PyDict_CheckExact(each.owner)) {
       self->others->push_back(each);
       continue;
     }

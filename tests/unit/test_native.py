@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -159,6 +159,8 @@ class Owner:
         self.held |= {"array": np.arange(3.0), "number": np.array(1.0), "bytes": bytearray(b"ab"), "empty": set(), "order": (1, 2)}
         self.linear = nn.Linear(2, 2)
         self.other = nn.Linear(2, 2)
+        self.block = nn.Sequential(nn.ReLU())
+        self.block.register_buffer("shift", None)
         local = 3
         self.function = lambda: local
         self.is_fine = True
@@ -167,13 +169,13 @@ class Owner:
         self.function.__closure__[0].cell_contents = value
 
 
-def conditions(owner: Owner) -> native.Choice[Callable[[], bool]]:
-    asked = Conditions()
+def conditions(owner: Owner, weak: Callable[[object], bool] = lambda _: False) -> native.Choice[Callable[[], bool]]:
+    asked = Conditions(weak)
     for key in owner.held:
         asked.item(owner.held, key)
     asked.item(Owner, "named")
     asked.item(owner.linear._parameters, "weight")
-    asked.identity(Slot(vars(owner.linear), Kind.ITEM, "_parameters"))
+    asked.identity(Slot(vars(owner.linear), Kind.ITEM, "_parameters"), owner.linear._parameters)
     asked.sizes([owner.held, owner.linear._buffers])
     asked.holds(lambda: owner.is_fine)
     slots = [
@@ -184,6 +186,10 @@ def conditions(owner: Owner) -> native.Choice[Callable[[], bool]]:
         Slot(vars(owner), Kind.MISSING, frozenset({"later"})),
         Slot(owner, Kind.TYPE),
         Slot(owner.set_cell, Kind.ATTRIBUTE, "__func__"),
+        Slot(owner, Kind.METHOD, "set_cell"),
+        Slot(owner, Kind.DEFINED, "other"),
+        Slot(owner.block, Kind.SUBMODULE, "0"),
+        Slot(owner.block, Kind.BUFFER, "shift"),
     ]
     for slot in slots:
         asked.read(Read(slot, slot.get()))
@@ -215,6 +221,9 @@ CHANGES: dict[str, Callable[[Owner], object]] = {
     "a question": lambda o: setattr(o, "is_fine", False),
     "a cell": lambda o: o.set_cell(4),
     "an attribute": lambda o: setattr(o, "other", nn.Linear(2, 2)),
+    "a method": lambda o: setattr(o, "set_cell", MethodType(lambda _: None, o)),
+    "a submodule": lambda o: o.block.__setitem__(0, nn.ReLU()),
+    "a buffer that was None": lambda o: o.block.register_buffer("shift", torch.ones(2)),
     "an attribute that is gone": lambda o: delattr(o, "other"),
     "a parameter of another module": lambda o: o.other.register_parameter("weight", None),
     "an attribute that was missing": lambda o: setattr(o, "missing", 1),
@@ -223,16 +232,36 @@ CHANGES: dict[str, Callable[[Owner], object]] = {
 }
 
 
+def is_large(value: object) -> bool:
+    return isinstance(value, Owner | nn.Module)
+
+
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("weak", [None, is_large], ids=["held", "held weakly"])
 @pytest.mark.parametrize("change", list(CHANGES))
-def test_a_change_is_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_seen(change: str, weak: Callable[[object], bool] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Owner, "named", 1)
     owner = Owner()
-    holds = conditions(owner)
+    holds = conditions(owner) if weak is None else conditions(owner, weak)
     owner.held |= {"a": float("1"), "order": tuple([1, 2])}  # equal ones
     assert holds.call() is True
     CHANGES[change](owner)
     assert holds.call() is False
+
+
+@pytest.mark.usefixtures("way")
+def test_a_condition_on_what_is_gone_is_false() -> None:
+    module, asked = nn.ReLU(), Conditions(is_large)
+    place = SimpleNamespace(module=module)
+    asked.identity(Slot(module, Kind.HAS, "missing"), False)
+    asked_of_place = Conditions(is_large)
+    asked_of_place.identity(Slot(place, Kind.ATTRIBUTE, "module"), module)
+    found, of_owner, of_value = weakref.ref(module), asked.function(), asked_of_place.function()
+    assert of_owner.call() and of_value.call()
+    del asked, asked_of_place, module
+    place.module = None
+    assert found() is None
+    assert of_owner.call() is False and of_value.call() is False
 
 
 WRITES: dict[str, Callable[[dict[str, int]], object]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -27,6 +28,8 @@ _ONE_LAUNCH = (
     torch.jit.ScriptModule,  # whose forward pass cannot be replaced
 )
 """Torch's modules in which there is nothing to fuse, or nothing that is traced; but for `has_odd_rows`."""
+
+_MOST_PARTS = 8  # of a layer that are listed: of more, each is compiled on its own
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,15 @@ _NONE = nn.Module.forward
 
 
 def _has_layers(module: nn.Module) -> bool:
-    """True if there is a list of modules in a module: those of the list are the layers, and each is compiled on its own. A
-    ``ModuleDict`` holds modules of one place, as adapters do."""
-    return any(isinstance(each, nn.ModuleList) or (type(each) is nn.Sequential and len(each) > 1) for each in module.modules())
+    """True if there is a list of modules in a module that repeats a class: those of the list are the layers, and each is compiled
+    on its own. The parts of one layer differ (attention, then the MLP), or are modules of torch in which there is nothing to fuse.
+    A ``ModuleDict`` holds modules of one place, as adapters do."""
+    return any(_is_stack(each) for each in module.modules() if isinstance(each, nn.ModuleList) or type(each) is nn.Sequential)
+
+
+def _is_stack(modules: nn.ModuleList | nn.Sequential) -> bool:
+    classes = Counter(type(each) for each in modules if not isinstance(each, _ONE_LAUNCH))
+    return any(count > 1 for count in classes.values()) or len(modules) > _MOST_PARTS
 
 
 def _listed(chosen: Chosen) -> tuple[str | type[nn.Module], ...]:
