@@ -415,6 +415,21 @@ struct Product : Instruction {
   }
 };
 
+// A product that one function of torch on these views does not compute.
+struct Multiply : Instruction {
+  size_t a, b, out;
+  bool adds;
+
+  explicit Multiply(PyObject *given)
+      : a(integer(given, "a")), b(integer(given, "b")), out(integer(given, "out")), adds(truth(given, "adds")) {}
+
+  void run(Frame &frame) override {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const WithoutGil others_run;
+    (adds ? fg::multiply_into : fg::multiply)(frame.registers[a], frame.registers[b], frame.registers[out]);
+  }
+};
+
 struct Library : Instruction {
   struct Result {
     size_t at;
@@ -519,6 +534,7 @@ struct Program {
     if (kind == "Launch") return std::make_unique<Launch>(given, stream_now, unreachable);
     if (kind == "HostLaunch") return std::make_unique<HostLaunch>(given, unreachable);
     if (kind == "Product") return std::make_unique<Product>(given);
+    if (kind == "Multiply") return std::make_unique<Multiply>(given);
     if (kind == "Library") return std::make_unique<Library>(given);
     if (kind == "Do") return std::make_unique<Do>(given);
     fail(PyExc_TypeError, kind);

@@ -48,6 +48,7 @@ from fusegen.runtime.instructions import (
     Key,
     Launch,
     Library,
+    Multiply,
     Product,
     Release,
     Run,
@@ -57,6 +58,7 @@ from fusegen.runtime.instructions import (
     View,
     contiguous,
 )
+from fusegen.runtime.library import multiply_into
 from fusegen.runtime.products import Place, place_of, product_of
 from fusegen.runtime.workspace import OnWorkspace
 from fusegen.runtime.written import check_apart, count_writes
@@ -308,7 +310,7 @@ class Binder:
             wider = None if dtypes[0] is dtypes[1] else dtypes[1].torch
             self.add(Product(a, b, out, function is torch.bmm, wider))
         else:
-            self.add(Do(partial(_multiplied, function), (a, b, out)))
+            self.add(Multiply(a, b, out, function is multiply_into))
 
 
 def _behind(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, int]) -> KernelLaunch:
@@ -328,10 +330,6 @@ def _count_writes(tensors: Sequence[Tensor], _: object) -> None:
 
 def _zero(tensors: Sequence[Tensor], _: object) -> None:
     tensors[0].zero_()
-
-
-def _multiplied(function: Callable[[Tensor, Tensor, Tensor], None], tensors: Sequence[Tensor], _: object) -> None:
-    function(*tensors)
 
 
 # Backends: how a launch becomes an instruction.

@@ -28,7 +28,7 @@ from fusegen.runtime import cuda
 from fusegen.runtime.driver import LaunchSite
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.host_memory import LARGE, in_large_pages
-from fusegen.runtime.library import FUNCTIONS
+from fusegen.runtime.library import FUNCTIONS, multiply, multiply_into
 from fusegen.threads import cached_property
 
 Scalars: TypeAlias = Mapping[str, float]
@@ -285,6 +285,24 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Multiply:
+    """Multiplies matrices that no single function of torch takes as they lie.
+
+    Attributes:
+        adds: tells if the product is added to the result.
+    """
+
+    a: int
+    b: int
+    out: int
+    adds: bool
+
+    def run(self, registers: Registers, _: Scalars) -> None:
+        function = multiply_into if self.adds else multiply
+        function(registers[self.a], registers[self.b], registers[self.out])
+
+
+@dataclass(frozen=True)
 class Library:
     """Calls a function that makes its results.
 
@@ -322,7 +340,7 @@ class Do:
         self.function([registers[register] for register in self.tensors], scalars)
 
 
-Instruction: TypeAlias = Allocate | View | Release | Key | Launch | HostLaunch | Product | Library | Do
+Instruction: TypeAlias = Allocate | View | Release | Key | Launch | HostLaunch | Product | Multiply | Library | Do
 
 
 @dataclass(frozen=True)

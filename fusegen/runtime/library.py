@@ -112,6 +112,7 @@ def topk(wanted: Wanted, descending: float, length: int, rows: Tensor) -> list[T
 
 
 _FEW = 2  # sums for each row up to which all are computed, rather than those of the runs, each of which is then copied to its place
+_PIECE = 64  # rows that one thread adds
 
 
 def _sums_of_runs(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index: Tensor, total: torch.dtype) -> Tensor:
@@ -121,15 +122,33 @@ def _sums_of_runs(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index:
     given = rows.index_select(0, order).to(total)
     if length <= _FEW * count:
         starts = torch.searchsorted(ordered, torch.arange(length + 1, device=index.device, dtype=index.dtype))
-        return torch.segment_reduce(given, "sum", offsets=starts, unsafe=True, initial=0).to(dtype)
+        return _added(given, starts).to(dtype)
     is_last = torch.cat([ordered[1:] != ordered[:-1], ordered.new_ones(1, dtype=torch.bool)])
     run = is_last.cumsum(0) - is_last.long()
     starts = torch.searchsorted(run, torch.arange(count + 1, device=run.device))  # the count for runs that there are not
-    sums = torch.segment_reduce(given, "sum", offsets=starts, unsafe=True, initial=0)
     place = ordered.new_full((count + 1,), length)  # and a row behind the last for these
     place[:count] = ordered
     found = rows.new_zeros(length + 1, width, dtype=dtype)
-    return found.index_copy_(0, place[starts[:count]].long(), sums.to(dtype))[:length]
+    return found.index_copy_(0, place[starts[:count]].long(), _added(given, starts).to(dtype))[:length]
+
+
+def _added(rows: Tensor, starts: Tensor) -> Tensor:
+    """The sum of each run of rows. torch has a thread add all of a run, so a long one, as of padding, is added in pieces.
+
+    Args:
+        rows: (n, width).
+        starts: of each run, and behind the last one n: (runs + 1,).
+    """
+    count, runs = len(rows), len(starts) - 1
+    if count <= _PIECE:
+        return torch.segment_reduce(rows, "sum", offsets=starts, unsafe=True, initial=0)
+    pieces = (starts.diff() + (_PIECE - 1)).div(_PIECE, rounding_mode="floor")
+    before = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])  # each run, and behind the last one all
+    number = torch.arange(count // _PIECE + runs + 1, device=rows.device)  # as many as there may be
+    run = torch.searchsorted(before[1:], number, right=True)
+    first = (starts[run] + (number - before[run]) * _PIECE).clamp_(max=count)
+    sums = torch.segment_reduce(rows, "sum", offsets=first, unsafe=True, initial=0)
+    return torch.segment_reduce(sums, "sum", offsets=before, unsafe=True, initial=0)
 
 
 # Attention.

@@ -1,14 +1,22 @@
-// Functions of torch that are steps of calls and allocate their results; `fusegen/runtime/library.py` has the same in Python.
+// Functions of torch that are steps of calls: matrix products, and those that allocate their results. `fusegen/runtime/library.py`
+// has the same in Python.
 #pragma once
 
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/add.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cumsum.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/searchsorted.h>
@@ -20,8 +28,79 @@
 namespace {
 namespace fg {
 
+inline int64_t elements(const at::Tensor& tensor) {  // between the first and the last one, with both
+  int64_t reach = 1;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) == 0) return 0;
+    reach += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return reach;
+}
+
+// Matrix products by torch.
+
+inline at::Tensor near(const at::Tensor& operand) {  // a copy of what lies so far apart that cuBLAS reads at wrong addresses
+  return elements(operand) - 1 < (int64_t(1) << 31) || operand.is_contiguous() ? operand : operand.contiguous();
+}
+
+inline at::Tensor batched(const at::Tensor& operand, const at::Tensor& out) {
+  std::vector<int64_t> shape(out.sizes().begin(), out.sizes().end() - 2);
+  shape.insert(shape.end(), operand.sizes().end() - 2, operand.sizes().end());
+  return operand.expand(shape).reshape({-1, operand.size(-2), operand.size(-1)});
+}
+
+inline void multiply(at::Tensor a, at::Tensor b, at::Tensor out) {
+  a = near(a);
+  b = near(b);
+  if (out.scalar_type() == a.scalar_type()) {
+    at::matmul_out(out, a, b);
+  } else if (!out.is_cuda()) {
+    at::matmul_out(out, a.to(out.scalar_type()), b.to(out.scalar_type()));
+  } else if (b.dim() == 2) {
+    at::Tensor rows = out.view({-1, out.size(-1)});
+    at::mm_out(rows, a.reshape({-1, a.size(-1)}), b, out.scalar_type());
+  } else {
+    at::Tensor planes = out.view({-1, out.size(-2), out.size(-1)});
+    at::bmm_out(planes, batched(a, out), batched(b, out), out.scalar_type());
+  }
+}
+
+// out += a @ b of matrices, likewise.
+inline void multiply_into(at::Tensor a, at::Tensor b, at::Tensor out) {
+  a = near(a);
+  b = near(b);
+  if (out.scalar_type() == a.scalar_type()) {
+    at::addmm_out(out, out, a, b);
+  } else if (out.is_cuda()) {
+    at::addmm_out(out, out, a, b, out.scalar_type());
+  } else {
+    at::addmm_out(out, out, a.to(out.scalar_type()), b.to(out.scalar_type()));
+  }
+}
+
+// Functions that allocate their results.
+
 // Results by number, each with the dtype in which it will lie.
 using Wanted = std::vector<std::pair<int64_t, at::ScalarType>>;
+
+// The sum of each run of rows. torch has a thread add all of a run, so a long one, as of padding, is added in pieces.
+inline at::Tensor added(const at::Tensor& rows, const at::Tensor& starts) {
+  constexpr int64_t piece = 64;  // rows that one thread adds
+  const auto summed = [](const at::Tensor& some, const at::Tensor& offsets) {
+    return at::segment_reduce(some, "sum", std::nullopt, std::nullopt, offsets, 0, true, 0);
+  };
+  const int64_t count = rows.size(0), runs = starts.size(0) - 1;
+  if (count <= piece) return summed(rows, starts);
+  const at::Tensor lengths = at::sub(starts.narrow(0, 1, runs), starts.narrow(0, 0, runs));
+  const at::Tensor pieces = at::div(at::add(lengths, piece - 1), piece, "floor");
+  const at::Tensor behind = at::cumsum(pieces, 0);
+  const at::Tensor before = at::cat({at::zeros({1}, pieces.options()), behind});  // each run, and behind the last one all
+  const at::Tensor number = at::arange(count / piece + runs + 1, starts.options());  // as many as there may be
+  const at::Tensor run = at::searchsorted(behind, number, false, true);
+  const at::Tensor within = at::mul(at::sub(number, at::index_select(before, 0, run)), piece);
+  const at::Tensor first = at::add(at::index_select(starts, 0, run), within).clamp_max_(count);
+  return summed(summed(rows, first), before);
+}
 
 // The sums by sorting: equal indices are a run. torch's own index_add and gradient of embeddings add in any order on a GPU.
 inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, const at::Tensor& rows, const at::Tensor& index,
@@ -31,18 +110,17 @@ inline at::Tensor sums_of_runs(at::IntArrayRef shape, at::ScalarType dtype, cons
   const at::Tensor given = at::index_select(rows, 0, order).to(total);
   if (length <= 2 * count) {  // all sums, as `fusegen/runtime/library.py` computes them
     const at::Tensor starts = at::searchsorted(ordered, at::arange(length + 1, index.options()));
-    return at::segment_reduce(given, "sum", std::nullopt, std::nullopt, starts, 0, true, 0).to(dtype);
+    return added(given, starts).to(dtype);
   }
   const at::Tensor next = ordered.narrow(0, 1, count - 1), before = ordered.narrow(0, 0, count - 1);
   const at::Tensor is_last = at::cat({at::ne(next, before), at::ones({1}, ordered.options().dtype(at::kBool))});
   const at::Tensor run = at::sub(at::cumsum(is_last, 0), is_last.to(at::kLong));
   const at::Tensor starts = at::searchsorted(run, at::arange(count + 1, run.options()));  // the count for runs that there are not
-  const at::Tensor sums = at::segment_reduce(given, "sum", std::nullopt, std::nullopt, starts, 0, true, 0);
   at::Tensor place = at::full({count + 1}, length, run.options());  // and a row behind the last for these
   place.narrow(0, 0, count).copy_(ordered);
   at::Tensor found = at::zeros({length + 1, shape[1]}, rows.options().dtype(dtype));
   const at::Tensor to = at::index_select(place, 0, starts.narrow(0, 0, count));
-  return found.index_copy_(0, to, sums.to(dtype)).narrow(0, 0, length);
+  return found.index_copy_(0, to, added(given, starts).to(dtype)).narrow(0, 0, length);
 }
 
 // The last place of each number below the length in the index; -1 for a number that is not there.

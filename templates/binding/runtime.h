@@ -19,12 +19,8 @@
 #include <torch/library.h>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/mm.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "library.h"
@@ -35,15 +31,6 @@ namespace fg {
 using Tensors = std::vector<at::Tensor>;
 
 #include "sizes.h"
-
-inline int64_t elements(const at::Tensor& tensor) {  // between the first and the last one, with both
-  int64_t reach = 1;
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    if (tensor.size(dim) == 0) return 0;
-    reach += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  return reach;
-}
 
 // What programs ask of a call.
 
@@ -103,47 +90,6 @@ inline at::Tensor drawn_key(at::Device device) { return fresh({1}, at::kLong, de
 
 inline at::Tensor key_of(int64_t number, at::Device device) {
   return at::full({1}, number, at::TensorOptions().dtype(at::kLong).device(device));
-}
-
-// Matrix products by torch.
-
-inline at::Tensor near(const at::Tensor& operand) {  // a copy of what lies so far apart that cuBLAS reads at wrong addresses
-  return elements(operand) - 1 < (int64_t(1) << 31) || operand.is_contiguous() ? operand : operand.contiguous();
-}
-
-inline at::Tensor batched(const at::Tensor& operand, const at::Tensor& out) {
-  std::vector<int64_t> shape(out.sizes().begin(), out.sizes().end() - 2);
-  shape.insert(shape.end(), operand.sizes().end() - 2, operand.sizes().end());
-  return operand.expand(shape).reshape({-1, operand.size(-2), operand.size(-1)});
-}
-
-inline void multiply(at::Tensor a, at::Tensor b, at::Tensor out) {
-  a = near(a);
-  b = near(b);
-  if (out.scalar_type() == a.scalar_type()) {
-    at::matmul_out(out, a, b);
-  } else if (!out.is_cuda()) {
-    at::matmul_out(out, a.to(out.scalar_type()), b.to(out.scalar_type()));
-  } else if (b.dim() == 2) {
-    at::Tensor rows = out.view({-1, out.size(-1)});
-    at::mm_out(rows, a.reshape({-1, a.size(-1)}), b, out.scalar_type());
-  } else {
-    at::Tensor planes = out.view({-1, out.size(-2), out.size(-1)});
-    at::bmm_out(planes, batched(a, out), batched(b, out), out.scalar_type());
-  }
-}
-
-// out += a @ b of matrices, likewise.
-inline void multiply_into(at::Tensor a, at::Tensor b, at::Tensor out) {
-  a = near(a);
-  b = near(b);
-  if (out.scalar_type() == a.scalar_type()) {
-    at::addmm_out(out, out, a, b);
-  } else if (out.is_cuda()) {
-    at::addmm_out(out, out, a, b, out.scalar_type());
-  } else {
-    at::addmm_out(out, out, a.to(out.scalar_type()), b.to(out.scalar_type()));
-  }
 }
 
 // Writes to arguments.
