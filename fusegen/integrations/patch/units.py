@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -76,15 +75,16 @@ _NONE = nn.Module.forward
 
 
 def _has_layers(module: nn.Module) -> bool:
-    """True if there is a list of modules in a module that repeats a class: those of the list are the layers, and each is compiled
-    on its own. The parts of one layer differ (attention, then the MLP), or are modules of torch in which there is nothing to fuse.
-    A ``ModuleDict`` holds modules of one place, as adapters do."""
-    return any(_is_stack(each) for each in module.modules() if isinstance(each, nn.ModuleList) or type(each) is nn.Sequential)
+    """True if there is a list of layers in a module, each of which is compiled on its own: one that repeats a class, or holds a
+    single module. The parts of one layer differ (attention, then the MLP), or are modules of torch in which there is nothing to
+    fuse. A ``ModuleDict`` holds modules of one place, as adapters do."""
+    return any(_are_layers(each) for each in module.modules() if isinstance(each, nn.ModuleList) or type(each) is nn.Sequential)
 
 
-def _is_stack(modules: nn.ModuleList | nn.Sequential) -> bool:
-    classes = Counter(type(each) for each in modules if not isinstance(each, _ONE_LAUNCH))
-    return any(count > 1 for count in classes.values()) or len(modules) > _MOST_PARTS
+def _are_layers(modules: nn.ModuleList | nn.Sequential) -> bool:
+    kinds = [type(each) for each in modules if not isinstance(each, _ONE_LAUNCH)]
+    is_alone = isinstance(modules, nn.ModuleList) and len(kinds) == 1
+    return is_alone or len(set(kinds)) < len(kinds) or len(modules) > _MOST_PARTS
 
 
 def _listed(chosen: Chosen) -> tuple[str | type[nn.Module], ...]:

@@ -76,6 +76,29 @@ def test_layers_are_kernels_with_the_same_results_and_gradients() -> None:
     assert "Layer ×2" in str(report) and f"{row.before} before, {row.after} now" in str(report)
 
 
+class Listed(nn.Module):
+    """A layer that lists its parts, as T5's do, and an MLP as a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.parts = nn.ModuleList([nn.LayerNorm(WIDTH), Mlp(), mlp])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = x + part(x)
+        return x
+
+
+def test_a_layer_that_lists_its_parts_is_one_kernel() -> None:
+    model, x = Model(Listed), torch.randn(5, WIDTH)
+    expected = model(x)
+    report = fg.patch(model)
+    torch.testing.assert_close(model(x), expected)
+    (row,) = report.rows
+    assert (row.path, row.kind, row.fused) == ("layers.{0-1}", "Listed", True)
+
+
 def test_undo_leaves_a_model_as_it_was() -> None:
     model = Model()
     before = [dict(vars(module)) for module in model.modules()]
