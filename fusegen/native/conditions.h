@@ -116,6 +116,9 @@ bool is_as_asked(Dictionary &each) {
 }
 #endif
 
+// True for dictionaries whose entries nothing but their own methods gives and takes.
+bool is_dictionary(PyObject *object) { return PyDict_CheckExact(object) || PyODict_CheckExact(object); }
+
 // A new reference to what a weak reference refers to; null without an error where that is gone.
 PyObject *alive(PyObject *reference) {
 #if PY_VERSION_HEX < 0x030D0000
@@ -200,12 +203,12 @@ PyObject *read(Place place, PyObject *owner, PyObject *key) {
 // 1 where a place holds a value, 0 where it does not, -1 with an error.
 int holds(PyObject *same, Place place, PyObject *owner, PyObject *key, PyObject *value) {
   if (place == Place::length) {
-    const Py_ssize_t size = PyObject_Size(owner);
+    const Py_ssize_t size = is_dictionary(owner) ? PyDict_GET_SIZE(owner) : PyObject_Size(owner);
     const Py_ssize_t wanted = PyLong_AsSsize_t(value);
     return size < 0 || PyErr_Occurred() ? -1 : size == wanted;
   }
   PyObject *found;
-  if (place == Place::item && PyDict_CheckExact(owner)) {  // nearly all of them
+  if (place == Place::item && is_dictionary(owner)) {  // nearly all of them
     found = PyDict_GetItemWithError(owner, key);
     if (found == value) return 1;
     if (!found) return PyErr_Occurred() ? -1 : 0;
@@ -319,7 +322,7 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
     if (each.place == Place::attribute && !each.is_owner_weak && are_variables(each)) each.place = Place::variables;
     for (PyObject *held : {each.owner, each.key, each.value}) Py_INCREF(held);
     const bool is_of_entries = each.place == Place::item || each.place == Place::length || each.place == Place::missing;
-    if (!is_of_entries || !PyDict_CheckExact(each.owner)) {
+    if (!is_of_entries || !is_dictionary(each.owner)) {
       self->others->push_back(each);
       continue;
     }

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MethodType, ModuleType, SimpleNamespace
@@ -273,13 +274,15 @@ WRITES: dict[str, Callable[[dict[str, int]], object]] = {
     "update": lambda d: d.update(a=5),
     "or": lambda d: d.__ior__({"a": 5}),
     "setdefault": lambda d: d.setdefault("c", 1),
+    "popitem of the first": lambda d: d.popitem(last=False) if isinstance(d, OrderedDict) else d.popitem(),
 }
 
 
 @pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
 @pytest.mark.parametrize("write", list(WRITES))
-def test_a_dictionary_is_watched_by_each_that_asks(write: str) -> None:
-    held = {"a": 1000, "b": 2000}
+def test_a_dictionary_is_watched_by_each_that_asks(write: str, kind: type[dict[str, int]]) -> None:
+    held = kind({"a": 1000, "b": 2000})
     asks = []
     for _ in range(3):
         asked = Conditions()
