@@ -211,7 +211,8 @@ class _Writer:
         self._given: set[int] = set()
         self._lasting = _lasting([function, *arguments.values(), *(read.value for read in reads)])
         self._result = "()"
-        self._conditions = Conditions(self._is_held_weakly)
+        lasting = self._lasting  # not this object: a cycle would keep what was read until it is collected
+        self._conditions = Conditions(lambda value: _may_go(value, function, lasting) and contents(value) is None)
         self._has_conditions = False
 
     def function(self, state: State) -> Callable[[Sequence[Any]], Found | None] | None:
@@ -339,7 +340,7 @@ class _Writer:
         """A name for an object; what may go away is held by a weak reference."""
         if id(value) in self._locals:
             return self._locals[id(value)]
-        if not self._may_go(value):
+        if not _may_go(value, self._function, self._lasting):
             return self._constant(value)
         try:
             reference = self._constant(weakref.ref(value))
@@ -348,13 +349,6 @@ class _Writer:
         name = self._local(value)
         self.lines.append(f"if ({name} := {reference}()) is None: return None")
         return name
-
-    def _may_go(self, value: object) -> bool:
-        """True if an object was there to be read, and is not held by the function itself."""
-        return value is not self._function and not isinstance(value, _LASTING) and id(value) in self._lasting
-
-    def _is_held_weakly(self, value: object) -> bool:
-        return self._may_go(value) and contents(value) is None
 
     def _give(self, value: object, place: str) -> None:
         """A name for an object of an argument, whatever object that is in a call."""
@@ -388,6 +382,11 @@ def has_identity(value: object) -> bool:
     """Whether a value is equal to nothing but itself, or says nothing of equality that could be relied on."""
     kind = type(value)
     return kind.__eq__ is object.__eq__ or kind.__hash__ is None
+
+
+def _may_go(value: object, function: object, lasting: frozenset[int]) -> bool:
+    """Whether an object was there to be read, and is not held by the function itself."""
+    return value is not function and not isinstance(value, _LASTING) and id(value) in lasting
 
 
 def _lasting(values: Sequence[object]) -> frozenset[int]:

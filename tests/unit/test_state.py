@@ -20,6 +20,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -181,6 +182,25 @@ def test_a_weight_that_is_replaced_goes_at_once() -> None:
     finally:
         gc.enable()
     torch.testing.assert_close(kernel(X), layer(X))
+
+
+class Scale:
+    """An object that is known by identity."""
+
+    by = 2.0
+
+
+def test_an_object_that_is_replaced_goes_at_once() -> None:
+    holder = SimpleNamespace(scale=Scale())
+    kernel, reference = fg.kernel(lambda x: x * holder.scale.by + 1), weakref.ref(holder.scale)
+    gc.collect()
+    gc.disable()
+    try:
+        kernel(X)
+        holder.scale = Scale()
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 # What a trace leaves behind.
