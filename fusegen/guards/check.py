@@ -270,8 +270,9 @@ class _Writer:
 
     def _is_lasting(self, read: Read) -> bool:
         """True if the place is the same in all calls, and what it holds is told by identity or by its value."""
-        is_of_argument = id(read.slot.owner) in self._given or is_a(read.slot.owner, torch.Tensor)
-        return not is_of_argument and read.slot.kind is not Kind.CACHE and not is_a(read.value, torch.Tensor)
+        if id(read.slot.owner) in self._given or id(read.value) in self._given:  # hangs on an argument, or must be one
+            return False
+        return read.slot.kind is not Kind.CACHE and not any(is_a(each, torch.Tensor) for each in (read.slot.owner, read.value))
 
     def _keep(self, read: Read) -> None:
         """Asks for a place that is the same in all calls, together with others."""

@@ -186,6 +186,8 @@ def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwa
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
     with _apart(), _Mode(tracer):
+        if refuses_changes() and tracer.records:  # a patched layer in training: its own code runs with its checkpoints
+            tracer.refuse_hooks()
         RUNNING.count += 1
         try:
             returned = function(*args, **kwargs)

@@ -11,7 +11,7 @@ import sympy
 import torch
 
 from fusegen.dtypes import SATURATES, DType, from_torch
-from fusegen.errors import TraceError
+from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.dependence import dependencies
 from fusegen.ir.formula import formula
 from fusegen.ir.formula import relation as relation_of
@@ -38,6 +38,14 @@ _OF_NUMBERS = frozenset(
     {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
 )
 """Operations that have no meaning for bools; torch refuses most of them as well."""
+
+
+_UNASKED = object()
+
+
+def _hooks_on_saved() -> object:
+    """The innermost hooks on tensors that torch saves for backward passes, as checkpoints put there; None for none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 class Outside(Protocol):
@@ -114,8 +122,13 @@ class Tracer:
         self._conditions: dict[int, None] = {}
         self.switches_gradients = False
         self.records = torch.is_grad_enabled()
+        self._hooks: object = _UNASKED
         self.finished = False  # what was made of it means nothing from then on
         self._streams = itertools.count()
+
+    def refuse_hooks(self) -> None:
+        """Refuses from now on what is computed under hooks on saved tensors other than those that there are now."""
+        self._hooks = _hooks_on_saved()
 
     # Values.
 
@@ -171,6 +184,10 @@ class Tracer:
         """A new value."""
         if self.finished or any(a._tracer is not self for a in args):
             raise stale()
+        if self._hooks is not _UNASKED and self._hooks != _hooks_on_saved():
+            raise UnsupportedError(
+                "tensors that it saves are checkpointed, or have hooks", where=here(), mend="put these around it"
+            )
         for operand in args:
             require_current(operand)
             if operand._memory.unfilled and (op.family is not Family.VIEW or op is Op.CONCAT):

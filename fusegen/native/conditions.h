@@ -36,15 +36,16 @@ struct Layout {
 struct Dictionary {
   PyObject *held;
   std::vector<Condition> conditions;
-  bool is_watched = false, is_as_asked = false;
-  uint64_t version = 0;
+  bool is_watched = false;
+  uint64_t changes = 1;  // as far as it is watched
+  uint64_t asked = 0;    // its version, when all of them held
 };
 
 struct Conditions {
   PyObject_HEAD
   vectorcallfunc call;
   PyObject *same;
-  bool are_as_asked;  // all dictionaries
+  uint64_t changes, asked;  // of all dictionaries
   std::vector<Condition> *others;
   std::vector<Dictionary> *dictionaries;
   std::vector<Layout> *layouts;
@@ -61,11 +62,7 @@ struct Conditions {
 void watch(Conditions &, size_t) {}
 void unwatch(Conditions &) {}
 
-bool is_as_asked(Dictionary &each) {
-  const uint64_t before = each.version;
-  each.version = reinterpret_cast<PyDictObject *>(each.held)->ma_version_tag;
-  return each.version == before;
-}
+uint64_t version_of(const Dictionary &each) { return reinterpret_cast<PyDictObject *>(each.held)->ma_version_tag; }
 #else
 struct User {
   Conditions *conditions;
@@ -83,8 +80,8 @@ int note_change(PyDict_WatchEvent, PyObject *dictionary, PyObject *, PyObject *)
   const auto found = users().find(dictionary);
   if (found == users().end()) return 0;
   for (const User &user : found->second) {
-    (*user.conditions->dictionaries)[user.at].is_as_asked = false;
-    user.conditions->are_as_asked = false;
+    ++(*user.conditions->dictionaries)[user.at].changes;
+    ++user.conditions->changes;
   }
   return 0;
 }
@@ -109,11 +106,7 @@ void unwatch(Conditions &self) {
   }
 }
 
-bool is_as_asked(Dictionary &each) {
-  const bool before = each.is_as_asked;
-  each.is_as_asked = each.is_watched;
-  return before;
-}
+uint64_t version_of(const Dictionary &each) { return each.is_watched ? each.changes : 0; }
 #endif
 
 // True for dictionaries whose entries nothing but their own methods gives and takes.
@@ -228,22 +221,21 @@ int holds(const Conditions &self, const Condition &each) {
   return owner && value ? holds(self.same, each.place, owner, each.key, value) : 0;
 }
 
-// The same for all conditions on dictionaries, of which those are asked that may not be as they were.
+// The same for all conditions on dictionaries, of which those are asked that may not be as they were. What is asked may run Python,
+// and other threads meanwhile: a version counts as asked when all has held.
 int dictionaries_hold(Conditions &self) {
-  if (self.are_as_asked) return 1;
-  self.are_as_asked = true;  // what runs meanwhile may change that again
+  const uint64_t changes = self.changes;
+  if (self.asked == changes) return 1;
   bool are_watched = true;
   for (Dictionary &each : *self.dictionaries) {
     are_watched &= each.is_watched;
-    if (is_as_asked(each)) continue;
+    const uint64_t version = version_of(each);
+    if (version && version == each.asked) continue;
     for (const Condition &condition : each.conditions)
-      if (const int answer = holds(self, condition); answer <= 0) {
-        self.are_as_asked = each.is_as_asked = false;
-        each.version = 0;
-        return answer;
-      }
+      if (const int answer = holds(self, condition); answer <= 0) return answer;
+    each.asked = version;
   }
-  self.are_as_asked &= are_watched;
+  if (are_watched) self.asked = changes;
   return 1;
 }
 
@@ -305,6 +297,7 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   auto *self = reinterpret_cast<Conditions *>(type->tp_alloc(type, 0));
   if (!self) return nullptr;
   self->call = ask;
+  self->changes = 1;
   self->same = Py_NewRef(same);
   self->others = new std::vector<Condition>;
   self->dictionaries = new std::vector<Dictionary>;

@@ -184,6 +184,25 @@ def test_a_weight_that_is_replaced_goes_at_once() -> None:
     torch.testing.assert_close(kernel(X), layer(X))
 
 
+@dataclasses.dataclass(unsafe_hash=True)
+class Equal:
+    """Equal to others of its name."""
+
+    name: str
+    scale: float = dataclasses.field(compare=False)
+
+
+GLOBAL = Equal("a", 2.0)
+
+
+def test_an_object_that_is_an_argument_and_a_global() -> None:
+    kernel, other = fg.kernel(lambda x, each: x * each.scale + GLOBAL.scale), Equal("a", 2.0)
+    compared(kernel, kernel.function, X, GLOBAL)
+    compared(kernel, kernel.function, X, other)
+    GLOBAL.scale = 5.0
+    compared(kernel, kernel.function, X, other)
+
+
 class Scale:
     """An object that is known by identity."""
 

@@ -75,16 +75,13 @@ _NONE = nn.Module.forward
 
 
 def _has_layers(module: nn.Module) -> bool:
-    """True if there is a list of layers in a module, each of which is compiled on its own: one that repeats a class, or holds a
-    single module. The parts of one layer differ (attention, then the MLP), or are modules of torch in which there is nothing to
-    fuse. A ``ModuleDict`` holds modules of one place, as adapters do."""
-    return any(_are_layers(each) for each in module.modules() if isinstance(each, nn.ModuleList) or type(each) is nn.Sequential)
-
-
-def _are_layers(modules: nn.ModuleList | nn.Sequential) -> bool:
-    kinds = [type(each) for each in modules if not isinstance(each, _ONE_LAUNCH)]
-    is_alone = isinstance(modules, nn.ModuleList) and len(kinds) == 1
-    return is_alone or len(set(kinds)) < len(kinds) or len(modules) > _MOST_PARTS
+    """True if layers are listed in a module, each of which is compiled on its own: its lists repeat a class, or one holds a single
+    module. The parts of one layer differ (attention, then the MLP), or are modules of torch in which there is nothing to fuse. A
+    ``ModuleDict`` holds modules of one place, as adapters do."""
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList) or type(each) is nn.Sequential]
+    kinds = [type(part) for each in lists for part in each if not isinstance(part, _ONE_LAUNCH)]
+    is_alone = any(isinstance(each, nn.ModuleList) and len(each) == 1 and not isinstance(each[0], _ONE_LAUNCH) for each in lists)
+    return is_alone or len(set(kinds)) < len(kinds) or sum(map(len, lists)) > _MOST_PARTS
 
 
 def _listed(chosen: Chosen) -> tuple[str | type[nn.Module], ...]:

@@ -99,6 +99,42 @@ def test_a_layer_that_lists_its_parts_is_one_kernel() -> None:
     assert (row.path, row.kind, row.fused) == ("layers.{0-1}", "Listed", True)
 
 
+class Stages(nn.Module):
+    """Lists of which none repeats a class, though all of them do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Sequential(nn.LayerNorm(WIDTH), Layer()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def test_layers_in_several_lists_are_kernels_of_their_own() -> None:
+    model, x = Stages(), torch.randn(5, WIDTH)
+    expected = model(x)
+    report = fg.patch(model)
+    torch.testing.assert_close(model(x), expected)
+    assert {path for path, is_fused in _is_fused(report).items() if is_fused} == {"first", "second"}
+
+
+class CheckpointedParts(Listed):
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = x + checkpoint(part, x, use_reentrant=False)
+        return x
+
+
+def test_a_layer_that_checkpoints_its_parts_runs_its_own_code() -> None:
+    model, x = CheckpointedParts(), torch.randn(5, WIDTH, requires_grad=True)
+    wanted = torch.autograd.grad(model(x).square().sum(), x)
+    report = fg.patch(model)
+    torch.testing.assert_close(torch.autograd.grad(model(x).square().sum(), x), wanted)
+    fused = {row.kind: row.fused for row in report.rows}
+    assert not fused["CheckpointedParts"] and fused["Mlp"]
+    assert "checkpointed" in str(report)
+
+
 def test_undo_leaves_a_model_as_it_was() -> None:
     model = Model()
     before = [dict(vars(module)) for module in model.modules()]
