@@ -191,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a JSON file for the run")
     options = parser.parse_args()
-    if IS_GPU:  # where times are read
+    if IS_GPU:  # calls before the native module is built would be timed in Python
         wait()
     compared = errors()
     found = [row for sizes in BATCHES for row in rows(*sizes)]

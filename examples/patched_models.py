@@ -57,9 +57,9 @@ class Case:
 
     model: str  # a class of transformers
     config: dict[str, Any]
-    small: dict[str, Any]  # what a CPU takes in place
+    small: dict[str, Any]  # settings on a CPU
     batch: int
-    tokens: int = 1  # of an input or, in an encoder-decoder model, of what is decoded
+    tokens: int = 0  # decoded ones in an encoder-decoder model; 0 for images
     encoded: int = 0  # tokens of an encoder
     is_causal: bool = True  # a model of text has a loss a token, the others one a batch row
     learning_rate: float = 0.1
@@ -78,12 +78,12 @@ class Case:
     def label(self) -> str:
         """The size, as tables name it."""
         batch, tokens, encoded = self.size
-        return f"{batch} images" if tokens == 1 else f"{batch}×{encoded}/{tokens}" if encoded else f"{batch}×{tokens}"
+        return f"{batch} images" if not tokens else f"{batch}×{encoded}/{tokens}" if encoded else f"{batch}×{tokens}"
 
     def inputs(self, config: Any) -> dict[str, Any]:
         """A batch, as keyword arguments, with labels."""
         batch, tokens, encoded = self.size
-        if tokens == 1:
+        if not tokens:
             pixels = torch.randn(batch, config.num_channels, config.image_size, config.image_size, device=DEVICE)
             return {"pixel_values": pixels, "labels": torch.randint(config.num_labels, (batch,), device=DEVICE)}
         ids = torch.randint(config.vocab_size, (batch, tokens), device=DEVICE)
@@ -228,7 +228,7 @@ def rows(name: str) -> Iterator[Row]:
     figures: dict[tuple[str, str], dict[str, float]] = {
         ("forward", "ms"): times({key: partial(logits, each, batch) for key, each in models.items()}),
         ("logits, error against float64", ""): {key: relative(logits(each, one), exact) for key, each in models.items()},
-        (f"host, {HOST_TOKENS} tokens" if case.tokens > 1 else "host, 1 image", "µs"): {
+        (f"host, {HOST_TOKENS} tokens" if case.tokens else "host, 1 image", "µs"): {
             key: host_time(each, short) for key, each in models.items() if key != "compile"
         },
         ("launches of what is patched", ""): {"eager": report.before or 0, "patched": report.after or 0},

@@ -22,7 +22,7 @@ Function: TypeAlias = Callable[[Tensor], Tensor]
 
 _FRESH = 5  # declarations; the median of their times is kept
 _CALLS = 2000
-_ROUNDS, _ROUND_CALLS = 9, 100  # where calls are compared with eager torch
+_ROUNDS, _ROUND_CALLS = 9, 100  # for chains beside eager torch
 _SIZES = (1024, 1536, 2048, 3072)  # few elements: the host's time is measured, not the device's
 
 
@@ -85,7 +85,7 @@ def _swiglu_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 Chain: TypeAlias = tuple[str, Callable[..., Tensor], Sequence[Tensor]]
-"""What a table calls it, the declaration, arguments that all require gradients."""
+"""The name in tables, the declaration, arguments that all require gradients."""
 
 
 def _chains(device: torch.device) -> list[Chain]:

@@ -135,7 +135,7 @@ class Latency:
         case: what is called.
         cold_ms, warm_ms: of a first call of a new declaration, where the disk does not know its kernel and where it does.
         call_us: of each later call.
-        eager_us: of eager torch's, taken in turn; None where the row is not compared.
+        eager_us: the same of eager torch, in turn; None for a row that is not compared.
     """
 
     case: str

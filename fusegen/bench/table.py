@@ -39,7 +39,7 @@ def group_timers(record: Record) -> dict[str, str]:
 
 def latency_table(record: Record) -> Table:
     """Times of the host."""
-    columns = ("called", "first call, cold ms", "first call, disk warm ms", "host µs a call", "eager torch's", "of eager")
+    columns = ("called", "first call, cold ms", "first call, disk warm ms", "host µs a call", "eager µs", "of eager")
     return columns, [_latency(latency) for latency in record.latency]
 
 

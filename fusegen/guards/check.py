@@ -1,4 +1,5 @@
-"""Whether what a function read while it was traced still reads the same: one generated function, as cheap as can be."""
+"""The check that reads of a function, while it was traced, still read the same, as cheap as can be: a generated function of the
+arguments, and conditions on all that hangs on none of them."""
 
 from __future__ import annotations
 
@@ -386,7 +387,7 @@ def has_identity(value: object) -> bool:
 
 
 def _may_go(value: object, function: object, lasting: frozenset[int]) -> bool:
-    """Whether an object was there to be read, and is not held by the function itself."""
+    """True if an object was there to be read, and is not held by the function itself."""
     return value is not function and not isinstance(value, _LASTING) and id(value) in lasting
 
 

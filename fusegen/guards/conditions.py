@@ -49,8 +49,7 @@ class Conditions:
 
     def __init__(self, weak: Callable[[object], bool] = lambda _: False) -> None:
         self._weak = weak
-        self._references: dict[int, weakref.ref[Any] | None] = {}
-        self._kept: list[object] = []  # as long as their ids are keys
+        self._references: dict[int, weakref.ref[Any] | None] = {}  # by ids of what the places hold
         self._places: list[tuple[Slot, Any]] = []
         self._known: set[tuple[int, object]] = set()
         self._sized: dict[int, Any] = {}
@@ -101,7 +100,6 @@ class Conditions:
     def _reference(self, value: object) -> weakref.ref[Any] | None:
         """The weak reference by which an object is held, if it is."""
         if id(value) not in self._references:
-            self._kept.append(value)
             self._references[id(value)] = _weak_reference(value) if self._weak(value) else None
         return self._references[id(value)]
 

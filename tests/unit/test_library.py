@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.runtime.library import _near, multiply
+from fusegen.runtime.library import _near, _sums_of_runs, multiply
 
 SHAPES = [((5, 7, 64), (64, 48)), ((2, 3, 7, 64), (2, 3, 64, 48)), ((2, 1, 7, 64), (1, 3, 64, 48)), ((7, 64), (3, 64, 48))]
 
@@ -35,3 +35,13 @@ def test_rows_that_are_gigabytes_apart_are_copied(stride: int, copied: bool) -> 
     assert _near(operand).is_contiguous() is copied
     long = torch.empty((1 << 20) + 3, 2056, dtype=torch.bfloat16, device="meta")
     assert _near(long) is long
+
+
+@pytest.mark.parametrize(("length", "last"), [(3, 3), (40, 1), (5000, 5000), (5000, 2)])
+def test_sums_of_sorted_rows(length: int, last: int) -> None:
+    """GPUs sum at indices so; runs longer than a piece, indices that never come, and one that is nearly all."""
+    index = torch.randint(last, (1000,))
+    index[::7] = length - 1
+    rows = torch.randn(1000, 4, dtype=torch.float64)
+    found = _sums_of_runs((length, 4), torch.float64, rows, index, torch.float64)
+    torch.testing.assert_close(found, rows.new_zeros(length, 4).index_add_(0, index, rows))

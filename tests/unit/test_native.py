@@ -26,6 +26,8 @@ from fusegen.compiler.passes import forget_programs
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.extension.native import reason
 from fusegen.guards import Conditions, Kind, Read, Slot
+from fusegen.guards import conditions as guard_conditions
+from fusegen.guards.plain import same
 from tests.unit.eager import randn
 
 ASKS = """
@@ -263,6 +265,26 @@ def test_a_condition_on_what_is_gone_is_false() -> None:
     place.module = None
     assert found() is None
     assert of_owner.call() is False and of_value.call() is False
+
+
+@pytest.mark.usefixtures("way")
+def test_asking_while_it_is_asked_sees_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another thread does, while a comparison in Python lets it run."""
+    answers: list[bool] = []
+
+    def comparing(one: object, other: object) -> bool:
+        if not answers:
+            answers.append(True)
+            answers[0] = holds.call()
+        return same(one, other)
+
+    monkeypatch.setattr(guard_conditions, "same", comparing)
+    held, asked = {"a": 1.5}, Conditions()
+    asked.item(held, "a")
+    holds = asked.function()
+    assert holds.call() is True
+    held["a"] = 2.5
+    assert holds.call() is False and answers == [False]
 
 
 WRITES: dict[str, Callable[[dict[str, int]], object]] = {

@@ -289,7 +289,7 @@ def test_what_the_garbage_collector_calls_is_not_read_by_the_function() -> None:
 # What looking costs.
 
 
-def test_of_a_list_the_elements_that_are_read_count() -> None:
+def test_elements_of_a_list_count_where_they_are_read() -> None:
     values = [float(n) for n in range(1_000_000)]
     kernel = fg.kernel(lambda x: x * values[3] + len(values))
     compared(kernel, kernel.function, X)

@@ -28,7 +28,7 @@ _ONE_LAUNCH = (
 )
 """Torch's modules in which there is nothing to fuse, or nothing that is traced; but for `has_odd_rows`."""
 
-_MOST_PARTS = 8  # of a layer that are listed: of more, each is compiled on its own
+_MOST_PARTS = 8  # listed parts of a layer: where there are more, each is compiled on its own
 
 
 @dataclass(frozen=True)
