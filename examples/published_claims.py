@@ -159,7 +159,7 @@ def on_meta(*shape: int) -> Tensor:
 def gelu_launches() -> Measured:
     """GPT-2's GELU as its model writes it, and as one kernel."""
     x = on_meta(8, 1024, 3072)
-    return Measured(counted(ops.gelu_new.function, {"x": x}).launches, ops.gelu_new.lower(x, target=TARGET).program.step_count)
+    return Measured(counted(ops.gelu_new.function, {"x": x}).launches, ops.gelu_new.lower(x, target=TARGET).step_count)
 
 
 class Activation(nn.Module):
@@ -342,7 +342,7 @@ def layer_launches() -> Measured:
     x, cos, sin = on_meta(4, 1024, 2048), on_meta(1, 1024, 128), on_meta(1, 1024, 128)
     eager = counted(lambda x, cos, sin: layer(x, position_embeddings=(cos, sin)), {"x": x, "cos": cos, "sin": sin})
     low = fg.kernel(layer).lower(x, position_embeddings=(cos, sin), target=TARGET)
-    return Measured(eager.launches, low.program.step_count)
+    return Measured(eager.launches, low.step_count)
 
 
 BERT: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "attn_implementation": "eager"}
@@ -364,7 +364,7 @@ def encoder_launches() -> Measured:
     """The launches of BERT-large's layer."""
     plain, fused = encoder_layers("meta", torch.bfloat16)
     low = fused.passes(1, 16, target=TARGET).forward.lower()
-    return Measured(counted(plain, {"hidden_states": on_meta(1, 16, 1024)}).launches, low.program.step_count)
+    return Measured(counted(plain, {"hidden_states": on_meta(1, 16, 1024)}).launches, low.step_count)
 
 
 @torch.no_grad()

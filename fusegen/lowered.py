@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.compiler.compile import Compiled
+from fusegen.compiler.forms import Form, Forms
 from fusegen.describe import Stages, page, summary
 from fusegen.explain import SavedValue, explain, explain_saved
 from fusegen.ir.graph import Graph
@@ -16,6 +17,7 @@ from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Backend, Target
+from fusegen.threads import cached_property
 
 
 class Lowered:
@@ -25,26 +27,61 @@ class Lowered:
 
     Attributes:
         traced: the graph as the function was traced.
-        graph: the graph in primitives, simplified.
-        groups: which nodes became which step.
-        program: the steps, with sizes as formulas.
-        sources: the text of each launch.
         sizes: values of the symbolic sizes and strides of the example arguments.
-        choices: for products, by their positions in the graph, what was chosen for these sizes, with the expected times.
-        asm: the text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``.
     """
 
     def __init__(self, compiled: Compiled, sizes: Mapping[str, int], saved: Sequence[SavedValue] | None = None) -> None:
-        self.target: Target = compiled.program.target
+        self._compiled, self._saved = compiled, saved
         self.traced: Graph = compiled.traced
-        self.graph: Graph = compiled.graph
-        self.groups: tuple[Group, ...] = compiled.groups
-        self.program: Program = compiled.program
-        self.sources: tuple[Source, ...] = compiled.sources
         self.sizes = dict(sizes)
-        self.choices: Mapping[int, Choice] = compiled.alternatives.of(sizes).choices(sizes)
-        self._forms, self._saved = compiled.alternatives.of(sizes), saved
-        self.asm = Assembly(self.sources, self.target)
+
+    @property
+    def target(self) -> Target:
+        """The machine."""
+        return self._compiled.target
+
+    @property
+    def graph(self) -> Graph:
+        """The graph in primitives, simplified."""
+        return self._planned.graph
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Which nodes became which step."""
+        return self._planned.groups
+
+    @property
+    def program(self) -> Program:
+        """The steps, with sizes as formulas."""
+        return self._planned.program
+
+    @property
+    def step_count(self) -> int:
+        """The number of steps of a call: launches, and calls of libraries."""
+        return len(self._compiled.call.steps)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The text of each launch."""
+        return self._compiled.sources
+
+    @cached_property
+    def choices(self) -> Mapping[int, Choice]:
+        """For products, by their positions in the graph, what was chosen for these sizes, with the expected times."""
+        return self._forms.choices(self.sizes)
+
+    @cached_property
+    def asm(self) -> Assembly:
+        """The text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``."""
+        return Assembly(self.sources, self.target)
+
+    @property
+    def _planned(self) -> Form:
+        return self._compiled.planned
+
+    @property
+    def _forms(self) -> Forms:
+        return self._compiled.alternatives.of(self.sizes)
 
     def explain(self) -> str:
         """The kernels that run, with the layout, the bytes, the FLOPs and the bound of each; of a forward pass also the
@@ -69,7 +106,7 @@ class Lowered:
     @property
     def workspace_bytes(self) -> int:
         """The bytes of a `fg.Workspace` for a call of these sizes."""
-        return bytes_of(self.program.call, self.sizes)
+        return bytes_of(self._compiled.call, self.sizes)
 
     def __repr__(self) -> str:
         return summary(self._stages())

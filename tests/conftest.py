@@ -48,6 +48,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_sessionstart() -> None:
     """All tests run with the native module: the first process builds it."""
     wait()
+    _SHARED.mkdir(parents=True, exist_ok=True)
+    _without_plans(_SHARED)
+
+
+def _without_plans(cache: Path) -> None:
+    """Has a cache keep no plan, which another test would find that plans by other rules: where the folder should be, a file is."""
+    (cache / "plans").touch()
 
 
 def pytest_collectstart() -> None:
@@ -81,11 +88,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for name in _COMPILED:
         (_SHARED / name).mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(_SHARED / name)
+    _without_plans(folder)
     with monkeypatch.context() as patch:
         patch.setenv("FUSEGEN_CACHE_DIR", str(folder))
         settings.cache_clear()
         yield folder
     settings.cache_clear()
+
+
+@pytest.fixture
+def kept_plans(own_cache: Path) -> Path:
+    """The folder of a cache of the test's own that keeps plans."""
+    folder = own_cache / "plans"
+    folder.unlink()
+    return folder
 
 
 @pytest.fixture

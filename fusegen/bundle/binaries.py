@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from fusegen.bundle.codec import encode
 from fusegen.bundle.manifest import AGAIN, NAME, BuiltKernel, BuiltPasses, BuiltProgram, BuiltVariant, Code, Parameter, digest
 from fusegen.errors import BundleError
+from fusegen.program.codec import encode
 
 Program = TypeVar("Program", bound=BuiltProgram)
 

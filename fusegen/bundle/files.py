@@ -46,8 +46,8 @@ def built_program(
     """
     make = _host_files if target.backend is Backend.CPU else _cuda_files
     code, files = make(compiled, target, place)
-    check_call(names, signature, compiled.program.call, place)
-    return BuiltProgram(signature, compiled.program.call, tuple(code)), files
+    check_call(names, signature, compiled.call, place)
+    return BuiltProgram(signature, compiled.call, tuple(code)), files
 
 
 def machine_of(target: Target) -> str:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusegen.bundle.codec import decode, encode
 from fusegen.bundle.validate import check_call
 from fusegen.bundle.wiring import check_wiring
 from fusegen.errors import BundleError
 from fusegen.program.call import Call
+from fusegen.program.codec import decode, encode
 from fusegen.program.signature import Constant, Signature
 from fusegen.program.structure import Structure, builder
 from fusegen.program.wiring import Wiring

@@ -66,7 +66,7 @@ class Machine:
     def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Runner:
         """The program of a graph for exact sizes: the same for all functions that are traced to it."""
         key = (self.compiler, self.backend, device, str(compiled.structure), *sizes.items())
-        known = compiled.program.bound
+        known = compiled.form.bound
         if key not in known:
             if len(known) >= _MOST_BOUND:
                 known.clear()
@@ -75,11 +75,13 @@ class Machine:
         return found
 
     def _bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Runner:
+        sources = compiled.sources
+        compiled.programs.keep(compiled.form, sources)
         if self.compiler == "extension":
             return bound_extension(compiled, builder(compiled.structure), sizes, self.target)
         ensure_native()
-        call = compiled.program.call
-        kernels = self.kernels(compiled.sources, call.launches)
+        call = compiled.call
+        kernels = self.kernels(sources, call.launches)
         return bound_call(call, builder(compiled.structure), sizes, device, self.backend, kernels, compiled.traced.name)
 
 

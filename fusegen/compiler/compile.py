@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Self
 
 import torch
 
-from fusegen.compiler.alternatives import Alternatives, prepared
+from fusegen.compiler.alternatives import Alternatives
 from fusegen.compiler.forms import Form
+from fusegen.compiler.programs import AnyForm, Programs, programs_of
 from fusegen.compiler.signature import Sizes
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.guards import State
 from fusegen.ir.formula import relation
-from fusegen.ir.graph import Graph, InputSpec, Location
+from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.argument import Argument
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
-from fusegen.passes.fuse import Group
-from fusegen.passes.library_attention import with_library_attention
-from fusegen.passes.pipeline import run_passes
-from fusegen.passes.rows_of_products import with_views_below_products
-from fusegen.passes.wide import with_wide_sums
+from fusegen.program.call import Call
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
 from fusegen.runtime.tensors import WIDE
 from fusegen.schedule.program import Program
 from fusegen.source import Source
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 
 @dataclass(frozen=True)
@@ -80,29 +76,60 @@ class Compiled:
     Attributes:
         traced: the graph as it was given.
         structure: how its results are put together.
-        graph: the graph in primitives.
-        groups: what fusion decided.
-        program: the steps of a call.
-        sources: the text of each launch.
-        alternatives: those for other sizes, which kernels of equal graphs share.
+        programs: those for all sizes, which kernels of equal graphs share.
+        form: the program for some sizes.
+        sizes: these sizes.
     """
 
     traced: Graph
     structure: Structure
-    graph: Graph
-    groups: tuple[Group, ...]
-    program: Program
-    sources: tuple[Source, ...]
-    alternatives: Alternatives
+    programs: Programs
+    form: AnyForm
+    sizes: Mapping[str, int]
 
     def at(self, sizes: Mapping[str, int]) -> Self:
         """The same as it is laid out for some sizes."""
-        form = self.alternatives.of(sizes).at(sizes)
-        return self if form.program is self.program else self.in_form(form)
+        form = self.programs.at(sizes)
+        return self if form is self.form else replace(self, form=form, sizes=sizes)
 
-    def in_form(self, form: Form) -> Self:
+    def in_form(self, form: AnyForm) -> Self:
         """The same in one of its forms."""
-        return replace(self, graph=form.graph, groups=form.groups, program=form.program, sources=form.sources)
+        return replace(self, form=form)
+
+    @property
+    def target(self) -> Target:
+        """The machine."""
+        return self.programs.target
+
+    @property
+    def call(self) -> Call:
+        """What runs it."""
+        return self.form.call
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The text of each launch."""
+        return self.planned.sources if self.form.sources is None else self.form.sources
+
+    @property
+    def alternatives(self) -> Alternatives:
+        """The plans for other sizes."""
+        return self.programs.alternatives
+
+    @property
+    def planned(self) -> Form:
+        """The form with all that it was made of, which takes time for one that the cache gave."""
+        return self.form if isinstance(self.form, Form) else self.programs.planned(self.sizes)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph in primitives."""
+        return self.planned.graph
+
+    @property
+    def program(self) -> Program:
+        """The steps of a call."""
+        return self.planned.program
 
 
 @dataclass(frozen=True)
@@ -172,28 +199,8 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Raises:
         UnsupportedError: values multiply without end.
     """
-    alternatives = alternatives_of(graph, graph.locations, target, wide)
-    form = alternatives.of(sizes).at(sizes)
-    return Compiled(graph, structure, form.graph, form.groups, form.program, form.sources, alternatives)
-
-
-@lru_cache(maxsize=256)
-def alternatives_of(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> Alternatives:
-    """The programs of a graph: the same for all functions that are traced to it, as those of a model's layers are.
-
-    Args:
-        _locations: of the graph, which its equality leaves out, and its texts name.
-    """
-    if target.backend is Backend.CPU:  # which has no such functions
-        graph = replace(graph, fast_math=False)
-    rows = with_wide_sums(with_views_below_products(graph), target)
-    by_library = with_library_attention(rows, target)
-    own = by_library
-    if target.wgmma:  # whose kernels of ours compute attention, if nothing is dropped; torch's count with 32 bits in places
-        own = rows if wide else with_library_attention(rows, target, only_dropout=True)
-    has_choice = by_library != own and not wide
-    library = prepared(run_passes(by_library), target) if has_choice else None
-    return Alternatives(prepared(run_passes(own), target), target, wide=wide, library=library)
+    programs = programs_of(graph, graph.locations, target, wide)
+    return Compiled(graph, structure, programs, programs.at(sizes), sizes)
 
 
 def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
@@ -202,7 +209,7 @@ def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
     Args:
         sizes: values of all sizes.
     """
-    return compiled.program.call.largest(sizes) >= WIDE
+    return compiled.call.largest(sizes) >= WIDE
 
 
 def guards_of(found: Trace) -> tuple[Relation, ...]:

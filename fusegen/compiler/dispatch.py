@@ -298,7 +298,7 @@ class Dispatcher(Plan):
         sizes = self.variants.sizes(variant, values, hidden)
         program = machine_of(device, self._compiler).bound(variant, sizes, device)
         program = _WithoutHistory(program) if without_history else program
-        facts = Facts(variant.program.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
+        facts = Facts(variant.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
         return Bound(program, facts, self._by_value(variant), variant.state, hidden)
 
     def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> Recorded:
@@ -327,7 +327,7 @@ class Dispatcher(Plan):
         )
 
     def _by_value(self, variant: Variant) -> ByValue:
-        scalars = [name for name in variant.graph.derived.names if name in self.parameters.names]
+        scalars = [name for name in variant.call.scalars.names if name in self.parameters.names]
         return partial(self._call_by_value, scalars)
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:

@@ -78,7 +78,7 @@ class _Call:
 
 def _operator(compiled: Compiled, target: Target) -> tuple[Unit, Callable[..., Any]]:
     """The operator of a program, which is built and loaded once."""
-    call = compiled.program.call
+    call = compiled.call
     key = call, tuple(source.digest for source in compiled.sources), target.name
     with _lock:
         if key not in _operators:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import RLock
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fusegen.emit import emit
 from fusegen.ir.formula import formula
@@ -19,6 +19,7 @@ from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.passes.moments import with_moments
 from fusegen.passes.partials import reduced_by_tiles
 from fusegen.passes.peaks import with_capped_peaks, with_peaks
+from fusegen.program.call import Call
 from fusegen.program.formula import Formula
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import CLASSES, Expected, class_of
@@ -98,6 +99,16 @@ class Form:
     graph: Graph
     groups: tuple[Group, ...]
     program: Program
+
+    @cached_property
+    def bound(self) -> dict[object, Any]:
+        """Calls that were bound to exact sizes, by what they depend on (`compiler.backends`)."""
+        return {}
+
+    @property
+    def call(self) -> Call:
+        """What runs it."""
+        return self.program.call
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:

@@ -153,7 +153,7 @@ class GraphKernel(Plan):
         with self._lock:
             compiled = self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors))
         measured = in_measured_form(compiled, known, device)
-        facts = Facts(measured.program.call, Numbers(), {}, known, self.names)
+        facts = Facts(measured.call, Numbers(), {}, known, self.names)
         return Bound(machine.bound(measured, known, device), facts, _uncomputable), NOTHING
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:

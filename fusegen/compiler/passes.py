@@ -8,8 +8,9 @@ from functools import lru_cache
 
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
-from fusegen.compiler.compile import Variant, alternatives_of
+from fusegen.compiler.compile import Variant
 from fusegen.compiler.graph_kernel import GraphKernel
+from fusegen.compiler.programs import programs_of
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph, Location
@@ -142,7 +143,7 @@ def _passes(
 
 def forget_programs() -> None:
     """Programs are laid out and emitted anew, though equal graphs had some before."""
-    alternatives_of.cache_clear()
+    programs_of.cache_clear()
     _passes.cache_clear()
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -115,13 +115,23 @@ def untuned() -> Iterator[None]:
 
 def in_measured_form(compiled: C, sizes: Mapping[str, int], device: torch.device) -> C:
     """What is compiled, with the plans that were measured for such sizes on such a device."""
-    pins = {} if _IGNORING else dict(_pins(compiled.program, sizes, device))
-    return compiled.in_form(compiled.alternatives.of(sizes).pinned(sizes, pins)) if pins else compiled
+    records = "" if _IGNORING else _records()
+    if not records:
+        return compiled
+    where = f"{_device_words(device)} {records}"
+    return compiled.in_form(compiled.programs.measured(sizes, where, lambda program: dict(_pins(program, sizes, device))))
+
+
+def _records() -> str:
+    """All measurements that there are, in words that change with any of them; empty where there is none."""
+    files = []
+    for path in (settings().cache_dir / _FOLDER).glob("*/*.json"):
+        with suppress(FileNotFoundError):  # it has just gone
+            files.append((path.parent.name, path.name, path.stat().st_mtime_ns))
+    return repr((sorted(files), sorted(map(repr, _OF_THIS_JOB.items())))) if files or _OF_THIS_JOB else ""
 
 
 def _pins(program: Program, sizes: Mapping[str, int], device: torch.device) -> Iterator[tuple[tuple[int, ...], LanePlan]]:
-    if not _OF_THIS_JOB and not (settings().cache_dir / _FOLDER).is_dir():
-        return
     for launch in program.launches:
         if len(launch.candidates) > 1:
             plan = chosen(place_of(program, launch, sizes, device), launch.candidates)

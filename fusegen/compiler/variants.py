@@ -302,7 +302,7 @@ class Variants:
         named = dict(zip(self.parameters.names, values, strict=True)) | dict(zip(variant.state.names, hidden, strict=True))
         places = variant.request.sizes.sources
         sizes = {size: named[name] if dim == ITSELF else named[name].shape[dim] for size, (name, dim) in places}
-        for spec in variant.graph.inputs:
+        for spec in variant.traced.inputs:
             sizes |= {stride_name(spec.name, d): s for d, s in enumerate(named[spec.name].stride())}
         return sizes
 

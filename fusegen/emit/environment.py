@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import sympy
+import torch
 from jinja2.bccache import Bucket
 
 from fusegen.emit.text import mentions, needed
@@ -36,6 +38,18 @@ def templates() -> Path:
 
 def _is_ours(project: Path) -> bool:
     return project.is_file() and 'name = "fusegen"' in project.read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def generator() -> str:
+    """The digest of all that decides what is emitted: the package, its templates, Python and the libraries that take part."""
+    package = Path(__file__).parents[1]
+    found = hashlib.sha256(repr((sys.version, sympy.__version__, jinja2.__version__, torch.__version__)).encode())
+    for folder, pattern in ((package, "*.py"), (templates(), "*")):
+        for path in sorted(p for p in folder.rglob(pattern) if p.is_file()):
+            content = path.read_bytes()
+            found.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()
 
 
 @lru_cache(maxsize=1)

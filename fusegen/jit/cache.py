@@ -52,6 +52,7 @@ KINDS = (
     Kind("emulator", "libraries of the emulator, with their C++", _LIBRARY, _BUILDING),
     Kind("emitted", "digests of what prebuilt kernels become", re.compile(r"\w+-\w+-\w+\.json"),
          re.compile(r"\.\w+-\w+-\w+\.json-\w+")),
+    Kind("plans", "plans of kernels, with their text", re.compile(r"[0-9a-f]{64}"), re.compile(r"\.[0-9a-f]{64}-\w+")),
     Kind("templates", "templates of kernels, compiled", re.compile(r"[0-9a-f]{64}"), re.compile(r"\.[0-9a-f]{64}-\w+")),
     Kind("tuned", "plans that were measured", re.compile(r"[0-9a-f]{32}/\d+x\d+\.json"),
          re.compile(r"[0-9a-f]{32}/\.\d+x\d+\.json-\w+")),

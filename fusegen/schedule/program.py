@@ -6,7 +6,7 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import sympy
 
@@ -316,16 +316,6 @@ class Program:
             parts = step if isinstance(step, tuple) else (step,)
             found += [(f"{number}." if len(parts) == 1 else f"{number}.{place}", part) for place, part in enumerate(parts, 1)]
         return tuple(found)
-
-    @cached_property
-    def bound(self) -> dict[object, Any]:
-        """Calls that were bound to exact sizes, by what they depend on (`runtime.backends`)."""
-        return {}
-
-    @property
-    def step_count(self) -> int:
-        """The number of steps, where parts of one launch are one."""
-        return len(self._together)
 
     @property
     def _together(self) -> tuple[tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep, ...]:

@@ -7,25 +7,17 @@ the libraries that they use.
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeAlias
 
-import jinja2
-import sympy
-import torch
-
-import fusegen
 from fusegen.dtypes import DType
-from fusegen.emit.environment import templates
+from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError
 from fusegen.files import read_regular, write_atomically
 from fusegen.jit.nvrtc import processors
@@ -127,15 +119,3 @@ def _remember(spec: Spec, dtype: DType, target: Target, found: Mapping[str, Emit
     text = json.dumps({"generator": generator(), "cases": {name: asdict(each) for name, each in found.items()}})
     with suppress(OSError, SettingsError):  # where nothing can be kept, it is found out again
         write_atomically(_path(spec, dtype, target), text.encode())
-
-
-@lru_cache(maxsize=1)
-def generator() -> str:
-    """The digest of all that decides what is emitted: the package, its templates, Python and the libraries that take part."""
-    package = Path(fusegen.__file__).parent
-    found = hashlib.sha256(repr((sys.version, sympy.__version__, jinja2.__version__, torch.__version__)).encode())
-    for folder, pattern in ((package, "*.py"), (templates(), "*")):
-        for path in sorted(p for p in folder.rglob(pattern) if p.is_file()):
-            content = path.read_bytes()
-            found.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
-    return found.hexdigest()

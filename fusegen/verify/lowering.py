@@ -73,7 +73,7 @@ class Prepared:
         if self.variant is None:
             return ""
         sizes = self.dispatcher.variants.sizes(self.variant, self.dispatcher.arguments((), stand_ins(self.case.arguments)), ())
-        return _shortened("\n".join(call_words(self.variant.program.call, sizes)))
+        return _shortened("\n".join(call_words(self.variant.call, sizes)))
 
     @cached_property
     def plan(self) -> tuple[str, ...]:
@@ -93,7 +93,7 @@ class Prepared:
         if self.variant is None or own.name == self.target.name:
             with untuned():  # what is recorded is what everybody gets
                 results = self.dispatcher.call((), arguments)
-            if self.variant is not None and self._variant(arguments, device).program is not self.variant.program:
+            if self.variant is not None and self._variant(arguments, device).form is not self.variant.form:
                 raise VerificationError("a call runs another variant than was lowered", where=self.dispatcher.name)
         else:
             results = self._foreign(self.variant, arguments, device)
@@ -105,9 +105,9 @@ class Prepared:
     def _foreign(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
         values = self.dispatcher.arguments((), arguments)
         sizes = self.dispatcher.variants.sizes(variant, values, ())
-        scalars = scalars_of(variant.program.call.scalars, sizes, self.dispatcher.parameters.names)
+        scalars = scalars_of(variant.call.scalars, sizes, self.dispatcher.parameters.names)
         program = machine_of(device).bound(variant, sizes, device)
-        tensors = [arguments[name] for _, name in variant.program.call.inputs]
+        tensors = [arguments[name] for _, name in variant.call.inputs]
         return program.call(tensors, scalars(values) if scalars else {})
 
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.bundle.build import Wanted, build
-from fusegen.bundle.codec import decode, encode
 from fusegen.bundle.load import load
 from fusegen.bundle.manifest import BuiltVariant, read_manifest
 from fusegen.bundle.match import Mismatch, match
@@ -33,6 +32,7 @@ from fusegen.compiler.emulation import EmulatorBackend, emulated_kernels
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.jit import nvrtc
 from fusegen.program.call import Call
+from fusegen.program.codec import decode, encode
 from fusegen.program.formula import size
 from fusegen.program.numbers import Numbers, Scalar
 from fusegen.program.signature import Constant

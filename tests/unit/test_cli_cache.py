@@ -36,6 +36,7 @@ OURS = {
     f"extension/{HEX * 4}.so": 23,
     "emitted/sm_90a-gelu-bf16.json": 13,
     f"templates/{HEX * 4}": 19,
+    f"plans/{HEX * 4}": 31,
     f"tuned/{HEX * 2}/40x500.json": 17,
 }
 UNFINISHED = {
@@ -44,6 +45,7 @@ UNFINISHED = {
     f"cpu/building-ab_1/{HEX * 4}.cpp": 3,
     "extension/building-ab_2/build.ninja": 3,
     f"templates/.{HEX * 4}-x1_y2": 3,
+    f"plans/.{HEX * 4}-x1_y2": 3,
 }
 ENTRIES = {
     "cubin": (1, 30),
@@ -54,6 +56,7 @@ ENTRIES = {
     "emulator": (1, 11),
     "emitted": (1, 13),
     "templates": (1, 19),
+    "plans": (1, 31),
     "tuned": (1, 17),
 }
 """Entries of each kind, and their bytes."""
@@ -90,7 +93,7 @@ def test_usage(folder: Path) -> None:
     found = {each.name: (each.entries, each.bytes) for each in cache.usage(folder)}
     assert found == ENTRIES
     assert cache.strangers(folder) == (".bashrc", "notes.txt", "thesis")
-    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * 9
+    assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * len(cache.KINDS)
 
 
 def test_clear_removes_ours_alone(folder: Path) -> None:
@@ -128,10 +131,10 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, action: object) -> None:
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "info"]) == 0
     shown = capsys.readouterr().out
-    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +9 +174 B", shown)
+    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +10 +205 B", shown)
     assert main(["cache", "clear", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["bytes"] == 174 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
+    assert told["bytes"] == 205 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]
     assert [kind["name"] for kind in told["kinds"]] == [kind.name for kind in cache.KINDS]
     assert main(["cache", "info", "--json"]) == 0 and json.loads(capsys.readouterr().out)["bytes"] == 0
 
@@ -160,7 +163,7 @@ def test_what_is_really_made_is_known(tmp_path: Path, monkeypatch: pytest.Monkey
         environment.cache_clear()
         _makes()
         found = {each.name: each.entries for each in cache.usage(tmp_path)}
-        assert found.pop("templates") > 0
+        assert found.pop("templates") > 0 and found.pop("plans") > 0
         assert found == {"cubin": 1, "cuda": 1, "cpu": 1, "extension": 0, "native": 0, "emulator": 0, "emitted": 0, "tuned": 1}
         cache.clear(tmp_path)
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler import variants
 from fusegen.compiler.forms import Form, Forms
+from fusegen.compiler.passes import forget_programs
+from fusegen.compiler.programs import Programs
 from fusegen.lowered import Lowered
 from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.expected import CLASSES
@@ -158,3 +162,83 @@ def test_a_plan_that_is_asked_for_does_not_give_way_to_that_of_rows_beside_it() 
     for plan in points.candidates[:4]:
         form = low._forms.pinned(low.sizes, {points.group.outputs: plan})
         assert form.program.launches[1].plan == plan
+
+
+# In the cache.
+
+
+@pytest.fixture
+def plans(kept_plans: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:  # noqa: ARG001
+    """Begins a new process, as far as programs go; gives how many plans were made since."""
+    made = []
+    original = Programs.planned
+    monkeypatch.setattr(Programs, "planned", lambda self, sizes: made.append(1) or original(self, sizes))
+
+    def begin() -> int:
+        forget_programs()
+        return len(made)
+
+    return begin
+
+
+def _norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, x.shape[-1:], weight) @ weight.diag())
+
+
+def test_a_process_reads_plans_and_texts_of_an_earlier_one(plans: Callable[[], int]) -> None:
+    x, weight = randn(5, 16), randn(16).requires_grad_()
+    first = fg.kernel(_norm)(x, weight)
+    first.sum().backward()
+    made, wanted = plans(), weight.grad
+    assert made and wanted is not None
+    weight.grad = None
+    again = fg.kernel(_norm)(x, weight)
+    again.sum().backward()
+    assert plans() == made and torch.equal(first, again) and torch.equal(weight.grad, wanted)
+
+
+def test_other_sizes_are_planned_anew(plans: Callable[[], int]) -> None:
+    weight = randn(16)
+    fg.kernel(_norm)(randn(5, 16), weight)
+    made = plans()
+    x = randn(7, 16)
+    torch.testing.assert_close(fg.kernel(_norm)(x, weight), _norm(x, weight))
+    assert plans() > made
+
+
+def test_what_is_lowered_is_what_a_call_that_read_its_plan_runs(plans: Callable[[], int]) -> None:
+    x, weight = randn(5, 16), randn(16)
+    low = fg.kernel(_norm).lower(x, weight)
+    wanted = low.sources, low.program, low.choices
+    plans()
+    low = fg.kernel(_norm).lower(x, weight)
+    assert low.step_count == len(wanted[1].steps) and (low.sources, low.program, low.choices) == wanted
+
+
+def test_a_kernel_on_other_lines_has_a_text_of_its_own(plans: Callable[[], int]) -> None:
+    def shifted(x: Tensor) -> Tensor:
+        return x.exp() + 1
+
+    kernels, x, texts = [fg.kernel(shifted)], randn(8), set()
+
+    def shifted(x: Tensor) -> Tensor:  # type: ignore[no-redef]
+        y = x.exp()
+        return y + 1
+
+    for kernel in (*kernels, fg.kernel(shifted)):
+        kernel(x)
+        plans()
+        texts.add(kernel.lower(x).sources[0].text)
+    assert len(texts) == 2
+
+
+def test_a_damaged_plan_is_made_anew(plans: Callable[[], int], kept_plans: Path) -> None:
+    x, weight = randn(5, 16), randn(16)
+    wanted = fg.kernel(_norm)(x, weight)
+    made = plans()
+    for content in (b"", b"\0" * 40, b"{}"):
+        for path in kept_plans.iterdir():
+            path.write_bytes(path.read_bytes()[:-1] + b"x" if content == b"" else content)
+        assert torch.equal(fg.kernel(_norm)(x, weight), wanted)
+        assert plans() > made
+        made = plans()

@@ -20,6 +20,7 @@ import fusegen as fg
 from fusegen import tuning
 from fusegen.compiler import tuned
 from fusegen.compiler.backends import machine_of
+from fusegen.compiler.passes import forget_programs
 from fusegen.compiler.tuned import in_measured_form, untuned
 from fusegen.errors import ArgumentError, VerificationError
 from fusegen.schedule.plan import LanePlan
@@ -93,6 +94,26 @@ def test_a_kernel_that_was_called_before_takes_the_plan(fastest: Callable[..., N
     )
     torch.testing.assert_close(kernel(x), softmax(x))
     assert [variant.program.launches[0].plan for variant in seen] == [launch.plan]
+
+
+@pytest.mark.usefixtures("kept_plans")
+def test_a_process_reads_what_was_planned_by_the_same_measurements(
+    fastest: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    original = tuned._pins
+    monkeypatch.setattr(tuned, "_pins", lambda *given: asked.append(1) or original(*given))
+    counts: list[int] = []
+    x = randn(40, 500)
+    for number in (2, 2, 3):
+        if number != 2 or not counts:
+            fastest(number)
+            fg.tune(fg.kernel(softmax), x)
+        forget_programs()
+        asked.clear()
+        torch.testing.assert_close(fg.kernel(softmax)(x), softmax(x))
+        counts.append(len(asked))
+    assert counts == [1, 0, 1]
 
 
 def test_what_is_hardly_faster_is_not_taken(fastest: Callable[..., None]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.dtypes import DType
+from fusegen.emit import environment
 from fusegen.specs import SPECS, Spec
 from fusegen.target import CPU, Target, target
 from fusegen.verify import emitted, run
@@ -69,23 +70,23 @@ def test_the_package_does_not_know_what_a_users_spec_is(lowered: list[str]) -> N
 
 def test_the_generators_digest_sees_package_templates_and_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def digest() -> str:
-        emitted.generator.cache_clear()
-        return emitted.generator()
+        environment.generator.cache_clear()
+        return environment.generator()
 
     package, folder = tmp_path / "package", tmp_path / "templates"
     for path in (package / "ir/ops.py", folder / "cuda/rows.cu.jinja"):
         path.parent.mkdir(parents=True)
         path.write_text("one")
-    monkeypatch.setattr(emitted.fusegen, "__file__", str(package / "__init__.py"))  # type: ignore[attr-defined]
-    monkeypatch.setattr(emitted, "templates", lambda: folder)
+    monkeypatch.setattr(environment, "__file__", str(package / "emit/environment.py"))
+    monkeypatch.setattr(environment, "templates", lambda: folder)
     found = [digest(), digest()]
     (package / "ir/ops.py").write_text("two")
     found.append(digest())
     (folder / "cuda/rows.cu.jinja").write_text("two")
     found.append(digest())
-    monkeypatch.setattr(emitted.sympy, "__version__", "0")  # type: ignore[attr-defined]
+    monkeypatch.setattr(environment.sympy, "__version__", "0")  # type: ignore[attr-defined]
     found.append(digest())
-    emitted.generator.cache_clear()
+    environment.generator.cache_clear()
     assert found[0] == found[1] and len(set(found)) == 4
 
 

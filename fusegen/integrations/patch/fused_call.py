@@ -68,12 +68,12 @@ class Fused:
     @classmethod
     def of(cls, call: Prepared) -> Fused:
         """The facts of a call that has run."""
-        program = call.kernel.lower(*call.args, **call.kwargs).program
+        launches = call.kernel.lower(*call.args, **call.kwargs).step_count
         args, kwargs = tree_map_only(Tensor, _emptied, (call.args, dict(call.kwargs)))
         kind = next((leaf.device.type for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)), "cpu")
         lower = autocast_dtype(kind)
         lowered = None if lower is None else (kind, lower)
-        return cls(program.step_count, call.function or call.kernel.function, args, kwargs, lowered)
+        return cls(launches, call.function or call.kernel.function, args, kwargs, lowered)
 
     @cached_property
     def eager_launches(self) -> int | None:

@@ -1,0 +1,245 @@
+"""The programs of one graph: those that an earlier process made are read from the cache, others are planned.
+
+A plan is a function of its graph, its target, the sizes, what `fg.tune` measured, and fusegen itself. Their digest names a file,
+which names another one: the plan as JSON, with the text of its kernels. Removing the files is safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from fusegen.compiler.alternatives import Alternatives, prepared
+from fusegen.compiler.forms import Form
+from fusegen.emit.environment import generator
+from fusegen.errors import FusegenError, SettingsError
+from fusegen.files import read_regular, sealed, unsealed, write_atomically
+from fusegen.ir.graph import Graph, Location
+from fusegen.passes.library_attention import with_library_attention
+from fusegen.passes.pipeline import run_passes
+from fusegen.passes.rows_of_products import with_views_below_products
+from fusegen.passes.wide import with_wide_sums
+from fusegen.program.call import Call
+from fusegen.program.codec import decode, encode
+from fusegen.schedule.lower import Pins
+from fusegen.schedule.names import stride_name
+from fusegen.schedule.program import Program
+from fusegen.settings import cache_folder, settings
+from fusegen.source import Source
+from fusegen.target import Backend, Target
+from fusegen.threads import cached_property, new_lock
+
+_MOST_KNOWN = 1024  # sizes of one graph
+
+
+@dataclass(frozen=True, repr=False)
+class StoredForm:
+    """What a call needs of a form, as the cache keeps it.
+
+    Attributes:
+        call: what runs the form.
+        texts: of all launches; none of a form whose kernels nobody has run.
+    """
+
+    call: Call
+    texts: tuple[Source, ...] = ()
+
+    @property
+    def sources(self) -> tuple[Source, ...] | None:
+        """The text of each launch, if that is there."""
+        return self.texts if len(self.texts) == len(self.call.launches) else None
+
+    @cached_property
+    def bound(self) -> dict[object, Any]:
+        """As of a `Form`."""
+        return {}
+
+
+AnyForm: TypeAlias = Form | StoredForm
+
+
+class Programs:
+    """The programs of a graph for a machine, which kernels of equal graphs share.
+
+    Args:
+        graph: as traced, or made otherwise.
+        target: the machine.
+        wide: whether indices need 64 bits.
+
+    Attributes:
+        target: as given.
+    """
+
+    def __init__(self, graph: Graph, target: Target, *, wide: bool) -> None:
+        self._graph, self.target, self._wide = graph, target, wide
+        self._lock = new_lock()
+        self._known: dict[str, AnyForm] = {}  # by the names of their files
+        self._stored: dict[str, StoredForm] = {}  # by their digests
+        self._without_text: dict[str, AnyForm] = {}  # of `_known`, those whose text is not in the cache
+
+    def at(self, sizes: Mapping[str, int]) -> AnyForm:
+        """The form for some sizes.
+
+        Args:
+            sizes: values of all sizes and strides.
+
+        Raises:
+            UnsupportedError: values multiply without end.
+        """
+        return self._form(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
+
+    def measured(self, sizes: Mapping[str, int], records: str, pins: Callable[[Program], Pins]) -> AnyForm:
+        """The form for some sizes of which some launches have plans that were measured; it is run, and never explained.
+
+        Args:
+            sizes: values of all sizes and strides.
+            records: a digest of all that was measured.
+            pins: gives these plans, by the outputs of their groups.
+        """
+
+        def made() -> Form:
+            return self.alternatives.of(sizes).pinned(sizes, pins(self.planned(sizes).program))
+
+        return self._form(self._name(sizes, records), made, is_measured=True)
+
+    def planned(self, sizes: Mapping[str, int]) -> Form:
+        """The form for some sizes, with all that it was made of."""
+        return self.alternatives.of(sizes).at(sizes)
+
+    def keep(self, form: AnyForm, sources: Sequence[Source]) -> None:
+        """Keeps a form in the cache, with its text."""
+        with self._lock:
+            names = [name for name, each in self._without_text.items() if each is form]
+            for name in names:
+                del self._without_text[name]
+                _write(name, StoredForm(form.call, tuple(sources)))
+
+    @cached_property
+    def alternatives(self) -> Alternatives:
+        """All that there are."""
+        graph, target = self._graph, self.target
+        if target.backend is Backend.CPU:  # which has no such functions
+            graph = replace(graph, fast_math=False)
+        rows = with_wide_sums(with_views_below_products(graph), target)
+        by_library = with_library_attention(rows, target)
+        own = by_library
+        if target.wgmma:  # whose kernels of ours compute attention, if nothing is dropped; torch's count with 32 bits in places
+            own = rows if self._wide else with_library_attention(rows, target, only_dropout=True)
+        has_choice = by_library != own and not self._wide
+        library = prepared(run_passes(by_library), target) if has_choice else None
+        return Alternatives(prepared(run_passes(own), target), target, wide=self._wide, library=library)
+
+    def _form(self, name: str, make: Callable[[], Form], *, is_measured: bool) -> AnyForm:
+        """The form of a file, or a new one; its plan is kept at once where its text can be made anew of it."""
+        with self._lock:
+            if name in self._known:
+                return self._known[name]
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+                self._without_text.clear()
+            form: AnyForm | None = self._recalled(name)
+            if form is None:
+                form = make()
+                if not is_measured:
+                    _write(name, StoredForm(form.call))
+            if isinstance(form, Form) or form.sources is None:
+                self._without_text[name] = form
+            self._known[name] = form
+            return form
+
+    def _recalled(self, name: str) -> StoredForm | None:
+        """The form of a file; None where there is none, or it is damaged."""
+        with suppress(OSError, ValueError, zlib.error, FusegenError, RecursionError):
+            digest = _read(name).decode()
+            if digest not in self._stored:
+                self._stored[digest] = decode(json.loads(zlib.decompress(_read(digest))), StoredForm, digest)
+            return self._stored[digest]
+        return None
+
+    def _name(self, sizes: Mapping[str, int], records: str = "") -> str:
+        """The name of a form's file."""
+        given = sorted((name, size) for name, size in sizes.items() if name not in self._implied)
+        return hashlib.sha256(repr((self._digest, given, records)).encode()).hexdigest()
+
+    @cached_property
+    def _implied(self) -> frozenset[str]:
+        """Names of strides that follow from other sizes."""
+        names = ((stride_name(spec.name, d), stride) for spec in self._graph.inputs for d, stride in enumerate(spec.strides))
+        return frozenset(name for name, stride in names if str(stride) != name)
+
+    @cached_property
+    def _digest(self) -> str:
+        """The digest of all that plans follow from, but for the sizes and what was measured."""
+        given = (generator(), self.target, self._wide, self._graph, self._graph.locations)
+        return hashlib.sha256(_canonical(given).encode()).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def programs_of(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> Programs:
+    """The programs of a graph: the same for all functions that are traced to it, as those of a model's layers are.
+
+    Args:
+        _locations: of the graph, which its equality leaves out, and its texts name.
+    """
+    return Programs(graph, target, wide=wide)
+
+
+def _read(name: str) -> bytes:
+    """The content of a file of the cache.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged.
+    """
+    content = unsealed(read_regular(settings().cache_dir / "plans" / name))
+    if content is None:
+        raise ValueError(f"{name} is damaged")
+    return content
+
+
+def _write(name: str, form: StoredForm) -> None:
+    """Keeps a form, if that can be: else later processes plan it again."""
+    content = zlib.compress(json.dumps(encode(form, StoredForm), separators=(",", ":")).encode(), 1)
+    digest = hashlib.sha256(content).hexdigest()
+    with suppress(OSError, SettingsError):
+        folder = cache_folder("plans")
+        write_atomically(folder / digest, sealed(content))
+        write_atomically(folder / name, sealed(digest.encode()))
+
+
+def _canonical(value: Any) -> str:
+    """A value as text, the same in all processes, and another one for another value.
+
+    Raises:
+        TypeError: for a value of a type that graphs do not hold.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, sympy.Basic):
+        return _canonical_expression(value)
+    if isinstance(value, tuple | list):
+        return f"({','.join(map(_canonical, value))})"
+    if isinstance(value, frozenset):
+        return f"{{{','.join(sorted(map(_canonical, value)))}}}"
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value)
+    if is_dataclass(value):
+        return f"{type(value).__name__}({','.join(_canonical(getattr(value, field.name)) for field in fields(value))})"
+    raise TypeError(f"a {type(value).__name__} in a graph")
+
+
+@lru_cache(maxsize=1 << 12)
+def _canonical_expression(value: sympy.Basic) -> str:
+    return str(sympy.srepr(value))
