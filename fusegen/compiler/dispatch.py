@@ -78,6 +78,7 @@ class Dispatcher(Plan):
         recompute: the rule by which backward passes compute values again.
         compiler: the way to compile; None is that of the settings.
         fast_math: True if the kernel was declared so.
+        origin: as of `Variants`.
 
     Attributes:
         variants: of the function.
@@ -95,13 +96,14 @@ class Dispatcher(Plan):
         recompute: Recompute = "auto",
         compiler: Compiler | None = None,
         fast_math: bool = False,
+        origin: tuple[Callable[..., Any], Layouts] | None = None,
     ) -> None:
         self.function = function
         self.name, self.recompute, self._compiler = name, recompute, compiler
         self._recorded_call, self._requires = recorded, requires
         self._flat: dict[Layouts, FlatDispatcher] = {}
         self._named: tuple[Named, FlatDispatcher] | None = None  # the last such call
-        self.variants = Variants(function, name, mutates, fast_math=fast_math)
+        self.variants = Variants(function, name, mutates, fast_math=fast_math, origin=origin)
         self.parameters = self.variants.parameters
         self.passes = PassRules(recompute, compiler)
         self.executable = Executable(self)
@@ -355,7 +357,8 @@ class FlatDispatcher(Dispatcher):
             n: parameters.annotations[n] for n, layout in layouts if layout is None and n in parameters.annotations
         }
         rules = (kernel.recompute, kernel._compiler, kernel.variants.fast_math)
-        super().__init__(function, kernel.name, mutates, kernel._recorded_call, kernel._requires, *rules)
+        origin = kernel.function, layouts
+        super().__init__(function, kernel.name, mutates, kernel._recorded_call, kernel._requires, *rules, origin)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatDispatcher:
         """That of the copied kernel."""

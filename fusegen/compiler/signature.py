@@ -107,6 +107,14 @@ class History:
     apart: set[Place] = field(default_factory=set)
     calls: deque[dict[Place, int]] = field(default_factory=lambda: deque(maxlen=8))
 
+    def learn(self, other: History) -> None:
+        """Takes over what calls of another kernel of the same function showed of the function."""
+        for facts, more in ((self.literal, other.literal), (self.apart, other.apart)):
+            facts |= more
+        for names, others in ((self.static, other.static), (self.sizes, other.sizes), (self.tied, other.tied)):
+            names |= others
+        self.sums |= other.sums
+
     def were_equal(self, one: Place, other: Place) -> bool:
         """True if two dims were equal wherever both were there, and may be one size."""
         if (one in self.apart) != (other in self.apart):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -41,6 +43,12 @@ _MOST_VARIANTS = 64  # for one key; the oldest goes
 _MOST_IN_ALL = 1024  # for all keys; all go
 
 
+_MOST_LEADERS = 8  # kernels of one function whose traces others take over
+
+_ALIKE: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[Variants]]]] = weakref.WeakKeyDictionary()
+"""Kernels that have traced a function, by the function that they are made of, and by all else that is theirs."""
+
+
 class Variants:
     """The compiled forms of a function.
 
@@ -49,20 +57,32 @@ class Variants:
         name: the kernel's.
         mutates: parameters that it may write to.
         fast_math: True if the kernel was declared so.
+        origin: the function that it was made of, and how; None where it is the user's own.
 
     Attributes:
         parameters: of the function.
         history: what was found out of them.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, mutates: Sequence[str] = (), *, fast_math: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        mutates: Sequence[str] = (),
+        *,
+        fast_math: bool = False,
+        origin: tuple[Callable[..., Any], Hashable] | None = None,
+    ) -> None:
         self.function, self.name, self.fast_math = function, name, fast_math
         self.parameters = Parameters.of(function, mutates)
         self.history = History()
-        self._variants: dict[Key, dict[Key, list[Variant]]] = {}  # by what their traces share, and by what those don't know
+        self._variants: dict[tuple[Key, Key], dict[Key, list[Variant]]] = {}  # by what traces share, and what they don't know
         self._promotions = Promotions()
         self._lock = new_lock()
         self._warned = False  # about many variants
+        made_of, how = origin or (function, None)
+        alike = _ALIKE.setdefault(made_of, {}) if isinstance(made_of, FunctionType) else {}
+        self._alike = alike.setdefault((how, name, tuple(mutates), fast_math), [])
 
     @property
     def known(self) -> list[Variant]:
@@ -102,19 +122,50 @@ class Variants:
 
     def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
         """The variant whose indices have 64 bits if they are asked to, or if an input needs it."""
+        if not self._variants:
+            for other in self._leaders():
+                self.history.learn(other.history)
         while True:
             with self._lock:
                 request = self._request(values, target, device, wide)
             try:
                 with self._lock:
-                    known = self._match(request, values) or self._of_kin(request, values)
+                    known = self._match(request, values) or self._of_kin(request, values) or self._of_alike(request, values)
                 if known is not None:
                     return known
                 found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
                 with self._lock:
+                    self._lead()
                     return self._compile(request, values, found, state)
             except _NEEDS as need:
                 self._learn(need, request)
+
+    def _of_alike(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
+        """A new variant of a trace that another kernel of this function has, for a call that differs in objects alone which the
+        function cannot tell apart: the layers of a model, say. The lock is held."""
+        given = {self.parameters.names.index(name): value for name, value in request.statics}
+        for variant in [variant for other in self._leaders() for variant in other.like(request)] if given else ():
+            state = variant.state.like(self.function, given)
+            found = None if state is None else self._fitting([replace(variant, state=state)], values)
+            if state is not None and found is not None:
+                return self._kept(request, _with_facts_of(request, variant), state), found[1]
+        return None
+
+    def _leaders(self) -> list[Variants]:
+        """Other kernels of this function that have traced it."""
+        found = (reference() for reference in self._alike)
+        return [other for other in found if other is not None and other is not self]
+
+    def _lead(self) -> None:
+        """Lets other kernels of this function know that this one has traced it."""
+        if not any(reference() is self for reference in self._alike):
+            self._alike[:] = [*self._alike, weakref.ref(self)][-_MOST_LEADERS:]
+
+    def like(self, request: Request) -> list[Variant]:
+        """The variants whose traces depend on the same as that of a request, but for the objects that it gives."""
+        _, rest = _trace_key(request)
+        alike = [kin for (_, other), kin in tuple(self._variants.items()) if other == rest]
+        return [variant for kin in alike for variants in tuple(kin.values()) for variant in variants[-1:]]
 
     def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, Recorder]:
         """The trace for some arguments, of which nothing is compiled, and who watched it.
@@ -192,11 +243,7 @@ class Variants:
         if found is None:
             return None
         variant, hidden = found
-        given = {spec.name: spec for spec in request.specs}
-        graph = variant.trace.graph
-        inputs = tuple(given.get(spec.name, spec) for spec in graph.inputs)
-        graph = replace(graph, inputs=inputs, multiples=request.sizes.multiples, bounds=request.sizes.bounds)
-        return self._kept(request, replace(variant.trace, graph=graph), variant.state), hidden
+        return self._kept(request, _with_facts_of(request, variant), variant.state), hidden
 
     def _fitting(self, variants: Iterable[Variant], values: Values) -> tuple[Variant, Hidden] | None:
         """The first variant of which all that it assumes holds, and the tensors that the function closes over."""
@@ -323,15 +370,25 @@ def _facts(request: Request) -> Key:
     return (tuple(spec.alignment for spec in request.specs), request.sizes.multiples, request.sizes.bounds)
 
 
-def _trace_key(request: Request) -> Key:
-    """All that a trace depends on, but for what its guards and conditions say, and what the function reads."""
+def _with_facts_of(request: Request, variant: Variant) -> Trace:
+    """The trace of a variant for a call that differs in alignments and in what divides and bounds sizes."""
+    given = {spec.name: spec for spec in request.specs}
+    graph = variant.trace.graph
+    inputs = tuple(given.get(spec.name, spec) for spec in graph.inputs)
+    graph = replace(graph, inputs=inputs, multiples=request.sizes.multiples, bounds=request.sizes.bounds)
+    return replace(variant.trace, graph=graph)
+
+
+def _trace_key(request: Request) -> tuple[Key, Key]:
+    """All that a trace depends on, but for what its guards and conditions say, and what the function reads: values that select
+    code, and the rest."""
     specs = tuple(replace(spec, alignment=1) for spec in request.specs)
     features = tuple(name for name, _ in request.sizes.bounds)
     statics = tuple((name, static_part(value)) for name, value in request.statics)
     types = (*(each.type for each in request.arguments), *((name, type(value)) for name, value in request.numbers))
     modes = (torch.get_default_dtype(), torch.is_grad_enabled(), autocast_dtype(request.device.type))
     known = (features, request.sizes.shared, request.target, request.wide)
-    return (specs, request.scalars, types, statics, *known, *modes)
+    return statics, (specs, request.scalars, types, *known, *modes)
 
 
 def _with_facts_of_what_is_read(graph: Graph) -> Graph:

@@ -5,10 +5,10 @@ A `Recorder` watches one run of a function and notes every read of a variable, a
 """
 
 from fusegen.guards.changes import ChangeError, refusing_changes
-from fusegen.guards.check import State, has_identity
+from fusegen.guards.check import State
 from fusegen.guards.conditions import Conditions
 from fusegen.guards.content import cell_contents, contents, matcher
-from fusegen.guards.plain import exact, is_plain, same
+from fusegen.guards.plain import exact, has_identity, is_plain, same
 from fusegen.guards.recorder import Recorder
 from fusegen.guards.slots import Kind, Read, Slot
 

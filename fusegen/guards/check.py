@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, CodeType, ModuleType
 from typing import Any, TypeAlias
 
@@ -14,11 +14,11 @@ import torch
 
 from fusegen.guards.conditions import Conditions
 from fusegen.guards.content import contents, is_a, is_opaque, matcher
-from fusegen.guards.plain import is_plain, same
-from fusegen.guards.slots import Kind, Read, Slot
+from fusegen.guards.counterparts import Counterparts
+from fusegen.guards.plain import has_identity, is_plain, same
+from fusegen.guards.slots import GONE, Kind, Read, Slot
 
 Found: TypeAlias = tuple[torch.Tensor, ...]
-_GONE = (AttributeError, LookupError, ValueError, TypeError, NameError)
 _LASTING = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
 """What is held as it is; all else by a weak reference."""
 
@@ -76,28 +76,47 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.detach().contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
+@dataclass(frozen=True)
+class Run:
+    """What was seen of one run of a function.
+
+    Attributes:
+        reads: in their order.
+        questions: asked of tensors.
+        used: tensors that are inputs of the kernel.
+        compares_identity: whether code may have asked whether two tensors are one.
+        asks_for_ids: whether code may have asked for the identity, or the hash, of an object.
+        tensors: positions of the arguments that are tensors.
+        answers: of arguments, by position and attribute: the value of ``requires_grad``; False for an attribute that is missing.
+        has_backward_hooks: whether a module that ran has hooks that may change gradients.
+    """
+
+    reads: Sequence[Read]
+    questions: Sequence[Question]
+    used: Sequence[Used]
+    compares_identity: bool
+    asks_for_ids: bool
+    tensors: Sequence[int]
+    answers: Mapping[tuple[int, str], bool]
+    has_backward_hooks: bool
+
+
 class State:
     """What a run of a function read.
 
     Args:
         function: the function.
         arguments: by position, what it was given besides tensors and numbers.
-        reads: in their order.
-        questions: asked of tensors.
-        used: tensors that are inputs of the kernel.
-        compares_identity: whether code may have asked whether two tensors are one.
-        tensors: positions of the arguments that are tensors.
-        answers: of arguments, by position and attribute: the value of ``requires_grad``; False for an attribute that is missing.
-        has_backward_hooks: whether a module that ran has hooks that may change gradients.
+        run: what was seen.
 
     Attributes:
         names: of the inputs that the function closes over.
         asked: what the function asked torch, and tensors that it closes over, in words.
-        compares_identity: as given.
+        compares_identity: as of the run.
         places: what tells the place of each of these from others, as long as its owner lives.
         check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
             changed; None in its place for a kernel whose function reads nothing.
-        has_backward_hooks: as given.
+        has_backward_hooks: as of the run.
     """
 
     NAME = "STATE"
@@ -105,48 +124,74 @@ class State:
 
     check: Callable[[Sequence[Any]], Found | None] | None
 
-    def __init__(
-        self,
-        function: object,
-        arguments: Mapping[int, object],
-        reads: Sequence[Read],
-        questions: Sequence[Question],
-        used: Sequence[Used],
-        *,
-        compares_identity: bool,
-        tensors: Sequence[int],
-        answers: Mapping[tuple[int, str], bool],
-        has_backward_hooks: bool,
-    ) -> None:
-        self.has_backward_hooks = has_backward_hooks
-        self._tensors = tensors
+    def __init__(self, function: object, arguments: Mapping[int, object], run: Run) -> None:
+        reads, used, compares_identity = run.reads, run.used, run.compares_identity
+        self.has_backward_hooks = run.has_backward_hooks
         self.names = tuple(each.name for each in used)
-        self.asked = _asked(reads, questions, answers, compares_identity)
+        self.asked = _asked(reads, run.questions, run.answers, compares_identity)
         self.compares_identity = compares_identity
         self._compared = frozenset(id(read.value) for read in reads if compares_identity and is_a(read.value, torch.Tensor))
         self.places = tuple((id(each.slot.owner), each.slot.kind, each.slot.key) for each in used)
-        writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, tensors)
+        writer = _Writer(function, arguments, reads, {id(each.slot) for each in used}, run.tensors)
         for position, value in arguments.items():
             writer.argument(position, value)
         for read in reads:
             writer.read(read)
-        for question in questions:
+        for question in run.questions:
             writer.question(question)
-        for (position, attribute), answer in answers.items():
+        for (position, attribute), answer in run.answers.items():
             writer.answer(position, attribute, answer)
         writer.tensors(used)
         writer.aliases(reads, compares_identity)
         self.check = writer.function(self)
-        self._reads = [_Remembered.of(read) for read in reads]
+        self._remember(function, arguments, run)
+
+    def _remember(self, function: object, arguments: Mapping[int, object], run: Run) -> None:
+        """Keeps what was seen, but for what may go away."""
+        places = {id(read.slot): place for place, read in enumerate(run.reads)}
+        self._reads = [_Remembered.of(read) for read in run.reads]
+        self._questions = [(places.get(id(each.slot), -1), each.holds) for each in run.questions]
+        self._used = [(places.get(id(each.slot), -1), replace(each, slot=_NOWHERE)) for each in run.used]
+        self._given = {position: _reference(value) for position, value in {-1: function, **arguments}.items()}
+        self._run = replace(run, reads=(), questions=(), used=())
 
     def reads(self) -> list[Read]:
         """What was read, as far as it is still there."""
         found = (remembered.read() for remembered in self._reads)
         return [read for read in found if read is not None]
 
+    def like(self, function: object, arguments: Mapping[int, object]) -> State | None:
+        """The state that the same function would have left behind, had it been given other objects; None where it might tell them
+        from those that it was given.
+
+        Args:
+            function: the function, or one that was made like it.
+            arguments: as of the constructor.
+        """
+        given, counterparts = {position: value() for position, value in self._given.items()}, Counterparts()
+        if self._run.asks_for_ids or given.keys() - {-1} != arguments.keys() or any(value is _DEAD for value in given.values()):
+            return None
+        counterparts.put(given[-1], function)
+        if not all(counterparts.add(given[position], value) for position, value in arguments.items()):
+            return None
+        reads: list[Read] = []
+        for remembered in self._reads:
+            read = remembered.read()
+            found = None if read is None else counterparts.read(read)
+            if found is None:
+                return None
+            reads.append(found)
+        if any(place < 0 for place, _ in (*self._questions, *self._used)):
+            return None
+        questions = [Question(reads[place].slot, holds) for place, holds in self._questions]
+        if not all(question.holds(question.slot.get()) for question in questions):
+            return None
+        used = [replace(each, slot=reads[place].slot) for place, each in self._used]
+        return State(function, arguments, replace(self._run, reads=reads, questions=questions, used=used))
+
     def met(self, values: Sequence[Any]) -> list[int]:
         """Positions of arguments that the function reached otherwise too, where it may have asked whether two tensors are one."""
-        return [position for position in self._tensors if id(values[position]) in self._compared]
+        return [position for position in self._run.tensors if id(values[position]) in self._compared]
 
     def never(self) -> State:
         """The same for no other call: the function changes what it reads."""
@@ -177,6 +222,7 @@ class _Remembered:
 
 
 _DEAD = object()
+_NOWHERE = Slot(None, Kind.ITEM)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
@@ -205,7 +251,7 @@ class _Writer:
         self._owners = {id(read.slot.owner) for read in reads}
         self._inputs = inputs  # slots whose tensors are inputs, which are looked at by themselves
         self._function = function
-        self._scope: dict[str, Any] = {"same": same, "GONE": _GONE}
+        self._scope: dict[str, Any] = {"same": same, "GONE": GONE}
         self._locals: dict[int, str] = {}
         self._names: dict[int, str] = {}  # of inputs, by their slots
         self._kept: list[object] = []  # as long as ids are compared
@@ -378,12 +424,6 @@ def _asked(
         found.append("something of a tensor that it closes over")
     found += [f"the attribute {attribute!r} of an argument" for _, attribute in answers]
     return tuple(dict.fromkeys(found))
-
-
-def has_identity(value: object) -> bool:
-    """Whether a value is equal to nothing but itself, or says nothing of equality that could be relied on."""
-    kind = type(value)
-    return kind.__eq__ is object.__eq__ or kind.__hash__ is None
 
 
 def _may_go(value: object, function: object, lasting: frozenset[int]) -> bool:

@@ -65,3 +65,9 @@ def exact(value: object) -> object:
     if kind is slice:  # which has no hash before Python 3.12
         return (kind, exact((value.start, value.stop, value.step)))  # type: ignore[attr-defined]
     return (kind, repr(value) if isinstance(value, (float, complex, np.generic)) else value)
+
+
+def has_identity(value: object) -> bool:
+    """Whether a value is equal to nothing but itself, or says nothing of equality that could be relied on."""
+    kind = type(value)
+    return kind.__eq__ is object.__eq__ or kind.__hash__ is None

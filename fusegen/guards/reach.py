@@ -162,6 +162,7 @@ class Reach:
         self._waiting: list[tuple[Any, str]] = []
         self.asks_for_types = False
         self.compares_identity = False
+        self.asks_for_ids = False
         self._called: set[CodeType] = set()
         self._libraries: set[CodeType] = set()
         self._functions: dict[CodeType, list[FunctionType]] = {}
@@ -205,6 +206,7 @@ class Reach:
             if "random" in names.attributes or "random" in (*names.variables, *names.modules):
                 self._notes.random_mentioned()
             self.compares_identity |= names.compares
+            self.asks_for_ids |= not {"id", "hash"}.isdisjoint(names.variables)
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             self._modules(frame, names)
             self._globals(frame.f_globals, names, code)

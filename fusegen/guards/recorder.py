@@ -20,7 +20,7 @@ from torch.nn.modules import module as torch_module
 
 from fusegen.guards.calls import Calls
 from fusegen.guards.changes import Changes
-from fusegen.guards.check import Question, State, Used
+from fusegen.guards.check import Question, Run, State, Used
 from fusegen.guards.content import contents, is_a, matcher
 from fusegen.guards.generators import Generators
 from fusegen.guards.paths import ways
@@ -96,11 +96,12 @@ class Recorder:
         """
         caches = [_cache_read(function) for function in self._caches]
         missing = [Read(Slot(owner, Kind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()]
-        reads, used = (*caches, *missing, *self._reads.values()), tuple(self._used.values())
-        return State(
-            self._function, self._arguments, reads, self._questions, used, compares_identity=self.compares_identity,
-            tensors=tensors, answers=self._answers, has_backward_hooks=self._has_backward_hooks,
+        run = Run(
+            reads=(*caches, *self._reads.values(), *missing), questions=self._questions, used=tuple(self._used.values()),
+            compares_identity=self.compares_identity, asks_for_ids=self._reach.asks_for_ids, tensors=tensors, answers=self._answers,
+            has_backward_hooks=self._has_backward_hooks,
         )  # fmt: skip
+        return State(self._function, self._arguments, run)
 
     def ways(self) -> dict[str, str | None]:
         """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.guards.paths`)."""

@@ -8,6 +8,9 @@ from enum import Enum
 from keyword import iskeyword
 from typing import Any
 
+GONE = (AttributeError, LookupError, ValueError, TypeError, NameError)
+"""Errors of a place that holds nothing any more."""
+
 
 class Kind(Enum):
     """How a place is reached from its owner: the text of an expression, of the owner and of the key."""

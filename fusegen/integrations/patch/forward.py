@@ -33,6 +33,7 @@ class FusedForward(FusedCall):
         module: the module, which keeps its class, its parameters and its submodules.
     """
 
+    __guarded__ = ("module", "_given")
     __name__ = "forward"
     _is_removed = False
 

@@ -97,6 +97,7 @@ class FusedCall:
         layers: those of the model that are like the module.
     """
 
+    __guarded__: tuple[str, ...] = ("module",)
     module: nn.Module
     graphs: KernelGraphs | None = None
     layers: Layers | None = None

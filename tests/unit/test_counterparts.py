@@ -1,0 +1,248 @@
+"""A trace of one layer serves other layers, as long as its function cannot tell them apart."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fusegen as fg
+from fusegen.compiler import variants
+from fusegen.compiler.tracing import trace_function
+from tests.unit.eager import randn
+
+WIDTH = 8
+
+
+class Layer(nn.Module):
+    """A layer with a part, and whatever a test gives it."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.weight = nn.Parameter(randn(WIDTH, WIDTH))
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.eps, self.activation, self.parts, self.factor = 1e-5, F.gelu, [1, 2], 3
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(F.linear(self.norm(x) * self.factor + self.eps, self.weight)) * self.parts[0]
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what is traced."""
+    found: list[str] = []
+    monkeypatch.setattr(
+        variants, "trace_function", lambda request, *given: found.append(request.name) or trace_function(request, *given)
+    )
+    return found
+
+
+def agree(*layers: nn.Module, kernels: Sequence[Any] = ()) -> None:
+    """A kernel for each layer gives what the layer gives."""
+    kernels = kernels or [fg.kernel(type(layer).forward) for layer in layers]
+    for kernel, layer in zip(kernels, layers, strict=True):
+        x = randn(3, WIDTH, dtype=layer.weight.dtype)
+        torch.testing.assert_close(kernel(layer, x), type(layer).forward(layer, x))
+
+
+def test_layers_that_are_alike_are_traced_once(traces: list[str]) -> None:
+    agree(*(Layer() for _ in range(4)))
+    assert len(traces) == 1
+
+
+def test_gradients_are_those_of_each_layer(traces: list[str]) -> None:
+    x, layers = randn(3, WIDTH), [Layer() for _ in range(3)]
+    for kernel, layer in [(fg.kernel(Layer.forward), layer) for layer in layers]:
+        kernel(layer, x).square().sum().backward()
+        found = [p.grad for p in layer.parameters()]
+        wanted = torch.autograd.grad(layer(x).square().sum(), [*layer.parameters()])
+        torch.testing.assert_close(found, list(wanted))
+    assert len(traces) == 1
+
+
+def test_arguments_that_hold_tensors(traces: list[str]) -> None:
+    class Rotated(Layer):
+        def forward(self, x: Tensor, embeddings: tuple[Tensor, Tensor]) -> Tensor:
+            return super().forward(x) * embeddings[0] + embeddings[1]
+
+    x, kernels = randn(3, WIDTH), [fg.kernel(Rotated.forward) for _ in range(3)]
+    for kernel, layer in [(kernel, Rotated()) for kernel in kernels]:
+        torch.testing.assert_close(kernel(layer, x, (x, x + 1)), layer(x, (x, x + 1)))
+    assert len(traces) == 1
+
+
+def test_a_later_change_of_either_layer_is_seen(traces: list[str]) -> None:
+    one, other = Layer(), Layer()
+    kernels = [fg.kernel(Layer.forward) for _ in range(2)]
+    agree(one, other, kernels=kernels)
+    for change in (lambda: setattr(one, "factor", 5), lambda: setattr(other, "factor", 7), lambda: other.parts.insert(0, 9)):
+        change()
+        agree(one, other, kernels=kernels)
+    other.weight = nn.Parameter(randn(WIDTH, WIDTH))
+    agree(one, other, kernels=kernels)
+    assert len(traces) == 4
+
+
+def test_a_layer_that_is_gone_leaves_nothing_alive(traces: list[str]) -> None:
+    layer, kernel = Layer(), fg.kernel(Layer.forward)
+    kernel(layer, randn(3, WIDTH))
+    gone = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert gone() is None
+    agree(Layer())
+    assert len(traces) == 2
+
+
+def test_layers_whose_parts_are_other_layers(traces: list[str]) -> None:
+    class Chained(Layer):
+        before: nn.Module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + F.linear(x, self.before.weight)
+
+    layers = [Chained() for _ in range(4)]
+    for before, layer in itertools.pairwise(layers):
+        object.__setattr__(layer, "before", before)
+    agree(*layers[1:])
+    assert len(traces) == 1
+
+
+class Tied(Layer):
+    """Two weights that may be one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.weight), self.second)
+
+
+def _tied(layer: Layer) -> Layer:
+    layer.second = layer.weight
+    return layer
+
+
+def _apart(layer: Layer) -> Layer:
+    layer.second = nn.Parameter(randn(WIDTH, WIDTH))
+    return layer
+
+
+REGISTRY: dict[Any, float] = {}
+FIRST: list[nn.Module] = []
+MARKED: Any = weakref.WeakKeyDictionary()
+
+
+class Registered(Layer):
+    """A layer that finds a number by what it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.number()
+
+    def number(self) -> float:
+        raise NotImplementedError
+
+
+class ById(Registered):
+    def number(self) -> float:
+        return REGISTRY[id(self)]
+
+
+class ByHash(Registered):
+    def number(self) -> float:
+        return REGISTRY[hash(self)]
+
+
+class ByItself(Registered):
+    def number(self) -> float:
+        return REGISTRY.get(self, 1.0)
+
+
+class ByReference(Registered):
+    def number(self) -> float:
+        return MARKED.get(self, 1.0)
+
+
+class IsFirst(Registered):
+    def number(self) -> float:
+        return 2.0 if self is FIRST[0] else 3.0
+
+
+@functools.lru_cache
+def factor_of(layer: Layer) -> int:
+    return layer.factor
+
+
+class Cached(Registered):
+    def number(self) -> float:
+        return factor_of(self)
+
+
+class Asks(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if self.scale.item() > 1 else x * 3
+
+
+def _registered(cls: type[Layer], key: Callable[[Any], Any]) -> tuple[Layer, Layer]:
+    one, other = cls(), cls()
+    REGISTRY.update({key(one): 2.0, key(other): 5.0})
+    MARKED.update({one: 2.0, other: 5.0})
+    FIRST[:] = [one]
+    return one, other
+
+
+def _hooked() -> tuple[Layer, Layer]:
+    other = Layer()
+    other.norm.register_forward_hook(lambda *_: _[-1] + 1)
+    return Layer(), other
+
+
+def _own_forward() -> tuple[Layer, Layer]:
+    other = Layer()
+    other.norm.forward = lambda x: x + 1  # type: ignore[method-assign, assignment]
+    return Layer(), other
+
+
+def _transposed() -> tuple[Layer, Layer]:
+    other = Layer()
+    other.weight = nn.Parameter(randn(WIDTH, WIDTH).T)
+    return Layer(), other
+
+
+OTHERS: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
+    "a number": lambda: (Layer(), Layer(eps=0.5)),
+    "zeros of two signs": lambda: (Layer(eps=0.0), Layer(eps=-0.0)),
+    "a function": lambda: (Layer(), Layer(activation=F.silu)),
+    "a function of a function's own": lambda: (Layer(activation=lambda x: x * 2), Layer(activation=lambda x: x * 3)),
+    "a list": lambda: (Layer(), Layer(parts=[4, 2])),
+    "a part of another class": lambda: (Layer(), Layer(norm=nn.Linear(WIDTH, WIDTH))),
+    "a part without a bias": lambda: (Layer(), Layer(norm=nn.LayerNorm(WIDTH, bias=False))),
+    "one weight in place of two": lambda: (_apart(Tied()), _tied(Tied())),
+    "two weights in place of one": lambda: (_tied(Tied()), _apart(Tied())),
+    "a weight of another dtype": lambda: (Layer(), Layer().double().requires_grad_(False)),
+    "a weight that lies otherwise": _transposed,
+    "a hook": _hooked,
+    "a forward pass of its own": _own_forward,
+    "by its identity": lambda: _registered(ById, id),
+    "by its hash": lambda: _registered(ByHash, hash),
+    "as a key": lambda: _registered(ByItself, lambda layer: layer),
+    "as a weak key": lambda: _registered(ByReference, id),
+    "the first": lambda: _registered(IsFirst, id),
+    "what a cache keeps": lambda: (Cached(factor=2), Cached(factor=3)),
+    "a buffer that is asked for": lambda: (Asks(), Asks(scale=torch.tensor(0.5))),
+    "another mode": lambda: (Layer(norm=nn.Dropout()).eval(), Layer(norm=nn.Identity())),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_layers_that_a_function_can_tell_apart(name: str, traces: list[str]) -> None:
+    agree(*OTHERS[name]())
+    assert len(traces) == 2
