@@ -22,7 +22,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from types import (
     BuiltinFunctionType,
@@ -202,7 +202,8 @@ class Reach:
         if code not in self._called:
             self._called.add(code)
             self._deeds(frame, names)
-            self._mentioned |= names.attributes
+            new = names.attributes - self._mentioned
+            self._mentioned |= new
             if "random" in names.attributes or "random" in (*names.variables, *names.modules):
                 self._notes.random_mentioned()
             self.compares_identity |= names.compares
@@ -210,7 +211,7 @@ class Reach:
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             self._modules(frame, names)
             self._globals(frame.f_globals, names, code)
-            self._mention()
+            self._mention(self._holders, new)
 
     def _environment(self, name: object) -> None:
         """A variable of the environment, which may be missing."""
@@ -324,8 +325,8 @@ class Reach:
         if not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes:
             classes |= {type(value): None for value in found}
         for cls in classes:
-            self._class(cls, cls.__name__)
-            for key in _mentioned_in(cls, names):
+            self.see(cls, cls.__name__)
+            for key in _mentioned_in(cls, names.attributes, computes=names.computes):
                 self._class_attribute(cls, key)
             for key in () if of_library(cls) else names.asked:
                 if not key.startswith("__") and not hasattr(cls, key):
@@ -347,6 +348,8 @@ class Reach:
                         self._notes.note(Slot(holder, Kind.ATTRIBUTE, part), getattr(holder, part), part)
         if given:
             self._method(given[0], code)
+        if len(given) == 2 and is_a(given[0], type) and _code_of(type(given[0]), "__getattr__") is code:
+            self._metaclass_answers(*given)
 
     def _method(self, owner: Any, code: CodeType) -> None:
         """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``; under whatever
@@ -365,17 +368,26 @@ class Reach:
             if code.co_name.startswith("__") and code.co_name in vars(each):
                 return
 
+    def _metaclass_answers(self, cls: Any, key: Any) -> None:
+        """An attribute that neither a class nor its metaclass has: an answer of the metaclass's ``__getattr__``."""
+        self._class_attribute(type(cls), "__getattr__")
+        for each in (*cls.__mro__, *type(cls).__mro__):
+            if not of_library(each):
+                self._notes.missing(self._members(each), (key,))
+
     def _members(self, cls: type) -> Mapping[str, Any]:
         """The attributes that a class itself has: one view of them, however often it is asked for."""
         return self._views.setdefault(cls, vars(cls))
 
     def _class_attribute(self, cls: Any, key: str) -> None:
-        value = cast(Any, getattr(cls, key, None))
-        kind = Kind.ATTRIBUTE
-        if is_a(value, MethodType):
-            kind, value = Kind.METHOD, value.__func__
-        if value is not None:
-            self._notes.note(Slot(cls, kind, key), value, f"{cls.__name__}_{key}")
+        slot = Slot(cls, Kind.ATTRIBUTE, key)
+        value = cast(Any, inspect.getattr_static(cls, key))
+        if is_a(getattr(type(value), "__get__", None), FunctionType):  # may give something new each time, as a partialmethod does
+            slot = Slot(inspect.getattr_static, Kind.RESULT, (cls, key))
+        elif is_a(value := getattr(cls, key, _UNSET), MethodType):
+            slot, value = Slot(cls, Kind.METHOD, key), value.__func__
+        if value is not _UNSET:
+            self._notes.note(slot, value, f"{cls.__name__}_{key}")
 
     # Values, one method a kind.
 
@@ -412,16 +424,20 @@ class Reach:
         self._held_by(function, name)
 
     def _held_by(self, holder: Any, name: str) -> None:
-        """Attributes that a function or a tensor was given."""
+        """Attributes that a function or a tensor was given, or that a class has: those that code mentions."""
         self._notes.container(holder)
         if vars(holder):
             self._holders.append((holder, name))
-            self._mention()
+            self._mention([(holder, name)], self._mentioned)
 
-    def _mention(self) -> None:
-        for holder, name in self._holders:
-            for key in [key for key in vars(holder) if key in self._mentioned and not key.startswith("__")]:
-                self._notes.note(Slot(holder, Kind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
+    def _mention(self, holders: list[tuple[Any, str]], names: Set[str]) -> None:
+        for holder, name in holders:
+            if is_a(holder, type):
+                for key in _mentioned_in(holder, names):
+                    self._class_attribute(holder, key)
+            else:
+                for key in [key for key in vars(holder) if key in names and not key.startswith("__")]:
+                    self._notes.note(Slot(holder, Kind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
 
     def _bound_method(self, method: MethodType, name: str) -> None:
         self.see(method.__self__, getattr(method.__self__, "__name__", type(method.__self__).__name__).lower())
@@ -434,9 +450,8 @@ class Reach:
         self._notes.generator(module, name)
 
     def _class(self, cls: type, name: str) -> None:
-        """Its attributes are looked at where code mentions them."""
         if not of_library(cls):
-            self._notes.container(cls)
+            self._held_by(cls, name)
 
     def _iterator(self, iterator: object, name: str) -> None:
         what = f"the kernel reads {name!r}, which is an iterator ({type(iterator).__name__}): each read would use it up"
@@ -530,6 +545,10 @@ def _closes_over(function: FunctionType, frame: FrameType) -> bool:
     return all(now[0] is held.get(name, _UNSET) if now else name not in held for name, now in cells)
 
 
+def _code_of(cls: Any, name: str) -> object:
+    return getattr(getattr(cls, name, None), "__code__", None)
+
+
 def _method_of(frame: FrameType) -> FunctionType | None:
     """The method of a frame that closes over its class alone, as ``super`` makes it: found there, since a look through all that
     lives takes a tenth of a second in a large process."""
@@ -575,14 +594,13 @@ def called_at(frame: FrameType) -> str | None:
     return None if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
-def _mentioned_in(cls: Any, names: Names) -> Iterator[str]:
+def _mentioned_in(cls: Any, names: Set[str], *, computes: bool = False) -> Iterator[str]:
     """Attributes of a class of the user's that a code mentions, its own and inherited ones."""
     for each in (*cls.__mro__, *type(cls).__mro__):
         if not of_library(each):
-            for key, value in tuple(vars(each).items()):
-                may_be_meant = key in names.attributes or (names.computes and (is_plain(value) or contents(value) is not None))
-                if may_be_meant and not key.startswith("__"):
-                    yield key
+            members = tuple(vars(each).items()) if computes else ()
+            held = [key for key, value in members if is_plain(value) or contents(value) is not None]
+            yield from (key for key in (*sorted(vars(each).keys() & names), *held) if not key.startswith("__"))
 
 
 def _is_ours(value: object) -> bool:

@@ -452,6 +452,17 @@ def _called() -> Change:
     return Called(), lambda: setattr(Called, "__call__", lambda self, x: x * 3)
 
 
+def _class_in_a_module() -> Change:
+    module: Any = types.ModuleType("a_module_with_a_class")
+    module.Scales = type("Scales", (type("Base", (), {"scale": 2.0}),), {})
+    return lambda x: x * module.Scales.scale, lambda: setattr(module.Scales, "scale", 3.0)
+
+
+def _answered_by_a_metaclass() -> Change:
+    answers: Any = type("Answers", (type,), {"__getattr__": lambda cls, name: 2.0})("Scales", (), {})
+    return lambda x: x * answers.scale, lambda: setattr(answers, "scale", 3.0)
+
+
 def _held(value: Any, read: Callable[[Any], float], change: Callable[[Any], object]) -> Callable[[], Change]:
     return lambda: (lambda x: x * read(value), lambda: change(value))
 
@@ -468,6 +479,14 @@ CHANGES: dict[str, Callable[[], Change]] = {
     "a signature": _defaults,
     "a wrapped function": _wrapped,
     "the method of an object that is a kernel": _called,
+    "an attribute of a class in a module": _class_in_a_module,
+    "an attribute of a class that an object holds": _held(
+        SimpleNamespace(cls=type("A", (), {"scale": 2.0})), lambda o: o.cls.scale, lambda o: setattr(o.cls, "scale", 3.0)
+    ),
+    "an attribute of a class that was None": _held(
+        type("A", (), {"scale": None}), lambda a: a.scale or 2.0, lambda a: setattr(a, "scale", 3.0)
+    ),
+    "an attribute that hides an answer of a metaclass": _answered_by_a_metaclass,
     "an exception": _held(ValueError(2), lambda e: e.args[0], lambda e: setattr(e, "args", (3,))),
     "a text stream": _held(io.StringIO("ab"), lambda s: len(s.getvalue()), lambda s: s.write("abc")),
     "a queue": _held(queue.SimpleQueue(), lambda q: q.qsize(), lambda q: q.put(1)),
@@ -492,6 +511,17 @@ def test_what_changes_is_seen(kind: str) -> None:
     compared(kernel, function, X)
     change()
     compared(kernel, function, X)
+
+
+def test_a_descriptor_that_gives_something_new_each_time() -> None:
+    class Scales:
+        scale = functools.partialmethod(lambda self, key: key, 2.0)
+
+    scales = Scales()
+    kernel = fg.kernel(lambda x: x * scales.scale())
+    compared(kernel, kernel.function, X)
+    compared(kernel, kernel.function, X)
+    assert variants(kernel) == 1
 
 
 def test_a_module_whose_forward_is_replaced_says_so() -> None:
