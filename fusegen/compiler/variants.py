@@ -20,11 +20,11 @@ from fusegen.compiler.signature import ITSELF, History, Place, Sum, hidden_spec,
 from fusegen.compiler.tracing import trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
-from fusegen.guards import Recorder, State
+from fusegen.guards import Recorder, State, is_plain
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lang.argument import Argument
-from fusegen.lang.run import Trace
+from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie
 from fusegen.lang.tracer import NeedsLiteral, NeedsSum
 from fusegen.runtime.arguments import check_values
@@ -165,7 +165,8 @@ class Variants:
         """The variants whose traces depend on the same as that of a request, but for the objects that it gives."""
         _, rest = _trace_key(request)
         alike = [kin for (_, other), kin in tuple(self._variants.items()) if other == rest]
-        return [variant for kin in alike for variants in tuple(kin.values()) for variant in variants[-1:]]
+        found = [variant for kin in alike for variants in tuple(kin.values()) for variant in variants[-1:]]
+        return [variant for variant in found if _is_plain(variant.structure)]
 
     def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, Recorder]:
         """The trace for some arguments, of which nothing is compiled, and who watched it.
@@ -352,6 +353,13 @@ class Variants:
         for spec in variant.traced.inputs:
             sizes |= {stride_name(spec.name, d): s for d, s in enumerate(named[spec.name].stride())}
         return sizes
+
+
+def _is_plain(structure: Structure) -> bool:
+    """True if results are put together by nothing but names and classes: other objects may be those of a layer."""
+    context = structure.context
+    parts = context if isinstance(context, list) else [context]
+    return all(isinstance(part, type) or is_plain(part) for part in parts) and all(map(_is_plain, structure.children()))
 
 
 def _places(size: str | int, request: Request) -> list[Place]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, cast
 
@@ -83,7 +84,7 @@ class Counterparts:
             return False
         if is_a(one, torch.nn.Module):
             return has_identity(one) and not is_closed(kind)
-        return is_a(one, (torch.Tensor, dict, list, tuple)) or hasattr(kind, GUARDED)
+        return is_a(one, (torch.Tensor, dict, list, tuple, partial)) or hasattr(kind, GUARDED)
 
 
 def _is_shared(variables: dict[Any, Any]) -> bool:

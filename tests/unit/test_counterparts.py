@@ -61,6 +61,11 @@ def test_layers_that_are_alike_are_traced_once(traces: list[str]) -> None:
     assert len(traces) == 1
 
 
+def test_layers_that_hold_functions_with_arguments_and_containers_of_their_own(traces: list[str]) -> None:
+    agree(*(Layer(activation=functools.partial(F.gelu, approximate="tanh"), parts=[4, {"a": 1}]) for _ in range(2)))
+    assert len(traces) == 1
+
+
 def test_gradients_are_those_of_each_layer(traces: list[str]) -> None:
     x, layers = randn(3, WIDTH), [Layer() for _ in range(3)]
     for kernel, layer in [(fg.kernel(Layer.forward), layer) for layer in layers]:
@@ -222,6 +227,10 @@ OTHERS: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
     "zeros of two signs": lambda: (Layer(eps=0.0), Layer(eps=-0.0)),
     "a function": lambda: (Layer(), Layer(activation=F.silu)),
     "a function of a function's own": lambda: (Layer(activation=lambda x: x * 2), Layer(activation=lambda x: x * 3)),
+    "an argument of a function": lambda: (
+        Layer(activation=functools.partial(F.softmax, dim=0)),
+        Layer(activation=functools.partial(F.softmax, dim=1)),
+    ),
     "a list": lambda: (Layer(), Layer(parts=[4, 2])),
     "a part of another class": lambda: (Layer(), Layer(norm=nn.Linear(WIDTH, WIDTH))),
     "a part without a bias": lambda: (Layer(), Layer(norm=nn.LayerNorm(WIDTH, bias=False))),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from types import MethodType
 from typing import Any
 
@@ -72,16 +72,15 @@ class FusedForward(FusedCall):
         """
         found = cache_of(args, kwargs) if self._indices else None
         if found is None:
-            return Prepared(self._kernel("", None, lambda function: function), (self.module, *args), kwargs)
+            return Prepared(self._kernel("", _whole), (self.module, *args), kwargs)
         place, cache = found
         index = place_in(cache, self._indices, self.name)
         given, named = place.put(None, args, kwargs)
         are_fresh = fresh_parts(cache, index)
         if any(are_fresh):
-            part = "fill" if all(are_fresh) else "fill_one"
-            kernel = self._kernel(part, place, lambda function: filling(function, place, are_fresh))
+            kernel = self._kernel("fill" if all(are_fresh) else "fill_one", filling, place, are_fresh)
             return Prepared(kernel, (self.module, *given), named, partial(fill, cache, index))
-        before = self._kernel("before", place, lambda function: before_attention(function, place))
+        before = self._kernel("before", before_attention, place)
         arguments, named_arguments = without_mask(self._mask_position, given, named)
 
         def finish(handed: Handed) -> Any:
@@ -102,7 +101,7 @@ class FusedForward(FusedCall):
 
     def _behind(self, place: Place) -> Kernel[..., Any]:
         """The kernel of the rest of the layer."""
-        return self._kernel("behind", place, lambda function: behind_attention(function, place))
+        return self._kernel("behind", behind_attention, place)
 
     def watcher(self) -> str:
         """The hooks of submodules, or that the module's own code checkpoints activations, as it does where its class has no call
@@ -122,24 +121,29 @@ class FusedForward(FusedCall):
         kind = type(self.module)
         return (kind, kind.forward, self.module.training)
 
-    def _kernel(self, part: str, place: Place | None, of: Callable[[Function], Function]) -> Kernel[..., Any]:
+    def _kernel(self, part: str, of: Callable[..., Function], *settings: Hashable) -> Kernel[..., Any]:
         """The kernel of a part of the forward pass, made once for each class and mode.
 
         Args:
             part: its name.
-            place: of the cache.
             of: makes the part's function of the module's.
+            settings: that it is made by.
         """
-        key = part, place, self.mode()
+        key = part, settings, self.mode()
         if key not in self._kernels:
-            given = self._given
-            function = type(self.module).forward if given is None else lambda _, *args, **kwargs: given(*args, **kwargs)
             name = "_".join(filter(None, (_snake_case(self.name), part)))
-            self._kernels[key] = Kernel(of(function), name=name)
+            self._kernels[key] = Kernel(self._function(of, settings), name=name)
         return self._kernels[key]
 
+    def _function(self, of: Callable[..., Function], settings: tuple[Hashable, ...]) -> Function:
+        """The function of a part: one for all modules of a class, which share its traces."""
+        given = self._given
+        if given is None:
+            return _shared(of, type(self.module).forward, *settings)
+        return of(lambda _, *args, **kwargs: given(*args, **kwargs), *settings)
+
     @cached_property
-    def _kernels(self) -> dict[tuple[str, Place | None, Kind], Kernel[..., Any]]:
+    def _kernels(self) -> dict[tuple[str, tuple[Hashable, ...], Kind], Kernel[..., Any]]:
         return {}
 
     def _inside_now(self) -> Inside:
@@ -212,6 +216,17 @@ def _bound(module: nn.Module) -> list[FusedCall | GraphedForward]:
 def _attribute(module: nn.Module) -> str:
     """The name that a module's own forward pass has in it: accelerate's hooks call it by another."""
     return _HOOKED if hasattr(module, "_hf_hook") and _HOOKED in vars(module) else "forward"
+
+
+@lru_cache(maxsize=64)
+def _shared(of: Callable[..., Function], function: Function, *settings: Hashable) -> Function:
+    """The function of a part of a class's forward pass."""
+    return of(function, *settings)
+
+
+def _whole(function: Function) -> Function:
+    """All of a forward pass."""
+    return function
 
 
 def _snake_case(name: str) -> str:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fusegen.integrations.patch.caches import Function
 from fusegen.integrations.patch.forward import FusedForward
 from fusegen.integrations.patch.fused_call import Prepared
 from fusegen.ir.strided import ROW_MULTIPLE, may_pad
@@ -52,8 +53,13 @@ class PaddedLinear(FusedForward):
             return whole
         if not isinstance(args[0], Tensor) or args[0].shape[:-1].numel() <= weight.shape[1]:
             return whole
-        kernel = self._kernel("padded", None, lambda _: _padded)
+        kernel = self._kernel("padded", _padding)
         return Prepared(kernel, whole.args, {}, partial(_without_padding, weight.shape[0]), whole.kernel.function)
+
+
+def _padding(_: Function) -> Function:
+    """The layer's function with padded rows."""
+    return _padded
 
 
 def _padded(module: nn.Linear, x: Tensor) -> Tensor:
