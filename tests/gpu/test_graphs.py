@@ -74,6 +74,19 @@ def _steps(model: Any, ids: list[Tensor], count: int) -> list[Tensor]:
     return found
 
 
+@pytest.mark.parametrize("name", ["Bert", "Llama"])
+def test_a_forward_pass_without_a_mask_has_the_same_bits(name: str) -> None:
+    model = _model(name).eval()
+    report = fg.patch(model)
+    ids = [torch.randint(1, 997, (4, 64), device="cuda") for _ in range(3)]
+    with torch.no_grad():
+        expected = [model(input_ids=each).logits.clone() for each in ids]
+        report.cuda_graphs = True
+        for _ in range(3):
+            assert all(map(torch.equal, [model(input_ids=each).logits.clone() for each in ids], expected))
+    assert " 0 recorded" not in str(report).splitlines()[-2]
+
+
 @pytest.mark.parametrize("checkpointing", [None, False, True])
 def test_a_training_step_has_the_same_bits(checkpointing: bool | None) -> None:
     plain = _model("Bert").train()
