@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import sympy
@@ -40,6 +41,7 @@ from fusegen.target import Backend, Target
 from fusegen.threads import cached_property, new_lock
 
 _MOST_KNOWN = 1024  # sizes of one graph
+_MOST_KEPT = 256  # of them, by one process
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,6 +88,7 @@ class Programs:
         self._known: dict[str, AnyForm] = {}  # by the names of their files
         self._stored: dict[str, StoredForm] = {}  # by their digests
         self._without_text: dict[str, AnyForm] = {}  # of `_known`, those whose text is not in the cache
+        self._written: dict[tuple[int, bool], str] = {}  # digests, by the id of a form of `_known`, and whether with its text
 
     def at(self, sizes: Mapping[str, int]) -> AnyForm:
         """The form for some sizes.
@@ -122,7 +125,7 @@ class Programs:
             names = [name for name, each in self._without_text.items() if each is form]
             for name in names:
                 del self._without_text[name]
-                _write(name, StoredForm(form.call, tuple(sources)))
+                self._write(name, form, tuple(sources))
 
     @cached_property
     def alternatives(self) -> Alternatives:
@@ -145,13 +148,13 @@ class Programs:
             if name in self._known:
                 return self._known[name]
             if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-                self._without_text.clear()
+                for known in (self._known, self._without_text, self._written):
+                    known.clear()
             form: AnyForm | None = self._recalled(name)
             if form is None:
                 form = make()
                 if not is_measured:
-                    _write(name, StoredForm(form.call))
+                    self._write(name, form)
             if isinstance(form, Form) or form.sources is None:
                 self._without_text[name] = form
             self._known[name] = form
@@ -165,6 +168,15 @@ class Programs:
                 self._stored[digest] = decode(json.loads(zlib.decompress(_read(digest))), StoredForm, digest)
             return self._stored[digest]
         return None
+
+    def _write(self, name: str, form: AnyForm, texts: tuple[Source, ...] = ()) -> None:
+        """Keeps a form, if that can be: else later processes plan it again, as they do for sizes of which there are very many."""
+        with suppress(OSError, SettingsError):
+            if len(self._known) < _MOST_KEPT:
+                folder, key = cache_folder("plans"), (id(form), bool(texts))
+                if key not in self._written:
+                    self._written[key] = _write(folder, StoredForm(form.call, texts))
+                write_atomically(folder / name, sealed(self._written[key].encode()))
 
     def _name(self, sizes: Mapping[str, int], records: str = "") -> str:
         """The name of a form's file."""
@@ -207,14 +219,16 @@ def _read(name: str) -> bytes:
     return content
 
 
-def _write(name: str, form: StoredForm) -> None:
-    """Keeps a form, if that can be: else later processes plan it again."""
+def _write(folder: Path, form: StoredForm) -> str:
+    """Writes a form; gives its digest, which names the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     content = zlib.compress(json.dumps(encode(form, StoredForm), separators=(",", ":")).encode(), 1)
     digest = hashlib.sha256(content).hexdigest()
-    with suppress(OSError, SettingsError):
-        folder = cache_folder("plans")
-        write_atomically(folder / digest, sealed(content))
-        write_atomically(folder / name, sealed(digest.encode()))
+    write_atomically(folder / digest, sealed(content))
+    return digest
 
 
 def _canonical(value: Any) -> str:
