@@ -11,22 +11,26 @@ from typing import Any
 import torch
 
 from fusegen.bench import latency
+from fusegen.bench.bar_table import bars_table
 from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.comparison import Comparison, check_same_device, compare
+from fusegen.bench.own import OWN_PROVIDERS, own_case
 from fusegen.bench.plots import require_plots
 from fusegen.bench.providers import PROVIDERS, Chosen, Provider, choose
 from fusegen.bench.record import FORMAT, Record, Row, check_place, environment, read, write
 from fusegen.bench.report import write_report
 from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.run import run_case
+from fusegen.bench.standing import Standing, judge_bars
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
-from fusegen.cli.bars import print_bars
-from fusegen.cli.bench_own import add_own_arguments, check_own, choose_for_own, own_cases
+from fusegen.cli.arguments import add_inputs
 from fusegen.cli.device import chosen_device
 from fusegen.cli.document import print_document
-from fusegen.cli.own import are_own
+from fusegen.cli.load import load_all
+from fusegen.cli.own import are_own, given
 from fusegen.cli.terminal import Terminal
+from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
 from fusegen.extension.native import ensure_native, reason, wait
 from fusegen.specs import find
@@ -223,3 +227,74 @@ def _print_comparison(comparison: Comparison, terminal: Terminal) -> None:
         terminal.line(f"timed in the old record alone: {comparison.only_old}; in the new one alone: {comparison.only_new}")
     for change in comparison.regressions:
         terminal.line(f"slower: {change.case} {change.shape} {change.dtype}: {change.old_us:.1f} to {change.new_us:.1f} µs", "red")
+
+
+# ``fusegen bench --bars``: which bars a stored record reaches.
+
+
+def print_bars(record: Record, terminal: Terminal, *, as_json: bool) -> int:
+    """Prints them; 1 where one is not reached, or not measured in all of its cases."""
+    results = judge_bars(record)
+    if as_json:
+        print_document(terminal, "bench", environment=record.environment, bars=results)
+    else:
+        terminal.line(heading(record.environment))
+        terminal.table(*bars_table(results), right=("measured", "fall short", "least"))
+    return 0 if all(each.standing is Standing.PASS for each in results) else 1
+
+
+# ``fusegen bench FILE.py:NAME``: a user's own kernel as cases of the benchmark.
+
+
+_OF_CASES = ("group", "latency")
+"""Options that say which of the benchmark's own cases to time."""
+
+
+def add_own_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say for which arguments a kernel is timed."""
+    dtype_help = "of your kernel's tensors whose shape does not say (default: a module's own, else bf16, on the CPU f32)"
+    parser.add_argument("--dtype", metavar="DTYPE", help=dtype_help)
+    add_inputs(parser)
+
+
+def check_own(options: argparse.Namespace) -> None:
+    """Refuses options that contradict the kernels' names.
+
+    Raises:
+        ArgumentError: saying which.
+    """
+    if options.show is not None or options.bars is not None:
+        return  # which are refused beside names and all that says what to time
+    if not are_own(options.names, options):
+        if options.dtype is not None:
+            what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
+            raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
+        return
+    if word := next((word for word in _OF_CASES if getattr(options, word)), None):
+        raise ArgumentError(f"--{word} is of the benchmark's own cases", mend=f"leave it out for {options.names[0]}")
+
+
+def choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen:
+    """The providers of these names, or all that compute any kernel and that a device has.
+
+    Raises:
+        ArgumentError: as `choose` does; or a provider computes kernels of its own alone.
+    """
+    chosen = choose(names, device)
+    if names is None:
+        missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
+        return Chosen(tuple(each for each in chosen.providers if each.name in OWN_PROVIDERS), missing)
+    if unfit := [each.name for each in chosen.providers if each.name not in OWN_PROVIDERS]:
+        raise ArgumentError(f"{unfit[0]} cannot compute a kernel of yours", mend=f"--providers {','.join(OWN_PROVIDERS)}")
+    return chosen
+
+
+def own_cases(options: argparse.Namespace, device: torch.device) -> tuple[Case, ...]:
+    """The kernels that the options name, each as a case.
+
+    Raises:
+        ArgumentError, SpecNotFoundError: a kernel cannot be found, or an option cannot be understood.
+        TraceError: a kernel does something that cannot be traced.
+    """
+    kernels = given(load_all(options.names, options), options, options.dtype, target_of(device))
+    return tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)

@@ -19,9 +19,8 @@ from fusegen.autodiff.derive import differentiated_inputs, differentiated_result
 from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import builder, machine_of
 from fusegen.compiler.compile import Variant
+from fusegen.compiler.containers import KINDS, Layouts, flat_function, flat_names, settled, spread
 from fusegen.compiler.containers import KINDS as CONTAINERS
-from fusegen.compiler.containers import Layouts, flat_function, flat_names, settled, spread
-from fusegen.compiler.named import Named
 from fusegen.compiler.parameters import Parameters
 from fusegen.compiler.passes import PassRules, require_history
 from fusegen.compiler.signature import ITSELF
@@ -433,3 +432,34 @@ def _copied(values: Any, written: Sequence[Any]) -> Any:
         return tensor if any(tensor is each for each in written) else tensor.clone(memory_format=torch.contiguous_format)
 
     return tree_map_only(Tensor, copy, values)
+
+
+# Calls whose only container is ``**kwargs``: the next one like the last is told by names and types, in a tenth of the time.
+
+
+@dataclass(frozen=True)
+class Named:
+    """Calls with the same names in ``**kwargs``, and leaves of the same types, none of which is a container: one layout.
+
+    Attributes:
+        names: in ``**kwargs``.
+        types: of all leaves.
+    """
+
+    names: list[str]
+    types: list[type]
+
+    @classmethod
+    def of(cls, layouts: Layouts, leaves: Sequence[Any]) -> Named | None:
+        """Those like a call of a function whose last parameter is ``**kwargs``; None where it has other containers."""
+        *others, (_, last) = layouts
+        if last is None or any(layout is not None for _, layout in others) or any(isinstance(leaf, KINDS) for leaf in leaves):
+            return None
+        _, names, elements = last
+        return cls([*names], [*map(type, leaves)]) if all(element is None for element in elements) else None
+
+    def leaves(self, values: Values) -> list[Any] | None:
+        """The leaves of a call that is one of these."""
+        *others, named = values
+        leaves = [*others, *named.values()]
+        return leaves if [*named] == self.names and [*map(type, leaves)] == self.types else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -18,14 +20,13 @@ from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.runtime.scalars import scalars_of
-from fusegen.schedule.program import Program
+from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
 from fusegen.target import Backend, Target, cuda_targets
 from fusegen.threads import cached_property
 from fusegen.verify.cases import Case
 from fusegen.verify.layout import Layout
-from fusegen.verify.plans import plan_words
 from fusegen.verify.words import call_words
 
 _DIGITS = 32  # of a digest in a record
@@ -144,3 +145,38 @@ def can_run(target: Target, own: Target) -> bool:
     if Backend.CPU in (target.backend, own.backend) or target.wgmma:
         return False
     return age[target.name] <= age[own.name] and target.shared_bytes <= own.shared_bytes
+
+
+# Plans in words, for records: every field that is not what it usually is.
+
+
+def plan_words(program: Program) -> tuple[str, ...]:
+    """A line a step."""
+    return tuple(map(_step, program.steps))
+
+
+def _step(step: Step) -> str:
+    if isinstance(step, LibraryProduct):
+        return "library product"
+    if isinstance(step, LoopStep):
+        return f"{step.group.kind.value}: {', '.join(plan_words(step.body))}"
+    if isinstance(step, LibraryStep):
+        return f"{step.group.kind.value}: {step.function}"
+    return f"{step.group.kind.value}: {' '.join(_fields(step))}"
+
+
+def _fields(launch: Launch) -> list[str]:
+    plan = launch.kernel.body.plan
+    found = [_field(field.name, getattr(plan, field.name)) for field in dataclasses.fields(plan) if _is_said(plan, field)]
+    return [*found, *(["64-bit"] if launch.kernel.wide else [])]
+
+
+def _is_said(plan: object, field: dataclasses.Field[object]) -> bool:
+    value = getattr(plan, field.name)
+    return value is not False and value != field.default
+
+
+def _field(name: str, value: object) -> str:
+    if value is True:
+        return name
+    return f"{name}={value.value if isinstance(value, Enum) else value}"

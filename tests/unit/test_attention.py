@@ -15,7 +15,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.lower.weights import common_factor
+from fusegen.schedule.lower.attention import common_factor
 from fusegen.schedule.terms import Leaf, Term, Terms
 from tests.unit.lowering import lowered, meta
 from tests.unit.ptxas import figures

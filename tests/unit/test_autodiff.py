@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.autodiff.cut import cheapest_cut
 from fusegen.autodiff.derive import Derivative, derive
+from fusegen.autodiff.keep import cheapest_cut
 from fusegen.autodiff.rules import MADE_LATER, RULES
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError, UnsupportedError

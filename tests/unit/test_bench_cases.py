@@ -6,9 +6,8 @@ import hashlib
 
 import torch
 
-from fusegen.bench.cases import GROUPS
+from fusegen.bench.cases import GROUPS, SWEEPS
 from fusegen.bench.chains import CHAINS, moved_bytes
-from fusegen.bench.sweeps import SWEEPS
 from tests.naming import case as named
 
 ALL = [case for group, cases in GROUPS.items() if group != "catalogue" for case in cases]

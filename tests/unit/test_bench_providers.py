@@ -18,8 +18,7 @@ from fusegen.bench import peers
 from fusegen.bench.case import Case, Way
 from fusegen.bench.chains import chain
 from fusegen.bench.providers import PROVIDERS, Provider, choose, copying
-from fusegen.bench.run import run_case
-from fusegen.bench.values import compare, reference
+from fusegen.bench.run import compare, reference, run_case
 from fusegen.errors import ArgumentError
 from fusegen.specs.spec import Arguments
 from fusegen.timing import Call, CaptureError, Times, interleaved, microseconds

@@ -19,10 +19,9 @@ from fusegen import timing as clock
 from fusegen.bench.case import Way
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.cells import full_table
-from fusegen.bench.memory import peak_bytes
 from fusegen.bench.providers import PROVIDERS, Provider
 from fusegen.bench.record import Record, Row, write
-from fusegen.bench.run import run_case
+from fusegen.bench.run import peak_bytes, run_case
 from fusegen.bench.table import group_tables, group_timers
 from fusegen.bench.training import TrainingCase
 from fusegen.bench.verdict import judge

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.bench.bars import BARS, Bar
+from fusegen.bench.bars import BARS, AtLeast, Bar
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.record import write
 from fusegen.bench.standing import judge_bars
-from fusegen.bench.wanted import AtLeast
 from fusegen.cli import bench
 from fusegen.compiler import tuned
 from fusegen.errors import ArgumentError
@@ -90,7 +89,7 @@ def test_bars(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, microseconds: float | None, code: int, standing: str
 ) -> None:
     path, measured = tmp_path / "bench.json", row(fusegen=microseconds, copy=96.0) if microseconds else row("other")
-    monkeypatch.setattr("fusegen.cli.bars.judge_bars", partial(judge_bars, bars=[Bar("one", AtLeast("copy", 0.95), (row().key,))]))
+    monkeypatch.setattr("fusegen.cli.bench.judge_bars", partial(judge_bars, bars=[Bar("one", AtLeast("copy", 0.95), (row().key,))]))
     write(record(measured), path)
     result = run("bench", "--bars", str(path))
     assert result.code == code and f" one  at least 95.0% of copy  {standing} " in result.out and "NVIDIA H200" in result.out

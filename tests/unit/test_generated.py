@@ -25,7 +25,7 @@ from fusegen.lowered import Lowered, LoweredForm
 from fusegen.source import Source
 from fusegen.specs.registry import SPECS
 from fusegen.target import cuda_targets, target
-from fusegen.verify.plans import plan_words
+from fusegen.verify.lowering import plan_words
 from fusegen.verify.record import FILE, LIST
 from tests.unit.emitted_digests import emitted_digests, several
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.runtime import host_memory
+from fusegen.runtime import instructions
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -49,10 +49,10 @@ def test_large_results_ask_for_large_pages() -> None:
 
 def test_no_byte_beside_the_tensor_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(host_memory, "_ADVISE", lambda first, size, _: asked.append((first, size)))
+    monkeypatch.setattr(instructions, "_ADVISE", lambda first, size, _: asked.append((first, size)))
     for count, offset in itertools.product((1 << 20, (1 << 20) + 1, 2_100_003), (0, 1, 4096)):
         tensor = torch.empty(count + offset)[offset:]
-        assert host_memory.in_large_pages(tensor) is tensor
+        assert instructions.in_large_pages(tensor) is tensor
         first, size = asked.pop()
         assert first % (2 << 20) == size % (2 << 20) == 0 and not asked
         assert tensor.data_ptr() <= first and first + size <= tensor.data_ptr() + tensor.nbytes
@@ -60,6 +60,6 @@ def test_no_byte_beside_the_tensor_is_asked_for(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("advise", [None, lambda first, size, advice: -1])
 def test_a_system_without_such_pages(monkeypatch: pytest.MonkeyPatch, advise: Any) -> None:
-    monkeypatch.setattr(host_memory, "_ADVISE", advise)
+    monkeypatch.setattr(instructions, "_ADVISE", advise)
     x = torch.randn(1100, 1024)
     assert torch.equal(fg.kernel(lambda x: x + 1)(x), x + 1)

@@ -11,7 +11,7 @@ from typing import get_args
 
 from fusegen.dtypes import DType
 from fusegen.emit import cpu, cuda
-from fusegen.emit.cpu.spelling import CPP
+from fusegen.emit.cpu.assemble import CPP
 from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.spelling import COMMON
 from fusegen.ir.index_map import _VIEWS

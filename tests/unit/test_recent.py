@@ -21,8 +21,8 @@ import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.runtime import keys
 from fusegen.runtime.bound import NOTHING, Hidden
+from fusegen.runtime.executable import of_calls_like
 from fusegen.runtime.keys import key_function
-from fusegen.runtime.recent import of_calls_like
 from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.test_keys import VALUES, Color

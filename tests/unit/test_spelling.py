@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.dtypes import DType
-from fusegen.emit.cpu.spelling import CPP
+from fusegen.emit.cpu.assemble import CPP
 from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.math import function_text
 from fusegen.emit.primitives import primitives_of

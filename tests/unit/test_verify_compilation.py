@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from fusegen.specs import SPECS
-from fusegen.verify.compilation import Compilation
+from fusegen.verify.run import Compilation
 
 
 def test_equal_texts_are_compiled_once_and_a_wrong_one_is_left_out() -> None:

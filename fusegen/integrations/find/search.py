@@ -5,21 +5,23 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, fx
 
+from fusegen.api import Kernel
 from fusegen.eager_cost import EagerCost, eager_cost
-from fusegen.integrations.find.cost import Cost, Costs, facts_of, key_of
-from fusegen.integrations.find.finding import Finding, Findings, Pattern
-from fusegen.integrations.find.observe import observed
+from fusegen.errors import FusegenError
+from fusegen.integrations.find.finding import Finding, Findings, Observation, Pattern
 from fusegen.integrations.find.replay import LAUNCHES, SECONDS, replayed
-from fusegen.integrations.find.trace import Trace
+from fusegen.integrations.find.trace import DeviceKernel, Trace
 from fusegen.integrations.fx.capture import EPOCH, PLACE
 from fusegen.integrations.fx.cut import Region, is_convex, region_of, regions_of
 from fusegen.integrations.fx.expressions import Unwritable, function_name
 from fusegen.integrations.fx.function import IMPORTS, RegionFunction, region_function
 from fusegen.integrations.fx.kinds import Kind, Kinds, example_of, is_part
 from fusegen.integrations.fx.places import Place
+from fusegen.schedule.peaks import LAUNCH_SECONDS
 from fusegen.target import Target
 
 _IMPORTS = "\n".join([*IMPORTS, "", "import fusegen as fg", "", ""])
@@ -310,3 +312,131 @@ def _seconds_saved(cost: Cost, measured: float | None, bandwidth: float) -> floa
         return cost.seconds_saved(bandwidth)
     most = measured - cost.seconds_after(bandwidth)
     return most if _pattern(cost) is Pattern.CHAIN else min(most, cost.seconds_saved(bandwidth))
+
+
+# The cost of a region: launches and bytes of torch eager, and of the program that fusegen makes of it.
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A region's cost, before and after.
+
+    Attributes:
+        region: it.
+        function: that computes it.
+        eager: of torch.
+        launches, moved: of fusegen.
+    """
+
+    region: Region
+    function: RegionFunction
+    eager: EagerCost
+    launches: int
+    moved: int
+
+    def seconds_saved(self, bandwidth: float) -> float:
+        """Expected: bytes over a GPU's bandwidth, in bytes a second, and a kernel's start for each launch."""
+        return (self.eager.moved - self.moved) / bandwidth + (self.eager.launches - self.launches) * LAUNCH_SECONDS
+
+    def seconds_after(self, bandwidth: float) -> float:
+        """Expected, of fusegen's launches."""
+        return self.moved / bandwidth + self.launches * LAUNCH_SECONDS
+
+
+class Costs:
+    """The costs of regions; equal ones are lowered once.
+
+    Args:
+        target: the machine.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._known: dict[object, Cost | None] = {}
+
+    def of(self, region: Region) -> Cost | None:
+        """The cost of a region; None where fusegen does not compute it whole, or eager cannot be counted."""
+        key = key_of(region)
+        if key not in self._known:
+            self._known[key] = self._lowered(region, region_function(region.nodes, region.results))
+        return self._known[key]
+
+    def _lowered(self, region: Region, function: RegionFunction) -> Cost | None:
+        python = function.function()
+        values = [example_of(node) for node in function.parameters]
+        eager = eager_cost(python, dict(zip(function.parameters.values(), values, strict=True)))
+        if eager is None:
+            return None
+        try:
+            low = Kernel(python, name=function.name).lower(*values, target=self.target)
+        except FusegenError:
+            return None
+        return Cost(
+            region, function, eager, len(low.program.steps), sum(step.traffic.moved(low.sizes) for step in low.program.steps)
+        )
+
+
+def key_of(region: Region) -> tuple[object, ...]:
+    """The same for regions that compute the same of tensors of equal shapes, strides and dtypes.
+
+    Raises:
+        Unwritable: something in it has no text.
+    """
+    function = region_function(region.nodes, region.results, "x")
+    return (function.text, *facts_of(list(function.parameters)))
+
+
+def facts_of(nodes: Sequence[fx.Node]) -> list[object]:
+    """Shapes, strides and dtypes."""
+    values = [example_of(node) for node in nodes]
+    return [(tuple(v.shape), v.stride(), v.dtype) if hasattr(v, "stride") else v for v in values]
+
+
+# Facts about a profile that no single chain shows: memory-bound time, gaps between kernels.
+
+
+_NEAR_PEAK = 0.6  # share of the peak bandwidth from which memory is the limit
+_GAP = 1e-6  # seconds without a kernel that count as a gap
+_HOST_BOUND = 0.2  # share of the time without a kernel that says that the host is the limit
+
+
+def observed(trace: Trace, moved: Sequence[tuple[fx.Node, int]], bandwidth: float) -> Iterator[Observation]:
+    """The observations about a trace with a GPU.
+
+    Args:
+        trace: the trace.
+        moved: light operations, with the bytes that each moves.
+        bandwidth: of the GPU, bytes a second.
+    """
+    if not trace.kernels:
+        return
+    yield from _gaps(trace.kernels)
+    yield from _memory_bound(trace, moved, bandwidth)
+
+
+def _gaps(kernels: Sequence[DeviceKernel]) -> Iterator[Observation]:
+    end, idle, gaps = kernels[0].start, 0.0, 0
+    for kernel in kernels:
+        gap = kernel.start - end
+        idle, gaps = (idle + gap, gaps + 1) if gap > _GAP else (idle, gaps)
+        end = max(end, kernel.start + kernel.seconds)
+    span = end - kernels[0].start
+    share = idle / span if span else 0.0
+    detail = f"the GPU is idle for {idle * 1e3:.2f} of {span * 1e3:.2f} ms ({share:.0%}), in {gaps} gaps"
+    detail += f" between {len(kernels)} kernels"
+    if share > _HOST_BOUND:
+        yield Observation("bound by the host", f"{detail}; fewer launches, or a CUDA graph, shorten that time")
+    else:
+        yield Observation("gaps between kernels", detail)
+
+
+def _memory_bound(trace: Trace, moved: Sequence[tuple[fx.Node, int]], bandwidth: float) -> Iterator[Observation]:
+    """The time of light operations whose bytes come near the peak: SMs wait for memory in it."""
+    rates = [(node.meta[SECONDS], size / node.meta[SECONDS] / bandwidth) for node, size in moved if node.meta.get(SECONDS)]
+    near = sum(seconds for seconds, rate in rates if rate >= _NEAR_PEAK)
+    busy = sum(kernel.seconds for kernel in trace.kernels)
+    if near and busy:
+        count = sum(rate >= _NEAR_PEAK for _, rate in rates)
+        detail = f"{near * 1e3:.2f} of {busy * 1e3:.2f} ms of kernels ({near / busy:.0%}) is in {count} elementwise operations and"
+        detail += f" reductions at {_NEAR_PEAK:.0%} of the peak bandwidth or more: only less traffic makes them faster"
+        yield Observation("bound by memory", detail)

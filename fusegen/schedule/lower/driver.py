@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
+from fusegen.ir.strided import may_pad, strided_view
+from fusegen.ir.symbolic import literal
 from fusegen.passes.fuse import Group, GroupKind
+from fusegen.passes.fuse.contraction import is_heavy
+from fusegen.passes.fuse.groups import READ, strip_views
 from fusegen.schedule.lower.attention import lower_attention
 from fusegen.schedule.lower.context import Bodies, Context, Pins, Plans
 from fusegen.schedule.lower.contraction import lower_contraction
 from fusegen.schedule.lower.library import lower_blocks, lower_call, lower_library
 from fusegen.schedule.lower.memory import Memory
-from fusegen.schedule.lower.overlap import overlapping
-from fusegen.schedule.lower.padding import with_padded_rows
 from fusegen.schedule.lower.parts import in_parts
 from fusegen.schedule.lower.pointwise import lower_pointwise
 from fusegen.schedule.lower.precision import approximations, contractions
@@ -83,3 +88,83 @@ def _check_shared(steps: Sequence[Step], target: Target) -> None:
         if isinstance(step, Launch) and target.backend is Backend.CUDA and step.shared_bytes > target.shared_bytes:
             what = f"{step.kernel.name} takes {step.shared_bytes} bytes of shared memory, {target.name} has {target.shared_bytes}"
             raise VerificationError(what, mend="please report the declaration and its shapes")
+
+
+# Rows of matrices between kernels and the library, padded so that each starts at a multiple of 16 bytes. cuBLAS has fast kernels
+# for 16-bit floats where rows lie like that, and takes several times as long where they do not. To pad memory of the call's own
+# costs nothing: a kernel writes longer rows, and another skips the ends, which nobody writes.
+
+
+_STRIDED = (GroupKind.LIBRARY, GroupKind.POINTWISE, GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN)
+"""Groups that read and write rows wherever they start."""
+
+
+def with_padded_rows(graph: Graph, groups: Sequence[Group], target: Target) -> Graph:
+    """The graph which says of matrices that are operands or results of library products, and no result of the call, that their rows
+    are padded in memory, where they would start at other places."""
+    if target.backend is not Backend.CUDA:
+        return graph
+    padded = {value: nodes for value, nodes in _temporaries(graph, groups).items() if _may_be_padded(graph, groups, value, nodes)}
+    while padded:
+        found = replace(graph, padded=frozenset(p for nodes in padded.values() for p in nodes))
+        lost = {strip_views(graph, base) for base in _no_views_now(graph, found, groups)}
+        if not lost:
+            return found
+        padded = {value: nodes for value, nodes in padded.items() if value not in lost}
+    return graph
+
+
+def _temporaries(graph: Graph, groups: Sequence[Group]) -> dict[int, set[int]]:
+    """Values that a group leaves for another, and for no one else, with the views of each as which they may lie in memory."""
+    wanted = {strip_views(graph, position) for position in (*graph.outputs, *graph.puts)}
+    found: dict[int, set[int]] = {}
+    for group in groups:
+        for position in group.inputs:
+            value = strip_views(graph, position)
+            if graph.nodes[position].op not in (*READ, Op.PUT) and value not in wanted:
+                found.setdefault(value, {value}).add(position)
+    return found
+
+
+def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set[int]) -> bool:
+    """True if a heavy library product has a value as an operand or result, its rows are none of multiples of 16 bytes, and all that
+    touch it can do with padded ones."""
+    columns = {literal(graph.nodes[p].shape[-1]) if len(graph.nodes[p].shape) > 1 else None for p in nodes}
+    extent = columns.pop()
+    if columns or extent is None or not may_pad(extent):
+        return False
+    touching = [group for group in groups if value in group.outputs or not nodes.isdisjoint(group.inputs)]
+    heavy = [group for group in touching if group.kind is GroupKind.LIBRARY and is_heavy(graph, group.anchors[0])]
+    return bool(heavy) and all(group.kind in _STRIDED for group in touching)
+
+
+def _no_views_now(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterator[int]:
+    """Operands in memory of which, padded, no strides make what a library product reads."""
+    products = (group.anchors[0] for group in groups if group.kind is GroupKind.LIBRARY)
+    for position in (p for product in products for p in graph.nodes[product].args):
+        base = strided_view(graph, position).base
+        if strided_view(padded, position).base != base:
+            yield base
+
+
+# Which launches begin while the one before them still runs, so that nobody waits for the device to start them. Such a launch
+# starts as soon as all blocks of the one before have ended, when their last writes may still be under way. It waits for these at
+# the very beginning of its text (``templates/cuda/primitives/wait_for_previous.cuh``), and that orders the two: - What it reads
+# is there: the wait ends when the launch before has completed, and all its writes can be seen. - What it writes over has been
+# read, for the same reason: the workspace may be used again. - It comes behind everything earlier, too: since each such launch
+# waits before it does anything else, in every thread, one that has completed says the same of those before it. - The first launch
+# of a call is an ordinary one: what other code has put into the stream before may be anything. So is one behind a product of the
+# library, whose kernels are not known to wait. The one before says nowhere that the next may start earlier than at its end:
+# blocks that wait would take the place of its last ones.
+
+
+def overlapping(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
+    """Steps in their order, of which launches directly behind another one overlap with its end, where the target has such."""
+    if not target.overlap:
+        return tuple(steps)
+    return (*steps[:1], *(_behind(before, step) for before, step in pairwise(steps)))
+
+
+def _behind(before: Step, step: Step) -> Step:
+    starts = isinstance(step, Launch) and step.part <= 1
+    return replace(step, overlaps=True) if starts and isinstance(step, Launch) and isinstance(before, Launch) else step
