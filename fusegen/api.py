@@ -31,8 +31,7 @@ from fusegen.operators.named import autocasts, register, require_closed
 from fusegen.operators.recorded_call import operator_for, recorded_call, recorded_spread
 from fusegen.runtime.bound import Hidden
 from fusegen.runtime.keys import Values
-from fusegen.runtime.out import OUT, filled, with_out
-from fusegen.runtime.pairs import is_complex
+from fusegen.runtime.out import OUT, filled, is_complex, with_out
 from fusegen.settings import Compiler
 from fusegen.target import Backend, Target
 from fusegen.threads import cached_property

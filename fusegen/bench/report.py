@@ -10,11 +10,10 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from fusegen.bench.bar_table import bars_page
 from fusegen.bench.cells import facts, full_table, losses_table, trouble_table, words
 from fusegen.bench.plots import require_plots
 from fusegen.bench.record import Record
-from fusegen.bench.standing import judge_bars
+from fusegen.bench.standing import bars_page, judge_bars
 from fusegen.bench.table import group_timers, latency_table
 from fusegen.bench.verdict import LEVEL_MICROSECONDS, LEVEL_SHARE, Verdict, judge, losses
 from fusegen.emit.environment import html_environment

@@ -2,14 +2,197 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import itemgetter
+from typing import TypeAlias
 
-from fusegen.bench.bars import BARS, Bar
+from fusegen.bench.bar_cases import TALL
+from fusegen.bench.case import Case
+from fusegen.bench.cases import GROUPS
+from fusegen.bench.cells import NOTHING, Cell, Line, Page
+from fusegen.bench.chains import moved_bytes
 from fusegen.bench.record import Key, Record
-from fusegen.bench.verdict import Verdict, judge, name_of
+from fusegen.bench.table import Table
+from fusegen.bench.verdict import COPY, Outcome, Verdict, judge, name_of, times
+
+Measured: TypeAlias = tuple[float, Verdict]
+"""A case with its ratio."""
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Each case reaches a ratio.
+
+    Attributes:
+        provider: whose time is divided by fusegen's.
+        ratio: the least that this is to be.
+    """
+
+    provider: str
+    ratio: float
+
+    @property
+    def words(self) -> str:
+        """What is wanted, for a reader."""
+        of = "of copy" if self.provider == COPY else f"as fast as {self.provider}"
+        return f"at least {self.text(self.ratio)} {of}"
+
+    def text(self, ratio: float) -> str:
+        """A ratio, for a reader."""
+        return f"{ratio:.1%}" if self.provider == COPY else f"{ratio:.2f}×"
+
+    def ratio_of(self, verdict: Verdict) -> float | None:
+        """A case's ratio: nothing where fusegen has no result that is right, None where there is no time to compare with."""
+        if verdict.ours is None:
+            return 0.0
+        theirs = times(verdict.row).get(self.provider)
+        return theirs / verdict.ours if theirs else None
+
+    def short(self, measured: Sequence[Measured], total: int) -> list[Verdict]:
+        """The cases that keep a bar of ``total`` cases from being reached: each that has less."""
+        return [verdict for ratio, verdict in measured if ratio < self.ratio]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Few cases are losses, as `verdict.py` counts them; one that is wrong or failed is a loss without bounds.
+
+    Attributes:
+        most: the share of all cases that may be losses.
+        longest: by what share of the fastest peer's time a loss may be longer.
+    """
+
+    most: float
+    longest: float
+
+    @property
+    def words(self) -> str:
+        """What is wanted, for a reader."""
+        return f"at most {self.most:.0%} slower, none by more than {self.longest:.0%}" if self.most else "none slower"
+
+    def text(self, ratio: float) -> str:
+        """A ratio, for a reader."""
+        return f"{ratio:.2f}×"
+
+    def ratio_of(self, verdict: Verdict) -> float | None:
+        """The speed-up: nothing where fusegen has no result that is right, None where there is no peer."""
+        return 0.0 if verdict.ours is None else verdict.speedup
+
+    def short(self, measured: Sequence[Measured], total: int) -> list[Verdict]:
+        """The cases that keep a bar of ``total`` cases from being reached: the long losses, or all where they are too many."""
+        lost = [v for _, v in measured if v.outcome in (Outcome.LOSS, Outcome.WRONG, Outcome.FAILED)]
+        return lost if len(lost) > self.most * total else [v for v in lost if self._is_far(v)]
+
+    def _is_far(self, verdict: Verdict) -> bool:
+        ours, theirs = verdict.ours, verdict.theirs
+        return ours is None or theirs is None or ours > (1 + self.longest) * theirs
+
+
+_CHOSEN = ("public", "peers", "limits", "bars")
+"""Groups whose sizes somebody chose."""
+
+_LARGE = 128 * 10**6
+"""Bytes that a case moves at least where its share of a copy counts: with fewer, what a launch costs shows."""
+
+_POINTWISE = ("gelu", "gelu_new", "bias_gelu_add", "swiglu")
+_ROWS = ("layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add")
+_GELU_DROPOUTS = ("gelu_dropout_add", "ln_gelu_dropout_add")
+_BIAS_DROPOUT = ("bias_dropout_add",)
+_BACKWARD = ((16384, 4096), (8192, 8192))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar.
+
+    Attributes:
+        name: what a reader knows it by.
+        wants: what its cases are to reach.
+        cases: by their keys in a record of a GPU.
+    """
+
+    name: str
+    wants: AtLeast | Losses
+    cases: tuple[Key, ...]
+
+
+# Which cases.
+
+
+def _keys(groups: Sequence[str], fits: Callable[[Case], bool]) -> tuple[Key, ...]:
+    return tuple(case.key for group in groups for case in GROUPS[group] if fits(case))
+
+
+def _large(names: Sequence[str], fits: Callable[[int], bool] = lambda _: True) -> tuple[Key, ...]:
+    """Cases of these names that move many bytes, and whose rows are of a fitting length."""
+
+    def is_of_them(case: Case) -> bool:
+        return case.name in names and moved_bytes(case.name, case.sizes, case.dtype) >= _LARGE and fits(case.sizes[-1])
+
+    return _keys(_CHOSEN, is_of_them)
+
+
+def _at(name: str, *sizes: tuple[int, ...]) -> tuple[Key, ...]:
+    return _keys(_CHOSEN, lambda case: case.name == name and case.sizes in sizes)
+
+
+def _whole(group: str) -> tuple[Key, ...]:
+    return _keys((group,), lambda _: True)
+
+
+_SWEPT = Losses(0.03, longest=0.10)
+
+BARS: tuple[Bar, ...] = (
+    Bar("pointwise, 128 MB and more", AtLeast(COPY, 0.96), _large(_POINTWISE)),
+    Bar("rows of 1024 to 20480, even", AtLeast(COPY, 0.92), _large(_ROWS, lambda n: 1024 <= n <= 20480 and n % 2 == 0)),
+    Bar("rows of 65536 and 262144", AtLeast(COPY, 0.88), _large(_ROWS, lambda n: n in (65536, 262144))),
+    Bar("rows of odd lengths", AtLeast(COPY, 0.85), _large(_ROWS, lambda n: n % 2 == 1)),
+    Bar("rows of 1048576", AtLeast(COPY, 0.70), _large(_ROWS, lambda n: n == 1048576)),
+    Bar("dropout", AtLeast(COPY, 0.92), _large(_GELU_DROPOUTS + _BIAS_DROPOUT)),
+    Bar("dropout of a gelu", AtLeast("compile", 2.3), _large(_GELU_DROPOUTS)),
+    Bar("dropout of a sum", AtLeast("compile", 2.0), _large(_BIAS_DROPOUT)),
+    Bar("layer norm backward", AtLeast(COPY, 94 / 125), _at("layer_norm_backward", *_BACKWARD)),
+    Bar("transposed copies", AtLeast(COPY, 0.85), _at("transposed_copy", *TALL)),
+    Bar("sums over rows", AtLeast(COPY, 0.85), _at("column_sum", *TALL)),
+    Bar("sweep pointwise", _SWEPT, _whole("pointwise")),
+    Bar("sweep rows", _SWEPT, _whole("rows")),
+    Bar("sweep columns", _SWEPT, _whole("columns")),
+    Bar("limits", Losses(0.0, longest=0.0), _whole("limits")),
+)
+"""All bars. Layer norm backward is to take 125 µs where a copy takes 94."""
+
+
+# The bars of a record as a table, for a terminal and for the report.
+
+
+_MEASURED, _SHORT, _LEAST = "measured", "fall short", "least"
+
+
+def bars_table(results: Sequence[BarResult]) -> Table:
+    """A line a bar, with the case that is furthest from it."""
+    return ("bar", "wants", "it is", _MEASURED, _SHORT, _LEAST, "in"), [_line(each) for each in results]
+
+
+def _line(result: BarResult) -> tuple[str, ...]:
+    found = result.least or NOTHING, result.furthest or NOTHING
+    return result.bar, result.wants, result.standing.value, _share(result), str(len(result.short)), *found
+
+
+def bars_page(results: Sequence[BarResult]) -> Page:
+    """The same for the report; no line where the record has no case of any bar, as that of a CPU."""
+    shown = results if any(each.measured for each in results) else ()
+    return Page(("it is", _MEASURED, _SHORT, _LEAST), tuple(Line(each.bar, each.wants, _cells(each)) for each in shown))
+
+
+def _cells(result: BarResult) -> tuple[Cell, ...]:
+    standing = Cell(result.standing.value, kind="bad" if result.standing is Standing.FAIL else "words")
+    return standing, Cell(_share(result)), Cell(str(len(result.short))), Cell(result.least or NOTHING, result.furthest)
+
+
+def _share(result: BarResult) -> str:
+    return f"{result.measured} of {result.cases}"
 
 
 class Standing(Enum):

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fusegen.bundle.binaries import mark_of, passes_mark_of
-from fusegen.bundle.choose import Reasons, choose
-from fusegen.bundle.kernels import Kernels
+from fusegen.bundle.kernels import Kernels, Reasons, choose
 from fusegen.bundle.manifest import BuiltKernel, BuiltPasses, BuiltProgram, BuiltVariant, Parameter, read_manifest
 from fusegen.bundle.match import described, fit, match
 from fusegen.errors import ArgumentError, BundleError, TraceError
@@ -24,13 +23,12 @@ from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
 from fusegen.program.structure import builder
 from fusegen.runtime import devices
 from fusegen.runtime.arguments import check, check_memory, check_recorded, check_surroundings, check_tangent, check_values
-from fusegen.runtime.bound import NOTHING, Bound, Facts, Hidden, Program, both
+from fusegen.runtime.bound import NOTHING, Bound, Condition, Facts, Hidden, Program, both, condition_of
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.execute import bound_call
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node
 from fusegen.runtime.recorded import Recorded, Source
-from fusegen.runtime.scalars import Condition, condition_of
 from fusegen.runtime.written import check_writable, refuse_gradients
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -10,9 +10,9 @@ from fusegen.bundle.build import Wanted, traced_calls
 from fusegen.bundle.folder import new_folder, require_name, require_new, write, writing_to
 from fusegen.bundle.traced import Traced
 from fusegen.errors import BundleError
-from fusegen.extension.headers import header
 from fusegen.extension.kinds import Shaped
 from fusegen.extension.sources_text import cmake_text, program_files
+from fusegen.extension.unit import header
 from fusegen.target import Backend
 
 

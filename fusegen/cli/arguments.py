@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fusegen import target as targets
 from fusegen.cli.device import nvidia_gpu
 from fusegen.cli.load import Found, load
-from fusegen.cli.text import shortened
+from fusegen.cli.terminal import shortened
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from fusegen.bench import latency
-from fusegen.bench.bar_table import bars_table
 from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.comparison import Comparison, check_same_device, compare
@@ -22,7 +21,7 @@ from fusegen.bench.record import FORMAT, Record, Row, check_place, environment, 
 from fusegen.bench.report import write_report
 from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.run import run_case
-from fusegen.bench.standing import Standing, judge_bars
+from fusegen.bench.standing import Standing, bars_table, judge_bars
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
 from fusegen.cli.arguments import add_inputs
 from fusegen.cli.device import chosen_device

@@ -18,8 +18,7 @@ from fusegen.api import Kernel
 from fusegen.bench.accuracy import Error, errors
 from fusegen.bench.case import minimum_bytes
 from fusegen.bench.providers import copying
-from fusegen.cli.costs import Saving, saving
-from fusegen.cli.explain import saving_fields
+from fusegen.cli.explain import Saving, saving, saving_fields
 from fusegen.cli.stages import stage_text
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.host_launch import host_flags

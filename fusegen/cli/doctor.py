@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from fusegen.cli.document import print_document
-from fusegen.cli.terminal import Terminal
-from fusegen.cli.text import printable
+from fusegen.cli.terminal import Terminal, printable
 from fusegen.doctor import Finding, State, examine
 
 _STYLES = {State.FOUND: "green", State.MISSING: "yellow", State.BROKEN: "red"}

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, cast
 import fusegen
 from fusegen import progress
 from fusegen.cli.places import users_line
-from fusegen.cli.terminal import Terminal
-from fusegen.cli.text import printable, shortened
+from fusegen.cli.terminal import Terminal, printable, shortened
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError, TargetError, ToolNotFoundError
 
 if TYPE_CHECKING:

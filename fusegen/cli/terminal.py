@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TextIO
 
-from fusegen.cli.text import shortened
-
 if TYPE_CHECKING:
     import rich.progress
     from rich.console import Console
@@ -183,3 +181,21 @@ def _plain(table: Table) -> str:
     with console.capture() as capture:
         console.print(table)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+# Text that is fit to be shown: on one line, of bounded length, without characters that a terminal obeys.
+
+
+def printable(text: str) -> str:
+    """A text on one line, with control characters and lone surrogates escaped."""
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in line)
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= most else text[: max(most - 1, 0)] + "…"
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode()

@@ -27,8 +27,7 @@ from fusegen.verify.check import LOST, Outcome, is_alive
 from fusegen.verify.emitted import ask_for_every_case
 from fusegen.verify.lowering import Prepared, can_run
 from fusegen.verify.record import LIST, TARGETS, folder_to_write, own_folder, path_of, read
-from fusegen.verify.run import Row, store, verify
-from fusegen.verify.status import problems
+from fusegen.verify.run import Row, problems, store, verify
 
 _COLUMNS = ("spec", "dtype", "target", "passed", "worst error", "at", "eager's", "largest rms of eager's", "at")
 _NUMBERS = ("passed", "worst error", "eager's", "largest rms of eager's")

@@ -22,8 +22,7 @@ from fusegen.passes.pipeline import Pass, apply
 from fusegen.passes.split import split_products
 from fusegen.passes.versions import separate_writes
 from fusegen.passes.whole import Cuts, by_rows, cuts_of
-from fusegen.program.blocks import ROOM, rows_of_block
-from fusegen.program.call import Role
+from fusegen.program.call import ROOM, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.attention_cost import attentions_of, takes_library
 from fusegen.schedule.lower import Bodies

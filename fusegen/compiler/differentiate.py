@@ -18,11 +18,10 @@ from fusegen.compiler.passes import Passes
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.runtime.arguments import check_tangent
-from fusegen.runtime.bound import Hidden, Program
+from fusegen.runtime.bound import Hidden, Program, condition_of
 from fusegen.runtime.executable import Executable, Plan
 from fusegen.runtime.instructions import drawn_key
 from fusegen.runtime.keys import Values
-from fusegen.runtime.scalars import condition_of
 from fusegen.threads import new_lock
 
 VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]

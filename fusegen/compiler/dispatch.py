@@ -32,14 +32,13 @@ from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.arguments import check, check_memory, check_plain, check_values
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program, condition_of
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.instructions import Runner, Scalars
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node
-from fusegen.runtime.pairs import in_pairs, is_complex, of_pairs
+from fusegen.runtime.out import in_pairs, is_complex, of_pairs
 from fusegen.runtime.recorded import Recorded, Source
-from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.watched import is_intercepted, is_recorded_as_operators, is_transformed, is_watched
 from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.settings import Compiler

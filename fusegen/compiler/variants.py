@@ -28,9 +28,8 @@ from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie
 from fusegen.lang.tracer import NeedsLiteral, NeedsSum
 from fusegen.runtime.arguments import check_values
-from fusegen.runtime.bound import NOTHING, Hidden
+from fusegen.runtime.bound import NOTHING, Hidden, condition_of
 from fusegen.runtime.keys import Key, Values, is_scalar, static_part
-from fusegen.runtime.scalars import condition_of
 from fusegen.runtime.tensors import WIDE, span
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from fusegen.dtypes import DType
 from fusegen.extension.spelling import DTYPES, number_name, quoted, size_name, spelled, spelled_list
-from fusegen.program.blocks import EVEN, ROOM
 from fusegen.program.call import (
+    EVEN,
+    ROOM,
     Buffer,
     Call,
     KernelLaunch,

@@ -9,8 +9,7 @@ from fusegen.dtypes import DType
 from fusegen.extension.call_text import CallText, Entry, sizes_text
 from fusegen.extension.number_text import NumberText
 from fusegen.extension.spelling import DTYPES, number_name, size_name, spelled
-from fusegen.program.blocks import EVEN, ROOM
-from fusegen.program.call import Call, Loop
+from fusegen.program.call import EVEN, ROOM, Call, Loop
 from fusegen.program.formula import Formula, Operator, Relation, formula_of, remainder, size
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import TensorArgument

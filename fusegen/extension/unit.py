@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.emit.environment import render
+from fusegen.emit.environment import render, templates
 from fusegen.extension.call_text import CallText, Entry, sizes_text
-from fusegen.extension.headers import runtime_for
 from fusegen.extension.spelling import array_of, number_name, quoted, results_schema, results_type, returned, size_name
 from fusegen.program.call import Call
 from fusegen.source import Source
@@ -124,3 +124,21 @@ def _schema(operator: str, given: Given, sizes: Sequence[str], numbers: Sequence
 def _digest(call: Call, sources: Sequence[Source], lines: Sequence[str], cubins: Sequence[bytes] | None) -> str:
     parts = (repr(call), *lines, *(source.digest for source in sources), "" if cubins is None else "cuda")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+# Headers of `templates/binding`, each as one text with what it includes of them.
+
+
+_INCLUDE = re.compile(r'^#include "(\w+\.h)"\n', re.MULTILINE)
+
+
+def header(name: str) -> str:
+    """A header's text, without the guard that only a file needs."""
+    text = (templates() / "binding" / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
+    return _INCLUDE.sub(lambda found: header(found[1]), text)
+
+
+def runtime_for(programs: Iterable[Mapping[str, object]]) -> str:
+    """What some programs need to run. Functions that differ from one version of torch to another come where they are called."""
+    calls_attention = any("fg::attention" in str(program["lines"]) for program in programs)
+    return header("runtime.h") + (header("attention.h") if calls_attention else "")

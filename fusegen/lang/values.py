@@ -6,6 +6,7 @@ of `lang.registry` and becomes nodes of the graph. Everything that would need a 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -14,7 +15,7 @@ import numpy as np
 import sympy
 import torch
 
-from fusegen.errors import DimError, TraceError, UnsupportedError
+from fusegen.errors import DimError, IndexRangeError, TraceError, UnsupportedError
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import operation
@@ -23,7 +24,6 @@ from fusegen.lang import registry
 from fusegen.lang.memory import Memory
 from fusegen.lang.places import here, is_shown_to_user
 from fusegen.lang.scalars import TracedScalar, computed, require_static
-from fusegen.lang.shape import Shape
 
 if TYPE_CHECKING:
     from fusegen.lang.argument import Argument
@@ -482,3 +482,38 @@ for _name, _function in _ORDERS.items():
     _implement(f"__{_name}__", _operator(_function))
 for _name, _unary in {"neg": torch.neg, "abs": torch.abs, "invert": torch.Tensor.__invert__}.items():
     _implement(f"__{_name}__", lambda self, _f=_unary: registry.call(_f, (self,), {}))
+
+
+# The sizes of a traced tensor, as a tuple that behaves like ``torch.Size``.
+
+
+class Shape(tuple[Any, ...]):
+    """The sizes of a traced tensor: a ``torch.Size`` whose elements may be run-time sizes."""
+
+    __slots__ = ()
+
+    def numel(self) -> Any:
+        """The product of the sizes."""
+        return math.prod(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            found = super().__getitem__(key)
+        except IndexError:
+            what = f"the size of dim {key} of a tensor of {len(self)} dims"
+            raise IndexRangeError(what, where=here(), mend="give a tensor that has the dim") from None
+        return Shape(found) if isinstance(key, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return Shape(super().__add__(tuple(other))) if isinstance(other, tuple) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return Shape((*other, *self)) if isinstance(other, tuple) else NotImplemented
+
+    def __mul__(self, count: Any) -> Any:
+        return Shape(super().__mul__(count))
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"torch.Size([{', '.join(map(repr, self))}])"

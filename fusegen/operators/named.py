@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fusegen.autodiff.randomness import draws
+from fusegen.autodiff.derive import draws
 from fusegen.compiler.compile import Variant
 from fusegen.errors import ArgumentError, UnsupportedError
 

@@ -19,9 +19,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusegen.autodiff.derive import differentiated_inputs
+from fusegen.autodiff.derive import differentiated_inputs, draws, with_key
 from fusegen.autodiff.keep import Recompute
-from fusegen.autodiff.randomness import draws, with_key
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.compile import Request, guards_of
 from fusegen.compiler.dispatch import Dispatcher

@@ -9,15 +9,44 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
+from torch._C._dynamo import guards
 
 from fusegen.guards import State
 from fusegen.program.call import Call
-from fusegen.program.numbers import ERRORS, Numbers
-from fusegen.runtime.alike import like
+from fusegen.program.numbers import ERRORS, Numbers, python_condition, python_function
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.instructions import Run, Runner
 from fusegen.runtime.keys import Values, tensor_part
-from fusegen.runtime.scalars import Condition, ScalarsOf, condition_of, scalars_of
+
+ScalarsOf: TypeAlias = Callable[[Values], Mapping[str, Any]]
+Condition: TypeAlias = Callable[[Values], bool]
+
+
+def scalars_of(
+    program: Numbers, sizes: Mapping[str, int], parameters: Sequence[str], constants: Mapping[str, int | float] | None = None
+) -> ScalarsOf | None:
+    """From a call's values to the scalars of its kernels, by the names that kernels use; None where there are none.
+
+    Args:
+        program: of a `Call`.
+        sizes: values of symbolic sizes.
+        parameters: names of the values.
+        constants: scalars that are not among the values.
+    """
+    if not program.results:
+        return None
+    return python_function(program, _places(parameters), sizes, constants or {})
+
+
+def condition_of(program: Numbers, sizes: Mapping[str, int], parameters: Sequence[str]) -> Condition | None:
+    """Whether a call's values are such as a variant assumes; None where it assumes nothing."""
+    return python_condition(program, _places(parameters), sizes) if program.results else None
+
+
+def _places(parameters: Sequence[str]) -> dict[str, int]:
+    return {name: place for place, name in enumerate(parameters)}
+
 
 Hidden: TypeAlias = tuple[torch.Tensor, ...]
 """The tensors that a function closes over, in the order of a variant's ``state.names``."""
@@ -188,3 +217,42 @@ def unfollowed(function: Callable[..., Any]) -> Callable[..., Any]:
     dynamo = sys.modules.get("torch._dynamo")
     disabled: Callable[..., Any] = function if dynamo is None else dynamo.disable(function)
     return disabled
+
+
+# torch's own check of tensors, in C++: it tells tensors like earlier ones in a fraction of the time of their parts of a key. It
+# compares type, dtype, device, shape, strides, whether a gradient is required, and the dispatch keys as modes and transforms have
+# made them, which say what a negated view is as well, and if autocast is on. It is false where a tensor stands twice.
+
+
+Check: TypeAlias = Callable[..., bool]
+"""Of tensors, one an argument."""
+
+
+def check_of(tensors: Sequence[Tensor]) -> Check | None:
+    """The check of tensors like these, whose addresses it does not look at; None where some are no plain memory on 16 bytes."""
+    if not tensors or any(not tensor.data_ptr() or tensor.data_ptr() & 15 for tensor in tensors):
+        return None
+    check: Check = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
+
+
+def like(tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], bool] | None:
+    """A test that holds only for tensors of which the parts of a key are the same (`fusegen.runtime.keys`).
+
+    None where there is none.
+    """
+    try:
+        check = check_of(tensors)
+    except RuntimeError:  # one has no address
+        return None
+    if check is None:
+        return None
+    recording, recorded = torch.is_grad_enabled, torch.is_grad_enabled()
+
+    def test(others: Sequence[Tensor]) -> bool:
+        low = 0
+        for other in others:
+            low |= other.data_ptr() or 1
+        return not low & 15 and recording() is recorded and check(*others)
+
+    return test

@@ -18,8 +18,7 @@ from torch.autograd import forward_ad
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import FusegenError
 from fusegen.progress import first_call
-from fusegen.runtime.alike import check_of
-from fusegen.runtime.bound import NO_SCALARS, Hidden, Program, unfollowed
+from fusegen.runtime.bound import NO_SCALARS, Hidden, Program, check_of, unfollowed
 from fusegen.runtime.keys import GREATEST, LEAST, Key, Values, is_scalar, key_function
 from fusegen.threads import new_lock
 

@@ -17,10 +17,10 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 from fusegen import native
 from fusegen.errors import GradientError
 from fusegen.program.wiring import Wiring
+from fusegen.runtime.bound import ScalarsOf
 from fusegen.runtime.executable import Executable
 from fusegen.runtime.given import GivenAway
 from fusegen.runtime.keys import Values
-from fusegen.runtime.scalars import ScalarsOf
 from fusegen.runtime.workspace import held
 
 _OWN: AbstractContextManager[Any] = nullcontext()  # in place of a workspace: memory that is allocated

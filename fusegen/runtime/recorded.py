@@ -13,12 +13,11 @@ from torch import Tensor
 from fusegen.guards import State
 from fusegen.native import Choice
 from fusegen.program.numbers import ERRORS
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, ByValue, Hidden, Program
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, ByValue, Condition, Hidden, Program, ScalarsOf
 from fusegen.runtime.execute import PutTogether
 from fusegen.runtime.instructions import drawn_key
 from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node, NodeCall
-from fusegen.runtime.scalars import Condition, ScalarsOf
 from fusegen.runtime.workspace import held
 
 

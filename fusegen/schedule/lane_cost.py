@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from fusegen.schedule import column_cost, staged_cost
 from fusegen.schedule.column_cost import ColumnPrices
 from fusegen.schedule.plan import Persistence, PointwisePlan, RowPlan
-from fusegen.schedule.row_work import RowWork
-from fusegen.schedule.staged_cost import StagedPrices, staged_time
+from fusegen.schedule.staged_cost import RowWork, StagedPrices, staged_time
 
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 2048  # of a multiprocessor

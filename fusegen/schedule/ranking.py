@@ -20,7 +20,7 @@ from fusegen.schedule.lane_cost import LANE_COSTS, PointWork, point_time, row_ti
 from fusegen.schedule.likeness import extents
 from fusegen.schedule.plan import LanePlan, PointwisePlan, RowPlan, TilePlan
 from fusegen.schedule.program import Launch, Program
-from fusegen.schedule.row_work import RowWork
+from fusegen.schedule.staged_cost import RowWork
 from fusegen.target import Target
 
 _BUSY = 512  # threads of a multiprocessor

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusegen.schedule.plan import RowPlan
-from fusegen.schedule.row_work import RowWork
 
 _MILLION = 1e6
 _WIDEST = 16  # bytes of an access
@@ -100,3 +99,30 @@ def _round(prices: StagedPrices, plan: RowPlan, work: RowWork, own: float) -> fl
     if not plan.keeps_shared:
         waiting += work.shared * plan.chunks * (prices.late + prices.late_window * plan.shifted)
     return waiting if plan.drains else waiting + prices.waiting * own / plan.blocks_per_sm
+
+
+# The work of a row kernel, whichever plan it has.
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """The work of a row kernel.
+
+    Attributes:
+        rows, columns: that it goes through.
+        moved: bytes to and from memory.
+        itemsize: bytes of an element of the row.
+        held: bytes of an element of all that is read of the row.
+        operands: fragments along the row that it reads or writes.
+        shared: of these, the ones that are the same for all rows.
+        reductions: along the row.
+    """
+
+    rows: int
+    columns: int
+    moved: int
+    itemsize: int
+    held: int
+    operands: int
+    shared: int
+    reductions: int

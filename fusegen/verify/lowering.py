@@ -19,7 +19,7 @@ from fusegen.compiler.tuned import untuned
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
-from fusegen.runtime.scalars import scalars_of
+from fusegen.runtime.bound import scalars_of
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
 from fusegen.specs.spec import Spec

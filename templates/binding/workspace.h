@@ -54,7 +54,7 @@ inline int64_t arrange(std::vector<Slot>& slots) {
   return std::max<int64_t>(bytes, 0);
 }
 
-// The rows of each block of a loop but the last, as `fusegen/program/blocks.py` has them.
+// The rows of each block of a loop but the last, as `fusegen/program/call.py` has them.
 inline int64_t rows_of_block(int64_t extent, int64_t row_bytes, int64_t sum_bytes, int64_t least_room, int64_t multiple) {
   const int64_t room = std::max(least_room, sum_bytes / 2);
   const int64_t most = std::max<int64_t>(room / std::max<int64_t>(row_bytes, 1), 1);

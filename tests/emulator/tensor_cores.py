@@ -17,7 +17,7 @@ from fusegen.compiler.emulator import EARLY, EmulatedSource, Timing, load_emulat
 from fusegen.compiler.forms import Forms
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
-from fusegen.runtime.scalars import scalars_of
+from fusegen.runtime.bound import scalars_of
 from fusegen.schedule.choose import Choice, choose
 from fusegen.schedule.expected import Expected
 from fusegen.source import Source

@@ -19,8 +19,8 @@ from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.expected import Expected
-from fusegen.schedule.heuristics.attention import _PLANS
 from fusegen.schedule.heuristics.contraction import candidates, shape_of
+from fusegen.schedule.lower.attention import _PLANS
 from fusegen.target import Target
 from tests.emulator import tensor_cores
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, check, run

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusegen.bench.bars import BARS, AtLeast, Bar, Losses
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.record import Row
-from fusegen.bench.standing import BarResult, Standing, judge_bars
+from fusegen.bench.standing import BARS, AtLeast, Bar, BarResult, Losses, Standing, judge_bars
 from tests.naming import case
 from tests.unit.bench_records import ENVIRONMENT, failed, record, row, wrong
 

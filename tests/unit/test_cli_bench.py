@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.bench.bars import BARS, AtLeast, Bar
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.record import write
-from fusegen.bench.standing import judge_bars
+from fusegen.bench.standing import BARS, AtLeast, Bar, judge_bars
 from fusegen.cli import bench
 from fusegen.compiler import tuned
 from fusegen.errors import ArgumentError

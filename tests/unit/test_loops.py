@@ -18,7 +18,7 @@ from fusegen.compiler import alternatives
 from fusegen.errors import BundleError
 from fusegen.extension import call_text
 from fusegen.passes.fuse import GroupKind
-from fusegen.program import blocks
+from fusegen.program import call
 from fusegen.program.call import Role
 from tests.naming import case
 from tests.unit.bundles import built
@@ -36,7 +36,7 @@ T[7] = -100
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for a few rows of the cases."""
     monkeypatch.setattr(alternatives, "_WHOLE", 0)
-    for module in (blocks, call_text, alternatives):
+    for module in (call, call_text, alternatives):
         monkeypatch.setattr(module, "ROOM", 16 << 10)
         monkeypatch.setattr(module, "EVEN", 4, raising=False)
 

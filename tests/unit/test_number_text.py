@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fusegen.extension.headers import header
 from fusegen.extension.number_text import NumberText, literal_of
 from fusegen.extension.spelling import number_name
+from fusegen.extension.unit import header
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.program.numbers import ERRORS, SPELLED, Numbers, Operation, Scalar, arity, operation
 from fusegen.settings import cache_folder

@@ -11,9 +11,9 @@ import torch
 import fusegen as fg
 from fusegen.errors import VerificationError
 from fusegen.ir.symbolic import Axes, axis_symbol
-from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
+from fusegen.schedule.lower.attention import attention_plan
 from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, RowPlan
 from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets, target

@@ -31,8 +31,7 @@ from fusegen.verify.record import (
     read,
     unverified,
 )
-from fusegen.verify.run import Row, store
-from fusegen.verify.status import problems
+from fusegen.verify.run import Row, problems, store
 from tests.unit.commands import Run
 
 WHERE = Where("NVIDIA H200", "sm_90a", "580.1", "13.0", "13.0", "2.11", "0.1.0", "2026-01-01T00:00:00+00:00")

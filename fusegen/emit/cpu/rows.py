@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fusegen.emit.cpu.assemble import assemble, math_text, names_of
-from fusegen.emit.cpu.axes import NestView
+from fusegen.emit.cpu.pointwise import NestView
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cpu_offsets
 from fusegen.emit.reductions import kinds, reduction_functions, view

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from fusegen.emit.banner import banner
-from fusegen.emit.cuda.head import PART
-from fusegen.emit.cuda.uses import uses_of
+from fusegen.emit.cuda.assemble import PART, uses_of
 from fusegen.emit.environment import render
 from fusegen.emit.primitives import primitives_of
 from fusegen.emit.views import entry, kernel_parameters

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen.emit.cuda.assemble import assemble, math_text
-from fusegen.emit.cuda.head import head
+from fusegen.emit.cuda.assemble import assemble, head, math_text
 from fusegen.emit.environment import render
 from fusegen.emit.offsets import cuda_offsets
 from fusegen.emit.text import c_text

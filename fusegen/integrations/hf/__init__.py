@@ -4,6 +4,6 @@
 """
 
 from fusegen.integrations.hf.attention import attention, register_attention
-from fusegen.integrations.hf.mapping import kernel_mapping
+from fusegen.integrations.hf.layers import kernel_mapping
 
 __all__ = ["attention", "kernel_mapping", "register_attention"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -25,7 +26,6 @@ from fusegen.schedule.access import divisor
 from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.evaluate import Evaluator
 from fusegen.schedule.functions import cut
-from fusegen.schedule.heuristics.attention import attention_plan
 from fusegen.schedule.index_width import SMALL
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.lane_math import LaneFunction
@@ -41,8 +41,7 @@ from fusegen.schedule.lower.lanes import (
     lane_position,
     pair_axes,
 )
-from fusegen.schedule.lower.maps import tensor_map
-from fusegen.schedule.lower.placement import place
+from fusegen.schedule.lower.placement import place, tensor_map
 from fusegen.schedule.math import Fast, Function, Parameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.plan import AttentionPlan
@@ -327,3 +326,20 @@ class _Weights:
     def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> Function:
         given = {leaf: Parameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
         return cut(terms, name, [("result", root)], given, fast=Fast.ROUNDED, doc=doc)[0]
+
+
+# Plans of streaming attention, measured on an H200.
+
+
+_PLANS = {
+    64: AttentionPlan(64, 64, tile_k=128, stages=3),
+    128: AttentionPlan(128, 128, tile_k=128, stages=2),
+    256: AttentionPlan(256, 256, tile_k=64, stages=2, q_stages=1),
+}
+"""By the channels of a head up to which they hold."""
+
+
+def attention_plan(head_dim: int, value_dim: int, sharing: int = 1) -> AttentionPlan:
+    """The plan for the width of a head, and as many heads of queries as share one of keys."""
+    widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
+    return replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, sharing=sharing)

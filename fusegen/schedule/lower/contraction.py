@@ -42,8 +42,7 @@ from fusegen.schedule.lower.lanes import (
     pair_axes,
 )
 from fusegen.schedule.lower.leaves import leaves_of
-from fusegen.schedule.lower.maps import tensor_map
-from fusegen.schedule.lower.placement import Placement, place
+from fusegen.schedule.lower.placement import Placement, place, tensor_map
 from fusegen.schedule.lower.row_names import statistic_name
 from fusegen.schedule.math import Reduction
 from fusegen.schedule.plan import ContractionPlan, MmaPlan

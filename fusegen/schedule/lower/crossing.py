@@ -4,7 +4,7 @@ theirs are far apart, and where they are contiguous, those of the results are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -12,8 +12,8 @@ import sympy
 from fusegen.ir.symbolic import Axes, Index
 from fusegen.schedule.access import Pattern, pattern_of
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.lower.points import Points
-from fusegen.schedule.terms import Read
+from fusegen.schedule.lower.leaves import Leaves
+from fusegen.schedule.terms import Read, Terms
 
 
 @dataclass(frozen=True)
@@ -74,3 +74,33 @@ def _lies_across(read: Read, row: sympy.Symbol, column: sympy.Symbol) -> bool:
     if any(sympy.sympify(bounds.index).has(row, column) for bounds in read.conditions):
         return False
     return pattern_of(read.offset, row) is Pattern.VECTOR and pattern_of(read.offset, column) is Pattern.GATHER
+
+
+# What a pointwise kernel computes, before anything is decided about how.
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points of an iteration space.
+
+    Attributes:
+        terms: the math.
+        roots: the term of each store.
+        leaves: of the terms, over the axes.
+        stores: buffers, and the offsets at which they are written.
+        axes: merged.
+        together: how many points of the group's domain one of the space is.
+    """
+
+    terms: Terms
+    roots: tuple[int, ...]
+    leaves: Leaves
+    stores: tuple[tuple[int, Index], ...]
+    axes: Axes
+    together: int
+
+    @property
+    def touched(self) -> Iterator[tuple[int, Index]]:
+        """Buffers and offsets of all that is read or written."""
+        yield from ((read.buffer, read.offset) for read in self.leaves.reads.values())
+        yield from self.stores

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from fusegen.ir.formula import formula
 from fusegen.ir.index_map import Position
-from fusegen.ir.strided import flat_offset, memory_shape, memory_strides
-from fusegen.ir.symbolic import Axes, Index, same
+from fusegen.ir.strided import StridedView, flat_offset, memory_shape, memory_strides
+from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
 from fusegen.passes.fuse import Domain, Group, GroupKind
+from fusegen.program.call import TensorMapSpec
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.memory import Store, formulas
 from fusegen.schedule.lower.pointwise import lower_pointwise
@@ -54,3 +56,21 @@ def _copy(context: Context, node: int, source: int) -> Launch:
     outputs = context.group.outputs
     name = f"{context.name}_copy" if len(outputs) == 1 else f"{context.name}_copy_{outputs.index(node)}"
     return lower_pointwise(replace(context, group=group, name=name, reads={node: source}, written=source))
+
+
+# Tensor maps of strided views.
+
+
+def tensor_map(buffer: int, view: StridedView, box: tuple[int, ...], *, writable: bool = False) -> TensorMapSpec:
+    """The map of a view of a buffer, whose last dim is contiguous."""
+    shape, strides = tuple(map(formula, view.shape)), tuple(map(formula, _strides(view)))
+    return TensorMapSpec(buffer, shape, strides, formula(view.offset), box, writable)
+
+
+def _strides(view: StridedView) -> list[Dim]:
+    """Strides; a dim of extent 1 has any, and the copy engine wants none that is 0."""
+    strides = list(view.strides)
+    for d in range(len(strides) - 2, -1, -1):
+        if literal(view.shape[d]) == 1:
+            strides[d] = strides[d + 1] * view.shape[d + 1]
+    return strides

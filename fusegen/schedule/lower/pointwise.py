@@ -18,11 +18,10 @@ from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.pointwise import PointFeatures, pointwise_plans
 from fusegen.schedule.heuristics.tiles import tile_plans
 from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.crossing import Crossing, crossing_of, in_memory_order
+from fusegen.schedule.lower.crossing import Crossing, Points, crossing_of, in_memory_order
 from fusegen.schedule.lower.fragments import Fragments
 from fusegen.schedule.lower.interleaved import bytes_in_turn, interleaved
 from fusegen.schedule.lower.leaves import bound_index, leaves_of
-from fusegen.schedule.lower.points import Points
 from fusegen.schedule.lower.reuse import reused_soon
 from fusegen.schedule.lower.shifted import may_wrap, wrapped
 from fusegen.schedule.math import Argument, Origin
