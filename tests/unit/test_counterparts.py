@@ -124,13 +124,13 @@ def test_layers_whose_parts_are_other_layers(traces: list[str]) -> None:
     assert len(traces) == 1
 
 
-def test_sizes_that_another_kernel_needs_as_numbers_stay_sizes() -> None:
-    def either(x: Tensor, are_taken_apart: bool) -> Tensor:
-        return torch.stack([x[n] for n in range(x.shape[0])]) + 1 if are_taken_apart else x + 1
+def test_a_size_that_another_kernel_needs_as_a_number_stays_a_size() -> None:
+    def either(x: Tensor, has_windows: bool) -> Tensor:
+        return x.unfold(0, 2, 1) + 1 if has_windows else x + 1
 
     kernels, x = [fg.kernel(either) for _ in range(2)], randn(3, WIDTH)
-    shapes = [kernel.lower(x, flag).traced.inputs[0].shape for kernel, flag in zip(kernels, (True, False), strict=True)]
-    assert shapes[0] == (3, WIDTH) != shapes[1]
+    windows, others = (kernel.lower(x, flag).traced.inputs[0].shape for kernel, flag in zip(kernels, (True, False), strict=True))
+    assert windows == (3, WIDTH) != others
 
 
 class Tied(Layer):
