@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -59,6 +59,8 @@ class Counterparts:
         slot, owner = read.slot, self._owner(read.slot.owner)
         if slot.kind is Kind.CACHE or owner is None:  # a cache may hold what it was given for an object
             return None
+        if read.holds is not None and not read.holds(read.value):  # a container that has changed since
+            return None
         place = Slot(owner, slot.kind, slot.key)
         try:
             value = place.get()
@@ -84,7 +86,7 @@ class Counterparts:
             return False
         if is_a(one, torch.nn.Module):
             return has_identity(one) and not is_closed(kind)
-        return is_a(one, (torch.Tensor, dict, list, tuple, partial)) or hasattr(kind, GUARDED)
+        return is_a(one, (torch.Tensor, dict, list, tuple, partial, MethodType)) or hasattr(kind, GUARDED)
 
 
 def _is_shared(variables: dict[Any, Any]) -> bool:
@@ -94,7 +96,7 @@ def _is_shared(variables: dict[Any, Any]) -> bool:
 
 def _inside(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
     """What two values hold, in pairs; a pair that is none where they hold something else."""
-    names = getattr(type(one), GUARDED, ())
+    names = ("__func__", "__self__") if is_a(one, MethodType) else getattr(type(one), GUARDED, ())
     yield from ((getattr(one, name), getattr(other, name)) for name in names)
     inner, others = contents(one), contents(other)
     if inner is not None and others is not None and not is_a(one, torch.Tensor):
