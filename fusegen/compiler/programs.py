@@ -86,6 +86,7 @@ class Programs:
         self._known: dict[str, AnyForm] = {}  # by the names of their files
         self._stored: dict[str, StoredForm] = {}  # by their digests
         self._without_text: dict[str, AnyForm] = {}  # of `_known`, those whose text is not in the cache
+        self._with_text: dict[int, tuple[AnyForm, str]] = {}  # others, with their digests, by their ids
 
     def at(self, sizes: Mapping[str, int]) -> AnyForm:
         """The form for some sizes.
@@ -120,9 +121,13 @@ class Programs:
         """Keeps a form in the cache, with its text."""
         with self._lock:
             names = [name for name, each in self._without_text.items() if each is form]
+            if not names:
+                return
+            digest = _written(StoredForm(form.call, tuple(sources)))
+            self._with_text[id(form)] = form, digest
             for name in names:
                 del self._without_text[name]
-                _write(name, StoredForm(form.call, tuple(sources)))
+                _write(name, digest.encode())
 
     @cached_property
     def alternatives(self) -> Alternatives:
@@ -147,12 +152,15 @@ class Programs:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
                 self._without_text.clear()
+                self._with_text.clear()
             form: AnyForm | None = self._recalled(name)
             if form is None:
                 form = make()
-                if not is_measured:
-                    _write(name, StoredForm(form.call))
-            if isinstance(form, Form) or form.sources is None:
+                if id(form) in self._with_text:  # of another size
+                    _write(name, self._with_text[id(form)][1].encode())
+                elif not is_measured:
+                    _write(name, _written(StoredForm(form.call)).encode())
+            if id(form) not in self._with_text and (isinstance(form, Form) or form.sources is None):
                 self._without_text[name] = form
             self._known[name] = form
             return form
@@ -207,14 +215,18 @@ def _read(name: str) -> bytes:
     return content
 
 
-def _write(name: str, form: StoredForm) -> None:
-    """Keeps a form, if that can be: else later processes plan it again."""
+def _written(form: StoredForm) -> str:
+    """The digest of a form, which is kept in a file of that name."""
     content = zlib.compress(json.dumps(encode(form, StoredForm), separators=(",", ":")).encode(), 1)
     digest = hashlib.sha256(content).hexdigest()
+    _write(digest, content)
+    return digest
+
+
+def _write(name: str, content: bytes) -> None:
+    """Keeps a file, if that can be: else later processes plan what it is for again."""
     with suppress(OSError, SettingsError):
-        folder = cache_folder("plans")
-        write_atomically(folder / digest, sealed(content))
-        write_atomically(folder / name, sealed(digest.encode()))
+        write_atomically(cache_folder("plans") / name, sealed(content))
 
 
 def _canonical(value: Any) -> str:
