@@ -23,6 +23,9 @@ from fusegen.guards.slots import GONE, Kind, Read, Slot
 GUARDED = "__guarded__"
 """The attribute of a class that names those attributes of its objects by which a trace of their calls goes."""
 
+_BOUND: dict[type, tuple[str, ...]] = {MethodType: ("__func__", "__self__"), super: ("__self__", "__thisclass__")}
+"""Names of what objects of the interpreter's lead to, which are no containers."""
+
 _SHARED = (FunctionType, BuiltinFunctionType, type, ModuleType, MappingProxyType)
 """Owners that are of no object: what leads to one that is has no counterpart that leads to another one."""
 
@@ -96,7 +99,7 @@ def _is_shared(variables: dict[Any, Any]) -> bool:
 
 def _inside(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
     """What two values hold, in pairs; a pair that is none where they hold something else."""
-    names = ("__func__", "__self__") if is_a(one, MethodType) else getattr(type(one), GUARDED, ())
+    names = _BOUND.get(type(one), getattr(type(one), GUARDED, ()))
     yield from ((getattr(one, name), getattr(other, name)) for name in names)
     inner, others = contents(one), contents(other)
     if inner is not None and others is not None and not is_a(one, torch.Tensor):

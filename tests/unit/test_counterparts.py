@@ -244,6 +244,13 @@ class Scaled(Layer):
         return x * self.scale
 
 
+class Inheriting(Scaled):
+    base: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base.scaled(x)
+
+
 class Tagged(Layer):
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x) * getattr(self.norm.weight, "tag", 3)
@@ -262,6 +269,12 @@ def _registered(cls: type[Layer], key: Callable[[Any], Any]) -> tuple[Layer, Lay
 def _method_of_the_first(wrapped: Callable[[Any], Any]) -> tuple[Layer, Layer]:
     one, other = Scaled(), Scaled(scale=torch.tensor(3.0))
     one.activation = other.activation = wrapped(one.scaled)
+    return one, other
+
+
+def _base_of_the_first() -> tuple[Layer, Layer]:
+    one, other = Inheriting(), Inheriting(scale=torch.tensor(3.0))
+    one.base = other.base = super(Inheriting, one)
     return one, other
 
 
@@ -301,6 +314,7 @@ OTHERS: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
     "a list": lambda: (Layer(), Layer(parts=[4, 2])),
     "a method of the first": lambda: _method_of_the_first(lambda method: method),
     "a method of the first with arguments": lambda: _method_of_the_first(functools.partial),
+    "the base of the first": _base_of_the_first,
     "a part of another class": lambda: (Layer(), Layer(norm=nn.Linear(WIDTH, WIDTH))),
     "a part without a bias": lambda: (Layer(), Layer(norm=nn.LayerNorm(WIDTH, bias=False))),
     "one weight in place of two": lambda: (_apart(Tied()), _tied(Tied())),
