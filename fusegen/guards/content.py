@@ -41,6 +41,7 @@ _INSIDE: dict[type, Callable[[Any], Any]] = {
     threading.local: vars,
     functools.partial: lambda part: (part.func, part.args, part.keywords),
     contextvars.ContextVar: lambda variable: (variable.get(None),),
+    weakref.ref: lambda reference: (reference(),),
     types.BuiltinFunctionType: lambda method: (method.__self__,),
     types.MethodWrapperType: lambda method: (method.__self__,),
     types.CellType: lambda cell: cell_contents(cell),
@@ -85,8 +86,6 @@ def contents(value: Any) -> Collection[Any] | None:
 def _inside(kind: type) -> Callable[[Any], Any] | None:
     if issubclass(kind, BaseException) and kind.__module__ == "builtins":
         return lambda error: (error.args, vars(error))
-    if issubclass(kind, weakref.ref):  # one of a method gives a new one each time
-        return lambda reference: (weakref.ref.__call__(reference),)
     return _INSIDE.get(kind)
 
 

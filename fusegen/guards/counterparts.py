@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
@@ -101,6 +102,8 @@ def _inside(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
     """What two values hold, in pairs; a pair that is none where they hold something else."""
     names = _BOUND.get(type(one), getattr(type(one), GUARDED, ()))
     yield from ((getattr(one, name), getattr(other, name)) for name in names)
+    if is_a(one, weakref.ref):  # that of a method gives a new one each time
+        yield weakref.ref.__call__(one), weakref.ref.__call__(other)
     inner, others = contents(one), contents(other)
     if inner is not None and others is not None and not is_a(one, torch.Tensor):
         if len(inner) != len(others):
