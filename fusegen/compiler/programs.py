@@ -153,9 +153,9 @@ class Programs:
             form: AnyForm | None = self._recalled(name)
             if form is None:
                 form = make()
-                if not is_measured:
+                if not is_measured or self._has_text(form):
                     self._write(name, form)
-            if isinstance(form, Form) or form.sources is None:
+            if not self._has_text(form):
                 self._without_text[name] = form
             self._known[name] = form
             return form
@@ -169,11 +169,15 @@ class Programs:
             return self._stored[digest]
         return None
 
+    def _has_text(self, form: AnyForm) -> bool:
+        """True if the text of a form is in the cache, by another size perhaps."""
+        return (form.sources is not None) if isinstance(form, StoredForm) else (id(form), True) in self._written
+
     def _write(self, name: str, form: AnyForm, texts: tuple[Source, ...] = ()) -> None:
         """Keeps a form, if that can be: else later processes plan it again, as they do for sizes of which there are very many."""
         with suppress(OSError, SettingsError):
             if len(self._known) < _MOST_KEPT:
-                folder, key = cache_folder("plans"), (id(form), bool(texts))
+                folder, key = cache_folder("plans"), (id(form), bool(texts) or self._has_text(form))
                 if key not in self._written:
                     self._written[key] = _write(folder, StoredForm(form.call, texts))
                 write_atomically(folder / name, sealed(self._written[key].encode()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -107,13 +108,17 @@ class History:
     apart: set[Place] = field(default_factory=set)
     calls: deque[dict[Place, int]] = field(default_factory=lambda: deque(maxlen=8))
 
-    def learn(self, other: History) -> None:
-        """Takes over what calls of another kernel of the same function showed of the function."""
-        for facts, more in ((self.literal, other.literal), (self.apart, other.apart)):
-            facts |= more
-        for names, others in ((self.static, other.static), (self.sizes, other.sizes), (self.tied, other.tied)):
-            names |= others
-        self.sums |= other.sums
+    def with_facts_of(self, other: History) -> History:
+        """A history that knows what traces of another kernel of the same function needed to know."""
+        return replace(
+            deepcopy(self),
+            literal=self.literal | other.literal,
+            static=self.static | other.static,
+            sizes=self.sizes | other.sizes,
+            tied=self.tied | other.tied,
+            sums=self.sums | other.sums,
+            apart=self.apart | other.apart,
+        )
 
     def were_equal(self, one: Place, other: Place) -> bool:
         """True if two dims were equal wherever both were there, and may be one size."""

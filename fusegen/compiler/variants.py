@@ -121,9 +121,6 @@ class Variants:
 
     def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
         """The variant whose indices have 64 bits if they are asked to, or if an input needs it."""
-        if not self._variants:
-            for other in self._leaders():
-                self.history.learn(other.history)
         while True:
             with self._lock:
                 request = self._request(values, target, device, wide)
@@ -143,11 +140,15 @@ class Variants:
         """A new variant of a trace that another kernel of this function has, for a call that differs in objects alone which the
         function cannot tell apart: the layers of a model, say. The lock is held."""
         given = {self.parameters.names.index(name): value for name, value in request.statics}
-        for variant in [variant for other in self._leaders() for variant in other.like(request)] if given else ():
-            state = variant.state.like(self.function, given)
-            found = None if state is None else self._fitting([replace(variant, state=state)], values)
-            if state is not None and found is not None:
-                return self._kept(request, _with_facts_of(request, variant), state), found[1]
+        for other in self._leaders() if given else ():
+            known, self.history = self.history, self.history.with_facts_of(other.history)
+            asked = self._request(values, request.target, request.device, request.wide)
+            for variant in other.like(asked):
+                state = variant.state.like(self.function, given)
+                found = None if state is None else self._fitting([replace(variant, state=state)], values)
+                if state is not None and found is not None:
+                    return self._kept(asked, _with_facts_of(asked, variant), state), found[1]
+            self.history = known
         return None
 
     def _leaders(self) -> list[Variants]:

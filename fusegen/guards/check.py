@@ -65,7 +65,12 @@ class Question:
         inner = contents(result)
         if all(map(is_plain, others)) and (is_plain(result) or (inner is not None and all(map(is_plain, inner)))):
             answers = matcher(result)
-            return cls(slot, lambda t: answers(function(*(t if a is tensor else a for a in args), **kwargs)))
+
+            def holds(now: torch.Tensor) -> bool:
+                given = {name: now if a is tensor else a for name, a in kwargs.items()}
+                return answers(function(*(now if a is tensor else a for a in args), **given))
+
+            return cls(slot, holds)
         kept = tensor.detach().clone()
         return cls(slot, lambda t: _same_bits(t, kept))
 
@@ -73,7 +78,7 @@ class Question:
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.dtype is not other.dtype or one.shape != other.shape:
         return False
-    return torch.equal(one.detach().contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    return torch.equal(*(each.detach().reshape(-1).view(torch.uint8) for each in (one, other)))
 
 
 @dataclass(frozen=True)
@@ -209,16 +214,17 @@ class _Remembered:
     key: object
     value: Callable[[], Any]
     holds: Callable[[Any], bool] | None
+    was_empty: bool
 
     @classmethod
     def of(cls, read: Read) -> _Remembered:
-        return cls(_reference(read.slot.owner), read.slot.kind, read.slot.key, _reference(read.value), read.holds)
+        return cls(_reference(read.slot.owner), read.slot.kind, read.slot.key, _reference(read.value), read.holds, read.was_empty)
 
     def read(self) -> Read | None:
         owner, value = self.owner(), self.value()
         if owner is _DEAD or value is _DEAD:
             return None
-        return Read(Slot(owner, self.kind, self.key), value, self.holds)
+        return Read(Slot(owner, self.kind, self.key), value, self.holds, self.was_empty)
 
 
 _DEAD = object()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,9 @@ from fusegen.guards.slots import GONE, Kind, Read, Slot
 
 GUARDED = "__guarded__"
 """The attribute of a class that names those attributes of its objects by which a trace of their calls goes."""
+
+_BOUND: dict[type, tuple[str, ...]] = {MethodType: ("__func__", "__self__"), super: ("__self__", "__thisclass__")}
+"""Names of what objects of the interpreter's lead to, which are no containers."""
 
 _SHARED = (FunctionType, BuiltinFunctionType, type, ModuleType, MappingProxyType)
 """Owners that are of no object: what leads to one that is has no counterpart that leads to another one."""
@@ -59,6 +63,8 @@ class Counterparts:
         slot, owner = read.slot, self._owner(read.slot.owner)
         if slot.kind is Kind.CACHE or owner is None:  # a cache may hold what it was given for an object
             return None
+        if read.holds is not None and not read.holds(read.value):  # a container that has changed since
+            return None
         place = Slot(owner, slot.kind, slot.key)
         try:
             value = place.get()
@@ -84,7 +90,7 @@ class Counterparts:
             return False
         if is_a(one, torch.nn.Module):
             return has_identity(one) and not is_closed(kind)
-        return is_a(one, (torch.Tensor, dict, list, tuple, partial)) or hasattr(kind, GUARDED)
+        return is_a(one, (torch.Tensor, dict, list, tuple, partial, MethodType)) or hasattr(kind, GUARDED)
 
 
 def _is_shared(variables: dict[Any, Any]) -> bool:
@@ -94,8 +100,10 @@ def _is_shared(variables: dict[Any, Any]) -> bool:
 
 def _inside(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
     """What two values hold, in pairs; a pair that is none where they hold something else."""
-    names = getattr(type(one), GUARDED, ())
+    names = _BOUND.get(type(one), getattr(type(one), GUARDED, ()))
     yield from ((getattr(one, name), getattr(other, name)) for name in names)
+    if is_a(one, weakref.ref):  # that of a method gives a new one each time
+        yield weakref.ref.__call__(one), weakref.ref.__call__(other)
     inner, others = contents(one), contents(other)
     if inner is not None and others is not None and not is_a(one, torch.Tensor):
         if len(inner) != len(others):

@@ -91,6 +91,9 @@ _PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__annotations
 _NAMES_OF = frozenset({"__name__", "__qualname__", "__module__", "__doc__", "__bases__", "__mro__", "__annotations__"})
 """Attributes of classes and functions that say what they are."""
 
+_IDENTITIES = frozenset({"id", "hash", "__hash__", "__repr__"})
+"""Functions, and attributes, that give the identity of an object."""
+
 _LOOKED_UP = frozenset({"modules", "import_module", "__import__"})
 """Words by which code may reach a module that it does not name."""
 
@@ -171,6 +174,8 @@ class Reach:
         self._mentioned: set[str] = set()
         self._views: dict[type, Mapping[str, Any]] = {}
         self._holders: list[tuple[Any, str]] = []
+        self._tensors: list[torch.Tensor] = []
+        self._asked: set[str] = set()
 
     # Calls.
 
@@ -207,11 +212,13 @@ class Reach:
             if "random" in names.attributes or "random" in (*names.variables, *names.modules):
                 self._notes.random_mentioned()
             self.compares_identity |= names.compares
-            self.asks_for_ids |= not {"id", "hash"}.isdisjoint(names.variables)
+            self.asks_for_ids |= not _IDENTITIES.isdisjoint({*names.variables, *names.attributes})
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             self._modules(frame, names)
             self._globals(frame.f_globals, names, code)
             self._mention(self._holders, new)
+            self._lacking(self._tensors, names.asked - self._asked)
+            self._asked |= names.asked
 
     def _environment(self, name: object) -> None:
         """A variable of the environment, which may be missing."""
@@ -384,7 +391,7 @@ class Reach:
         value = cast(Any, inspect.getattr_static(cls, key))
         if is_a(getattr(type(value), "__get__", None), FunctionType):  # may give something new each time, as a partialmethod does
             slot = Slot(inspect.getattr_static, Kind.RESULT, (cls, key))
-        elif is_a(value := getattr(cls, key, _UNSET), MethodType):
+        elif is_a(value := getattr(cls, key, _UNSET), MethodType) and value.__self__ is cls:
             slot, value = Slot(cls, Kind.METHOD, key), value.__func__
         if value is not _UNSET:
             self._notes.note(slot, value, f"{cls.__name__}_{key}")
@@ -426,9 +433,17 @@ class Reach:
     def _held_by(self, holder: Any, name: str) -> None:
         """Attributes that a function or a tensor was given, or that a class has: those that code mentions."""
         self._notes.container(holder)
+        if is_a(holder, torch.Tensor):
+            self._tensors.append(holder)
+            self._lacking([holder], self._asked)
         if vars(holder):
             self._holders.append((holder, name))
             self._mention([(holder, name)], self._mentioned)
+
+    def _lacking(self, tensors: list[torch.Tensor], names: Set[str]) -> None:
+        """Attributes that code may find that a tensor was not given."""
+        for tensor in tensors:
+            self._notes.missing(vars(tensor), [name for name in names if not hasattr(type(tensor), name)])
 
     def _mention(self, holders: list[tuple[Any, str]], names: Set[str]) -> None:
         for holder, name in holders:
@@ -461,6 +476,7 @@ class Reach:
         self._notes.generator(value, name)
         if is_a(value, BuiltinFunctionType) and value in _QUESTIONS:
             self._ask(_QUESTIONS[value])
+        self.asks_for_ids |= value is id or value is hash
         inner = contents(value)
         if is_a(value, _STREAMS):
             self._notes.deed(f"uses {name!r}, a {type(value).__name__}", None)

@@ -21,7 +21,7 @@ class Kind(Enum):
     PARAMETER = "{o}._parameters[{k}]"
     BUFFER = "{o}._buffers[{k}]"
     SUBMODULE = "{o}._modules[{k}]"
-    METHOD = "getattr({o}, {k}).__func__"
+    METHOD = "(m.__func__ if (m := getattr({o}, {k})).__self__ is {o} else None)"  # bound to the owner
     DEFINED = "{o}.__dict__[{k}]"
     HAS = "hasattr({o}, {k})"
     CELL = "{o}.__closure__[{k}].cell_contents"
@@ -63,8 +63,6 @@ class Slot:
         is_name = isinstance(self.key, str) and self.key.isidentifier() and self.key.isascii() and not iskeyword(self.key)
         if self.kind is Kind.ATTRIBUTE and is_name:
             return f"{owner}.{self.key}"
-        if self.kind is Kind.METHOD and is_name:
-            return f"{owner}.{self.key}.__func__"
         return self.kind.value.format(o=owner, k=repr(self.key) if type(self.key) in (str, int) else key)
 
 
@@ -75,7 +73,7 @@ _GETTERS: dict[Kind, Callable[[Any, Any], Any]] = {
     Kind.PARAMETER: lambda owner, key: owner._parameters[key],
     Kind.BUFFER: lambda owner, key: owner._buffers[key],
     Kind.SUBMODULE: lambda owner, key: owner._modules[key],
-    Kind.METHOD: lambda owner, key: getattr(owner, key).__func__,
+    Kind.METHOD: lambda owner, key: method.__func__ if (method := getattr(owner, key)).__self__ is owner else None,
     Kind.DEFINED: lambda owner, key: owner.__dict__[key],
     Kind.HAS: hasattr,
     Kind.CELL: lambda owner, key: owner.__closure__[key].cell_contents,

@@ -173,7 +173,9 @@ PyObject *read(Place place, PyObject *owner, PyObject *key) {
       return PyObject_CallObject(owner, key);
     case Place::method: {
       const Object found(PyObject_GetAttr(owner, key));
-      return found ? PyObject_GetAttrString(found, "__func__") : nullptr;
+      if (!found) return nullptr;
+      const bool is_its_own = PyMethod_Check(found.get()) && PyMethod_GET_SELF(found.get()) == owner;
+      return Py_NewRef(is_its_own ? PyMethod_GET_FUNCTION(found.get()) : Py_None);
     }
     case Place::has:
       return has(owner, key);

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 import fusegen as fg
 from fusegen.compiler import variants
@@ -99,6 +100,14 @@ def test_a_later_change_of_either_layer_is_seen(traces: list[str]) -> None:
     assert len(traces) == 4
 
 
+def test_a_container_that_has_changed_since_it_was_read(traces: list[str]) -> None:
+    one, other = Layer(), Layer(parts=[9, 2])
+    agree(one)
+    one.parts[0] = 9
+    agree(other)
+    assert len(traces) == 2
+
+
 def test_a_layer_that_is_gone_leaves_nothing_alive(traces: list[str]) -> None:
     layer, kernel = Layer(), fg.kernel(Layer.forward)
     kernel(layer, randn(3, WIDTH))
@@ -122,6 +131,15 @@ def test_layers_whose_parts_are_other_layers(traces: list[str]) -> None:
         object.__setattr__(layer, "before", before)
     agree(*layers[1:])
     assert len(traces) == 1
+
+
+def test_a_size_that_another_kernel_needs_as_a_number_stays_a_size() -> None:
+    def either(x: Tensor, has_windows: bool) -> Tensor:
+        return x.unfold(0, 2, 1) + 1 if has_windows else x + 1
+
+    kernels, x = [fg.kernel(either) for _ in range(2)], randn(3, WIDTH)
+    windows, others = (kernel.lower(x, flag).traced.inputs[0].shape for kernel, flag in zip(kernels, (True, False), strict=True))
+    assert windows == (3, WIDTH) != others
 
 
 class Tied(Layer):
@@ -196,12 +214,83 @@ class Asks(Layer):
         return x * 2 if self.scale.item() > 1 else x * 3
 
 
+class ByOwnHash(Registered):
+    def number(self) -> float:
+        return REGISTRY[self.__hash__()]
+
+
+class ByWords(Registered):
+    def number(self) -> float:
+        return REGISTRY[object.__repr__(self)]
+
+
+identity = id
+
+
+class ByAlias(Registered):
+    def number(self) -> float:
+        return REGISTRY[identity(self)]
+
+
+WEIGHTED: Any = WeakTensorKeyDictionary()
+
+
+class ByWeight(Registered):
+    def number(self) -> float:
+        return WEIGHTED[self.weight]
+
+
+class IsNamed(Registered):
+    def number(self) -> float:
+        return 2.0 if self is NAMED["first"] else 3.0
+
+
+NAMED: Any = weakref.WeakValueDictionary()
+
+
+class Scaled(Layer):
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Inheriting(Scaled):
+    base: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base.scaled(x)
+
+
+class Tagged(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) * getattr(self.norm.weight, "tag", 3)
+
+
 def _registered(cls: type[Layer], key: Callable[[Any], Any]) -> tuple[Layer, Layer]:
     one, other = cls(), cls()
     REGISTRY.update({key(one): 2.0, key(other): 5.0})
     MARKED.update({one: 2.0, other: 5.0})
+    WEIGHTED.update({one.weight: 2.0, other.weight: 5.0})
+    NAMED["first"] = one
     FIRST[:] = [one]
     return one, other
+
+
+def _method_of_the_first(wrapped: Callable[[Any], Any]) -> tuple[Layer, Layer]:
+    one, other = Scaled(), Scaled(scale=torch.tensor(3.0))
+    one.activation = other.activation = wrapped(one.scaled)
+    return one, other
+
+
+def _base_of_the_first() -> tuple[Layer, Layer]:
+    one, other = Inheriting(), Inheriting(scale=torch.tensor(3.0))
+    one.base = other.base = super(Inheriting, one)
+    return one, other
+
+
+def _tagged() -> tuple[Layer, Layer]:
+    other = Tagged()
+    other.norm.weight.tag = 2  # type: ignore[attr-defined]
+    return Tagged(), other
 
 
 def _hooked() -> tuple[Layer, Layer]:
@@ -232,6 +321,9 @@ OTHERS: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
         Layer(activation=functools.partial(F.softmax, dim=1)),
     ),
     "a list": lambda: (Layer(), Layer(parts=[4, 2])),
+    "a method of the first": lambda: _method_of_the_first(lambda method: method),
+    "a method of the first with arguments": lambda: _method_of_the_first(functools.partial),
+    "the base of the first": _base_of_the_first,
     "a part of another class": lambda: (Layer(), Layer(norm=nn.Linear(WIDTH, WIDTH))),
     "a part without a bias": lambda: (Layer(), Layer(norm=nn.LayerNorm(WIDTH, bias=False))),
     "one weight in place of two": lambda: (_apart(Tied()), _tied(Tied())),
@@ -242,6 +334,12 @@ OTHERS: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
     "a forward pass of its own": _own_forward,
     "by its identity": lambda: _registered(ById, id),
     "by its hash": lambda: _registered(ByHash, hash),
+    "by its own hash": lambda: _registered(ByOwnHash, hash),
+    "by its words": lambda: _registered(ByWords, object.__repr__),
+    "by another name of its identity": lambda: _registered(ByAlias, id),
+    "by its weight": lambda: _registered(ByWeight, id),
+    "as a weak value": lambda: _registered(IsNamed, id),
+    "an attribute of a weight": _tagged,
     "as a key": lambda: _registered(ByItself, lambda layer: layer),
     "as a weak key": lambda: _registered(ByReference, id),
     "the first": lambda: _registered(IsFirst, id),

@@ -242,3 +242,16 @@ def test_a_damaged_plan_is_made_anew(plans: Callable[[], int], kept_plans: Path)
         assert torch.equal(fg.kernel(_norm)(x, weight), wanted)
         assert plans() > made
         made = plans()
+
+
+def test_a_later_size_of_a_plan_is_kept_by_its_name_alone(plans: Callable[[], int], kept_plans: Path) -> None:
+    kernel, weight = fg.kernel(_norm), randn(16)
+    for rows in (5, 7):
+        kernel(randn(rows, 16), weight)
+    before = set(kept_plans.iterdir())
+    kernel(randn(9, 16), weight)
+    (name,) = set(kept_plans.iterdir()) - before
+    assert name.stat().st_size < 200
+    made = plans()
+    fg.kernel(_norm)(randn(9, 16), weight)
+    assert plans() == made

@@ -469,6 +469,14 @@ def _held(value: Any, read: Callable[[Any], float], change: Callable[[Any], obje
 
 Change: TypeAlias = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
 
+_ONE = torch.tensor(1.0)
+
+
+class Scaling(Settings):
+    def scaled(self) -> float:
+        return self.scale
+
+
 CHANGES: dict[str, Callable[[], Change]] = {
     "variables of a context manager's function": _closed_over_by_a_library,
     "variables of a comparison": _ordered,
@@ -487,6 +495,20 @@ CHANGES: dict[str, Callable[[], Change]] = {
         type("A", (), {"scale": None}), lambda a: a.scale or 2.0, lambda a: setattr(a, "scale", 3.0)
     ),
     "an attribute that hides an answer of a metaclass": _answered_by_a_metaclass,
+    "a method of another object": _held(Scaling(), lambda o: o.scaled(), lambda o: setattr(o, "scaled", Scaling(3.0).scaled)),
+    "a tensor that is asked by keyword": _held(
+        SimpleNamespace(flag=torch.tensor(1.0)),
+        lambda o: 2.0 if torch.is_nonzero(input=o.flag) else 3.0,
+        lambda o: setattr(o, "flag", torch.tensor(0.0)),
+    ),
+    "a number that is compared with another tensor": _held(
+        SimpleNamespace(flag=torch.tensor(1.0)),
+        lambda o: 2.0 if torch.equal(o.flag, _ONE) else 3.0,
+        lambda o: setattr(o, "flag", torch.tensor(0.0)),
+    ),
+    "an attribute of a tensor": _held(
+        SimpleNamespace(flag=torch.tensor(1.0)), lambda o: getattr(o.flag, "tag", 2.0), lambda o: setattr(o.flag, "tag", 3.0)
+    ),
     "an exception": _held(ValueError(2), lambda e: e.args[0], lambda e: setattr(e, "args", (3,))),
     "a text stream": _held(io.StringIO("ab"), lambda s: len(s.getvalue()), lambda s: s.write("abc")),
     "a queue": _held(queue.SimpleQueue(), lambda q: q.qsize(), lambda q: q.put(1)),
