@@ -166,7 +166,7 @@ def peak_bytes(call: Call, device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-# Whether a result is right: nobody is timed at computing something else.
+# Results are compared: nobody is timed at computing something else.
 
 
 _TOLERANCES: Mapping[torch.dtype, float] = {

@@ -103,7 +103,7 @@ def _fact(low: Lowered, step: Step) -> StepFact:
     return StepFact(step.kernel.name, kind, step.grid(low.sizes), step.block, step.shared_bytes, *figures, reason, fast_math)
 
 
-# What fusing saves, in words: launches and bytes of torch eager beside those of a program.
+# The savings of fusing, in words: launches and bytes of torch eager beside those of a program.
 
 
 @dataclass(frozen=True)

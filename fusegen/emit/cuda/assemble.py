@@ -72,7 +72,7 @@ def _part(*_: object) -> str:
     return f"__device__ __forceinline__ void {PART}"
 
 
-# What a CUDA text uses of primitives that exist for several types and widths.
+# The primitives that a CUDA text uses, of those that exist for several types and widths.
 
 
 _MOVED = re.compile(r"\b(?:load|store)_(?:lanes|vec|part|window)<(\w+)>")

@@ -137,7 +137,7 @@ def _is_matrix(part: Part, axes: Axes, offset: Index) -> bool:
     return same(offset, linearize(lane_position(axes, 0), part.domain.shape))
 
 
-# How each skeleton of products is laid out: its plan, how operands reach it and results leave it, and how many blocks it takes.
+# The layout of each skeleton of products: its plan, how operands reach it and results leave it, and how many blocks it takes.
 
 
 _LINE = 64  # elements of the depth in a line of 128 bytes

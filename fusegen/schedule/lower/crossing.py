@@ -76,7 +76,7 @@ def _lies_across(read: Read, row: sympy.Symbol, column: sympy.Symbol) -> bool:
     return pattern_of(read.offset, row) is Pattern.VECTOR and pattern_of(read.offset, column) is Pattern.GATHER
 
 
-# What a pointwise kernel computes, before anything is decided about how.
+# The math of a pointwise kernel, before its layout is decided.
 
 
 @dataclass(frozen=True)
