@@ -61,20 +61,20 @@ def test_nothing_where_it_is_off_or_quick(patience: float, monkeypatch: pytest.M
 
 
 class _Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, factor: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
+        self.weight, self.factor = nn.Parameter(torch.ones(4)), factor  # layers that are alike would be traced once
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.3)  # many ticks; a call that looks at the stream instead would be refused
-        return (x * self.weight).exp()
+        return (x * self.weight * self.factor).exp()
 
 
 def test_a_bar_of_layers_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich.progress")  # before the first layer, not while it is traced
     monkeypatch.setenv("FORCE_COLOR", "1")  # by which rich takes any stream for a terminal
     monkeypatch.setattr(progress, "_PAUSE", 0.5)
-    model = nn.Sequential(*(_Layer() for _ in range(3)))
+    model = nn.Sequential(*(_Layer(factor) for factor in range(3)))
     fg.patch(model, only=[_Layer])
     with redirect_stderr(io.StringIO()) as stderr:
         model(torch.ones(2, 4))
