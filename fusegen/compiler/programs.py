@@ -46,7 +46,7 @@ _MOST_KEPT = 256  # of them, by one process
 
 @dataclass(frozen=True, repr=False)
 class StoredForm:
-    """What a call needs of a form, as the cache keeps it.
+    """A form as the cache keeps it: all that a call needs.
 
     Attributes:
         call: what runs the form.

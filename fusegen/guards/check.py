@@ -83,7 +83,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """What was seen of one run of a function.
+    """The facts of one run of a function.
 
     Attributes:
         reads: in their order.
@@ -189,8 +189,6 @@ class State:
         if any(place < 0 for place, _ in (*self._questions, *self._used)):
             return None
         questions = [Question(reads[place].slot, holds) for place, holds in self._questions]
-        if not all(question.holds(question.slot.get()) for question in questions):
-            return None
         used = [replace(each, slot=reads[place].slot) for place, each in self._used]
         return State(function, arguments, replace(self._run, reads=reads, questions=questions, used=used))
 

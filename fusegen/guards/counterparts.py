@@ -1,7 +1,7 @@
-"""Objects in the places of others: what a function reads of one layer has a counterpart in another layer that is like it.
+"""Objects in the places of others: the reads of a function of one layer have counterparts in another layer that is like it.
 
-A function that reads the same of both does the same. It could tell them apart by what it reads, or by their identity: so each
-object has one counterpart, and is that of one object.
+A function that reads the same of both does the same. It could tell them apart by a read, or by their identity: so each object has
+one counterpart, and is that of one object.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _is_shared(variables: dict[Any, Any]) -> bool:
 
 
 def _inside(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
-    """What two values hold, in pairs; a pair that is none where they hold something else."""
+    """The contents of two values, in pairs; an unequal pair where there are more in one."""
     names = _BOUND.get(type(one), getattr(type(one), GUARDED, ()))
     yield from ((getattr(one, name), getattr(other, name)) for name in names)
     if is_a(one, weakref.ref):  # that of a method gives a new one each time
