@@ -219,7 +219,7 @@ class _Tuner:
             found = tree_leaves((results, given))
             if wanted is None:
                 wanted = found
-            elif not self.variant.call.keys:  # what is drawn differs
+            elif not self.variant.call.keys:  # random bits differ from call to call
                 share = _BESIDE if has_jumps(self.variant.graph) else 0.0
                 _check_alike(launch.kernel.name, plan, found, wanted, share)
             calls[str(number)] = call

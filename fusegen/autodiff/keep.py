@@ -261,7 +261,7 @@ class _Network:
 
     def __init__(self, count: int) -> None:
         self._ends: list[int] = []
-        self._left: list[int] = []  # what an edge can still carry
+        self._left: list[int] = []  # capacity of each edge that is not used yet
         self._edges: list[list[int]] = [[] for _ in range(count)]
 
     def join(self, start: int, end: int, capacity: int) -> None:

@@ -263,7 +263,7 @@ def check_own(options: argparse.Namespace) -> None:
         ArgumentError: saying which.
     """
     if options.show is not None or options.bars is not None:
-        return  # which are refused beside names and all that says what to time
+        return  # refused beside names and all that says what to time
     if not are_own(options.names, options):
         if options.dtype is not None:
             what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"

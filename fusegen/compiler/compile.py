@@ -103,7 +103,7 @@ class Compiled:
 
     @property
     def call(self) -> Call:
-        """What runs it."""
+        """The steps of a call, as data."""
         return self.form.call
 
     @property

@@ -107,7 +107,7 @@ class Form:
 
     @property
     def call(self) -> Call:
-        """What runs it."""
+        """The steps of a call, as data."""
         return self.program.call
 
     @cached_property

@@ -11,14 +11,10 @@ import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import sympy
-import torch
 
 from fusegen.compiler.alternatives import Alternatives, prepared
 from fusegen.compiler.forms import Form
@@ -86,7 +82,7 @@ class Programs:
         self._graph, self.target, self._wide = graph, target, wide
         self._lock = new_lock()
         self._known: dict[str, AnyForm] = {}  # by the names of their files
-        self._stored: dict[str, StoredForm] = {}  # by their digests
+        self._stored: dict[str, StoredForm] = {}  # those with text, by their digests
         self._without_text: dict[str, AnyForm] = {}  # of `_known`, those whose text is not in the cache
         self._written: dict[tuple[int, bool], str] = {}  # digests, by the id of a form of `_known`, and whether with its text
 
@@ -131,7 +127,7 @@ class Programs:
     def alternatives(self) -> Alternatives:
         """All that there are."""
         graph, target = self._graph, self.target
-        if target.backend is Backend.CPU:  # which has no such functions
+        if target.backend is Backend.CPU:  # it has no such functions
             graph = replace(graph, fast_math=False)
         rows = with_wide_sums(with_views_below_products(graph), target)
         by_library = with_library_attention(rows, target)
@@ -164,9 +160,12 @@ class Programs:
         """The form of a file; None where there is none, or it is damaged."""
         with suppress(OSError, ValueError, zlib.error, FusegenError, RecursionError):
             digest = _read(name).decode()
-            if digest not in self._stored:
-                self._stored[digest] = decode(json.loads(zlib.decompress(_read(digest))), StoredForm, digest)
-            return self._stored[digest]
+            if digest in self._stored:
+                return self._stored[digest]
+            form: StoredForm = decode(json.loads(zlib.decompress(_read(digest))), StoredForm, digest)
+            if form.sources is not None:  # else the text of another size, with the same call, may be another one
+                self._stored[digest] = form
+            return form
         return None
 
     def _has_text(self, form: AnyForm) -> bool:
@@ -196,8 +195,8 @@ class Programs:
     @cached_property
     def _digest(self) -> str:
         """The digest of all that plans follow from, but for the sizes and what was measured."""
-        given = (generator(), self.target, self._wide, self._graph, self._graph.locations)
-        return hashlib.sha256(_canonical(given).encode()).hexdigest()
+        given = (generator(), self.target, self._wide, self._graph.facts, self._graph.locations)
+        return hashlib.sha256(repr(given).encode()).hexdigest()
 
 
 @lru_cache(maxsize=256)
@@ -233,31 +232,3 @@ def _write(folder: Path, form: StoredForm) -> str:
     digest = hashlib.sha256(content).hexdigest()
     write_atomically(folder / digest, sealed(content))
     return digest
-
-
-def _canonical(value: Any) -> str:
-    """A value as text, the same in all processes, and another one for another value.
-
-    Raises:
-        TypeError: for a value of a type that graphs do not hold.
-    """
-    if value is None or isinstance(value, bool | int | float | str):
-        return repr(value)
-    if isinstance(value, Enum):
-        return f"{type(value).__name__}.{value.name}"
-    if isinstance(value, sympy.Basic):
-        return _canonical_expression(value)
-    if isinstance(value, tuple | list):
-        return f"({','.join(map(_canonical, value))})"
-    if isinstance(value, frozenset):
-        return f"{{{','.join(sorted(map(_canonical, value)))}}}"
-    if isinstance(value, torch.dtype | torch.device):
-        return str(value)
-    if is_dataclass(value):
-        return f"{type(value).__name__}({','.join(_canonical(getattr(value, field.name)) for field in fields(value))})"
-    raise TypeError(f"a {type(value).__name__} in a graph")
-
-
-@lru_cache(maxsize=1 << 12)
-def _canonical_expression(value: sympy.Basic) -> str:
-    return str(sympy.srepr(value))

@@ -7,7 +7,7 @@ A node refers to its operands by their position in ``Graph.nodes``, so that grap
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
@@ -166,6 +166,11 @@ class Graph:
     def input_spec(self, name: str) -> InputSpec:
         """The input of a name."""
         return next(spec for spec in self.inputs if spec.name == name)
+
+    @property
+    def facts(self) -> str:
+        """All that equality compares, as a text that is the same in all processes, for digests."""
+        return repr(tuple(getattr(self, each.name) for each in fields(self) if each.compare))
 
     @cached_property
     def ancestors(self) -> tuple[frozenset[int], ...]:

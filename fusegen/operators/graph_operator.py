@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -53,8 +53,7 @@ class Assumed:
     def name(self) -> str:
         """The operator's name: that of the function, and a digest of the graph."""
         relations = tuple(map(str, self.relations))
-        facts = tuple(getattr(self.graph, field.name) for field in fields(self.graph) if field.compare)
-        text = repr((facts, self.sizes, relations, self.wrt, self.recompute, self.boxed))
+        text = repr((self.graph.facts, self.sizes, relations, self.wrt, self.recompute, self.boxed))
         return f"{plain(self.graph.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

@@ -143,7 +143,7 @@ def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
     if step.group.kind is GroupKind.ATTENTION:
         return _of_attention(step, graph, matmuls, sizes)
     count = sum(_of_node(graph, position, wanted[position], sizes) for position in _distinct(graph, wanted))
-    if isinstance(step, LibraryProduct):  # which may be a part of a matmul
+    if isinstance(step, LibraryProduct):  # perhaps a part of a matmul
         whole = prod(formula(extent)(sizes) for extent in graph.nodes[step.group.anchors[0]].shape)
         count = count * prod(extent(sizes) for extent in step.out.shape) // max(whole, 1)
     return Flops(count, _dtype(step, graph, wanted, matmuls), bool(matmuls), tuple(_uncounted(graph, step, wanted)))

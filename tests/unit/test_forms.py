@@ -15,15 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler import variants
+from fusegen.compiler import forms, variants
 from fusegen.compiler.forms import Form, Forms
 from fusegen.compiler.passes import forget_programs
 from fusegen.compiler.programs import Programs
 from fusegen.lowered import Lowered
 from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.expected import CLASSES
-from fusegen.schedule.plan import ContractionPlan, MmaPlan
+from fusegen.schedule.plan import ContractionPlan, LanePlan, MmaPlan, PointwisePlan
 from fusegen.schedule.program import LibraryProduct, Program
+from fusegen.source import Source
 from tests.unit.eager import randn
 from tests.unit.lowering import meta
 
@@ -57,14 +58,14 @@ def test_one_kernel_has_different_plans_for_different_numbers_of_rows() -> None:
 
 def test_the_forms_are_a_list_that_every_call_is_in() -> None:
     kernel = fg.kernel(linear_gelu)
-    forms = lowered(kernel, 512).plans
-    ranges = [each.rows["x_dim0"] for each in forms]
+    plans = lowered(kernel, 512).plans
+    ranges = [each.rows["x_dim0"] for each in plans]
     assert ranges[0].start == 1 and all(a.stop == b.start for a, b in itertools.pairwise(ranges))
     for rows in (*ROWS[1:], 97, 300, 5000, 65536):
         low = lowered(kernel, rows)
-        (found,) = (each for each in forms if rows in each.rows["x_dim0"])
+        (found,) = (each for each in plans if rows in each.rows["x_dim0"])
         assert low.program == found.program and low.sources == found.sources
-    assert 3 <= len(forms) <= len(CLASSES)
+    assert 3 <= len(plans) <= len(CLASSES)
 
 
 def test_a_loop_over_sizes_makes_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +231,23 @@ def test_a_kernel_on_other_lines_has_a_text_of_its_own(plans: Callable[[], int])
         plans()
         texts.add(kernel.lower(x).sources[0].text)
     assert len(texts) == 2
+
+
+def test_texts_of_two_plans_with_one_call_stay_apart(plans: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that nobody has run are kept without their texts, which may differ all the same."""
+
+    def texts(first: LanePlan, second: LanePlan) -> list[tuple[Source, ...]]:
+        chosen = {64: first, 128: second}
+        monkeypatch.setattr(forms, "preferred", lambda _, sizes, *__: chosen[sizes["x_dim0"]])
+        plans()
+        kernel = fg.kernel(lambda x: F.gelu(x) * 2)
+        return [kernel.lower(meta(rows, 1024), target="sm_90a").sources for rows in chosen]
+
+    (launch,) = fg.kernel(lambda x: F.gelu(x) * 2).lower(meta(64, 1024), target="sm_90a").program.launches
+    layouts = {plan: (plan.threads, plan.lanes * plan.unroll) for plan in launch.candidates if isinstance(plan, PointwisePlan)}
+    alike = next(pair for pair in itertools.combinations(layouts, 2) if layouts[pair[0]] == layouts[pair[1]])
+    planned = texts(*alike)
+    assert planned[0] != planned[1] and texts(*alike) == planned
 
 
 def test_a_damaged_plan_is_made_anew(plans: Callable[[], int], kept_plans: Path) -> None:

@@ -138,7 +138,7 @@ def _key(graph: Graph, group: Group | None) -> Hashable | None:
         return None
     products = group.parts[0].products
     operands = skeleton_named(group.skeleton).operands(graph, products[0])
-    assert operands is not None  # which its skeleton reads
+    assert operands is not None  # its skeleton reads them
     return group.skeleton, operands.a, operands.a_major, operands.b_major, graph.nodes[products[0]].dtype, len(products)
 
 
