@@ -37,7 +37,7 @@ class Counterparts:
     def __init__(self) -> None:
         self._of: dict[int, tuple[Any, Any]] = {}  # by ids, with the objects, whose ids stay theirs
         self._attributes: dict[int, Any] = {}  # of objects, by the ids of the dictionaries that hold them
-        self._taken: dict[int, int] = {}
+        self._taken: set[int] = set()
 
     def add(self, one: Any, other: Any) -> bool:
         """Makes an object the counterpart of another one, and likewise what both hold; False where a function could tell."""
@@ -48,7 +48,7 @@ class Counterparts:
         if id(other) in self._taken or not (one is other or self._may_stand_for(one, other)):
             return False
         self._of[id(one)] = one, other
-        self._taken[id(other)] = id(one)
+        self._taken.add(id(other))
         if is_a(one, (torch.Tensor, torch.nn.Module, FunctionType)):
             self._attributes[id(vars(one))] = vars(other)
         return all(self.add(*pair) for pair in _inside(one, other))
@@ -56,7 +56,7 @@ class Counterparts:
     def put(self, one: Any, other: Any) -> None:
         """Makes a function the counterpart of another one that was made alike."""
         self._of[id(one)] = one, other
-        self._taken[id(other)] = id(one)
+        self._taken.add(id(other))
 
     def read(self, read: Read) -> Read | None:
         """The same read of the counterpart; None where that holds something else, or something that has no counterpart."""

@@ -7,12 +7,14 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node
 from torch.utils.weak import WeakTensorKeyDictionary
 
 import fusegen as fg
@@ -140,6 +142,28 @@ def test_a_size_that_another_kernel_needs_as_a_number_stays_a_size() -> None:
     kernels, x = [fg.kernel(either) for _ in range(2)], randn(3, WIDTH)
     windows, others = (kernel.lower(x, flag).traced.inputs[0].shape for kernel, flag in zip(kernels, (True, False), strict=True))
     assert windows == (3, WIDTH) != others
+
+
+@dataclass
+class Held:
+    """A result, and the layer that it is of."""
+
+    result: Tensor
+    layer: nn.Module
+
+
+register_pytree_node(Held, lambda held: ([held.result], held.layer), lambda results, layer: Held(*results, layer))
+
+
+def test_results_that_hold_the_layer() -> None:
+    def held(layer: Layer, x: Tensor) -> Held:
+        return Held(layer(x), layer)
+
+    x, layers = randn(3, WIDTH), [Layer() for _ in range(2)]
+    for kernel, layer in [(fg.kernel(held), layer) for layer in layers]:
+        found = kernel(layer, x)
+        assert found.layer is layer
+        torch.testing.assert_close(found.result, layer(x))
 
 
 class Tied(Layer):
