@@ -45,6 +45,7 @@ class Bound(Interpreter):
         approximate: whether functions of 16-bit results may be approximate.
         stored: whether 16-bit values may be rounded on the way, since a kernel leaves them to another in memory.
         streamed: whether weights meet values before they are divided by their sum, and are rounded to 16 bits there.
+        masked_by_sums: whether torch's attention may add minus infinity to what a mask leaves out, which makes NaN of infinity.
         factor: of the error of products.
         sharp: whether a value's second use is the same number, and a sum of numbers that are known is rounded once.
     """
@@ -58,13 +59,14 @@ class Bound(Interpreter):
         approximate: bool = False,
         stored: bool = False,
         streamed: bool = False,
+        masked_by_sums: bool = False,
         factor: float = 1.0,
         sharp: bool = False,
     ) -> None:
         super().__init__(apply(_EXPANSION, graph), inputs, scalars, torch.device("cpu"))
         graph = self.graph
         self.approximate = approximate and any(graph.nodes[o].dtype.is_narrow for o in graph.outputs)
-        self.stored, self.streamed = stored, streamed
+        self.stored, self.streamed, self.masked_by_sums = stored, streamed, masked_by_sums
         self.factor = factor
         self.sharp = sharp
         self.one = sharp and not stored  # what is stored in 16 bits on the way may differ from what is not
@@ -208,7 +210,10 @@ class Bound(Interpreter):
         assert isinstance(condition, Exact)
         if node.dtype.is_float:
             m = self._arithmetic(node.dtype.compute)
-            return m.where(condition, *(converted_hull(_as_float(x), node.dtype.compute) for x in (a, b)))
+            kept, other = (converted_hull(_as_float(x), node.dtype.compute) for x in (a, b))
+            if self.masked_by_sums and bool((other.hi == -torch.inf).all()):
+                other = hull(other, m.add(kept, other))
+            return m.where(condition, kept, other)
         assert isinstance(a, Exact) and isinstance(b, Exact)
         value = torch.where(condition.value, a.value, b.value)
         sure = torch.where(condition.value, a.sure, b.sure) & condition.sure | (a.sure & b.sure & (a.value == b.value))

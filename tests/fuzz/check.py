@@ -188,14 +188,15 @@ def claims(prepared: Prepared, *, sharp: bool = False) -> tuple[tuple[Tensor, ..
     exact = evaluate(low.traced, inputs, scalars)
     read = read_by(low)
     stored = any(s.dtype.is_half and s.role is not Role.INPUT and s.key in read for s in low.program.buffers)
-    streamed = any(group.kind in (GroupKind.ATTENTION, GroupKind.CALL) for group in low.groups)  # by us, or by torch
+    kinds = {group.kind for group in low.groups}
     bound = Bound(
         low.traced,
         inputs,
         scalars,
         approximate=low.target.name != "cpu",
         stored=stored,
-        streamed=streamed,
+        streamed=bool(kinds & {GroupKind.ATTENTION, GroupKind.CALL}),
+        masked_by_sums=GroupKind.CALL in kinds,
         factor=4.0 if device == "cuda" else 1.0,
         sharp=sharp,
     )

@@ -307,7 +307,8 @@ REDUCTIONS = (
     "{{0}}.max({dims}[0], {keep}).values", "{{0}}.min({dims}[-1], {keep}).indices", "{{0}}.argmax({dims}[-1], {keep})",
     "{{0}}.cumsum({dims}[-1])", "{{0}}.cumprod({dims}[0])", "{{0}}.cummax({dims}[0]).values", "{{0}}.cummin({dims}[-1]).values",
     "{{0}}.cummax({dims}[-1]).indices", "{{0}}.cummin({dims}[0]).indices", "{{0}}.mul(1.0).logcumsumexp({dims}[-1])",
-    "{{0}}.sort({dims}[-1]).values", "{{0}}.sort({dims}[0], descending=True).indices", "{{0}}.topk(1, {dims}[-1], {keep}).values",
+    "{{0}}.sort({dims}[-1]).values", "{{0}}.sort(dim={dims}[0], descending=True, stable=True).indices",
+    "{{0}}.topk(1, {dims}[-1], {keep}).values",
     "{{0}}.topk(1, {dims}[-1], {keep}).indices", "{{0}}.sort(-1, {keep}).values[..., :3].softmax(-1)",
     "{{0}}.kthvalue(1, {dims}[0], {keep}).values", "{{0}}.median({dims}[-1], {keep}).values",
 )  # fmt: skip

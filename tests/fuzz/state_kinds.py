@@ -173,7 +173,7 @@ ABSENT = {
         "class ${v}_base: ...\nclass $v(${v}_base): ...", "(2 if hasattr($v, 'e') else 3)", "${v}_base.e = $n", "del ${v}_base.e",
     ),
     "class attribute by an exception": called(
-        "def f(x):\n    try:\n        return x * $v.e\n    except AttributeError:\n        return x", "class $v: ...", "$k(x)",
+        "def f(x):\n    try:\n        return x * $v.e\n    except AttributeError:\n        return x * 3", "class $v: ...", "$k(x)",
         changes=("$v.e = $n", "del $v.e"),
     ),
     "missing attribute of the own class": holder(

@@ -328,7 +328,7 @@ kernel = fg.kernel(lambda x: F.softmax(x, -1))
 (launch,) = fg.tune(kernel, torch.randn(40, 500)).launches
 assert launch.plan == launch.candidates[3].plan
 bound = []
-from fusegen.runtime import dispatch
+from fusegen.compiler import dispatch
 measured = dispatch.in_measured_form
 dispatch.in_measured_form = lambda *given: bound.append(measured(*given)) or bound[-1]
 kernel(torch.randn(40, 500))
