@@ -51,19 +51,21 @@ struct Program {
   bool (*run)(const Tensors&, Ints, Words, Tensors&);
 };
 
+// Torch's own printers (of SymInts, devices) are not called with a stream of this file: they crash where the two have different C++
+// libraries, as with a compiler that links its own statically.
 inline std::string described(const Tensors& tensors) {
   std::string text;
   for (const at::Tensor& tensor : tensors) {
-    text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + c10::str(tensor.sym_sizes());
-    if (!tensor.is_contiguous()) text += c10::str(" of strides ", tensor.sym_strides());
+    text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + c10::str(tensor.sizes());
+    if (!tensor.is_contiguous()) text += c10::str(" of strides ", tensor.strides());
   }
   return text;
 }
 
 [[noreturn]] inline void refuse(const char* name, const Tensors& tensors, const char* built, at::ArrayRef<size_t> written = {}) {
   const bool is_strided = std::any_of(written.begin(), written.end(), [&](size_t n) { return !tensors[n].is_contiguous(); });
-  TORCH_CHECK_TYPE(false, name, " was not built for ", described(tensors), " on ", tensors[0].device(), "; it was built for ", built,
-                   "\n  try: ", is_strided ? "write to a contiguous tensor: what is written to cannot be copied first"
+  TORCH_CHECK_TYPE(false, name, " was not built for ", described(tensors), " on ", tensors[0].device().str(), "; it was built for ",
+                   built, "\n  try: ", is_strided ? "write to a contiguous tensor: what is written to cannot be copied first"
                                            : "build it for such a call too: fusegen build --format extension");
 }
 
@@ -72,7 +74,7 @@ inline Tensors run(const char* name, at::ArrayRef<Program> programs, int kind, T
                    at::ArrayRef<size_t> written, const char* built) {
   const at::Device device = tensors[0].device();
   for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK_TYPE(tensor.device() == device, name, ": tensors are on ", device, " and on ", tensor.device());
+    TORCH_CHECK_TYPE(tensor.device() == device, name, ": tensors are on ", device.str(), " and on ", tensor.device().str());
   }
   const int wanted = device.is_cuda() ? capability(device.index()) : 0;
   Tensors out;
