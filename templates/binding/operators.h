@@ -51,13 +51,18 @@ struct Program {
   bool (*run)(const Tensors&, Ints, Words, Tensors&);
 };
 
-// Torch's own printers (of SymInts, devices) are not called with a stream of this file: they crash where the two have different C++
-// libraries, as with a compiler that links its own statically.
+// Texts only: a number in a stream crashes where the compiler links a C++ library of its own statically, beside torch's.
+inline std::string listed(at::IntArrayRef numbers) {
+  std::string text;
+  for (int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return "[" + text + "]";
+}
+
 inline std::string described(const Tensors& tensors) {
   std::string text;
   for (const at::Tensor& tensor : tensors) {
-    text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + c10::str(tensor.sizes());
-    if (!tensor.is_contiguous()) text += c10::str(" of strides ", tensor.strides());
+    text += (text.empty() ? "" : ", ") + std::string(c10::toString(tensor.scalar_type())) + listed(tensor.sizes());
+    if (!tensor.is_contiguous()) text += " of strides " + listed(tensor.strides());
   }
   return text;
 }

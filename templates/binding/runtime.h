@@ -257,7 +257,7 @@ inline int capability(int device) {  // of the device, such as 90
 
 inline void* current_stream(int device) {
   void* stream = nullptr;
-  TORCH_CHECK(!driver().stream(device, &stream), "torch gives no stream of device ", device);
+  TORCH_CHECK(!driver().stream(device, &stream), "torch gives no stream of device ", std::to_string(device));
   return stream;
 }
 
@@ -294,8 +294,8 @@ inline void make_current(int device) {
 
 inline void launch(Kernel& kernel, int device, int64_t grid, unsigned block, void** arguments, void* stream, bool overlaps) {
   if (!grid) return;
-  TORCH_CHECK(grid <= INT32_MAX, kernel.entry, " needs ", grid, " blocks, and a launch has ", INT32_MAX, " at most",
-              "\n  try: call the kernel on parts of its tensors");
+  TORCH_CHECK(grid <= INT32_MAX, kernel.entry, " needs ", std::to_string(grid), " blocks, and a launch has ",
+              std::to_string(INT32_MAX), " at most\n  try: call the kernel on parts of its tensors");
   LaunchAttribute early{6, 0, 1, {}};  // the kernel starts when all blocks of the one before it have ended, or said that it may
   const LaunchConfig config{{static_cast<unsigned>(grid), 1, 1}, {block, 1, 1}, static_cast<unsigned>(kernel.shared_bytes),
                             stream, overlaps ? &early : nullptr, overlaps ? 1u : 0u};
