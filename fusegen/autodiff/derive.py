@@ -18,8 +18,7 @@ from fusegen.ir.strided import row_major
 from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
-from fusegen.passes.pipeline import Pass, apply
-from fusegen.passes.rebuilt import moved_after_operands
+from fusegen.passes.rewrite import moved_after_operands, rewritten
 
 Names = Callable[[str], str]
 """Gives each new input a name of its own that resembles the one that is wanted."""
@@ -63,11 +62,11 @@ def derive(graph: Graph, wrt: Sequence[str], names: Names, recompute: Recompute 
         UnsupportedError: an operation has no rule.
     """
     key = names("random_key") if draws(graph) else None
-    whole = apply(_UNRULED, graph if key is None else with_key(graph, key))
+    whole = rewritten(graph if key is None else with_key(graph, key), _expand_unruled)
     joint = _Joint(whole, wrt, names, is_early=recompute == "auto" and _is_loss_of_logits(whole))
     joint.sweep()
     gradients = [joint.gradient(name) for name in wrt]
-    both = apply(_ALL, joint.builder.build([*joint.results, *gradients]))
+    both = rewritten(joint.builder.build([*joint.results, *gradients]), expand)
     results, wanted = both.outputs[: len(joint.results)], both.outputs[len(joint.results) :]
     given = {p for p, node in both if node.op is Op.INPUT and node.attr("name") in joint.given}
     keeping = kept(both, results, given, wanted, recompute)
@@ -90,10 +89,6 @@ def _expand_unruled(value: Value) -> Value:
     return value if value.node.op in RULES else expand(value)
 
 
-_UNRULED = Pass("expand-what-has-no-derivative", _expand_unruled)
-_ALL = Pass("expand-compositions", expand)
-
-
 def _is_loss_of_logits(graph: Graph) -> bool:
     """Tells if the only result is a loss of values that never lie in memory whole: all gradients are multiples of the gradient by
     it, and are computed for a gradient of 1 while those values are there.
@@ -103,7 +98,7 @@ def _is_loss_of_logits(graph: Graph) -> bool:
     floats = [p for p in graph.outputs if graph.nodes[p].dtype.is_float]
     if len(floats) != 1 or not all(same(dim, 1) for dim in graph.nodes[floats[0]].shape):
         return False
-    primitive = apply(_ALL, graph)
+    primitive = rewritten(graph, expand)
     dtypes = {primitive.nodes[p].dtype for p in large_values(primitive, primitive.outputs)}
     return bool(dtypes) and DType.FLOAT16 not in dtypes
 

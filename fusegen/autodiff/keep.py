@@ -36,7 +36,7 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
 from fusegen.passes.blocks.region import regions
-from fusegen.passes.rebuilt import part_of
+from fusegen.passes.rewrite import part_of
 
 Recompute: TypeAlias = Literal["auto", "all", "none"]
 """By which rule a backward pass computes values of the forward pass again."""

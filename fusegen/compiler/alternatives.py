@@ -9,18 +9,14 @@ from threading import RLock
 from typing import TypeAlias, cast
 
 from fusegen.compiler.forms import Forms
+from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import InBlocks, in_blocks
-from fusegen.passes.few import put_in_order
-from fusegen.passes.frames import reframed
 from fusegen.passes.fuse.decide import products_of_attention
-from fusegen.passes.pipeline import Pass, apply
-from fusegen.passes.split import split_products
-from fusegen.passes.versions import separate_writes
 from fusegen.passes.whole import Cuts, by_rows, cuts_of
 from fusegen.program.call import ROOM, Role, rows_of_block
 from fusegen.program.formula import Formula
@@ -29,7 +25,7 @@ from fusegen.schedule.lower import Bodies
 from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Program, row_bytes, sum_bytes
 from fusegen.schedule.ranking import program_time
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 from fusegen.threads import new_lock
 
 Sizes: TypeAlias = Mapping[str, int]
@@ -39,18 +35,6 @@ Facts: TypeAlias = tuple[tuple[str, int, int], ...]
 _WHOLE = 64 << 20  # bytes up to which a value may lie in memory whole, though a loop could compute it in blocks
 _TRIED = 1024  # rows of a block for which a loop is laid out before it is known how many there is room for
 _DIVISORS = (16, 8, 4, 2, 1)
-
-
-def prepared(graph: Graph, target: Target) -> Graph:
-    """A graph in primitives, ready for fusion."""
-    return separate_writes(split_products(reframed(_with_orders(graph, target)), target))
-
-
-def _with_orders(graph: Graph, target: Target) -> Graph:
-    """The graph in which kernels put short rows in order, as GPUs can."""
-    if target.backend is not Backend.CUDA or all(node.op is not Op.TOPK for node in graph.nodes):
-        return graph
-    return apply(Pass("put-rows-in-order", put_in_order), graph)
 
 
 class Alternatives:
@@ -150,7 +134,7 @@ class Alternatives:
     def _program(self, blocks: Blocks, sizes: Sizes, *, is_general: bool) -> tuple[Program, Formula]:
         """The program of a loop's body, laid out for the first block at some sizes, and the bytes of a row."""
         if blocks not in self._bodies:
-            body = prepared(blocks.body, self._target)
+            body = run(blocks.body, Rules(self._target), Stage.READY)
             self._bodies[blocks] = Alternatives(body, self._target, wide=self._wide, depth=self._depth + 1, lock=self._lock)
         loop, extent = self._bodies[blocks], formula(blocks.extent)(sizes)
         tried = loop.whole.at({**sizes, **blocks.first(min(extent, _TRIED))})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any, TypeAlias
 
+from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.emit import emit
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -16,9 +17,6 @@ from fusegen.ir.symbolic import Dim, literal
 from fusegen.passes.fuse import Group, apart, fuse
 from fusegen.passes.fuse.contraction import leave_to_library, products_of
 from fusegen.passes.fuse.skeletons import WGMMA
-from fusegen.passes.moments import with_moments
-from fusegen.passes.partials import reduced_by_tiles
-from fusegen.passes.peaks import with_capped_peaks, with_peaks
 from fusegen.program.call import Call
 from fusegen.program.formula import Formula
 from fusegen.schedule.choose import Choice, choose
@@ -26,7 +24,6 @@ from fusegen.schedule.expected import CLASSES, Expected, class_of
 from fusegen.schedule.heuristics.contraction import depth_of, rows_of
 from fusegen.schedule.lower import Bodies, Pins, lower
 from fusegen.schedule.lower.parts import agreed
-from fusegen.schedule.padding import with_copied_rows
 from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program
 from fusegen.schedule.ranking import is_faster_apart, preferred
@@ -211,9 +208,7 @@ class Forms:
     def _fuse(self, by_library: frozenset[int]) -> _Fused:
         """What fusion decides where some products are left to the library."""
         if by_library not in self._fused:
-            graph = with_copied_rows(leave_to_library(self.graph, by_library), self._target)
-            graph = reduced_by_tiles(graph, self._target)
-            graph = with_capped_peaks(with_peaks(with_moments(graph, self._target), self._target))
+            graph = run(leave_to_library(self.graph, by_library), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
             self._fused[by_library] = _Fused(graph, fuse(graph, self._target), kind)
         return self._fused[by_library]

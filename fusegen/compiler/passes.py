@@ -10,13 +10,11 @@ from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.graph_kernel import GraphKernel
+from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.programs import programs_of
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph, Location
-from fusegen.passes.library_attention import with_library_attention
-from fusegen.passes.rows_of_products import with_views_below_products
-from fusegen.passes.wide import with_wide_sums
 from fusegen.program.wiring import Wiring
 from fusegen.schedule.names import Namer, kernel_functions
 from fusegen.settings import Compiler
@@ -84,7 +82,7 @@ def named_passes(
     pass has."""
     taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
     names = Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name))
-    whole = with_library_attention(with_wide_sums(with_views_below_products(graph), target), target, wrt)
+    whole = run(graph, Rules(target, wrt), Stage.TRACED, Stage.LIBRARY)
     derivative = derive(whole, wrt, names.take, recompute)
     forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
     given = {str(dim) for spec in backward.inputs for dim in spec.shape}

@@ -16,16 +16,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fusegen.compiler.alternatives import Alternatives, prepared
+from fusegen.compiler.alternatives import Alternatives
 from fusegen.compiler.forms import Form
+from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError
 from fusegen.files import read_regular, sealed, unsealed, write_atomically
 from fusegen.ir.graph import Graph, Location
-from fusegen.passes.library_attention import with_library_attention
-from fusegen.passes.pipeline import run_passes
-from fusegen.passes.rows_of_products import with_views_below_products
-from fusegen.passes.wide import with_wide_sums
 from fusegen.program.call import Call
 from fusegen.program.codec import decode, encode
 from fusegen.schedule.lower import Pins
@@ -129,14 +126,16 @@ class Programs:
         graph, target = self._graph, self.target
         if target.backend is Backend.CPU:  # it has no such functions
             graph = replace(graph, fast_math=False)
-        rows = with_wide_sums(with_views_below_products(graph), target)
-        by_library = with_library_attention(rows, target)
+        rules = Rules(target)
+        traced = run(graph, rules, Stage.TRACED)
+        by_library = run(traced, rules, Stage.LIBRARY)
         own = by_library
         if target.wgmma:  # whose kernels of ours compute attention, if nothing is dropped; torch's count with 32 bits in places
-            own = rows if self._wide else with_library_attention(rows, target, only_dropout=True)
+            own = traced if self._wide else run(traced, replace(rules, only_dropout=True), Stage.LIBRARY)
         has_choice = by_library != own and not self._wide
-        library = prepared(run_passes(by_library), target) if has_choice else None
-        return Alternatives(prepared(run_passes(own), target), target, wide=self._wide, library=library)
+        library = run(by_library, rules, Stage.PRIMITIVE, Stage.READY) if has_choice else None
+        ready = run(own, rules, Stage.PRIMITIVE, Stage.READY)
+        return Alternatives(ready, target, wide=self._wide, library=library)
 
     def _form(self, name: str, make: Callable[[], Form], *, is_measured: bool) -> AnyForm:
         """The form of a file, or a new one; its plan is kept at once where its text can be made anew of it."""

@@ -173,6 +173,11 @@ class Graph:
         return repr(tuple(getattr(self, each.name) for each in fields(self) if each.compare))
 
     @cached_property
+    def operations(self) -> frozenset[Op]:
+        """All that the nodes do."""
+        return frozenset(node.op for node in self.nodes)
+
+    @cached_property
     def ancestors(self) -> tuple[frozenset[int], ...]:
         """For each node, everything that it depends on."""
         result: list[frozenset[int]] = []

@@ -16,7 +16,7 @@ from fusegen.ir.index_map import reshape_blocks
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, same
 
-_ORDERLESS = (Op.SUM, Op.PROD, Op.AMAX, Op.AMIN, Op.MOMENTS, Op.NORMALIZER)
+ORDERLESS = (Op.SUM, Op.PROD, Op.AMAX, Op.AMIN, Op.MOMENTS, Op.NORMALIZER)
 """Reductions whose result does not say where in the row it comes from."""
 
 _Part: TypeAlias = tuple[int, ...]
@@ -100,7 +100,7 @@ def _made_of_reductions(graph: Graph, end: int) -> frozenset[int]:
         node = graph.nodes[position]
         if position in reached or len(node.shape) != len(shape):
             continue
-        if node.op in _ORDERLESS and _is_along_last(graph, position, shape):
+        if node.op in ORDERLESS and _is_along_last(graph, position, shape):
             dims.add(node.attr("dims"))
         elif node.family is not Family.POINTWISE:
             continue
@@ -109,7 +109,7 @@ def _made_of_reductions(graph: Graph, end: int) -> frozenset[int]:
     inside: set[int] = set()
     for position in sorted(reached):
         node = graph.nodes[position]
-        if node.op in _ORDERLESS or not inside.isdisjoint(node.args):
+        if node.op in ORDERLESS or not inside.isdisjoint(node.args):
             inside.add(position)
     own = inside - {end}
     is_alone = all(_is_hidden(graph, p) and inside.issuperset(graph.users[p]) for p in own)

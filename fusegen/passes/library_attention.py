@@ -18,7 +18,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import literal, nominal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
-from fusegen.passes.rebuilt import rebuilt
+from fusegen.passes.rewrite import rebuilt
 from fusegen.target import Backend, Target
 
 _HEADS_LAST = (0, 2, 1, 3)

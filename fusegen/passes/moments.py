@@ -15,8 +15,7 @@ from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.algebra import Value
-from fusegen.passes.rebuilt import rebuilt
-from fusegen.target import Backend, Target
+from fusegen.passes.rewrite import rebuilt
 
 _LONG = 32768
 """Elements of a row above which the registers of one block do not hold it: it is staged, or several blocks share it."""
@@ -37,9 +36,9 @@ class _Part:
     dims: tuple[int, ...]
 
 
-def with_moments(graph: Graph, target: Target) -> Graph:
-    """The graph in which long rows have their moments reduced at once, on GPUs; a thread of a CPU has rows for itself."""
-    parts = {} if target.backend is Backend.CPU else dict(_parts(graph))
+def with_moments(graph: Graph) -> Graph:
+    """The graph in which long rows have their moments reduced at once: not for CPUs, where a thread has rows for itself."""
+    parts = dict(_parts(graph))
     if not parts:
         return graph
 

@@ -271,3 +271,5 @@ _RULES: dict[tuple[Op, object], _Rule] = {
     (Op.MOMENTS, "m2"): _Tiles.squares,
 }
 """For each reduction, and the part of its state, what it is made of. Others take the state of a tile as a whole."""
+
+TILED = frozenset(op for op, _ in _RULES)

@@ -12,16 +12,15 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import literal, product
 from fusegen.passes.algebra import Value
 from fusegen.passes.moments import is_of_16_bits
-from fusegen.passes.rebuilt import rebuilt
-from fusegen.target import Backend, Target
+from fusegen.passes.rewrite import rebuilt
 
 _LONGEST_HELD = 32768
 """Elements of a row up to which the registers or the shared memory of a multiprocessor hold it."""
 
 
-def with_peaks(graph: Graph, target: Target) -> Graph:
-    """The graph in which held rows have their normalizers reduced in two steps, on GPUs; a thread of a CPU reads a row once."""
-    if target.backend is Backend.CPU or not any(_is_held(graph, node) for node in graph.nodes):
+def with_peaks(graph: Graph) -> Graph:
+    """The graph in which held rows have their normalizers reduced in two steps: not for CPUs, where a thread reads a row once."""
+    if not any(_is_held(graph, node) for node in graph.nodes):
         return graph
 
     def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:

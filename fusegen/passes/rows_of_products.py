@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusegen.ir.graph import Graph, GraphBuilder, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import same
-from fusegen.passes.rebuilt import rebuilt
+from fusegen.passes.rewrite import rebuilt
 
 
 def with_views_below_products(graph: Graph) -> Graph:

@@ -19,7 +19,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, simplify_dim
 from fusegen.passes.algebra import Value
 from fusegen.passes.moments import deviations
-from fusegen.passes.rebuilt import rebuilt
+from fusegen.passes.rewrite import rebuilt
 
 _REDUCTIONS = (Op.SUM, Op.PROD, Op.AMAX, Op.AMIN)
 _SHORT, _LONGEST = 64, 4096  # elements of a row

@@ -12,27 +12,23 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
-from fusegen.passes.rebuilt import rebuilt
-from fusegen.target import Backend, Target
+from fusegen.passes.rewrite import rebuilt
 
-_SPREADS = (Op.VAR, Op.STD)
-_RUNNING = (Op.CUMSUM, Op.CUMPROD, Op.LOGCUMSUMEXP)
+SPREADS = (Op.VAR, Op.STD)
+RUNNING = (Op.CUMSUM, Op.CUMPROD, Op.LOGCUMSUMEXP)
 
 
-def with_wide_sums(graph: Graph, target: Target) -> Graph:
-    """The graph with variances, the means that are asked for beside them, running sums and products computed in float64 where the
-    target is a CPU."""
-    if target.backend is not Backend.CPU:
-        return graph
+def with_wide_sums(graph: Graph) -> Graph:
+    """The graph with variances, the means that are asked for beside them, running sums and products computed in float64."""
     narrow = [node for _, node in graph if node.args and graph.nodes[node.args[0]].dtype is DType.FLOAT32]
-    spread = {_rows(node) for node in narrow if node.op in _SPREADS}
-    if not spread and not any(node.op in _RUNNING for node in narrow):
+    spread = {_rows(node) for node in narrow if node.op in SPREADS}
+    if not spread and not any(node.op in RUNNING for node in narrow):
         return graph
 
     def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
         node = graph.nodes[position]
-        is_of_spread = node.op in (*_SPREADS, Op.MEAN) and _rows(node) in spread
-        is_running = node.op in _RUNNING and graph.nodes[node.args[0]].dtype is DType.FLOAT32
+        is_of_spread = node.op in (*SPREADS, Op.MEAN) and _rows(node) in spread
+        is_running = node.op in RUNNING and graph.nodes[node.args[0]].dtype is DType.FLOAT32
         if not is_of_spread and not is_running:
             return None
         wide = Value(builder, moved[node.args[0]], graph.locations[position]).apply(Op.CAST, dtype=DType.FLOAT64)

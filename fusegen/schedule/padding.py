@@ -17,7 +17,7 @@ from fusegen.ir.symbolic import literal, nominal, product, same
 from fusegen.passes.fuse.contraction import is_heavy, products_of, rows_are_aligned
 from fusegen.passes.fuse.groups import strip_views
 from fusegen.passes.fuse.skeletons import serving
-from fusegen.passes.rebuilt import rebuilt
+from fusegen.passes.rewrite import rebuilt
 from fusegen.schedule.cost import COSTS, ProductSize, library_time, unaligned_time
 from fusegen.target import Target
 

@@ -20,7 +20,7 @@ from fusegen.ir.reference import RULES as EXACT
 from fusegen.ir.reference import Interpreter
 from fusegen.passes.algebra import Value as Operation
 from fusegen.passes.expand import expand
-from fusegen.passes.pipeline import Pass, apply
+from fusegen.passes.rewrite import rewritten
 from tests.fuzz.arithmetic import Arithmetic
 from tests.fuzz.enclosure import DOUBLE, FLUSHED, HALVES, SINGLE, Exact, Float, anything, converted, hull, rounded, where
 from tests.fuzz.identity import Identity, below_top, compared, compared_to_top, difference, mirrored
@@ -31,9 +31,6 @@ Value: TypeAlias = Float | Exact
 
 def _expanded(value: Operation) -> Operation:
     return expand(value) if value.node.op in EXPANDED else value
-
-
-_EXPANSION = Pass("expand-what-has-no-rule", _expanded)
 
 
 class Bound(Interpreter):
@@ -63,7 +60,7 @@ class Bound(Interpreter):
         factor: float = 1.0,
         sharp: bool = False,
     ) -> None:
-        super().__init__(apply(_EXPANSION, graph), inputs, scalars, torch.device("cpu"))
+        super().__init__(rewritten(graph, _expanded), inputs, scalars, torch.device("cpu"))
         graph = self.graph
         self.approximate = approximate and any(graph.nodes[o].dtype.is_narrow for o in graph.outputs)
         self.stored, self.streamed, self.masked_by_sums = stored, streamed, masked_by_sums

@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import fusegen as fg
+from fusegen.compiler.passes import named_passes
+from fusegen.compiler.pipeline import PASSES, Rules, Stage, run
+from fusegen.errors import FusegenError
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reference import evaluate
-from fusegen.passes.pipeline import run_passes
+from fusegen.specs import SPECS
+from fusegen.target import Backend, target
 from tests.naming import case
 from tests.unit.eager import randn
 
 X = randn(4, 8)
+GPU = target("sm_90a")
 
 
 def traced(function: Callable[..., Any], x: torch.Tensor = X) -> Graph:
     return fg.kernel(function).lower(x, target="sm_90a").traced
+
+
+def primitive(graph: Graph) -> Graph:
+    return run(graph, Rules(GPU), Stage.PRIMITIVE)
 
 
 def count(graph: Graph, op: Op) -> int:
@@ -67,14 +77,14 @@ def test_passes_keep_values_and_leave_primitives() -> None:
     for number, function in enumerate(COMPOSITIONS):
         with case(number):
             before = traced(rest_of(function))
-            after = run_passes(before)
+            after = primitive(before)
             assert all(node.op.is_primitive for node in after.nodes)
             torch.testing.assert_close(evaluate(after, {"x": x}), evaluate(before, {"x": x}), rtol=1e-9, atol=1e-12)
 
 
 def test_statistics_meet_what_is_broadcast() -> None:
     before = traced(lambda x: x[0, :1] * (x * x).sum(-1) + (x * x.sum(0)).sum(-1))
-    torch.testing.assert_close(evaluate(run_passes(before), {"x": X.double()}), evaluate(before, {"x": X.double()}))
+    torch.testing.assert_close(evaluate(primitive(before), {"x": X.double()}), evaluate(before, {"x": X.double()}))
 
 
 KEPT: list[tuple[Callable[..., Any], Op, int]] = [
@@ -94,7 +104,7 @@ KEPT: list[tuple[Callable[..., Any], Op, int]] = [
 def test_no_rule_applies_where_it_would_change_a_type_or_an_accuracy() -> None:
     for number, (function, op, left) in enumerate(KEPT):
         with case(number):
-            assert count(run_passes(traced(function)), op) == left
+            assert count(primitive(traced(function)), op) == left
 
 
 def multiplied(a: float, b: float) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -104,6 +114,25 @@ def multiplied(a: float, b: float) -> Callable[[torch.Tensor], torch.Tensor]:
 def test_gathered_factors_keep_their_product() -> None:
     for a, b in ((2.0, 0.25), (4.0, 0.25), (2.0, 8.0), (0.5, 0.5)):
         before = traced(multiplied(a, b))
-        after = run_passes(before)
+        after = primitive(before)
         assert after != before
         torch.testing.assert_close(evaluate(after, {"x": X.double()}), evaluate(before, {"x": X.double()}), rtol=1e-12, atol=0.0)
+
+
+def with_passes(graph: Graph) -> list[Graph]:
+    """A graph, and its two passes by all floats, where it has some."""
+    floats = [spec.name for spec in graph.inputs if spec.dtype.is_float]
+    try:
+        _, forward, backward, _ = named_passes(graph, (), floats, GPU, "auto")
+    except FusegenError:
+        return [graph]
+    return [graph, forward, backward]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_pass_that_a_graph_does_not_need_changes_nothing(name: str) -> None:
+    for graph in with_passes(SPECS[name].lower(torch.bfloat16, "sm_90a").traced):
+        for step in (step for stage in Stage for step in PASSES if step.stage is stage and step.backend in (None, Backend.CUDA)):
+            after = step.rewrite(graph, Rules(GPU))
+            assert step.is_needed(graph, GPU) or after == graph, step.name
+            graph = after

@@ -16,7 +16,7 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product
 from fusegen.passes.blocks.body import Loop, loop_of
 from fusegen.passes.blocks.region import regions
-from fusegen.passes.rebuilt import moved_after_operands
+from fusegen.passes.rewrite import moved_after_operands
 
 
 @dataclass(frozen=True)

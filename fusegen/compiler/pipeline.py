@@ -1,0 +1,127 @@
+"""The passes between a trace and fusion, in one table and in their order.
+
+A stage is run where its graphs are made: what was traced, what is differentiated, the body of a loop, and each choice of who
+computes products. A pass is not entered where its graph has none of the operations that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
+from fusegen.passes.expand import EXPANSIONS, expand
+from fusegen.passes.few import put_in_order
+from fusegen.passes.frames import ORDERLESS, reframed
+from fusegen.passes.heads import attention_in_four_dims
+from fusegen.passes.hoist import hoist
+from fusegen.passes.library_attention import with_library_attention
+from fusegen.passes.moments import with_moments
+from fusegen.passes.partials import TILED, reduced_by_tiles
+from fusegen.passes.peaks import with_capped_peaks, with_peaks
+from fusegen.passes.rewrite import rewritten
+from fusegen.passes.rows_of_products import with_views_below_products
+from fusegen.passes.simplify import simplify
+from fusegen.passes.split import split_products
+from fusegen.passes.versions import separate_writes
+from fusegen.passes.wide import RUNNING, SPREADS, with_wide_sums
+from fusegen.schedule.padding import with_copied_rows
+from fusegen.target import Backend, Target
+
+
+class Stage(Enum):
+    """When passes run."""
+
+    TRACED = "on what was traced, before it is differentiated"
+    LIBRARY = "before that too, where torch may compute attention"
+    PRIMITIVE = "on a graph that will be fused, until it is made of primitives"
+    READY = "behind these, and on the body of a loop"
+    FUSION = "before each fusion: some products may be left to the library by then"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All that passes go by beside the graph.
+
+    Attributes:
+        target: the machine.
+        wrt: inputs by which the graph will be differentiated.
+        only_dropout: True if torch computes no attention but what drops weights.
+    """
+
+    target: Target
+    wrt: Collection[str] = ()
+    only_dropout: bool = False
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A row of the table.
+
+    Attributes:
+        name: for messages.
+        stage: when it runs.
+        rewrite: gives the new graph.
+        needs: sets of operations: of each, the graph has one, or the pass changes nothing.
+        backend: the only one that it is for.
+    """
+
+    name: str
+    stage: Stage
+    rewrite: Callable[[Graph, Rules], Graph]
+    needs: tuple[Iterable[Op], ...] = ()
+    backend: Backend | None = None
+
+    def is_needed(self, graph: Graph, target: Target) -> bool:
+        """Tells if the pass may change a graph."""
+        is_for_target = self.backend is None or self.backend is target.backend
+        return is_for_target and not any(graph.operations.isdisjoint(some) for some in self.needs)
+
+
+def _four_dims(graph: Graph) -> Graph:
+    apart = attention_in_four_dims(graph)
+    return graph if apart is graph else rewritten(apart, simplify)
+
+
+_PRODUCTS, _ROWS, _CPU, _CUDA = (Op.MATMUL,), (Op.RESHAPE, Op.SLICE), Backend.CPU, Backend.CUDA
+
+PASSES = (
+    Pass(
+        "views below products", Stage.TRACED, lambda graph, _: with_views_below_products(graph), (_PRODUCTS, (Op.RESHAPE, Op.SLICE))
+    ),
+    Pass("wide sums", Stage.TRACED, lambda graph, _: with_wide_sums(graph), ((*SPREADS, *RUNNING),), _CPU),
+    Pass(
+        "library attention",
+        Stage.LIBRARY,
+        lambda graph, rules: with_library_attention(graph, rules.target, rules.wrt, only_dropout=rules.only_dropout),
+        (_PRODUCTS, (Op.SOFTMAX, Op.SAFE_SOFTMAX)),
+    ),
+    Pass("expand", Stage.PRIMITIVE, lambda graph, _: rewritten(graph, expand), (EXPANSIONS,)),
+    Pass("simplify", Stage.PRIMITIVE, lambda graph, _: rewritten(graph, simplify)),
+    Pass("attention in four dims", Stage.PRIMITIVE, lambda graph, _: _four_dims(graph), (_PRODUCTS, (Op.AMAX,), (Op.DIV,))),
+    Pass("hoist", Stage.PRIMITIVE, lambda graph, _: hoist(graph)),
+    Pass("rows in order", Stage.READY, lambda graph, _: rewritten(graph, put_in_order), ((Op.TOPK,),), _CUDA),
+    Pass("reframe", Stage.READY, lambda graph, _: reframed(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),
+    Pass("split products", Stage.READY, lambda graph, rules: split_products(graph, rules.target), (_PRODUCTS, (Op.SLICE,))),
+    Pass("separate writes", Stage.READY, lambda graph, _: separate_writes(graph), ((Op.PUT,),)),
+    Pass("copied rows", Stage.FUSION, lambda graph, rules: with_copied_rows(graph, rules.target), (_PRODUCTS,)),
+    Pass("tiles", Stage.FUSION, lambda graph, rules: reduced_by_tiles(graph, rules.target), (_PRODUCTS, TILED)),
+    Pass("moments", Stage.FUSION, lambda graph, _: with_moments(graph), ((Op.SUM,), (Op.SUB,)), _CUDA),
+    Pass("peaks", Stage.FUSION, lambda graph, _: with_peaks(graph), ((Op.NORMALIZER,),), _CUDA),
+    Pass("capped peaks", Stage.FUSION, lambda graph, _: with_capped_peaks(graph), ((Op.TANH,), (Op.AMAX,))),
+)
+
+
+def run(graph: Graph, rules: Rules, *stages: Stage) -> Graph:
+    """The graph behind the passes of some stages.
+
+    Raises:
+        VerificationError: a pass changed the type of a result.
+    """
+    for stage in stages:
+        for each in PASSES:
+            if each.stage is stage and each.is_needed(graph, rules.target):
+                graph = each.rewrite(graph, rules)
+    return graph
