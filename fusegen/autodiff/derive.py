@@ -18,7 +18,7 @@ from fusegen.ir.strided import row_major
 from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
-from fusegen.passes.rewrite import moved_after_operands, rewritten
+from fusegen.passes.rewrite import moved_after_operands, rebuilt, rewritten
 
 Names = Callable[[str], str]
 """Gives each new input a name of its own that resembles the one that is wanted."""
@@ -283,17 +283,17 @@ def with_key(graph: Graph, name: str) -> Graph:
     Args:
         name: of the input.
     """
-    builder = GraphBuilder.like(graph)
-    moved: list[int] = []
-    key: int | None = None
-    for position, node in graph:
-        args = tuple(moved[a] for a in node.args)
-        if node.op is Op.RANDOM and not args:
-            key = builder.input(InputSpec(name, DType.INT64, (1,), (0,), hidden=True)) if key is None else key
-            args = (key,)
-        rebuilt = Node(node.op, args, node.attrs, node.shape, node.dtype, node.weak)
-        moved.append(builder.put(rebuilt, graph.locations[position]))
-    return builder.build([moved[o] for o in graph.outputs])
+    keys: list[int] = []
+
+    def replaced(builder: GraphBuilder, _moved: Sequence[int], position: int) -> int | None:
+        node = graph.nodes[position]
+        if node.op is not Op.RANDOM or node.args:
+            return None
+        if not keys:
+            keys.append(builder.input(InputSpec(name, DType.INT64, (1,), (0,), hidden=True)))
+        return builder.put(replace(node, args=(keys[0],)), graph.locations[position])
+
+    return rebuilt(graph, replaced)
 
 
 def draws(graph: Graph) -> bool:

@@ -8,8 +8,9 @@ nothing of what follows it. What is structure (dims, sizes, the number of nodes)
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
@@ -21,6 +22,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.run import Trace
+from fusegen.passes.rewrite import rebuilt
 
 Compile: TypeAlias = Callable[[Request, Trace, State], Variant]
 Number: TypeAlias = int | float
@@ -121,27 +123,24 @@ def _name(number: int) -> str:
 
 def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
     """The graph with scalars in place of some of its literals."""
-    builder = GraphBuilder.like(graph)
-    moved: list[int] = []
-    count = 0
-    for position, node in graph:
-        names = _literals(node)
-        chosen = {name: number for number, name in enumerate(names, count) if number in numbers}
-        count += len(names)
-        location = graph.locations[position]
-        if chosen and node.op is Op.CONSTANT:
-            scalar = builder.scalar(_name(chosen["value"]), DType.FLOAT64 if node.dtype.is_float else DType.INT64)
-            moved.append(scalar if node.attr("weak") else builder.add(Op.CAST, [scalar], location=location, dtype=node.dtype))
-        else:
-            rebuilt = Node(node.op, tuple(moved[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
-            moved.append(builder.put(_with_operands(builder, rebuilt, chosen), location))
-    return builder.build([moved[o] for o in graph.outputs], [moved[w] for w in graph.writes])
+    counted = itertools.count()
+    literals = [{name: next(counted) for name in _literals(node)} for node in graph.nodes]
+
+    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+        node, location = graph.nodes[position], graph.locations[position]
+        chosen = {name: number for name, number in literals[position].items() if number in numbers}
+        if not chosen:
+            return None
+        if node.op is not Op.CONSTANT:
+            return builder.put(_with_operands(builder, replace(node, args=tuple(moved[a] for a in node.args)), chosen), location)
+        scalar = builder.scalar(_name(chosen["value"]), DType.FLOAT64 if node.dtype.is_float else DType.INT64)
+        return scalar if node.attr("weak") else builder.add(Op.CAST, [scalar], location=location, dtype=node.dtype)
+
+    return rebuilt(graph, replaced)
 
 
 def _with_operands(builder: GraphBuilder, node: Node, chosen: Mapping[str, int]) -> Node:
     """A node with scalars in place of some of its attributes, which are numbers."""
-    if not chosen:
-        return node
     types = {name: DType.FLOAT64 if type(node.attr(name)) is float else DType.INT64 for name in chosen}
     scalars = [builder.scalar(_name(number), types[name]) for name, number in chosen.items()]
     kept = {name: value for name, value in node.attrs if name not in chosen}

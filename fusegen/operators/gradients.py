@@ -15,9 +15,10 @@ from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.passes import named_passes
 from fusegen.errors import GradientError
-from fusegen.ir.graph import Graph, GraphBuilder
+from fusegen.ir.graph import Graph
 from fusegen.ir.strided import in_row_major_order
 from fusegen.operators.graph_operator import LIBRARY, Assumed, GraphOperator
+from fusegen.passes.rewrite import part_of
 
 
 def operator_of(assumed: Assumed) -> GraphOperator:
@@ -142,11 +143,7 @@ def _only(graph: Graph, places: Sequence[int]) -> Graph:
     """A graph with some of its results, and without what the others need."""
     if len(places) == len(graph.outputs):
         return graph
-    builder = GraphBuilder.like(graph)
-    moved: list[int] = []
-    for position, node in graph:
-        moved.append(builder.put(replace(node, args=tuple(moved[a] for a in node.args)), graph.locations[position]))
-    return builder.build([moved[graph.outputs[place]] for place in places])
+    return part_of(graph, [graph.outputs[place] for place in places])[0]
 
 
 def _register(formula: _Again | _Kept, operator: GraphOperator) -> None:

@@ -7,7 +7,7 @@ that goes on as the residual, is computed over that shape too, where it only spl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
@@ -15,6 +15,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node, Shape
 from fusegen.ir.index_map import reshape_blocks
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, same
+from fusegen.passes.rewrite import rebuilt
 
 ORDERLESS = (Op.SUM, Op.PROD, Op.AMAX, Op.AMIN, Op.MOMENTS, Op.NORMALIZER)
 """Reductions whose result does not say where in the row it comes from."""
@@ -71,7 +72,7 @@ class _Moved:
 def reframed(graph: Graph) -> Graph:
     """The graph with reductions, and what is made of them, in the order in which it goes on point by point."""
     moves = list(_moves(graph))
-    return _Reframed(graph, moves).run() if moves else graph
+    return rebuilt(graph, _Reframed(graph, moves).replaced) if moves else graph
 
 
 def _moves(graph: Graph) -> Iterator[_Moved]:
@@ -189,30 +190,23 @@ class _Reframed:
 
     def __init__(self, graph: Graph, moves: list[_Moved]) -> None:
         self.graph = graph
-        self.builder = GraphBuilder.like(graph)
         self.frames = {position: move.frame for move in moves for position in move.inside}
         self.results = {position: move.frame for move in moves for position in move.results}
         self.views = {move.view: move.end for move in moves}
-        self.moved: dict[int, int] = {}
         self.framed: dict[tuple[int, _Frame], int] = {}
 
-    def run(self) -> Graph:
-        """The new graph."""
-        for position, node in self.graph:
-            if position in self.views:
-                self.moved[position] = self.moved[self.views[position]]
-            elif position in self.frames:
-                self.moved[position] = self._in_frame(position, node, self.frames[position])
-            elif position in self.results:
-                frame = self.results[position]
-                found = self.framed[position, frame] = self._in_frame(position, node, frame)
-                self.moved[position] = self.builder.add(
-                    Op.RESHAPE, (found,), location=self.graph.locations[position], shape=node.shape
-                )
-            else:  # views between a value and the last one are built, and dropped since nothing needs them
-                rebuilt = replace(node, args=tuple(self.moved[a] for a in node.args))
-                self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
-        return self.builder.build([self.moved[o] for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
+    def replaced(self, builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+        """A node in its new order; views between a value and the last one are built, and dropped since nothing needs them."""
+        self.builder, self.moved, node = builder, moved, self.graph.nodes[position]
+        if position in self.views:
+            return moved[self.views[position]]
+        if position in self.frames:
+            return self._in_frame(position, node, self.frames[position])
+        if position not in self.results:
+            return None
+        frame = self.results[position]
+        found = self.framed[position, frame] = self._in_frame(position, node, frame)
+        return builder.add(Op.RESHAPE, (found,), location=self.graph.locations[position], shape=node.shape)
 
     def _in_frame(self, position: int, node: Node, frame: _Frame) -> int:
         args = [self.moved[a] if a in self.frames else self._viewed(a, frame) for a in node.args]

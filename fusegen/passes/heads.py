@@ -17,6 +17,7 @@ from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import Dim, exact_quotient, product, same, simplify_dim
 from fusegen.passes.fuse.attention import operands_of
 from fusegen.passes.fuse.recurrence import Recurrence, weighted
+from fusegen.passes.rewrite import rebuilt
 
 _Leading: TypeAlias = tuple[Dim, Dim]
 """Batch and heads."""
@@ -48,7 +49,7 @@ def attention_in_four_dims(graph: Graph) -> Graph:
         chosen = None if found is None else _chosen(graph, found)
         if found is not None and chosen is not None:
             leading |= dict.fromkeys(found.inside - leading.keys(), chosen)
-    return _InFourDims(graph, leading).run() if leading else graph
+    return rebuilt(graph, _InFourDims(graph, leading).replaced) if leading else graph
 
 
 def _attention_at(graph: Graph, values: int) -> _Attention | None:
@@ -196,22 +197,17 @@ class _InFourDims:
     def __init__(self, graph: Graph, leading: dict[int, _Leading]) -> None:
         self.graph = graph
         self.leading = leading
-        self.builder = GraphBuilder.like(graph)
-        self.moved: dict[int, int] = {}
 
-    def run(self) -> Graph:
-        """The new graph. Each value has its old dims again, for those that read it so; views back and forth vanish afterwards."""
-        for position, node in self.graph:
-            if position in self.leading:
-                self.moved[position] = _reshaped(self.builder, self._apart(position, node), node.shape)
-            else:
-                rebuilt = replace(node, args=tuple(self.moved[a] for a in node.args))
-                self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
-        return self.builder.build([self.moved[o] for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
+    def replaced(self, builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+        """A value in four dims. It has its old dims again, for those that read it so; views back and forth vanish afterwards."""
+        if position not in self.leading:
+            return None
+        self.builder, node = builder, self.graph.nodes[position]
+        return _reshaped(builder, self._apart(position, node, [moved[a] for a in node.args]), node.shape)
 
-    def _apart(self, position: int, node: Node) -> int:
+    def _apart(self, position: int, node: Node, given: Sequence[int]) -> int:
         leading, location = self.leading[position], self.graph.locations[position]
-        shape, given = (*leading, *node.shape[-2:]), [self.moved[a] for a in node.args]
+        shape = (*leading, *node.shape[-2:])
         if node.op is Op.RESHAPE:
             return _reshaped(self.builder, given[0], shape)
         args = tuple(_lifted(self.builder, a, node, leading) for a in given)

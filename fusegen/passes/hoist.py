@@ -6,11 +6,15 @@ in the type in which it meets a tensor, and a line of the program that the host 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.infer import Operand, operand_types
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import evaluate, extract
+from fusegen.passes.rewrite import OUT, rebuilt
 from fusegen.program.numbers import ERRORS
 
 _STAY = (Op.CONSTANT, Op.SIZE)
@@ -18,27 +22,29 @@ _STAY = (Op.CONSTANT, Op.SIZE)
 
 def hoist(graph: Graph) -> Graph:
     """The graph with no arithmetic of numbers in it."""
-    return _Hoist(graph).run()
+    hoisting = _Hoist(graph)
+    return hoisting.finished(rebuilt(graph, hoisting.replaced))
 
 
 class _Hoist:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.builder = GraphBuilder.like(graph)
-        self.builder.scalars = []
-        self.moved: dict[int, int] = {}
         self.hoisted: dict[tuple[int, DType], str] = {}
         self.taken = {_folded(name) for name, _ in graph.scalars} | {_folded(spec.name) for spec in graph.inputs}
 
-    def run(self) -> Graph:
-        for position, node in self.graph:
-            if not node.weak or node.op in _STAY:
-                args = tuple(self._operand(node, number) for number in range(len(node.args)))
-                rebuilt = Node(node.op, args, node.attrs, node.shape, node.dtype, node.weak)
-                self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
+    def replaced(self, builder: GraphBuilder, moved: Sequence[int], position: int) -> int:
+        """A node on its operands; nothing in place of arithmetic."""
+        self.builder, self.moved, node = builder, moved, self.graph.nodes[position]
+        if node.weak and node.op not in _STAY:
+            return OUT
+        args = tuple(self._operand(node, number) for number in range(len(node.args)))
+        return builder.put(replace(node, args=args), self.graph.locations[position])
+
+    def finished(self, graph: Graph) -> Graph:
+        """The new graph, with what its scalars are made of."""
         wanted = [(name, position) for (position, _), name in self.hoisted.items()]
-        self.builder.derived = extract(self.graph.nodes, wanted)
-        return self.builder.build([self.moved[o] for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
+        dtypes = tuple((name, dtype) for (_, dtype), name in self.hoisted.items())
+        return replace(graph, scalars=dtypes, derived=extract(self.graph.nodes, wanted))
 
     def _operand(self, node: Node, number: int) -> int:
         position = node.args[number]
@@ -75,10 +81,10 @@ class _Hoist:
 
     def _scalar(self, position: int, dtype: DType) -> int:
         key = (position, dtype)
-        if key in self.hoisted:
-            return self.builder.put(_scalar_node(self.hoisted[key], dtype), None)
-        self.hoisted[key] = self._name(position)
-        return self.builder.scalar(self.hoisted[key], dtype)
+        if key not in self.hoisted:
+            self.hoisted[key] = self._name(position)
+        node = Node(Op.SCALAR, (), (("name", self.hoisted[key]),), (), dtype, weak=True)
+        return self.builder.put(node, None)
 
     def _name(self, position: int) -> str:
         """The user's name for a scalar alone, where it is passed in one type; a new name for everything else."""
@@ -91,10 +97,6 @@ class _Hoist:
             number += 1
         self.taken.add(_folded(f"scalar_{number}"))
         return f"scalar_{number}"
-
-
-def _scalar_node(name: str, dtype: DType) -> Node:
-    return Node(Op.SCALAR, (), (("name", name),), (), dtype, weak=True)
 
 
 def _folded(name: str) -> str:

@@ -19,6 +19,7 @@ from fusegen.passes.fuse.groups import Group, is_as_large, strip_views
 from fusegen.passes.fuse.pairs import WIDEST
 from fusegen.passes.fuse.skeletons import serving
 from fusegen.passes.moments import Deviations, deviations
+from fusegen.passes.rewrite import rebuilt
 from fusegen.target import Target
 
 _TILES = (128, 96, 64, 32)  # columns that accumulators of every skeleton hold
@@ -171,21 +172,20 @@ class _ByTiles:
 
     def __init__(self, graph: Graph, wide: Mapping[int, _Wide]) -> None:
         found: dict[int, list[int]] = {}
-        builder = GraphBuilder.like(graph)
-        moved: list[int] = []
-        for position, node in graph:
-            if position in wide:
-                operand = Value(builder, moved[wide[position].operand], graph.locations[position])
-                tiles = _Tiles(operand, wide[position].tile)
-                moved.append(wide[position].rule(tiles).position)
-                found[position] = tiles.partials
-            else:
-                rebuilt = replace(node, args=tuple(moved[a] for a in node.args))
-                moved.append(builder.put(rebuilt, graph.locations[position]))
-        outputs, every = [moved[o] for o in graph.outputs], [p for partials in found.values() for p in partials]
-        built = builder.build([*outputs, *every], [moved[w] for w in graph.writes])
-        self.graph = replace(built, outputs=built.outputs[: len(outputs)])
-        places = iter(built.outputs[len(outputs) :])
+        every: list[int] = []
+
+        def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+            if position not in wide:
+                return None
+            tiles = _Tiles(Value(builder, moved[wide[position].operand], graph.locations[position]), wide[position].tile)
+            made = wide[position].rule(tiles).position
+            found[position] = tiles.partials
+            every.extend(tiles.partials)
+            return made
+
+        built, count = rebuilt(graph, replaced, every), len(graph.outputs)
+        self.graph = replace(built, outputs=built.outputs[:count])
+        places = iter(built.outputs[count:])
         self.partials = {position: {next(places) for _ in partials} for position, partials in found.items()}
 
 

@@ -16,11 +16,21 @@ Rule: TypeAlias = Callable[[Value], Value]
 """Gives the value that stands in place of another one, or that one."""
 
 Replace: TypeAlias = Callable[[GraphBuilder, Sequence[int], int], int | None]
-"""Puts a node's replacement into a new graph, given its builder, the places of all earlier nodes, and the node; None leaves it."""
+"""Puts a node's replacement into a new graph.
+
+Given are the new graph's builder, the places of all earlier nodes in it, and the node. None keeps the node, on the replacements of
+its operands; `OUT` leaves it out: nothing may read it then.
+"""
+
+OUT = -1
 
 
-def rebuilt(graph: Graph, replaced: Replace) -> Graph:
-    """The graph with replacements; all other nodes are as they were, on their operands' replacements."""
+def rebuilt(graph: Graph, replaced: Replace, further: Sequence[int] = ()) -> Graph:
+    """The graph with replacements.
+
+    Args:
+        further: places in the new graph, which `replaced` may add: they become results behind the graph's own.
+    """
     builder = GraphBuilder.like(graph)
     moved: list[int] = []
     for position, node in graph:
@@ -28,7 +38,7 @@ def rebuilt(graph: Graph, replaced: Replace) -> Graph:
         if place is None:
             place = builder.put(replace(node, args=tuple(moved[a] for a in node.args)), graph.locations[position])
         moved.append(place)
-    return builder.build([moved[o] for o in graph.outputs], [moved[w] for w in graph.writes])
+    return builder.build([*(moved[o] for o in graph.outputs), *further], [moved[w] for w in graph.writes])
 
 
 def part_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:

@@ -6,8 +6,8 @@ What follows can then end in the accumulators of each. The products share their 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import sympy
@@ -19,6 +19,7 @@ from fusegen.ir.symbolic import linearize, literal, product, same
 from fusegen.passes.fuse.epilogue import sorted_dims
 from fusegen.passes.fuse.pairs import OCTET
 from fusegen.passes.fuse.skeletons import serving
+from fusegen.passes.rewrite import OUT, rebuilt
 from fusegen.target import Target
 
 
@@ -41,7 +42,7 @@ class _Range:
 def split_products(graph: Graph, target: Target) -> Graph:
     """The graph with no product of which kernels want ranges of columns only, as far as tensor cores serve them."""
     while (found := _next_split(graph, target)) is not None:
-        graph = _Split(graph, *found).run()
+        graph = rebuilt(graph, _Split(graph, *found).replaced)
     return graph
 
 
@@ -133,20 +134,16 @@ class _Split:
 
     def __init__(self, graph: Graph, matmul: int, ranges: Mapping[int, _Range]) -> None:
         self.graph, self.matmul, self.ranges = graph, matmul, ranges
-        self.builder = GraphBuilder.like(graph)
         self.packed = _packed(graph, matmul, ranges)
-        self.moved: dict[int, int] = {}
         self.sliced: dict[tuple[int, int, int], int] = {}
 
-    def run(self) -> Graph:
-        """The new graph."""
-        for position, node in self.graph:
-            if position in self.ranges:
-                self.moved[position] = self._range(position, self.ranges[position])
-            elif position not in self.packed and all(a in self.moved for a in node.args):  # else of packed columns alone
-                rebuilt = replace(node, args=tuple(self.moved[a] for a in node.args))
-                self.moved[position] = self.builder.put(rebuilt, self.graph.locations[position])
-        return self.builder.build([self.moved[o] for o in self.graph.outputs], [self.moved[w] for w in self.graph.writes])
+    def replaced(self, builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+        """A range in place of a view; nothing in place of what is made of packed columns alone."""
+        self.builder, self.moved = builder, moved
+        if position in self.ranges:
+            return self._range(position, self.ranges[position])
+        is_packed = position in self.packed or any(moved[a] == OUT for a in self.graph.nodes[position].args)
+        return OUT if is_packed else None
 
     def _range(self, view: int, taken: _Range) -> int:
         shape, location = self.graph.nodes[view].shape, self.graph.locations[view]

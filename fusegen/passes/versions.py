@@ -7,11 +7,13 @@ write. What is left can be computed in some order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.versions import base, gathers
+from fusegen.passes.rewrite import rebuilt
 
 NEVER = 1 << 60
 """The number of a write that does not come."""
@@ -57,7 +59,7 @@ def separate_writes(graph: Graph) -> Graph:
     """
     if not graph.writes:
         return graph
-    return _Copies(graph).graph()
+    return rebuilt(graph, _Copies(graph).replaced)
 
 
 class _Copies:
@@ -65,19 +67,15 @@ class _Copies:
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self._times = graph, Times.of(graph)
-        self._builder = GraphBuilder.like(graph)
-        self._moved: list[int] = []
         self._until: list[int] = []  # for each node, the first write after which it cannot be computed any more
         self._placing = {g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in gathers(graph, put)}
 
-    def graph(self) -> Graph:
-        """The graph with copies."""
-        for position, node in self._graph:
-            args = [self._argument(position, number) for number in range(len(node.args))]
-            self._moved.append(self._builder.put(replace(node, args=tuple(args)), self._graph.locations[position]))
-            self._until.append(self._last_moment(position))
-        moved = self._moved
-        return self._builder.build([moved[o] for o in self._graph.outputs], [moved[w] for w in self._graph.writes])
+    def replaced(self, builder: GraphBuilder, moved: Sequence[int], position: int) -> int:
+        """A node on its operands, of which some are copied."""
+        self._builder, self._moved, node = builder, moved, self._graph.nodes[position]
+        args = tuple(self._argument(position, number) for number in range(len(node.args)))
+        self._until.append(self._last_moment(position))
+        return builder.put(replace(node, args=args), self._graph.locations[position])
 
     def _argument(self, position: int, number: int) -> int:
         """An operand of a node: copied if a write that the node depends on comes between, twice if it is written."""
