@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from fusegen.dtypes import DType
-from fusegen.emit.cuda.fast_math import FAST_MATH, approximated
+from fusegen.emit.cuda.spelling import FAST_MATH, approximated
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.infer import shape_text
@@ -16,8 +16,7 @@ from fusegen.program.workspace import arrange, bytes_of, peak_of
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.schedule.ranking import expected_times
-from fusegen.schedule.roofline import Roofline, roofline
-from fusegen.schedule.words import launch_words, plan_words
+from fusegen.schedule.report import Roofline, launch_words, plan_words, roofline
 from fusegen.target import Target
 from fusegen.units import human_bytes
 

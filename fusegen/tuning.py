@@ -23,7 +23,7 @@ from fusegen.schedule.lower import Pins
 from fusegen.schedule.lower.precision import has_jumps
 from fusegen.schedule.plan import LanePlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.words import plan_words
+from fusegen.schedule.report import plan_words
 from fusegen.timing import Times, interleaved
 
 _MARGIN = 0.98  # of the time of what nobody measured: what is hardly faster today may be slower tomorrow

@@ -24,7 +24,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bench.record import Environment, environment
 from fusegen.files import write_atomically
-from fusegen.schedule.words import plan_words
+from fusegen.schedule.report import plan_words
 from fusegen.timing import timer_name
 from fusegen.tuning import measured
 

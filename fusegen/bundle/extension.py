@@ -15,7 +15,7 @@ from fusegen.bundle.folder import new_folder, require_name, require_new, write, 
 from fusegen.bundle.manifest import digest
 from fusegen.bundle.traced import Traced
 from fusegen.compiler.extension import flags_of
-from fusegen.emit.unit import unit_text
+from fusegen.emit.environment import unit_text
 from fusegen.errors import BundleError
 from fusegen.extension.kinds import Built, Kind, Operator
 from fusegen.extension.library import Texts, library_of

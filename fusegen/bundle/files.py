@@ -11,7 +11,7 @@ from fusegen.bundle.validate import check_call
 from fusegen.compiler.compile import Compiled
 from fusegen.compiler.forms import Rows
 from fusegen.compiler.host_launch import host_flags
-from fusegen.emit.unit import unit_text
+from fusegen.emit.environment import unit_text
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec
 from fusegen.jit import nvrtc
@@ -19,7 +19,7 @@ from fusegen.jit.host import compile_shared
 from fusegen.program.formula import Relation, formula_of
 from fusegen.program.signature import Signature, TensorArgument
 from fusegen.runtime.host_kernel import instruction_set
-from fusegen.schedule.expected import CLASSES
+from fusegen.schedule.heuristics.contraction import CLASSES
 from fusegen.settings import cache_folder
 from fusegen.target import Backend, Target
 

@@ -12,11 +12,11 @@ from fusegen.cli.arguments import lowered
 from fusegen.cli.document import print_document
 from fusegen.cli.terminal import Terminal
 from fusegen.eager_cost import EagerCost, eager_cost
-from fusegen.emit.cuda.fast_math import FAST_MATH, approximated
+from fusegen.emit.cuda.spelling import FAST_MATH, approximated
 from fusegen.lowered import Lowered
 from fusegen.program.workspace import arrange
 from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step
-from fusegen.schedule.roofline import roofline
+from fusegen.schedule.report import roofline
 from fusegen.units import human_bytes
 
 

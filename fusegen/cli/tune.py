@@ -17,7 +17,7 @@ from fusegen.cli.own import Given, given
 from fusegen.cli.terminal import Terminal
 from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
-from fusegen.schedule.words import plan_words
+from fusegen.schedule.report import plan_words
 from fusegen.specs import materialize
 from fusegen.tuning import TunedLaunch, Tuning
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fusegen.emit.environment import templates
-from fusegen.emit.primitives import body, closure, names
+from fusegen.emit.environment import body, closure, names, templates
 from fusegen.errors import EmulationError, IndexRangeError
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.settings import cache_folder

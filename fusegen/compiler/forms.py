@@ -20,10 +20,9 @@ from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.program.call import Call
 from fusegen.program.formula import Formula
 from fusegen.schedule.choose import Choice, choose
-from fusegen.schedule.expected import CLASSES, Expected, class_of
-from fusegen.schedule.heuristics.contraction import depth_of, rows_of
+from fusegen.schedule.heuristics.contraction import CLASSES, Expected, class_of, depth_of, rows_of
 from fusegen.schedule.lower import Bodies, Pins, lower
-from fusegen.schedule.lower.parts import agreed
+from fusegen.schedule.lower.driver import agreed
 from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program
 from fusegen.schedule.ranking import is_faster_apart, preferred

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from fusegen.emit.unit import unit_text
+from fusegen.emit.environment import unit_text
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.runtime.host_kernel import host_kernel, instruction_set
 from fusegen.settings import cache_folder

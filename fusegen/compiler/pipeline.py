@@ -18,9 +18,8 @@ from fusegen.passes.frames import ORDERLESS, reframed
 from fusegen.passes.heads import attention_in_four_dims
 from fusegen.passes.hoist import hoist
 from fusegen.passes.library_attention import with_library_attention
-from fusegen.passes.moments import with_moments
+from fusegen.passes.moments import with_capped_peaks, with_moments, with_peaks
 from fusegen.passes.partials import TILED, reduced_by_tiles
-from fusegen.passes.peaks import with_capped_peaks, with_peaks
 from fusegen.passes.rewrite import rewritten
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.simplify import simplify

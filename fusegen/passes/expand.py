@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar, cast
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
-from fusegen.passes import bessel, special
+from fusegen.passes import special
 from fusegen.passes.algebra import Operand, Value, number
 
 Expansion: TypeAlias = Callable[[Sequence[Value], Node], Value]
@@ -151,10 +151,10 @@ for _op, _rule in (
     (Op.LOG_NDTR, special.log_ndtr),
     (Op.DIGAMMA, special.digamma),
     (Op.TRIGAMMA, special.trigamma),
-    (Op.I0, bessel.i0),
-    (Op.I0E, bessel.i0e),
-    (Op.I1, bessel.i1),
-    (Op.I1E, bessel.i1e),
+    (Op.I0, special.i0),
+    (Op.I0E, special.i0e),
+    (Op.I1, special.i1),
+    (Op.I1E, special.i1e),
 ):
     _of_floats(_op, _rule)
 

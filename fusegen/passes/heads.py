@@ -15,8 +15,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import Dim, exact_quotient, product, same, simplify_dim
-from fusegen.passes.fuse.attention import operands_of
-from fusegen.passes.fuse.recurrence import Recurrence, weighted
+from fusegen.passes.fuse.attention import Recurrence, operands_of, weighted
 from fusegen.passes.rewrite import rebuilt
 
 _Leading: TypeAlias = tuple[Dim, Dim]

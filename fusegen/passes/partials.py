@@ -16,8 +16,7 @@ from fusegen.passes.algebra import Value
 from fusegen.passes.fuse import fuse
 from fusegen.passes.fuse.decide import decide
 from fusegen.passes.fuse.groups import Group, is_as_large, strip_views
-from fusegen.passes.fuse.pairs import WIDEST
-from fusegen.passes.fuse.skeletons import serving
+from fusegen.passes.fuse.skeletons import WIDEST, serving
 from fusegen.passes.moments import Deviations, deviations
 from fusegen.passes.rewrite import rebuilt
 from fusegen.target import Target

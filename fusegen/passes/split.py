@@ -17,8 +17,7 @@ from fusegen.ir.index_map import Position, identity_axes, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import linearize, literal, product, same
 from fusegen.passes.fuse.epilogue import sorted_dims
-from fusegen.passes.fuse.pairs import OCTET
-from fusegen.passes.fuse.skeletons import serving
+from fusegen.passes.fuse.skeletons import OCTET, serving
 from fusegen.passes.rewrite import OUT, rebuilt
 from fusegen.target import Target
 

@@ -8,8 +8,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.schedule.cost import COSTS, drawing_time, library_time, product_time
-from fusegen.schedule.expected import Expected
-from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan, shape_of
+from fusegen.schedule.heuristics.contraction import Expected, ProductShape, contraction_plan, shape_of
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.target import Target
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.dtypes import DType
 from fusegen.schedule.bodies import Body
+from fusegen.schedule.math import Fast, Function, Parameter, Result
+from fusegen.schedule.terms import Leaf, Term, Terms
 
 
 @dataclass(frozen=True)
@@ -50,3 +53,45 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}: {type(self.body).__name__}>"
+
+
+def cut(
+    terms: Terms, name: str, roots: Sequence[tuple[str, int]], given: Mapping[int, Parameter], *, fast: Fast, doc: str = ""
+) -> tuple[Function, tuple[int, ...]]:
+    """A function that computes some terms from others.
+
+    Args:
+        terms: the kernel's terms.
+        name: the function's name.
+        roots: names and positions of the results.
+        given: terms that are parameters; where several terms share one (lanes), its name is the whole expression.
+        fast: which approximate functions may be used.
+        doc: one line that says what it is.
+
+    Returns:
+        The function, and the given terms that it really uses, in the order of its parameters.
+    """
+    stop = frozenset(given)
+    body = terms.below(tuple(t for _, t in roots), stop)
+    local = {position: k for k, position in enumerate(body)}
+    used = tuple(p for p in given if p in local)
+    moved = tuple(_localized(terms.items[p], local, p in stop) for p in body)
+    parameters = dict.fromkeys(given[p] for p in used)
+    function = Function(
+        name=name,
+        parameters=tuple(parameters),
+        terms=moved,
+        leaves=tuple((local[p], given[p].name) for p in used),
+        results=tuple(Result(n, local[t], terms.items[t].dtype) for n, t in roots),
+        locations=tuple(terms.locations[p] for p in body),
+        fast=fast,
+        doc=doc,
+    )
+    return function, used
+
+
+def _localized(term: Term, local: Mapping[int, int], is_given: bool) -> Term:
+    """A term in the function's own numbering, without what only the kernel knows of a leaf."""
+    if is_given:
+        return Term(Leaf.SCALAR, (), term.dtype)
+    return Term(term.op, tuple(local[a] for a in term.args), term.dtype, term.payload)

@@ -13,8 +13,8 @@ from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.access import Access, Pattern
 from fusegen.schedule.bodies import PointwiseBody, RowBody, TileBody
 from fusegen.schedule.column_cost import ColumnWork, column_time
+from fusegen.schedule.heuristics.columns import FEWEST
 from fusegen.schedule.heuristics.pointwise import SHORT
-from fusegen.schedule.heuristics.tiles import FEWEST
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.lane_cost import LANE_COSTS, PointWork, point_time, row_time
 from fusegen.schedule.likeness import extents

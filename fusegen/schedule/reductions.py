@@ -9,7 +9,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op, Result
 from fusegen.ir.reductions import REDUCTIONS, Scalar, State
-from fusegen.schedule.functions import cut
+from fusegen.schedule.kernel import cut
 from fusegen.schedule.math import Fast, Function, Parameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 

@@ -19,7 +19,7 @@ from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
 from fusegen.runtime.bound import scalars_of
 from fusegen.schedule.choose import Choice, choose
-from fusegen.schedule.expected import Expected
+from fusegen.schedule.heuristics.contraction import Expected
 from fusegen.source import Source
 from fusegen.target import Target
 from tests.naming import case

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fusegen.compiler.emulator import EmulatedSource, host_text, load_emulated
-from fusegen.emit.primitives import body, closure, names
-from fusegen.emit.uses import EVERYTHING
+from fusegen.emit.environment import EVERYTHING, body, closure, names
 from fusegen.jit.host import compile_shared
 from fusegen.target import target
 from tests.naming import case

@@ -18,8 +18,7 @@ from fusegen.compiler.emulator import Timing
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
 from fusegen.schedule.choose import Choice
-from fusegen.schedule.expected import Expected
-from fusegen.schedule.heuristics.contraction import candidates, shape_of
+from fusegen.schedule.heuristics.contraction import Expected, candidates, shape_of
 from fusegen.schedule.lower.attention import _PLANS
 from fusegen.target import Target
 from tests.emulator import tensor_cores

@@ -11,8 +11,7 @@ import torch
 import fusegen as fg
 from fusegen.cli.main import main
 from fusegen.compiler.passes import forget_programs
-from fusegen.emit import primitives
-from fusegen.emit.environment import environment
+from fusegen.emit import environment
 from fusegen.graphs import graphed, recording
 from fusegen.settings import settings
 from tests.unit.commands import Result, Run
@@ -42,7 +41,7 @@ def lowers_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     """Emits a kernel as a process does that has rendered no template yet, with a cache of the test's own."""
 
     def forget() -> None:
-        for known in (environment, primitives.body, primitives._environment):
+        for known in (environment.environment, environment.body, environment._environment):
             known.cache_clear()
 
     def lower() -> str:

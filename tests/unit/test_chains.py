@@ -10,7 +10,7 @@ import torch
 
 import fusegen as fg
 from fusegen.passes import frames
-from fusegen.passes.fuse import keep
+from fusegen.passes.fuse import decide
 
 X = torch.empty(64, 32, device="meta")
 
@@ -36,7 +36,7 @@ def test_each_value_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(owner, name, count)
 
-    counted(keep._Sharing, "_is_computed_with")
+    counted(decide._Sharing, "_is_computed_with")
     counted(frames, "_is_along_last")
     counted(frames, "_made_of_reductions")
     found = []

@@ -14,7 +14,7 @@ from fusegen.bench.lanes import FUNCTIONS, Measured, inputs, read
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.program import Launch
 from fusegen.schedule.ranking import preferred
-from fusegen.schedule.words import plan_words
+from fusegen.schedule.report import plan_words
 from fusegen.target import target
 
 MEASURED = Path(__file__).parents[2] / "docs/costs/columns-h200.json"

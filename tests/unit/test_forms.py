@@ -21,7 +21,7 @@ from fusegen.compiler.passes import forget_programs
 from fusegen.compiler.programs import Programs
 from fusegen.lowered import Lowered
 from fusegen.schedule.bodies import ContractionBody
-from fusegen.schedule.expected import CLASSES
+from fusegen.schedule.heuristics.contraction import CLASSES
 from fusegen.schedule.plan import ContractionPlan, LanePlan, MmaPlan, PointwisePlan
 from fusegen.schedule.program import LibraryProduct, Program
 from fusegen.source import Source

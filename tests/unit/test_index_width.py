@@ -13,9 +13,8 @@ import fusegen as fg
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import axis_symbol
-from fusegen.schedule import index_width
-from fusegen.schedule.index_width import SMALL, narrowed
-from fusegen.schedule.terms import Leaf, Term, Terms
+from fusegen.schedule import terms
+from fusegen.schedule.terms import SMALL, Leaf, Term, Terms, narrowed
 
 X, Y = axis_symbol("x"), axis_symbol("y")
 AXES = frozenset((X, Y))
@@ -58,7 +57,7 @@ def test_what_may_overflow_stays_wide(op: Op) -> None:
 def test_ranges_are_those_of_all_values(op: Op, inner: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """(a + x) op (b + y), where each part takes any of its values: as wide as the least and the greatest demand, no more."""
     limit = 3
-    monkeypatch.setattr(index_width, "SMALL", fits := 14)
+    monkeypatch.setattr(terms, "SMALL", fits := 14)
     compute = {Op.ADD: operator.add, Op.SUB: operator.sub, Op.MUL: operator.mul}
     for a, c in itertools.product(range(-13, 14), repeat=2):
         b = Builder()

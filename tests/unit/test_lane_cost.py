@@ -17,7 +17,7 @@ from fusegen.bench.lanes import FUNCTIONS, inputs, read
 from fusegen.schedule.plan import PointwisePlan, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.ranking import preferred
-from fusegen.schedule.words import plan_words
+from fusegen.schedule.report import plan_words
 from fusegen.target import target
 
 MEASURED = Path(__file__).parents[2] / "docs/costs/lanes-h200.json"

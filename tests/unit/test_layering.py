@@ -11,9 +11,9 @@ from typing import get_args
 
 from fusegen.dtypes import DType
 from fusegen.emit import cpu, cuda
-from fusegen.emit.cpu.assemble import CPP
+from fusegen.emit.cpu import CPP
 from fusegen.emit.cuda.spelling import CUDA
-from fusegen.emit.spelling import COMMON
+from fusegen.emit.math import COMMON
 from fusegen.ir.index_map import _VIEWS
 from fusegen.ir.infer import _SHAPES
 from fusegen.ir.ops import Family, Op, Result
@@ -232,7 +232,7 @@ def test_every_kind_of_group_is_lowered_and_emitted() -> None:
     bodies = set(get_args(Body))
     assert set(cuda.EMITTERS) == bodies, "emit/cuda/__init__.py"
     on_gpus = {ContractionBody, AttentionBody, TileBody}  # on the CPU: torch's products; caches, which hold what lies across
-    assert set(cpu.EMITTERS) == bodies - on_gpus, "emit/cpu/__init__.py"
+    assert set(cpu.EMITTERS) == bodies - on_gpus, "emit/cpu.py"
 
 
 def test_every_primitive_is_an_operation_on_numbers() -> None:

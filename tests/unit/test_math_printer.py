@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.dtypes import DType
-from fusegen.emit.cpu.assemble import CPP
+from fusegen.emit.cpu import CPP
 from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.math import function_text
 from fusegen.schedule.math import Fast, Function, Result

@@ -16,7 +16,7 @@ from fusegen.passes.fuse import contraction
 from fusegen.program import call
 from fusegen.schedule import padding
 from fusegen.schedule.program import LibraryProduct
-from fusegen.schedule.roofline import step_flops
+from fusegen.schedule.report import step_flops
 from tests.unit.lowering import lowered, meta
 
 BF16 = torch.bfloat16

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from fusegen.dtypes import DType
-from fusegen.emit.cpu.assemble import CPP
+from fusegen.emit.cpu import CPP
 from fusegen.emit.cuda.spelling import CUDA
-from fusegen.emit.math import function_text
-from fusegen.emit.primitives import primitives_of
-from fusegen.emit.spelling import Language
+from fusegen.emit.environment import primitives_of
+from fusegen.emit.math import Language, function_text
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.schedule.math import Fast, Function, Parameter
 from fusegen.schedule.math import Result as FunctionResult

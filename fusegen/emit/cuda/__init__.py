@@ -1,12 +1,10 @@
 """CUDA: spelling of operations, and one file a skeleton."""
 
+from fusegen.emit.cuda.assemble import assemble_parts
 from fusegen.emit.cuda.attention import emit_attention
 from fusegen.emit.cuda.contraction import emit_contraction
-from fusegen.emit.cuda.parts import assemble_parts
-from fusegen.emit.cuda.pointwise import emit_pointwise
-from fusegen.emit.cuda.rows import emit_columns, emit_rows
-from fusegen.emit.cuda.scan import emit_scan
-from fusegen.emit.cuda.tiles import emit_tiles
+from fusegen.emit.cuda.pointwise import emit_pointwise, emit_tiles
+from fusegen.emit.cuda.rows import emit_columns, emit_rows, emit_scan
 from fusegen.schedule.bodies import AttentionBody, ColumnBody, ContractionBody, PointwiseBody, RowBody, ScanBody, TileBody
 
 EMITTERS = {

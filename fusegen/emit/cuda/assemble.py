@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 from fusegen.dtypes import DType
-from fusegen.emit.banner import banner
 from fusegen.emit.cuda.spelling import CUDA
+from fusegen.emit.environment import Uses, banner, code_of, primitives_of, render
 from fusegen.emit.math import function_text
-from fusegen.emit.primitives import primitives_of
-from fusegen.emit.text import code_of
-from fusegen.emit.uses import Uses
 from fusegen.emit.views import entry, kernel_parameters
-from fusegen.schedule.bodies import AttentionBody, Body, ContractionBody
+from fusegen.schedule.bodies import AttentionBody, Body, ContractionBody, PointwiseBody, RowBody
 from fusegen.schedule.math import Function
-from fusegen.schedule.program import Launch
+from fusegen.schedule.program import Launch, is_of_one_block, whole_launch
 from fusegen.source import Source, section
 from fusegen.target import Target
 
@@ -121,3 +119,48 @@ def _count(word: str, pipeline: str) -> int:
 def _access(count: int) -> int:
     """Bytes of an access to a run of some bytes, as the primitive ``vector_width`` has it."""
     return 16 if count % 16 == 0 else count & -count
+
+
+def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: Target) -> Source:
+    """The source of a kernel of several parts.
+
+    Args:
+        parts: at least two, that are launched together.
+        sources: of the parts, each with a function in place of an entry.
+        target: the machine.
+    """
+    whole = whole_launch(parts)
+    large = [part for part in parts if not is_of_one_block(part)]  # for whose registers there must be room
+    names = [f"part_{part.part}" for part in parts]
+    own = [f"namespace {name} {{\n{s.kernel_text}}}  // {name}\n" for name, s in zip(names, sources, strict=True)]
+    pipeline = render(
+        "cuda/parts.cu.jinja",
+        entry=entry(whole.kernel),
+        bounds=f"{whole.block}, {max(map(_blocks_per_sm, large or parts))}",
+        overlaps=whole.overlaps,
+        counts=[f"blocks_{number}" for number in range(1, len(parts))],
+        parameters=kernel_parameters(whole.kernel),
+        parts=[(name, PART, _arguments(part)) for name, part in zip(names, parts, strict=True)],
+    )
+    text = "\n".join([*own, pipeline])
+    uses = reduce(
+        lambda one, other: one | other, (uses_of(p, target, s.math, s.pipeline) for p, s in zip(parts, sources, strict=True))
+    )
+    return Source(
+        name=whole.kernel.name,
+        entry=entry(whole.kernel),
+        language="cuda",
+        banner="\n".join(banner(part, target) for part in parts),
+        primitives=primitives_of(text, "cuda", uses),
+        math="\n".join(own),
+        pipeline=section("Parts", pipeline),
+    )
+
+
+def _arguments(part: Launch) -> list[str]:
+    """The names of a part's parameters, which are the kernel's."""
+    return [declared.split()[-1] for declared in kernel_parameters(part.kernel)]
+
+
+def _blocks_per_sm(part: Launch) -> int:
+    return part.kernel.body.plan.blocks_per_sm if isinstance(part.kernel.body, (RowBody, PointwiseBody)) else 1

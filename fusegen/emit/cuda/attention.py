@@ -9,8 +9,7 @@ from fusegen.emit.cuda.assemble import assemble, math_text
 from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.environment import render
-from fusegen.emit.math import function_text
-from fusegen.emit.spelling import function
+from fusegen.emit.math import function, function_text
 from fusegen.emit.views import entry
 from fusegen.ir.ops import Op
 from fusegen.schedule.bodies import AttentionBody

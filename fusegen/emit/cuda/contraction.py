@@ -13,8 +13,7 @@ from fusegen.emit.reductions import ReductionView, kinds, reduction_functions, v
 from fusegen.emit.views import entry
 from fusegen.schedule.bodies import Accumulated, ContractionBody, HeadStatistic, PartResult, ProductPart
 from fusegen.schedule.kernel import Kernel, Pointer
-from fusegen.schedule.lane_math import LaneFunction
-from fusegen.schedule.math import Origin
+from fusegen.schedule.math import LaneFunction, Origin
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source

@@ -8,16 +8,13 @@ from typing import Any, cast
 
 import sympy
 
-from fusegen.emit.environment import environment
-from fusegen.emit.offsets import Offsets, cuda_offsets
-from fusegen.emit.text import c_text, condition_text, needed
-from fusegen.emit.views import LANE, declared, decode, elements
+from fusegen.emit.environment import c_text, condition_text, environment, needed
+from fusegen.emit.views import LANE, Offsets, cuda_offsets, declared, decode, elements
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
 from fusegen.schedule.indices import Check, Checked, Loaded
 from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.lane_math import LaneFunction, LaneRead
-from fusegen.schedule.math import Argument, Origin
+from fusegen.schedule.math import Argument, LaneFunction, LaneRead, Origin
 
 _LANES = 2
 _INLINE = "__device__ __forceinline__"

@@ -21,7 +21,7 @@ from fusegen.integrations.fx.expressions import Unwritable, function_name
 from fusegen.integrations.fx.function import IMPORTS, RegionFunction, region_function
 from fusegen.integrations.fx.kinds import Kind, Kinds, example_of, is_part
 from fusegen.integrations.fx.places import Place
-from fusegen.schedule.roofline import LAUNCH_SECONDS
+from fusegen.schedule.report import LAUNCH_SECONDS
 from fusegen.target import Target
 
 _IMPORTS = "\n".join([*IMPORTS, "", "import fusegen as fg", "", ""])

@@ -19,7 +19,7 @@ from fusegen.integrations.find.finding import Findings
 from fusegen.integrations.find.search import searched, searched_trace
 from fusegen.integrations.find.trace import trace_of
 from fusegen.integrations.fx.capture import captured
-from fusegen.schedule.roofline import PEAKS
+from fusegen.schedule.report import PEAKS
 from fusegen.target import Backend, Target
 
 _GPU = "sm_90a"

@@ -15,14 +15,12 @@ from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.spread import check_repetition
-from fusegen.passes.fuse.decide import Kept, decide
+from fusegen.passes.fuse.decide import decide
 from fusegen.passes.fuse.epilogue import joined, limited, plain_group
-from fusegen.passes.fuse.groups import Group, GroupKind, computed, is_stored_elsewhere, strip_views
-from fusegen.passes.fuse.grow import grow
-from fusegen.passes.fuse.merge import absorb, alongside
-from fusegen.passes.fuse.order import in_order, waits
+from fusegen.passes.fuse.groups import Group, GroupKind, Kept, computed, is_stored_elsewhere, strip_views
+from fusegen.passes.fuse.grow import absorb, alongside, grow
+from fusegen.passes.fuse.order import addressed, first_of, hindered, in_order, waits
 from fusegen.passes.fuse.skeletons import skeleton_named
-from fusegen.passes.fuse.writes import addressed, first_of, hindered
 from fusegen.passes.versions import Times
 from fusegen.target import Target
 

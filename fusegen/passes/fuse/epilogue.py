@@ -20,8 +20,18 @@ from fusegen.ir.symbolic import Axes, Dim, Index, linearize, literal, product, s
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
 from fusegen.passes.fuse.contraction import operand_base
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, Part, products_below, strip_views
-from fusegen.passes.fuse.pairs import LANES, OCTET, in_lane, is_of_heads, is_same_row
-from fusegen.passes.fuse.skeletons import Skeleton, refusals, serving, skeleton_named, skeletons_of
+from fusegen.passes.fuse.skeletons import (
+    LANES,
+    OCTET,
+    Skeleton,
+    in_lane,
+    is_of_heads,
+    is_same_row,
+    refusals,
+    serving,
+    skeleton_named,
+    skeletons_of,
+)
 from fusegen.target import Target
 
 _COMPUTED = (Family.POINTWISE, Family.VIEW, Family.CONTRACTION)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.ops import Family, Op
@@ -14,6 +15,9 @@ from fusegen.ir.symbolic import Dim, literal, product, same
 READ = (Op.INPUT, Op.RANDOM)
 """Leaves that kernels read element by element: the caller's tensors, and random bits, which are read as if they lay in memory."""
 
+
+Kept: TypeAlias = frozenset[int]
+"""Values that lie in memory, though a kernel that needs them could compute them."""
 
 _SEGMENTS = (2, 256)
 """Columns of a segment: eight neighbours for each thread of a warp, at most."""

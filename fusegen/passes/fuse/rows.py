@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import Bounds, Position, broadcast_index
-from fusegen.ir.ops import Family
-from fusegen.ir.symbolic import literal, same
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Axes, Dim, literal, same
 from fusegen.passes.fuse.cone import (
     Cone,
     domain_axes,
@@ -17,9 +18,7 @@ from fusegen.passes.fuse.cone import (
     reduced_dims,
     walk,
 )
-from fusegen.passes.fuse.decide import Kept
-from fusegen.passes.fuse.few import places_of_row
-from fusegen.passes.fuse.groups import Domain, Group, GroupKind
+from fusegen.passes.fuse.groups import Domain, Group, GroupKind, Kept
 
 _LONGEST_SUMMED_ROW = 16384
 """Columns up to which a kernel that reduces along rows can also keep column sums in its registers."""
@@ -130,3 +129,118 @@ def _is_segment_reduction(graph: Graph, position: int, at: Position, domain: Dom
     if graph.nodes[position].family is not Family.REDUCTION:
         return False
     return is_segment_aligned(graph, position, at, domain, domain_axes(domain))
+
+
+MOST = 16
+"""Values of a row that a kernel computes one by one."""
+
+
+def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tuple[Position, ...]:
+    """The elements of a value that a kernel gives at a row: one that goes along the columns or their segments, the only one, or a
+    few; none where the value does not fit the domain.
+
+    Args:
+        axes: of the domain.
+    """
+    shape = graph.nodes[position].shape
+    if len(shape) != len(domain.shape):
+        return ()
+    own = tuple(0 if same(extent, 1) else axes.symbols[d] for d, extent in enumerate(shape))
+    pairs = list(zip(shape, domain.shape, strict=True))
+    if not all(same(a, b) for d, (a, b) in enumerate(pairs) if d not in domain.columns):
+        return ()
+    count = literal(shape[-1])
+    if domain.columns == (len(shape) - 1,) and count is not None and 1 < count <= MOST and is_of_few(graph.nodes, position):
+        return tuple((*own[:-1], number) for number in range(count))
+    whole = all(same(a, b) for a, b in pairs)
+    per_row = all(same(a, 1) for d, (a, _) in enumerate(pairs) if d in domain.columns)
+    return (own,) if whole or per_row or _is_one_a_segment(pairs, domain) else ()
+
+
+def is_per_segment(domain: Domain, place: Position, axes: Axes) -> bool:
+    """True if an element is one of a segment of a row, and neither of all columns nor one at each.
+
+    Args:
+        place: as of `places_of_row`.
+        axes: of the domain.
+    """
+    *groups, last = (place[d] == axes.symbols[d] for d in domain.columns) if domain.segment else (False, False)
+    return any(groups) and not last
+
+
+def _is_one_a_segment(pairs: Sequence[tuple[Dim, Dim]], domain: Domain) -> bool:
+    """True if the extents of a value and of a domain are the same, but for the segments, of which each has one."""
+    if not domain.segment:
+        return False
+    *groups, last = domain.columns
+    return same(pairs[last][0], 1) and all(same(*pairs[d]) for d in groups)
+
+
+def is_of_few(nodes: Sequence[Node], position: int) -> bool:
+    """True if a value is computed, point by point, of numbers of a row that stand side by side."""
+    last = len(nodes[position].shape) - 1
+    stack, seen = [position], set[int]()
+    while stack:
+        position = stack.pop()
+        node = nodes[position]
+        if position in seen:
+            continue
+        seen.add(position)
+        if node.op is Op.CONCAT and node.attr("dim") == last and all(_is_number_of_row(nodes[a], last) for a in node.args):
+            return True
+        if node.family is Family.POINTWISE or node.op in (Op.EXPAND, Op.SLICE):
+            stack += node.args
+    return False
+
+
+def _is_number_of_row(node: Node, last: int) -> bool:
+    return len(node.shape) == last + 1 and same(node.shape[last], 1) and node.family is Family.REDUCTION
+
+
+def scan_group(graph: Graph, root: int, kept: Collection[int]) -> Group | None:
+    """The group of a value with the last scans that it is made of point by point; None where there is none.
+
+    Scans of scans, and scans of other shapes or read elsewhere than at the element that is computed, lie in memory.
+    """
+    shape = graph.nodes[root].shape
+    if not shape:
+        return None
+    domain = Domain(shape, (len(shape) - 1,))
+    axes = domain_axes(domain)
+    last = _last_scans(graph, root, kept)
+
+    def accepts(position: int, at: Position, bounds: tuple[Bounds, ...]) -> bool:
+        return position in last and not bounds and _is_aligned(graph, position, at, axes)
+
+    cone = Cone()
+    walk(graph, root, axes.symbols, axes, accepts, cone, kept)
+    if not cone.anchors or not cone.anchors.keys().isdisjoint(cone.inputs):  # what is read elsewhere as well lies in memory
+        return None
+    return Group(GroupKind.SCAN, (root,), tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
+
+
+def _last_scans(graph: Graph, root: int, kept: Collection[int]) -> frozenset[int]:
+    """Scans that a value reaches through pointwise operations and views alone."""
+    found: set[int] = set()
+    stack, seen = [root], set[int]()
+    while stack:
+        position = stack.pop()
+        family = graph.nodes[position].family
+        if position in seen or (position in kept and position != root):
+            continue
+        seen.add(position)
+        if family is Family.SCAN:
+            found.add(position)
+        elif family in (Family.POINTWISE, Family.VIEW):
+            stack += graph.nodes[position].args
+    return frozenset(p for p in found if not any(p in graph.ancestors[other] for other in found))
+
+
+def _is_aligned(graph: Graph, scan: int, at: Position, axes: Axes) -> bool:
+    """Whether a scan over the whole iteration space is read at the element that is computed."""
+    shape = graph.nodes[scan].shape
+    if len(shape) != len(axes.extents) or not all(map(same, shape, axes.extents)):
+        return False
+    return all(
+        i == symbol or (i == 0 and same(extent, 1)) for i, symbol, extent in zip(at, axes.symbols, axes.extents, strict=True)
+    )

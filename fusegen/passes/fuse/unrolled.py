@@ -17,8 +17,8 @@ from fusegen.ir.index_map import Bounds, Position, broadcast_index
 from fusegen.ir.reductions import operation_of
 from fusegen.ir.symbolic import Axes, Index, Modulo, literal, simplify_dim
 from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk
-from fusegen.passes.fuse.few import is_per_segment, places_of_row
 from fusegen.passes.fuse.groups import Group, GroupKind
+from fusegen.passes.fuse.rows import is_per_segment, places_of_row
 
 _MOST = 8  # points of a thread, each of which has results and operands in registers
 _MOST_ELEMENTS = 512  # a thread's points have at most so many values: what is computed of many places is long enough

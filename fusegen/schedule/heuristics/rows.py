@@ -25,10 +25,10 @@ import sympy
 
 from fusegen.ir.symbolic import Axes, Dim, literal
 from fusegen.schedule.access import Multiples, divisor
+from fusegen.schedule.bodies import SCRATCH_BYTES
 from fusegen.schedule.heuristics import cpu
-from fusegen.schedule.heuristics.column_tiles import column_tile_plans, shifted_tile_plans
+from fusegen.schedule.heuristics.columns import column_tile_plans, shifted_tile_plans
 from fusegen.schedule.plan import Persistence, RowPlan
-from fusegen.schedule.shared import SCRATCH_BYTES
 from fusegen.target import Backend, Target
 
 _VECTOR_BYTES = 16

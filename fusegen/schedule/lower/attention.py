@@ -17,18 +17,13 @@ from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same
-from fusegen.passes.fuse.attention import AttentionOperands, attention_operands, recurrence_of
-from fusegen.passes.fuse.pairs import LANES
-from fusegen.passes.fuse.recurrence import Recurrence, Separation
-from fusegen.passes.fuse.visible import seen_keys
+from fusegen.passes.fuse.attention import AttentionOperands, Recurrence, Separation, attention_operands, recurrence_of, seen_keys
+from fusegen.passes.fuse.skeletons import LANES
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
 from fusegen.schedule.bodies import AttentionBody
 from fusegen.schedule.evaluate import Evaluator
-from fusegen.schedule.functions import cut
-from fusegen.schedule.index_width import SMALL
-from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.lane_math import LaneFunction
+from fusegen.schedule.kernel import Kernel, cut
 from fusegen.schedule.lower.context import Context
 from fusegen.schedule.lower.lanes import (
     PAIR,
@@ -42,12 +37,12 @@ from fusegen.schedule.lower.lanes import (
     pair_axes,
 )
 from fusegen.schedule.lower.placement import place, tensor_map
-from fusegen.schedule.math import Fast, Function, Parameter
+from fusegen.schedule.math import Fast, Function, LaneFunction, Parameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.plan import AttentionPlan
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import reduction_of
-from fusegen.schedule.terms import Leaf, Term, Terms
+from fusegen.schedule.terms import SMALL, Leaf, Term, Terms
 
 WORDS = ("batch", "head", "query")
 """What the math calls its first coordinates."""

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add, mul
 
+import sympy
+
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, axis_symbol, product
+from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, axis_symbol, linearize, literal, nominal, product, same, simplify_dim
 from fusegen.program.formula import Formula, formula_of, minimum
-from fusegen.schedule.bodies import ColumnBody, ColumnSum
+from fusegen.schedule.access import Access, Anchor, Pattern, pattern_of
+from fusegen.schedule.bodies import SCRATCH_BYTES, ColumnBody, ColumnSum, arranged
 from fusegen.schedule.heuristics.columns import column_plan
-from fusegen.schedule.lower.assembly import assemble, uses_of
-from fusegen.schedule.lower.context import Context
+from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.lower.context import Context, assemble, uses_of
 from fusegen.schedule.lower.memory import Store, total_bytes
-from fusegen.schedule.lower.row_names import statistic_name
+from fusegen.schedule.lower.phases import statistic_name
 from fusegen.schedule.names import Namer
 from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch, Traffic
 from fusegen.schedule.reductions import component, element_type, reduction_of
-from fusegen.schedule.shared import SCRATCH_BYTES, arranged
 from fusegen.target import Backend
 
 PART = axis_symbol("part")
@@ -113,3 +116,129 @@ def _traffic(states: Sequence[PartialState], context: Context) -> Traffic:
     nodes = [node for state in states for node, stores in state.stores.items() for _ in stores]
     written = [(product(context.graph.nodes[n].shape), context.memory.dtype(n).itemsize) for n in nodes]
     return Traffic(reduce(add, read), total_bytes(written))
+
+
+_RUN = 1024
+"""Bytes that are moved one behind the other in any order, at least: shorter ones cost memory more than a cache saves."""
+
+_CACHE = 16 << 20
+"""Bytes that are moved before something is read again, from which on a cache has lost it. Symbolic sizes count as `nominal` says.
+
+On an H100 positions that come again behind 100 MB cost an embedding 29%. A mask that comes again behind 6 MB costs nothing, and
+rows in another order would cost its softmax 4%.
+"""
+
+_PART = 4
+"""A read counts that has at least one of so many of the elements of a run: others are few bytes."""
+
+
+def reused_soon(axes: Axes, inner: Axes, reads: Sequence[Index], itemsizes: Sequence[int]) -> Axes:
+    """The axes, of which those come last along which large reads are the same, if a cache would have lost these otherwise.
+
+    The last axes, which make a run of memory with the inner ones, stay where they are.
+
+    Args:
+        axes: that may change places.
+        inner: those within them.
+        reads: offsets of all that is read, over both.
+        itemsizes: bytes of an element of all that is read or written.
+    """
+    extents = dict(zip((*axes.symbols, *inner.symbols), (*axes.extents, *inner.extents), strict=True))
+    run, outer = list(inner.symbols), list(axes.symbols)
+    while outer and _volume(run, extents) * min(itemsizes, default=1) < _RUN:
+        run.insert(0, outer.pop())
+    long = [axis for axis in outer if literal(extents[axis]) != 1]
+    again: list[set[sympy.Symbol]] = []
+    for along in (sympy.sympify(read).free_symbols for read in reads):
+        same = [number for number, axis in enumerate(long) if axis not in along]
+        is_large = _PART * _volume(along.intersection(run), extents) >= _volume(run, extents)
+        if not is_large or not 0 < len(same) < len(long):
+            continue
+        if _volume((*long[same[-1] + 1 :], *run), extents) * sum(itemsizes) >= _CACHE:
+            again.append(along)
+    if not again:
+        return axes
+    of_all = set(long).intersection(*again)
+    symbols = (*sorted(outer, key=lambda axis: axis not in of_all), *axes.symbols[len(outer) :])
+    return Axes(symbols, tuple(extents[axis] for axis in symbols))
+
+
+def _volume(symbols: Iterable[sympy.Symbol], extents: Mapping[sympy.Symbol, Dim]) -> int:
+    return math.prod(nominal(extents[axis]) for axis in symbols)
+
+
+_VECTOR_BYTES = 16  # of the widest access, whose alignment suffices for any group of lanes
+
+
+def anchor_of(context: Context, touched: Iterable[tuple[int, Index]], rows: Axes, columns: Axes) -> Anchor | None:
+    """The first tensor of some whose rows are of neighbours, and whose memory is aligned.
+
+    Args:
+        touched: buffers and the offsets at which they are accessed, those that matter most first.
+        rows, columns: axes that number rows, and those along which a row runs; where these are several, there is no anchor.
+    """
+    if len(columns.symbols) > 1:
+        return None
+    (axis,), (length,) = columns.symbols, columns.extents
+    start = next((_start(offset, axis) for buffer, offset in touched if _is_aligned(context, buffer, offset, axis)), None)
+    if start is None:
+        return None
+    return Anchor(start, same(start, linearize((*rows.symbols, 0), (*rows.extents, length))))
+
+
+def is_alike(context: Context, buffer: int, offset: Index, axis: sympy.Symbol, anchor: Anchor) -> bool:
+    """Whether a tensor's rows lie in memory as those of the anchor."""
+    return _is_aligned(context, buffer, offset, axis) and same(_start(offset, axis), anchor.start)
+
+
+def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor, lanes: int, other: Pattern) -> Access:
+    """An access of lanes whose first one is at an aligned place of the anchor.
+
+    Args:
+        access: as it is where groups of lanes start with the row.
+        other: the pattern of neighbours that lie otherwise than the anchor.
+    """
+    if any(sympy.sympify(b.index).has(axis) for b in access.conditions):
+        return replace(access, pattern=Pattern.GATHER, width=1)
+    if access.pattern is not Pattern.VECTOR:
+        return access
+    if is_alike(context, access.buffer, access.offset, axis, anchor) and not access.conditions:  # as of a part, which ends before
+        return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
+    return replace(access, pattern=other, width=1)
+
+
+def may_wrap(context: Context, touched: Iterable[tuple[int, Index]], written: Iterable[tuple[int, Index]], axes: Axes) -> bool:
+    """Whether groups of lanes may go on in the next row: what is written lies in the order of the axes, and no place depends on an
+    index that is read."""
+    is_plain = not any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in touched)
+    return is_plain and all(_is_flat(context, buffer, offset, axes) for buffer, offset in written)
+
+
+def wrapped(context: Context, access: Access, axes: Axes, lanes: int) -> Access:
+    """An access of lanes that may go on in the next row.
+
+    Args:
+        access: as it is where they do not.
+        axes: of the iteration space, in whose order groups of lanes start at aligned places.
+    """
+    indices = [access.offset, *(b.index for b in access.conditions)]
+    if not any(sympy.sympify(index).has(*axes.symbols) for index in indices):
+        return access
+    axis = axes.symbols[-1]
+    is_within = access.pattern is Pattern.VECTOR and not any(sympy.sympify(index).has(axis) for index in indices[1:])
+    if is_within and not access.conditions and _is_flat(context, access.buffer, access.offset, axes):
+        return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
+    return replace(access, pattern=Pattern.WINDOW if is_within else Pattern.GATHER, width=1)
+
+
+def _is_flat(context: Context, buffer: int, offset: Index, axes: Axes) -> bool:
+    return same(offset, linearize(axes.symbols, axes.extents)) and context.alignment(buffer) % _VECTOR_BYTES == 0
+
+
+def _is_aligned(context: Context, buffer: int, offset: Index, axis: sympy.Symbol) -> bool:
+    is_plain = not sympy.sympify(offset).has(Loaded, Checked)
+    return is_plain and pattern_of(offset, axis) is Pattern.VECTOR and context.alignment(buffer) % _VECTOR_BYTES == 0
+
+
+def _start(offset: Index, axis: sympy.Symbol) -> Index:
+    return simplify_dim(sympy.expand(sympy.sympify(offset).subs(axis, 0)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
 import sympy
@@ -14,20 +14,22 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import Bounds, Position
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Axes, Index, product
+from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, product
 from fusegen.passes.fuse import Group
 from fusegen.passes.fuse.groups import computed, read_in_part
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula, minimum
-from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, vector_width
-from fusegen.schedule.indices import loaded_buffers
-from fusegen.schedule.kernel import Pointer
+from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, size_names, vector_width
+from fusegen.schedule.bodies import Body
+from fusegen.schedule.evaluate import substitute
+from fusegen.schedule.indices import Check, checks_apart, has_checks, loaded_buffers, scalars_in
+from fusegen.schedule.kernel import Kernel, Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
-from fusegen.schedule.math import Fast
+from fusegen.schedule.math import Argument, Fast, Origin
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program, Traffic
-from fusegen.schedule.terms import Read
+from fusegen.schedule.terms import Leaf, Read, Terms
 from fusegen.target import Target
 
 Plans: TypeAlias = Mapping[tuple[int, ...], ContractionPlan]
@@ -172,3 +174,140 @@ class Context:
     def _bytes(self, positions: Sequence[int]) -> Formula:
         stored = [p for p in positions if self.graph.nodes[p].op is not Op.RANDOM]
         return total_bytes([(product(self.graph.nodes[p].shape), self.memory.dtype(p).itemsize) for p in stored])
+
+
+Place: TypeAlias = tuple[Index, Sequence[Bounds]]
+"""An offset in memory, and the conditions under which it is valid."""
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What calls of math need of the kernel around them.
+
+    Attributes:
+        expressions: what is computed of coordinates and sizes.
+        scalars: names of the run-time scalars that are taken.
+    """
+
+    expressions: tuple[Index, ...]
+    scalars: frozenset[str]
+
+
+def uses_of(places: Sequence[Place], arguments: Iterable[Argument], checks: Iterable[Check], extents: Iterable[Index]) -> Uses:
+    """What calls with some arguments need.
+
+    Args:
+        places: where they read.
+        checks: indices that must be in range besides.
+        extents: by which a point of the iteration space is found.
+    """
+    arguments = tuple(arguments)
+    coordinates = [value for argument in arguments for value in argument.coordinates]
+    bounds = [bound for _, conditions in places for bound in conditions]
+    bounds += [value for value in coordinates if isinstance(value, Bounds)]
+    expressions = [offset for offset, _ in places]
+    expressions += [value for value in coordinates if not isinstance(value, Bounds)]
+    expressions += [e for b in bounds for e in (b.index, b.lower, b.upper) if e is not None]
+    expressions += [e for check in checks for e in check.expressions()]
+    scalars = frozenset(argument.name for argument in arguments if argument.origin is Origin.SCALAR)
+    return Uses((*expressions, *extents), scalars | scalars_in(expressions))
+
+
+def assemble(
+    context: Context,
+    body: Body,
+    uses: Sequence[Uses],
+    pointers: Sequence[Pointer],
+    others: Iterable[Index] = (),
+    axes: Iterable[sympy.Symbol] = (),
+) -> Kernel:
+    """The kernel that a body is of.
+
+    Args:
+        uses: of all calls in it.
+        pointers: to what it reads and writes.
+        others: what it computes beside its calls, of offsets that it writes at.
+        axes: symbols that are no sizes.
+    """
+    expressions = [*others, *(e for used in uses for e in used.expressions)]
+    numbers = {number for e in expressions if not isinstance(e, int) for number in e.atoms(RunTimeNumber)}
+    scalars = frozenset(number.name for number in numbers).union(*(used.scalars for used in uses))
+    named = ((scalar_identifier(name), dtype) for name, dtype in context.graph.scalars)
+    return Kernel(
+        name=context.name,
+        pointers=tuple(pointers),
+        sizes=size_names(expressions, {*axes, *numbers}),
+        scalars=tuple((name, dtype) for name, dtype in named if name in scalars),
+        body=body,
+        wide=context.wide,
+        checks=has_checks(expressions),
+    )
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """What some terms need from outside.
+
+    Attributes:
+        reads: reads of buffers, by term.
+        coordinates: indices and conditions that the math uses, by term.
+        scalars: terms of run-time scalars.
+        checks: indices that must be in range.
+    """
+
+    reads: dict[int, Read]
+    coordinates: dict[int, Index | Bounds]
+    scalars: tuple[int, ...]
+    checks: tuple[Check, ...] = ()
+
+    def expressions(self) -> list[Index]:
+        """Every expression over the axes."""
+        found: list[Index] = [r.offset for r in self.reads.values()]
+        found += [b.index for r in self.reads.values() for b in r.conditions]
+        found += [bound_index(v) for v in self.coordinates.values()]
+        return found + [e for check in self.checks for e in check.expressions()]
+
+    def moved(self, replaced: Mapping[sympy.Symbol, Index]) -> Leaves:
+        """The same over other axes."""
+        table = dict(replaced)
+        reads = {
+            t: replace(r, offset=substitute(r.offset, table), conditions=tuple(_moved(b, table) for b in r.conditions))
+            for t, r in self.reads.items()
+        }
+        coordinates = {t: _moved(v, table) if isinstance(v, Bounds) else substitute(v, table) for t, v in self.coordinates.items()}
+        checks = tuple(c.moved(lambda index: substitute(index, table)) for c in self.checks)
+        return Leaves(reads, coordinates, self.scalars, checks)
+
+    def checks_apart(self, stores: Sequence[Index] = ()) -> tuple[Check, ...]:
+        """The checks that neither reads nor coordinates make.
+
+        Args:
+            stores: offsets of what is written, which make theirs.
+        """
+        places = [*((r.offset, r.conditions) for r in self.reads.values()), *((offset, ()) for offset in stores)]
+        return checks_apart(self.checks, [*places, *((v, ()) for v in self.coordinates.values() if not isinstance(v, Bounds))])
+
+
+def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[Check] = ()) -> Leaves:
+    """The leaves of some terms, which stand for values whose indices must be in range."""
+    reads: dict[int, Read] = {}
+    coordinates: dict[int, Index | Bounds] = {}
+    scalars: list[int] = []
+    for position in terms.below(tuple(roots)):
+        term = terms.items[position]
+        if isinstance(term.payload, Read):
+            reads[position] = term.payload
+        elif term.op in (Leaf.COORDINATE, Leaf.CONDITION):
+            coordinates[position] = term.payload
+        elif term.op is Leaf.SCALAR:
+            scalars.append(position)
+    return Leaves(reads, coordinates, tuple(scalars), tuple(checks))
+
+
+def bound_index(value: Index | Bounds) -> Index:
+    """The index that a coordinate is, or that a condition is about."""
+    return value.index if isinstance(value, Bounds) else value
+
+
+def _moved(bounds: Bounds, table: dict[object, Index]) -> Bounds:
+    return replace(bounds, index=substitute(bounds.index, table))

@@ -17,20 +17,17 @@ from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, litera
 from fusegen.passes.fuse.contraction import ProductOperands
 from fusegen.passes.fuse.epilogue import is_a_head, position_of
 from fusegen.passes.fuse.groups import Part
-from fusegen.passes.fuse.pairs import LANES, OCTET, is_same_row
-from fusegen.passes.fuse.skeletons import MMA_SYNC, WGMMA, skeleton_named
+from fusegen.passes.fuse.skeletons import LANES, MMA_SYNC, OCTET, WGMMA, is_same_row, skeleton_named
 from fusegen.program.call import TensorMapSpec
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor, merge_axes
 from fusegen.schedule.bodies import Accumulated, ContractionBody, HeadStatistic, PartResult, ProductPart
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.expected import Expected
-from fusegen.schedule.heuristics.contraction import shape_of
+from fusegen.schedule.heuristics.contraction import Expected, shape_of
 from fusegen.schedule.heuristics.mma import mma_plan
 from fusegen.schedule.indices import Check
 from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.lane_math import LaneFunction
-from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.context import Context, leaves_of
 from fusegen.schedule.lower.lanes import (
     PAIR,
     LaneMath,
@@ -41,10 +38,9 @@ from fusegen.schedule.lower.lanes import (
     lane_position,
     pair_axes,
 )
-from fusegen.schedule.lower.leaves import leaves_of
+from fusegen.schedule.lower.phases import statistic_name
 from fusegen.schedule.lower.placement import Placement, place, tensor_map
-from fusegen.schedule.lower.row_names import statistic_name
-from fusegen.schedule.math import Reduction
+from fusegen.schedule.math import LaneFunction, Reduction
 from fusegen.schedule.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import element_type, lifted, reduction_of

@@ -16,22 +16,17 @@ import sympy
 
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, identity_axes
-from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, same, simplify_dim
-from fusegen.passes.fuse.pairs import LANES, OCTET, is_same_row
-from fusegen.schedule.access import divisor
+from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, literal, same, simplify_dim
+from fusegen.passes.fuse.skeletons import LANES, OCTET, is_same_row
+from fusegen.schedule.access import Access, Pattern, divisor, is_alike, vector_width
 from fusegen.schedule.bodies import Body
 from fusegen.schedule.evaluate import Evaluator, LeafOf
-from fusegen.schedule.functions import cut
-from fusegen.schedule.index_width import SMALL, narrowed
 from fusegen.schedule.indices import Check, checks_apart
-from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.lane_math import LaneFunction, LaneRead
-from fusegen.schedule.lower.assembly import Uses, assemble, uses_of
-from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.leaves import Leaves, bound_index, leaves_of
-from fusegen.schedule.math import Argument, Fast, Function, Origin, Parameter
+from fusegen.schedule.kernel import Kernel, cut
+from fusegen.schedule.lower.context import Context, Leaves, Uses, assemble, bound_index, leaves_of, uses_of
+from fusegen.schedule.math import Argument, Call, Fast, Function, LaneFunction, LaneRead, Origin, Parameter
 from fusegen.schedule.names import scalar_identifier
-from fusegen.schedule.terms import Leaf, Read, Terms
+from fusegen.schedule.terms import SMALL, Leaf, Read, Terms, narrowed
 
 PAIR = axis_symbol("pair")
 """The number of a pair of lanes."""
@@ -380,3 +375,123 @@ class Partners:
         if isinstance(first, Bounds) and isinstance(second, Bounds) and (first.lower, first.upper) != (second.lower, second.upper):
             return False
         return same(simplify_dim(bound_index(first) + 1), bound_index(second))
+
+
+class Fragments:
+    """The leaves of a kernel's terms, each with a name, and calls of functions of these.
+
+    Args:
+        context: of the kernel.
+        terms: all of its math.
+        leaves: over merged axes.
+        access: how a read is made, whose name is the first argument.
+        stores: offsets of what is written, which check indices of their own.
+
+    Attributes:
+        reads: accesses, by term.
+        checks: indices that must be in range, and which no access mentions.
+        values: how a call gets a term; a kernel adds what it computes by itself.
+    """
+
+    def __init__(
+        self, context: Context, terms: Terms, leaves: Leaves, access: Callable[[str, Read], Access], stores: Sequence[Index] = ()
+    ) -> None:
+        self.context, self.terms = context, terms
+        self.reads = {t: access(context.read_name(read), read) for t, read in leaves.reads.items()}
+        self.checks = leaves.checks_apart(stores)
+        self.values = {t: Argument(_origin(a), a.name) for t, a in self.reads.items()}
+        for t, value in leaves.coordinates.items():
+            self.values[t] = Argument(Origin.COORDINATE, context.names.take("coordinate"), (value,))
+        self.values |= {t: Argument(Origin.SCALAR, scalar_identifier(str(terms.items[t].payload))) for t in leaves.scalars}
+
+    def parameter(self, term: int) -> Parameter:
+        """A term as functions take it."""
+        return Parameter(self.values[term].name, self.terms.items[term].dtype)
+
+    def call(self, name: str, roots: Sequence[tuple[str, int]], given: Iterable[int] | None = None) -> Call:
+        """A call of the function that computes some terms.
+
+        Args:
+            name: the function's.
+            roots: names and terms of its results.
+            given: terms that it may take, all that are known if there are none; the order is that of its parameters.
+        """
+        parameters = {t: self.parameter(t) for t in (self.values if given is None else given)}
+        function, used = cut(self.terms, name, roots, parameters, fast=self.context.fast)
+        return Call(function, tuple(self.values[t] for t in used))
+
+    def kernel(self, body: Body, writes: Sequence[Access], axes: Sequence[Axes], others: Sequence[sympy.Symbol] = ()) -> Kernel:
+        """The kernel.
+
+        Args:
+            body: what it does.
+            writes: all that it writes to.
+            axes: which its accesses are over.
+            others: further symbols that are no sizes.
+        """
+        places = [(a.offset, a.conditions) for a in (*self.reads.values(), *writes)]
+        uses = uses_of(places, self.values.values(), self.checks, [extent for a in axes for extent in a.extents])
+        read, written = ([a.buffer for a in accesses] for accesses in (self.reads.values(), writes))
+        pointers = self.context.pointers(read, written, uses.expressions)
+        return assemble(self.context, body, [uses], pointers, axes=[*(symbol for a in axes for symbol in a.symbols), *others])
+
+
+def _origin(access: Access) -> Origin:
+    return Origin.VALUE if access.pattern is Pattern.UNIFORM else Origin.LANES
+
+
+_MOST = 4  # elements that belong together
+
+
+def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol, lanes: int) -> tuple[Access, ...]:
+    """The accesses, of which those that touch all elements of a run in turn are one.
+
+    Args:
+        axis: along which lanes run, the first one at a multiple of their number.
+    """
+    found: list[Access] = []
+    left = list(accesses)
+    while left:
+        first = left.pop(0)
+        run = _run_of(first, left, axis)
+        if len(run) > 1 and all(is_alike(b, axis, lanes, context.multiples) for b in first.conditions):
+            left = [access for access in left if access not in run]
+            found.append(_joined(context, run, axis, lanes))
+        else:
+            found.append(first)
+    return tuple(found)
+
+
+def bytes_in_turn(context: Context, kinds: Sequence[Sequence[Read]], axis: sympy.Symbol) -> int:
+    """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none.
+
+    Args:
+        kinds: what is read, and what is written.
+        axis: along which lanes run.
+    """
+    accesses = [[context.access("", r.buffer, r.offset, axis, 1, r.conditions) for r in kind] for kind in kinds]
+    joined = [access for kind in accesses for access in interleaved(context, kind, axis, 1)]
+    return max((len(a.parts) * context.dtype(a.buffer).itemsize for a in joined if len(a.parts) % 2 == 0), default=0)
+
+
+def _run_of(first: Access, others: Sequence[Access], axis: sympy.Symbol) -> list[Access]:
+    """The accesses that touch, with one of them, all elements of a run; the first alone where there are none."""
+    step = literal(sympy.expand(first.offset).coeff(axis)) if first.pattern is Pattern.GATHER else None
+    if step is None or not 2 <= step <= _MOST:
+        return [first]
+    alike = [a for a in others if a.buffer == first.buffer and a.conditions == first.conditions]
+    placed = {literal(sympy.expand(a.offset - first.offset)): a for a in alike} | {0: first}
+    for begin in range(1 - step, 1):
+        run = [placed.get(begin + k) for k in range(step)]
+        if None not in run:
+            return [access for access in run if access is not None]
+    return [first]
+
+
+def _joined(context: Context, run: Sequence[Access], axis: sympy.Symbol, lanes: int) -> Access:
+    first, step = run[0], len(run)
+    dtype = context.dtype(first.buffer)
+    start = sympy.expand(first.offset - (step - 1) * axis)
+    width = vector_width(start, axis, lanes * step, context.alignment(first.buffer), dtype.itemsize, context.multiples)
+    name = context.names.take(f"{first.name}_in_turn")
+    return Access(name, first.buffer, first.offset, Pattern.INTERLEAVED, width, first.conditions, tuple(a.name for a in run))

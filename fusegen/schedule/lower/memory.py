@@ -14,8 +14,8 @@ from fusegen.ir.strided import buffer_strides, flat_offset, memory_shape, memory
 from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
 from fusegen.ir.versions import address, chosen, owner
 from fusegen.passes.fuse import Group, GroupKind
+from fusegen.passes.fuse.decide import ends_of
 from fusegen.passes.fuse.groups import READ, strip_views
-from fusegen.passes.fuse.keep import ends_of
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula
 from fusegen.schedule.names import Namer

@@ -14,22 +14,27 @@ from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.moments import is_of_16_bits
 from fusegen.program.formula import Formula
 from fusegen.schedule.access import Access, Anchor, Pattern
-from fusegen.schedule.bodies import ColumnSum, Phase, RowBody, Segments
+from fusegen.schedule.bodies import (
+    BARRIER_BYTES,
+    SCRATCH_BYTES,
+    ColumnSum,
+    Phase,
+    RowBody,
+    Segments,
+    SharedArrays,
+    arranged,
+    padded,
+)
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.lower.columns import PART, partial_offset, parts_of
-from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.fragments import Fragments
-from fusegen.schedule.lower.interleaved import interleaved
-from fusegen.schedule.lower.leaves import Leaves
+from fusegen.schedule.lower.columns import PART, partial_offset, parts_of, shifted
+from fusegen.schedule.lower.context import Context, Leaves
+from fusegen.schedule.lower.lanes import Fragments, interleaved
 from fusegen.schedule.lower.memory import Store
-from fusegen.schedule.lower.phases import PhaseTerms, Root
-from fusegen.schedule.lower.row_names import ValueNames, statistic_name
-from fusegen.schedule.lower.shifted import shifted
+from fusegen.schedule.lower.phases import PhaseTerms, Root, ValueNames, statistic_name
 from fusegen.schedule.math import Argument, Call, Copy, Origin, Parameter, Reduction
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
-from fusegen.schedule.shared import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
 from fusegen.schedule.terms import Leaf, Read, Terms
 from fusegen.target import Backend
 

@@ -13,22 +13,27 @@ from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.passes.fuse.cone import domain_axes, reduced_dims
-from fusegen.passes.fuse.few import is_per_segment, places_of_row
 from fusegen.passes.fuse.groups import Domain, GroupKind
+from fusegen.passes.fuse.rows import is_per_segment, places_of_row
 from fusegen.passes.fuse.unrolled import Space, unrolled
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.lower.columns import PartialState, combine_partials, partials_buffers, parts_of
-from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.interleaved import bytes_in_turn
-from fusegen.schedule.lower.leaves import Leaves, leaves_of
+from fusegen.schedule.lower.columns import (
+    PartialState,
+    anchor_of,
+    combine_partials,
+    is_alike,
+    partials_buffers,
+    parts_of,
+    reused_soon,
+)
+from fusegen.schedule.lower.context import Context, Leaves, leaves_of
+from fusegen.schedule.lower.lanes import bytes_in_turn
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.phases import Keep, PhaseSplitter, PhaseTerms, Root
-from fusegen.schedule.lower.reuse import reused_soon
 from fusegen.schedule.lower.row_kernel import RowKernelBuilder, RowMath, is_shared
-from fusegen.schedule.lower.shifted import anchor_of, is_alike
 from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combined, element_type, lifted, states_of

@@ -16,18 +16,16 @@ from fusegen.ir.reductions import REDUCTIONS, SCANS
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.schedule.access import Access, Pattern
-from fusegen.schedule.bodies import ScanBody
+from fusegen.schedule.bodies import SCRATCH_BYTES, ScanBody, arranged
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.heuristics.scan import scan_plan
-from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.fragments import Fragments
-from fusegen.schedule.lower.leaves import Leaves, leaves_of
+from fusegen.schedule.lower.context import Context, Leaves, leaves_of
+from fusegen.schedule.lower.lanes import Fragments
 from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.lower.rows import rows_and_columns
 from fusegen.schedule.math import Argument, Origin, Parameter, Reduction
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import element_type, lifted
-from fusegen.schedule.shared import SCRATCH_BYTES, arranged
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 
