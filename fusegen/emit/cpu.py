@@ -30,6 +30,9 @@ from fusegen.schedule.program import Launch
 from fusegen.source import Source, section
 from fusegen.target import Target
 
+# Row kernels and the combination of column sums in C++.
+
+
 _CHUNKS = 32  # one after the other: so few that sums are as near as torch's, so many that pairs cost nothing
 
 
@@ -116,6 +119,9 @@ def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
 
 
 # Loop nests over axes: chunks run along the last axis, all others are one loop.
+
+
+# Pointwise kernels in C++.
 
 
 @dataclass(frozen=True)
@@ -212,6 +218,9 @@ class Names:
     def passed(self) -> str:
         """The parameters as a caller passes them on."""
         return ", ".join(p.name for p in self.parameters)
+
+
+# Puts the three parts of a C++ file together.
 
 
 def names_of(kernel: Kernel) -> Names:

@@ -1,4 +1,4 @@
-"""Jinja's environments, where templates lie, and where they are kept compiled."""
+"""Templates: Jinja's environments, the cache of compiled templates, banners, units, and the primitives that a text needs."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from fusegen.schedule.report import launch_words, row_reason
 from fusegen.settings import cache_folder
 from fusegen.source import Primitive, Source
 from fusegen.target import Backend, Target
+
+# Indices and conditions in C, and which definitions a text needs.
 
 
 def c_text(index: Index) -> str:
@@ -69,6 +71,9 @@ def needed(lines: Sequence[str], text: str) -> list[str]:
     return kept[::-1]
 
 
+# The first lines of an emitted file: what it is, how it is launched, what it moves, and why it is laid out as it is.
+
+
 def banner(launch: Launch, target: Target) -> str:
     """Lines of comment; grid and bytes are formulas of the sizes."""
     lines = [f"{launch.kernel.name}: {launch_words(launch)}, emitted by fusegen for {target.name}."]
@@ -79,6 +84,9 @@ def banner(launch: Launch, target: Target) -> str:
         lines.append(f"Grid {launch.grid}, block {launch.block}{shared}{reason}.")
     lines.append(f"Reads {launch.traffic.read} bytes, writes {launch.traffic.written}.")
     return "\n".join(f"// {line}" for line in lines)
+
+
+# Several kernels in one translation unit: primitives once, each kernel's own text in a namespace.
 
 
 def unit_text(sources: Sequence[Source]) -> str:
@@ -185,6 +193,8 @@ def render(template: str, /, **context: object) -> str:
     """A template's text."""
     return environment().get_template(template).render(**context)
 
+
+# Primitives: one named function a file, included when the text mentions it, in the overloads and widths that it needs.
 
 _STATEMENT, _WORD, _ASKED = re.compile(r"//%.*|\{\{.*?\}\}"), re.compile(r"\w+"), re.compile(r'"(\w+)" in (\w+)')
 _CALLED = re.compile(r"\b([a-z_]\w*)\s*[(<]")

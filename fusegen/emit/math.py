@@ -179,6 +179,9 @@ class _Writer:
                 return name
 
 
+# The spelling of expressions in C-like languages: precedence, and the forms that operations have.
+
+
 class Precedence(IntEnum):
     """How tightly an expression binds; higher is tighter."""
 

@@ -1,4 +1,4 @@
-"""Reductions as templates see them: variables of a state, and what starts and combines it."""
+"""Reductions and phases of rows as templates see them: variables of a state, and what starts and combines it."""
 
 from __future__ import annotations
 
@@ -142,6 +142,9 @@ def _functions(kind: str, reduction: Reduction) -> tuple[Function, ...]:
 
 def _stem(reduction: Reduction) -> str:
     return f"{reduction.op.row.name}_{reduction.dtype.short}"
+
+
+# The views of a phase for templates of row kernels, shared by CUDA and the CPU target.
 
 
 @dataclass(frozen=True)

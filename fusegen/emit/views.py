@@ -1,4 +1,4 @@
-"""What templates see of accesses, calls and functions: ready pieces of text, no decisions left."""
+"""Accesses, offsets, calls and functions as templates see them: ready pieces of text, no decisions left."""
 
 from __future__ import annotations
 
@@ -217,6 +217,9 @@ def _scalar_type(dtype: DType) -> str:
 def entry(kernel: Kernel) -> str:
     """The kernel's symbol."""
     return f"fg_{identifier(kernel.name)}"
+
+
+# Offsets in emitted text, with the indices in them that a kernel reads and checks.
 
 
 _CALLS = (Loaded, Checked, Choice, Differs, Scalar)

@@ -139,6 +139,12 @@ def with_peaks(graph: Graph) -> Graph:
     return rebuilt(graph, replaced)
 
 
+# Normalizers of rows that a kernel holds, as a maximum and the sum of exponentials below it: that takes one exponential an
+# element and no choice, and shares both with a softmax of the same rows. What is not held has its normalizer in one pass over
+# memory. The maximum of rows that a softmax caps, s tanh(x / s), is the cap of their maximum: a hyperbolic tangent a row, not
+# one an element.
+
+
 def with_capped_peaks(graph: Graph) -> Graph:
     """The graph in which the maximum of capped rows of an input is that of the rows, capped, where a softmax alone reads it.
 

@@ -1,4 +1,4 @@
-"""Special functions as arithmetic: of the error function and of the gamma function."""
+"""Special functions as arithmetic: of the error function, the gamma function and Bessel's."""
 
 from __future__ import annotations
 
@@ -127,6 +127,10 @@ def trigamma(x: Value) -> Value:
     found = series + _sum_of_shares(positive, 2)
     sine = (_from_nearest(x) * math.pi).apply(Op.SIN)
     return is_low.where(math.pi * math.pi / (sine * sine) - found, found)
+
+
+# Modified Bessel functions of the first kind, by Chebyshev series: of e^(-x) I(x) up to 8, of that by √x beyond, where it is a
+# function of 1/x that hardly changes.
 
 
 _I0_NEAR = (

@@ -16,6 +16,9 @@ from fusegen.schedule.indices import Check
 from fusegen.schedule.math import Call, Copy, Function, LaneFunction, Parameter, Reduction
 from fusegen.schedule.plan import AttentionPlan, ColumnPlan, ContractionPlan, MmaPlan, PointwisePlan, RowPlan, ScanPlan, TilePlan
 
+# Arrays in the shared memory of a block, one behind the other.
+
+
 SCRATCH_BYTES = 8
 """Of an element of a state that threads exchange: the widest type."""
 BARRIER_BYTES = 8

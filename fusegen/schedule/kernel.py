@@ -1,4 +1,4 @@
-"""Kernels: what is launched, with the buffers, sizes and scalars that it gets."""
+"""Kernels: what is launched, with the buffers, sizes and scalars that it gets, and its math functions."""
 
 from __future__ import annotations
 
@@ -53,6 +53,9 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<kernel {self.name}: {type(self.body).__name__}>"
+
+
+# Cuts math functions out of the terms of a kernel.
 
 
 def cut(

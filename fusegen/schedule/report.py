@@ -1,4 +1,4 @@
-"""A launch in words: what it is, how it is laid out, and why so."""
+"""A launch in words and in numbers: its kind, its layout with the reason, and its roofline."""
 
 from __future__ import annotations
 
@@ -95,6 +95,9 @@ def _products(kind: str, body: ContractionBody) -> str:
     several = {f"{columns} columns": len(body.parts), "two products at a time": body.plan.products, f"{results} results": results}
     how = [f"{kind} by mma.sync" if isinstance(body.plan, MmaPlan) else kind]
     return ", ".join([*how, *(words for words, count in several.items() if count > 1)])
+
+
+# The roofline of a step: its arithmetic intensity beside its GPU's ridge point, and the resource that binds it.
 
 
 class Bound(Enum):

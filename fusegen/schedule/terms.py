@@ -153,6 +153,12 @@ def as_number(value: object, dtype: DType) -> str:
     return repr(number) if dtype.is_float else repr(int(number))
 
 
+# Arithmetic on coordinates in 32 bits, where it is proved that nothing overflows.
+#
+# torch's integers have 64 bits, which a GPU adds, compares and converts in several instructions each. Positions in tensors of
+# less than 2^31 elements need 31, and so do their differences.
+
+
 SMALL = (1 << 31) - (1 << 22)
 """What sizes and coordinates stay below in a kernel that is not wide."""
 

@@ -1,4 +1,4 @@
-"""Puts the three parts of a CUDA file together."""
+"""Puts the three parts of a CUDA file together, and kernels of several parts."""
 
 from __future__ import annotations
 
@@ -119,6 +119,9 @@ def _count(word: str, pipeline: str) -> int:
 def _access(count: int) -> int:
     """Bytes of an access to a run of some bytes, as the primitive ``vector_width`` has it."""
     return 16 if count % 16 == 0 else count & -count
+
+
+# Kernels of several parts: each part's text in a namespace of its own, and an entry that gives each a range of the blocks.
 
 
 def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: Target) -> Source:

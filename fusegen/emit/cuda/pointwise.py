@@ -1,4 +1,4 @@
-"""Pointwise kernels in CUDA."""
+"""Pointwise kernels in CUDA, and those whose operands lie across their results."""
 
 from __future__ import annotations
 
@@ -70,6 +70,9 @@ def _repeated(kernel: Kernel, body: PointwiseBody, hoisted: Hoisted, launch: Lau
         call=call_view(body.call, offsets, lane_axis),
         plan=body.plan,
     )
+
+
+# Pointwise kernels in CUDA whose operands lie across their results.
 
 
 @dataclass(frozen=True)

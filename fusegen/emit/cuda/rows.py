@@ -1,4 +1,4 @@
-"""Row kernels and the combination of column sums in CUDA."""
+"""Row kernels, scans and the combination of column sums in CUDA."""
 
 from __future__ import annotations
 
@@ -117,6 +117,9 @@ def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
     )
     math = math_text(reduction_functions(s.reduction for s in body.sums))
     return assemble(launch, target, math, pipeline)
+
+
+# Scans in CUDA.
 
 
 def _scratch(body: ScanBody) -> list[list[int]]:

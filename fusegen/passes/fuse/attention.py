@@ -21,6 +21,13 @@ from fusegen.passes.fuse.epilogue import is_computed_once
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind, products_below
 from fusegen.target import Target
 
+# The online recurrence of a weighted sum whose weights depend on a reduction along the same axis.
+#
+# For o = sum_j p_j v_j with p_j = f(s_j, r1) / r2, r1 a reduction of s and r2 = sum_j f(s_j, r1), one pass over j suffices when
+# f separates in r1: f(s, r) = F(s) H(r). What was accumulated relative to an old r1 moves to a new one by the factor H(new) /
+# H(old) = f(old, new) for f(s, r) = exp(s - r) (Milakov and Gimelshein, arXiv 1805.02867, derive it for softmax; here it
+# follows from the graph). A streaming skeleton needs only the functions that are named here.
+
 
 @dataclass(frozen=True)
 class Recurrence:
@@ -334,6 +341,13 @@ def _walk(graph: Graph, root: int, product: int, cone: Cone, kept: Collection[in
 
 def _is_identity(at: Position, axes: Axes) -> bool:
     return all(i in (s, 0) and (i == s or same(e, 1)) for i, s, e in zip(at, axes.symbols, axes.extents, strict=True))
+
+
+# The number of keys that a query sees, where all scores beyond are minus infinity whatever the operands hold: half of them in
+# causal attention.
+#
+# Scores are `where(condition, s, -inf)`, or several such, with comparisons of positions that the function counts itself. Keys
+# beyond the bound weigh nothing; a kernel need not visit them.
 
 
 _FAR = 1 << 20

@@ -1,4 +1,4 @@
-"""What lies in memory: decided before any kernel is."""
+"""The values that lie in memory: decided before any kernel is."""
 
 from __future__ import annotations
 
@@ -242,6 +242,12 @@ def _stored(graph: Graph, products: Sequence[int], calls: Sequence[int], taken: 
     for step in (*products, *calls):
         wanted += taken.operands.get(step) or [operand_base(graph, a) for a in graph.nodes[step].args]
     return frozenset(p for p in (strip_views(graph, w) for w in wanted) if not is_stored_elsewhere(graph, p))
+
+
+# Values that lie in memory though a kernel could compute them again: what a product ends in, and what several kernels need,
+# where that moves fewer bytes.
+#
+# Symbolic sizes count as large. What is decided here costs or saves bytes, and changes no result.
 
 
 _MOST_READERS = 4  # kernels from which on it does not matter how many more there are

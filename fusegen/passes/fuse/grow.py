@@ -1,4 +1,4 @@
-"""The group around a value: everything that its cone can hold."""
+"""The group around a value: everything that its cone can hold; and groups over one iteration space, merged."""
 
 from __future__ import annotations
 
@@ -147,6 +147,13 @@ def _innermost(graph: Graph, position: int) -> int | None:
 def _has_shape(graph: Graph, position: int, shape: Shape) -> bool:
     own = graph.nodes[position].shape
     return len(own) == len(shape) and all(map(same, own, shape))
+
+
+# Groups over one iteration space become one: what a kernel reads anyway serves all that is made of it, and values that have
+# nothing to do with each other save a launch.
+#
+# A value goes to the group that reads what it is made of. To a later one that would have to read it once more it goes last of
+# all: there it would keep in memory what nobody else needs any more.
 
 
 _ROWS = (GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN)

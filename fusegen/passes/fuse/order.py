@@ -1,4 +1,4 @@
-"""The order of groups: after those whose results they read, and such that little lies in memory at once."""
+"""The order of groups: each after those whose results it reads, with little in memory at once; and the writes that kernels make."""
 
 from __future__ import annotations
 
@@ -146,6 +146,13 @@ def _bits(numbers: Iterable[int]) -> int:
     for number in numbers:
         found |= 1 << number
     return found
+
+
+# Writes to inputs: which of them a kernel can make as it computes their values, and what must come before them.
+#
+# `separate_writes` gave each written value two copies. The kernel that computes the last one stores it in the input's memory.
+# Where that would change what the same kernel still reads, or what one reads that has to come later, the value lies in memory
+# of its own, and the last copy is a kernel that does nothing else.
 
 
 _STORES = (GroupKind.POINTWISE, GroupKind.ROW)

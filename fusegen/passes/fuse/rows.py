@@ -1,4 +1,4 @@
-"""Groups around reductions along the rows of a domain, and around sums of its columns."""
+"""Groups around reductions along the rows of a domain, sums of its columns, and scans."""
 
 from __future__ import annotations
 
@@ -131,6 +131,9 @@ def _is_segment_reduction(graph: Graph, position: int, at: Position, domain: Dom
     return is_segment_aligned(graph, position, at, domain, domain_axes(domain))
 
 
+# Values of which a row has a few, each computed of the row: a kernel that goes along the row writes them one by one.
+
+
 MOST = 16
 """Values of a row that a kernel computes one by one."""
 
@@ -195,6 +198,9 @@ def is_of_few(nodes: Sequence[Node], position: int) -> bool:
 
 def _is_number_of_row(node: Node, last: int) -> bool:
     return len(node.shape) == last + 1 and same(node.shape[last], 1) and node.family is Family.REDUCTION
+
+
+# Groups around scans: what is scanned is computed as it is read, and so is what is computed of it point by point.
 
 
 def scan_group(graph: Graph, root: int, kept: Collection[int]) -> Group | None:

@@ -21,6 +21,9 @@ from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, linearize, literal, prod
 from fusegen.passes.fuse.contraction import ProductOperands, is_left_to_library, is_tma_view, product_operands
 from fusegen.target import Backend, Target
 
+# Rows and pairs of columns: where an index lies as an accumulator holds it.
+
+
 LANES = 2
 """Neighbouring columns that a tensor core leaves in one thread: an epilogue may combine them."""
 

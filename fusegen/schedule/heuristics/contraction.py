@@ -16,6 +16,12 @@ from fusegen.schedule.cost import COSTS, NO_EPILOGUE, EpilogueSize, ProductSize,
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.target import Target
 
+# The sizes that a program is laid out for: numbers of rows, in classes, so that there are few layouts for all sizes.
+#
+# Rows select a plan by their class alone. A class reaches from above the one before it to its own number, which stands for all
+# of it.
+
+
 CLASSES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536)
 """The largest number of each class; what is larger counts as the last."""
 

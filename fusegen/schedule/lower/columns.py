@@ -1,4 +1,4 @@
-"""Column sums: the workspace of partial sums, and the kernel that combines them in a fixed order."""
+"""Column sums, whose partial sums a kernel combines in a fixed order; rows in an order of reuse, and rows that start unaligned."""
 
 from __future__ import annotations
 
@@ -118,6 +118,13 @@ def _traffic(states: Sequence[PartialState], context: Context) -> Traffic:
     return Traffic(reduce(add, read), total_bytes(written))
 
 
+# The order of an iteration space in which what is read again is read soon.
+#
+# The positions of an embedding are the same for each sequence of a batch. Sequence by sequence, a table that the cache does not
+# hold until the next one comes from memory each time. Position by position, all sequences read a row of it while the cache has
+# it.
+
+
 _RUN = 1024
 """Bytes that are moved one behind the other in any order, at least: shorter ones cost memory more than a cache saves."""
 
@@ -165,6 +172,14 @@ def reused_soon(axes: Axes, inner: Axes, reads: Sequence[Index], itemsizes: Sequ
 
 def _volume(symbols: Iterable[sympy.Symbol], extents: Mapping[sympy.Symbol, Dim]) -> int:
     return math.prod(nominal(extents[axis]) for axis in symbols)
+
+
+# Rows that do not start where an access is aligned, as those of odd lengths: groups of lanes start at aligned places all the
+# same.
+#
+# One of the tensors that a kernel touches, the *anchor*, says where these are. What lies like it is accessed group by group;
+# other neighbours are brought as a window, which two aligned accesses hold. Where something is reduced along rows, the first
+# and the last group of a row are partial; where nothing is, a group goes on in the next row.
 
 
 _VECTOR_BYTES = 16  # of the widest access, whose alignment suffices for any group of lanes

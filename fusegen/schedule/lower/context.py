@@ -1,4 +1,4 @@
-"""What every kind's lowering shares: names, pointers, sizes, alignment, precision, traffic."""
+"""The context of lowering: names, pointers, sizes, alignment, precision, leaves of terms, and kernels around calls of math."""
 
 from __future__ import annotations
 
@@ -176,6 +176,9 @@ class Context:
         return total_bytes([(product(self.graph.nodes[p].shape), self.memory.dtype(p).itemsize) for p in stored])
 
 
+# The kernel around calls of math: its parameters are what these calls read, write and compute of coordinates and sizes.
+
+
 Place: TypeAlias = tuple[Index, Sequence[Bounds]]
 """An offset in memory, and the conditions under which it is valid."""
 
@@ -242,6 +245,9 @@ def assemble(
         wide=context.wide,
         checks=has_checks(expressions),
     )
+
+
+# The leaves of a kernel's terms: reads, coordinates and scalars, collected and moved to merged axes.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Groups to a program."""
+"""Groups to a program: lowering, padded rows, launches that overlap, and launches joined as parts of one."""
 
 from __future__ import annotations
 
@@ -171,6 +171,13 @@ def overlapping(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
 def _behind(before: Step, step: Step) -> Step:
     starts = isinstance(step, Launch) and step.part <= 1
     return replace(step, overlaps=True) if starts and isinstance(step, Launch) and isinstance(before, Launch) else step
+
+
+# Launches that do not depend on each other become parts of one: each has a range of its blocks.
+#
+# A function's results often have spaces of their own (q and k of a rotation, the three parts of a packed projection), which no
+# single loop goes through. As parts of one launch they start together, and none of them waits for the last blocks of another.
+# What takes one block, as a check of a norm's weights, goes before the first launch that it can start with.
 
 
 _MOST = 8  # parts: each adds its code to the kernel

@@ -377,6 +377,9 @@ class Partners:
         return same(simplify_dim(bound_index(first) + 1), bound_index(second))
 
 
+# The operands of the math of a kernel that works lane by lane: reads, coordinates, run-time scalars.
+
+
 class Fragments:
     """The leaves of a kernel's terms, each with a name, and calls of functions of these.
 
@@ -438,6 +441,9 @@ class Fragments:
 
 def _origin(access: Access) -> Origin:
     return Origin.VALUE if access.pattern is Pattern.UNIFORM else Origin.LANES
+
+
+# Accesses to neighbours whose places alternate, as those to the pairs of an interleaved rotation: one vector of all of them.
 
 
 _MOST = 4  # elements that belong together

@@ -1,4 +1,4 @@
-"""Splits the terms of a row kernel into phases that end in reductions, and decides what is kept between them."""
+"""Splits the terms of a row kernel into phases that end in reductions, decides what is kept between them, and names values."""
 
 from __future__ import annotations
 
@@ -228,6 +228,9 @@ def _mention(indices: Sequence[Index], axes: frozenset[sympy.Symbol]) -> bool:
 def _node(term: Term) -> int:
     assert isinstance(term.payload, int)
     return term.payload
+
+
+# Names of a row's values: as the user's line calls them, else as what they are in the field's words.
 
 
 _STATEMENT = re.compile(r"(\w+)(?: *: [^=]+)? = [^;]*[^;,]")

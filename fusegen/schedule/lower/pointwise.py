@@ -388,6 +388,10 @@ def _parts(extent: Index, side: int) -> Index:
     return FloorDiv(sympy.sympify(extent) + side - 1, sympy.Integer(side))
 
 
+# Operands of pointwise kernels that lie across the results, as a transposed one does: where results are contiguous, neighbours
+# of theirs are far apart, and where they are contiguous, those of the results are.
+
+
 @dataclass(frozen=True)
 class Crossing:
     """Two axes along which different tensors of a kernel are contiguous.
