@@ -197,6 +197,19 @@ class AttentionOperands:
         return self.q, self.k, self.v
 
 
+@dataclass(frozen=True)
+class AttentionMatch:
+    """The parts of attention that one kernel computes.
+
+    Attributes:
+        recurrence: its nodes.
+        operands: q, k and v in memory.
+    """
+
+    recurrence: Recurrence
+    operands: AttentionOperands
+
+
 def is_served(target: Target) -> bool:
     """Whether a machine has what the skeleton takes."""
     return target.wgmma
@@ -214,10 +227,13 @@ def attention_group(graph: Graph, root: int, target: Target, kept: Collection[in
         recurrence = derive(graph, values)
         if recurrence is None or unserved(graph, recurrence, root) is not None:
             continue
-        inputs = _inputs(graph, recurrence, root, kept)
+        operands = attention_operands(graph, recurrence)
+        assert operands is not None  # which `unserved` saw
+        match = AttentionMatch(recurrence, operands)
+        inputs = _inputs(graph, match, root, kept)
         if inputs is not None:
-            anchors = (recurrence.score_product, recurrence.first, recurrence.second, values)
-            return Group(GroupKind.ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), tuple(sorted(anchors)))
+            anchors = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
+            return Group(GroupKind.ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), anchors, match=match)
     return None
 
 
@@ -228,15 +244,6 @@ def _products_at(graph: Graph, root: int) -> list[int]:
     if graph.nodes[root].family is not Family.POINTWISE:
         return []
     return products_below(graph, root)
-
-
-def recurrence_of(graph: Graph, group: Group) -> Recurrence:
-    """The recurrence of an attention group."""
-    for anchor in reversed(group.anchors):
-        found = derive(graph, anchor)
-        if found is not None:
-            return found
-    raise ValueError("not an attention group")
 
 
 def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
@@ -255,8 +262,7 @@ def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
     for channels in (q.shape[-1], values.shape[-1]):
         if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
             return f"the head dim is {channels}, no multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
-    operands = attention_operands(graph, recurrence)
-    if operands is None:
+    if attention_operands(graph, recurrence) is None:
         return "q, k or v is not a view with contiguous channels and 16-byte strides, or batch and heads broadcast"
     return None
 
@@ -316,9 +322,9 @@ def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return (*dims[:-2], dims[-1], dims[-2])
 
 
-def _inputs(graph: Graph, recurrence: Recurrence, root: int, kept: Collection[int]) -> tuple[int, ...] | None:
+def _inputs(graph: Graph, match: AttentionMatch, root: int, kept: Collection[int]) -> tuple[int, ...] | None:
     """What lies in memory, or None when the scores or the epilogue need something that cannot be computed inside."""
-    cone = Cone()
+    cone, recurrence = Cone(), match.recurrence
     _walk(graph, recurrence.scores, recurrence.score_product, cone, kept)
     _walk(graph, root, recurrence.values, cone, kept)
     if recurrence.sink is not None:
@@ -328,9 +334,7 @@ def _inputs(graph: Graph, recurrence: Recurrence, root: int, kept: Collection[in
         return None
     if not is_computed_once(graph, recurrence.values, (root,), cone.inputs):
         return None
-    operands = attention_operands(graph, recurrence)
-    assert operands is not None  # which `unserved` saw
-    return tuple(sorted({*cone.inputs, *(view.base for view in operands.views)}))
+    return tuple(sorted({*cone.inputs, *(view.base for view in match.operands.views)}))
 
 
 def _walk(graph: Graph, root: int, product: int, cone: Cone, kept: Collection[int]) -> None:

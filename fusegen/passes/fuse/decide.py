@@ -10,7 +10,7 @@ from typing import TypeAlias
 from fusegen.ir.graph import Graph, Node, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
-from fusegen.passes.fuse.attention import attention_group, attention_operands, derive, is_served, unserved
+from fusegen.passes.fuse.attention import attention_group, derive, is_served, unserved
 from fusegen.passes.fuse.contraction import accumulation, operand_base, products_of
 from fusegen.passes.fuse.epilogue import ending, extended, too_wide
 from fusegen.passes.fuse.groups import Group, Kept, is_as_large, is_stored_elsewhere, strip_views
@@ -108,9 +108,8 @@ def _take_attention(graph: Graph, product: int, target: Target, taken: _Products
             taken.ends.add(end)
             taken.inside.update((recurrence.score_product, product))
             taken.streamed.add(product)
-            operands = attention_operands(graph, recurrence)
-            assert operands is not None  # of which the group is
-            taken.operands.update(dict.fromkeys((recurrence.score_product, product), tuple(o.base for o in operands.views)))
+            bases = tuple(view.base for view in group.match.operands.views)
+            taken.operands.update(dict.fromkeys((recurrence.score_product, product), bases))
             return
     why = unserved(graph, recurrence, product) or "its scores need something that the kernel cannot compute at their place"
     taken.refusals.update(dict.fromkeys((recurrence.score_product, product), f"no attention kernel: {why}"))

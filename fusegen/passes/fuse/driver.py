@@ -135,8 +135,7 @@ def _key(graph: Graph, group: Group | None) -> Hashable | None:
     if group is None:
         return None
     products = group.parts[0].products
-    operands = skeleton_named(group.skeleton).operands(graph, products[0])
-    assert operands is not None  # its skeleton reads them
+    operands = group.match[products[0]]
     return group.skeleton, operands.a, operands.a_major, operands.b_major, graph.nodes[products[0]].dtype, len(products)
 
 

@@ -236,8 +236,9 @@ def _group(graph: Graph, parts: tuple[Part, ...], inputs: Iterable[int], skeleto
     operands = {operand_base(graph, a) for p in products for a in graph.nodes[p].args}
     outputs = tuple(o for part in parts for o in part.outputs)
     read = tuple(sorted({*inputs, *operands}))
+    match = {product: skeleton.operands(graph, product) for product in products}
     anchors = tuple(sorted(products))
-    return Group(GroupKind.CONTRACTION, outputs, read, parts[0].domain, anchors, parts=parts, skeleton=skeleton.name)
+    return Group(GroupKind.CONTRACTION, outputs, read, parts[0].domain, anchors, parts=parts, skeleton=skeleton.name, match=match)
 
 
 # The dims of a result in the order of a product's elements.

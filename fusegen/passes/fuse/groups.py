@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.ops import Family, Op
@@ -107,6 +107,7 @@ class Group:
         reason: why the group is what it is, for `explain`; empty where the kind says it all.
         parts: of a launch of products, its epilogues; the domain is that of the first.
         skeleton: of such a launch, the name of its skeleton.
+        match: the parts that were recognized, for lowering: of attention an `AttentionMatch`, of products their operands.
     """
 
     kind: GroupKind
@@ -117,6 +118,7 @@ class Group:
     reason: str = ""
     parts: tuple[Part, ...] = ()
     skeleton: str = ""
+    match: Any = field(default=None, compare=False, repr=False)
 
 
 def strip_views(graph: Graph, position: int) -> int:

@@ -7,11 +7,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.fuse.groups import Group, strip_views
-from fusegen.passes.fuse.skeletons import WGMMA, skeleton_named
+from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.schedule.cost import COSTS, NO_EPILOGUE, EpilogueSize, ProductSize, product_time
 from fusegen.schedule.plan import ContractionPlan
 from fusegen.target import Target
@@ -88,9 +87,7 @@ class ProductShape:
 def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
     """What the plan of a launch of products goes by."""
     first = group.parts[0].products[0]
-    operands = skeleton_named(group.skeleton).operands(graph, first)
-    if operands is None:
-        raise VerificationError("a product's operands are not what fusion saw")
+    operands = group.match[first]
     return ProductShape(
         expected.of(rows_of(graph, first)),
         [literal(graph.nodes[part.products[0]].shape[-1]) or 1 for part in group.parts],

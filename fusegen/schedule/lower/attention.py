@@ -17,7 +17,7 @@ from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same
-from fusegen.passes.fuse.attention import AttentionOperands, Recurrence, Separation, attention_operands, recurrence_of, seen_keys
+from fusegen.passes.fuse.attention import AttentionMatch, AttentionOperands, Recurrence, Separation, seen_keys
 from fusegen.passes.fuse.skeletons import LANES
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
@@ -54,10 +54,8 @@ _LINE = 64  # channels that a box of the copy engine holds: 128 bytes
 def lower_attention(context: Context) -> Sequence[Step]:
     """The launch of attention, and a copy where its result is wanted as another view."""
     (root,) = context.group.outputs
-    recurrence = recurrence_of(context.graph, context.group)
-    operands = attention_operands(context.graph, recurrence)
-    if operands is None:
-        raise VerificationError("q, k or v is not what fusion saw")
+    match: AttentionMatch = context.group.match
+    recurrence, operands = match.recurrence, match.operands
     for word in _TAKEN:
         context.names.take(word)
     plan = attention_plan(_literal(operands.q.shape[-1]), _literal(operands.v.shape[-1]), operands.sharing)

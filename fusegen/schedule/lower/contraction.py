@@ -8,7 +8,6 @@ from math import gcd
 
 import sympy
 
-from fusegen.errors import VerificationError
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Family
@@ -17,7 +16,7 @@ from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, litera
 from fusegen.passes.fuse.contraction import ProductOperands
 from fusegen.passes.fuse.epilogue import is_a_head, position_of
 from fusegen.passes.fuse.groups import Part
-from fusegen.passes.fuse.skeletons import LANES, MMA_SYNC, OCTET, WGMMA, is_same_row, skeleton_named
+from fusegen.passes.fuse.skeletons import LANES, MMA_SYNC, OCTET, WGMMA, is_same_row
 from fusegen.program.call import TensorMapSpec
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor, merge_axes
@@ -59,7 +58,7 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     """The launch of products with their epilogues, and copies where a result is wanted as another view."""
     lowered = [_lower_part(context, part, number) for number, part in enumerate(context.group.parts)]
     parts = tuple(found.part for found in lowered)
-    operands = [[_operands(context, product) for product in part.products] for part in context.group.parts]
+    operands = [[context.group.match[product] for product in part.products] for part in context.group.parts]
     products = Products(context, parts, operands, lowered[0].rows)
     layout = LAYOUTS[context.group.skeleton].lay_out(products)
     node = context.graph.nodes[context.group.anchors[0]]
@@ -74,13 +73,6 @@ def lower_contraction(context: Context) -> Sequence[Step]:
         extra=(formula(products.rows), formula(context.graph.nodes[node.args[0]].shape[-1]), *layout.extra),
     )
     return [launch, *(copy for found in lowered for copy in found.copies)]
-
-
-def _operands(context: Context, matmul: int) -> ProductOperands:
-    operands = skeleton_named(context.group.skeleton).operands(context.graph, matmul)
-    if operands is None:
-        raise VerificationError("a product's operands are not what fusion saw")
-    return operands
 
 
 def _kernel(context: Context, body: ContractionBody) -> Kernel:
