@@ -12,10 +12,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fusegen.bundle.binaries import mark_of, passes_mark_of
-from fusegen.bundle.kernels import Kernels, Reasons, choose
-from fusegen.bundle.manifest import BuiltKernel, BuiltPasses, BuiltProgram, BuiltVariant, Parameter, read_manifest
-from fusegen.bundle.match import described, fit, match
+from fusegen.bundle.kernels import Kernels, Reasons, choose, described, fit, match
+from fusegen.bundle.manifest import (
+    BuiltKernel,
+    BuiltPasses,
+    BuiltProgram,
+    BuiltVariant,
+    Parameter,
+    mark_of,
+    passes_mark_of,
+    read_manifest,
+)
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.lang.running import is_tracing
 from fusegen.program.numbers import Numbers

@@ -14,7 +14,7 @@ from fusegen.compiler.compile import Compiled
 from fusegen.compiler.host_launch import host_flags
 from fusegen.emit.unit import unit_text
 from fusegen.errors import IndexRangeError
-from fusegen.extension.library import Texts, library_of
+from fusegen.extension.native import Texts, library_of
 from fusegen.extension.unit import LIBRARY, Given, Unit, unit_of
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph

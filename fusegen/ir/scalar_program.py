@@ -1,4 +1,4 @@
-"""Arithmetic of numbers alone, taken out of graphs: what the host computes before a launch, as data (`calls.numbers`).
+"""Arithmetic of numbers alone, taken out of graphs: what the host computes before a launch, as data (`program.numbers`).
 
 A program is nodes of the graph (scalars, sizes, constants and pointwise operations on these) and what is wanted of them.
 """

@@ -23,9 +23,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.kernels import Mismatch, match
 from fusegen.bundle.load import load
 from fusegen.bundle.manifest import BuiltVariant, read_manifest
-from fusegen.bundle.match import Mismatch, match
 from fusegen.compiler.backends import emulated_machine
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.emulation import EmulatorBackend, emulated_kernels
