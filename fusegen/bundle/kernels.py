@@ -19,9 +19,9 @@ from fusegen.program.formula import Operator
 from fusegen.program.numbers import Numbers, python_condition
 from fusegen.program.signature import Argument, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.runtime import cuda, devices
+from fusegen.runtime.arguments import WIDE, alignment, span
+from fusegen.runtime.devices import host_kernel, instruction_set
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend
-from fusegen.runtime.host_kernel import host_kernel, instruction_set
-from fusegen.runtime.tensors import WIDE, alignment, span
 from fusegen.schedule.names import stride_name
 from fusegen.threads import new_lock
 

@@ -29,13 +29,11 @@ from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
 from fusegen.program.structure import builder
 from fusegen.runtime import devices
-from fusegen.runtime.arguments import check, check_memory, check_recorded, check_surroundings, check_tangent, check_values
+from fusegen.runtime.arguments import Values, check, check_memory, check_recorded, check_surroundings, check_tangent, check_values
 from fusegen.runtime.bound import NOTHING, Bound, Condition, Facts, Hidden, Program, both, condition_of
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.execute import bound_call
-from fusegen.runtime.keys import Values
-from fusegen.runtime.node import Node
-from fusegen.runtime.recorded import Recorded, Source
+from fusegen.runtime.node import Node, Recorded, Source
 from fusegen.runtime.written import check_writable, refuse_gradients
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD

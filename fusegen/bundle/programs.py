@@ -18,10 +18,9 @@ from fusegen.autodiff.derive import differentiated_inputs, differentiated_result
 from fusegen.bundle.manifest import BuiltPasses, BuiltProgram, Code, Parameter, Program, digest, passes_mark_of
 from fusegen.bundle.validate import check_call
 from fusegen.compiler.compile import Compiled, Variant, needs_wide
+from fusegen.compiler.extension import host_flags
 from fusegen.compiler.forms import Rows
-from fusegen.compiler.graph_kernel import GraphKernel
-from fusegen.compiler.host_launch import host_flags
-from fusegen.compiler.passes import Passes, PassRules
+from fusegen.compiler.passes import GraphKernel, Passes, PassRules
 from fusegen.compiler.signature import with_layout_of
 from fusegen.emit.unit import unit_text
 from fusegen.errors import ArgumentError, BundleError, GradientError, UnsupportedError
@@ -32,7 +31,7 @@ from fusegen.jit.host import compile_shared
 from fusegen.program.formula import Relation, formula_of
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Argument, ExtentArgument, NumberArgument, Signature, TensorArgument
-from fusegen.runtime.host_kernel import instruction_set
+from fusegen.runtime.devices import instruction_set
 from fusegen.schedule.expected import CLASSES
 from fusegen.schedule.names import stride_name
 from fusegen.settings import cache_folder

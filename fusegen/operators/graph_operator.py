@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusegen.compiler.backends import machine_of
-from fusegen.compiler.graph_kernel import GraphKernel
+from fusegen.compiler.passes import GraphKernel
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError
 from fusegen.ir.formula import formula

@@ -37,8 +37,8 @@ from fusegen.lang.run import Trace
 from fusegen.operators.facts import CONSTANT, FLOAT, INT, OBJECT, TENSOR, value_of
 from fusegen.operators.gradients import operator_of, recording_operator_of
 from fusegen.operators.graph_operator import Assumed, GraphOperator
+from fusegen.runtime.arguments import GREATEST, LEAST
 from fusegen.runtime.bound import unfollowed
-from fusegen.runtime.keys import GREATEST, LEAST
 from fusegen.runtime.watched import is_transformed
 from fusegen.schedule.names import Namer
 

@@ -28,7 +28,7 @@ from fusegen.bundle.load import load
 from fusegen.bundle.manifest import BuiltVariant, read_manifest
 from fusegen.compiler.backends import emulated_machine
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.emulation import EmulatorBackend, emulated_kernels
+from fusegen.compiler.emulator import EmulatorBackend, emulated_kernels
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.jit import nvrtc
 from fusegen.program.call import Call
