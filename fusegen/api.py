@@ -26,8 +26,8 @@ from fusegen.compiler.parameters import every_argument
 from fusegen.errors import ArgumentError
 from fusegen.gradients import Vjp, passes_of
 from fusegen.lowered import Lowered
-from fusegen.operators.facts import has_unknown_floats
 from fusegen.operators.named import autocasts, register, require_closed
+from fusegen.operators.plan import has_unknown_floats
 from fusegen.operators.recorded_call import operator_for, recorded_call, recorded_spread
 from fusegen.runtime.arguments import Values
 from fusegen.runtime.bound import Hidden

@@ -26,8 +26,7 @@ from fusegen.bundle.manifest import (
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.lang.running import is_tracing
 from fusegen.program.numbers import Numbers
-from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
-from fusegen.program.structure import builder
+from fusegen.program.signature import Constant, ExtentArgument, NumberArgument, builder
 from fusegen.runtime import devices
 from fusegen.runtime.arguments import Values, check, check_memory, check_recorded, check_surroundings, check_tangent, check_values
 from fusegen.runtime.bound import NOTHING, Bound, Condition, Facts, Hidden, Program, both, condition_of

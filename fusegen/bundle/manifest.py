@@ -13,9 +13,7 @@ from fusegen.bundle.validate import check_call
 from fusegen.errors import BundleError
 from fusegen.program.call import Call
 from fusegen.program.codec import decode, encode
-from fusegen.program.signature import Constant, ExtentArgument, Signature
-from fusegen.program.structure import Structure, builder
-from fusegen.program.wiring import Wiring
+from fusegen.program.signature import Constant, ExtentArgument, Signature, Structure, Wiring, builder
 
 NAME = "manifest.json"
 """Of the file."""

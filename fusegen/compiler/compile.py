@@ -21,9 +21,8 @@ from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError
 from fusegen.files import read_regular, sealed, unsealed, write_atomically
 from fusegen.guards import State
-from fusegen.ir.formula import relation
+from fusegen.ir.formula import numbers_of, relation
 from fusegen.ir.graph import Graph, InputSpec, Location
-from fusegen.ir.scalar_program import numbers_of
 from fusegen.lang.argument import Argument
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic

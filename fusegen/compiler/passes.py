@@ -26,7 +26,7 @@ from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.wide import with_wide_sums
 from fusegen.program.formula import Relation, formula_of, remainder, size
 from fusegen.program.numbers import Numbers
-from fusegen.program.wiring import Wiring
+from fusegen.program.signature import Wiring
 from fusegen.runtime.arguments import WIDE, Values, check_memory, check_recorded, check_surroundings, check_values, span
 from fusegen.runtime.bound import NOTHING, Bound, Facts
 from fusegen.runtime.executable import Executable, Found, Plan

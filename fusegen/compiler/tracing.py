@@ -17,9 +17,9 @@ from fusegen.compiler.signature import hidden_spec
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.guards import Recorder, State, exact
+from fusegen.ir.formula import numbers_of
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
 from fusegen.ir.ops import Op
-from fusegen.ir.scalar_program import numbers_of
 from fusegen.ir.symbolic import size_symbol
 from fusegen.lang import functions
 from fusegen.lang.math_functions import traced_math

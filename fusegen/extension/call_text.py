@@ -25,9 +25,9 @@ from fusegen.program.call import (
     StridedOperand,
     TensorMapSpec,
     launches_of,
+    spans,
 )
 from fusegen.program.formula import Formula, Operator, formula_of
-from fusegen.program.workspace import spans
 
 # Formulas, types and texts of a call as C++.
 

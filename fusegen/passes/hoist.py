@@ -7,10 +7,10 @@ in the type in which it meets a tensor, and a line of the program that the host 
 from __future__ import annotations
 
 from fusegen.dtypes import DType
+from fusegen.ir.formula import evaluate, extract
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.infer import Operand, operand_types
 from fusegen.ir.ops import Op
-from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.program.numbers import ERRORS
 
 _STAY = (Op.CONSTANT, Op.SIZE)

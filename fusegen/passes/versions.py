@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.versions import base, gathers
+from fusegen.ir.strided import base, gathers
 
 NEVER = 1 << 60
 """The number of a write that does not come."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from fusegen.errors import IndexRangeError
 from fusegen.native import Choice
 from fusegen.program.call import (
+    APART,
     Buffer,
     Call,
     CallStep,
@@ -31,9 +32,13 @@ from fusegen.program.call import (
     PointerArgument,
     Role,
     SizeArgument,
+    Slot,
     TensorMapSpec,
+    bytes_of,
+    packed,
+    slots_of,
+    spans,
 )
-from fusegen.program.workspace import APART, Slot, bytes_of, packed, slots_of, spans
 from fusegen.runtime import cuda
 from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
 from fusegen.runtime.instructions import (

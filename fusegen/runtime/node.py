@@ -21,7 +21,7 @@ from fusegen.errors import GradientError
 from fusegen.guards import State
 from fusegen.native import Choice
 from fusegen.program.numbers import ERRORS
-from fusegen.program.wiring import Wiring
+from fusegen.program.signature import Wiring
 from fusegen.runtime.arguments import Values
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, ByValue, Condition, Hidden, Program, ScalarsOf
 from fusegen.runtime.executable import Executable

@@ -35,8 +35,7 @@ from fusegen.program.call import Call
 from fusegen.program.codec import decode, encode
 from fusegen.program.formula import size
 from fusegen.program.numbers import Numbers, Scalar
-from fusegen.program.signature import Constant
-from fusegen.program.structure import builder
+from fusegen.program.signature import Constant, builder
 from fusegen.runtime import devices
 from fusegen.runtime.execute import bound_call
 from fusegen.target import target
