@@ -20,18 +20,18 @@ from fusegen import target as targets
 from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.compile import Variant
-from fusegen.compiler.containers import KINDS as CONTAINERS
-from fusegen.compiler.containers import every_argument
 from fusegen.compiler.dispatch import Dispatcher
+from fusegen.compiler.parameters import KINDS as CONTAINERS
+from fusegen.compiler.parameters import every_argument
 from fusegen.errors import ArgumentError
 from fusegen.gradients import Vjp, passes_of
 from fusegen.lowered import Lowered
-from fusegen.operators.facts import has_unknown_floats
 from fusegen.operators.named import autocasts, register, require_closed
+from fusegen.operators.plan import has_unknown_floats
 from fusegen.operators.recorded_call import operator_for, recorded_call, recorded_spread
+from fusegen.runtime.arguments import Values
 from fusegen.runtime.bound import Hidden
-from fusegen.runtime.keys import Values
-from fusegen.runtime.out import OUT, filled, is_complex, with_out
+from fusegen.runtime.callables import OUT, filled, is_complex, with_out
 from fusegen.settings import Compiler
 from fusegen.target import Backend, Target
 from fusegen.threads import cached_property

@@ -11,8 +11,8 @@ from fusegen.emit.cuda.spelling import FAST_MATH, approximated
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.infer import shape_text
+from fusegen.program.call import arrange, bytes_of, peak_of
 from fusegen.program.formula import Formula
-from fusegen.program.workspace import arrange, bytes_of, peak_of
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.schedule.ranking import expected_times

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from fusegen.compiler.differentiate import Calls, Left, Passed, VariantOf
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.graph_kernel import GraphKernel
-from fusegen.compiler.passes import Passes
+from fusegen.compiler.passes import GraphKernel, Passes
 from fusegen.errors import ArgumentError
 from fusegen.explain import SavedValue
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
-from fusegen.runtime.keys import Values
+from fusegen.runtime.arguments import Values
 
 
 def passes_of(

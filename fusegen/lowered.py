@@ -10,9 +10,9 @@ from fusegen.compiler.forms import Form, Forms
 from fusegen.describe import Stages, page, summary
 from fusegen.explain import SavedValue, explain, explain_saved
 from fusegen.ir.graph import Graph
-from fusegen.jit import disassemble, nvrtc
+from fusegen.jit import nvrtc
 from fusegen.passes.fuse import Group
-from fusegen.program.workspace import bytes_of
+from fusegen.program.call import bytes_of
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
 from fusegen.source import Source
@@ -190,5 +190,5 @@ class Assembly(Mapping[str, str]):
         if language == "ptx":
             return nvrtc.compile_ptx(source, self.target.name)
         if language == "sass":
-            return disassemble.sass(nvrtc.compile_cubin(source, self.target.name).cubin)
+            return nvrtc.sass(nvrtc.compile_cubin(source, self.target.name).cubin)
         return source.text

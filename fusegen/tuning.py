@@ -18,7 +18,7 @@ from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.tuned import Entry, Place, chosen, entries, entry_of, keep, place_of, remember
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
-from fusegen.runtime.keys import Values
+from fusegen.runtime.arguments import Values
 from fusegen.schedule.lower import Pins
 from fusegen.schedule.lower.precision import has_jumps
 from fusegen.schedule.plan import LanePlan

@@ -13,11 +13,22 @@ from typing import Any
 import torch
 
 from fusegen.autodiff.keep import Recompute
-from fusegen.bundle.binaries import mark_of
-from fusegen.bundle.build_passes import Example, built_passes, passes_of
-from fusegen.bundle.files import File, built_program, limits, machine_of, tensor_argument, with_mark
-from fusegen.bundle.folder import new_folder, require_new, write, writing_to
-from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text
+from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text, mark_of
+from fusegen.bundle.programs import (
+    Example,
+    File,
+    built_passes,
+    built_program,
+    limits,
+    machine_of,
+    new_folder,
+    passes_of,
+    require_new,
+    tensor_argument,
+    with_mark,
+    write,
+    writing_to,
+)
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.parameters import Parameters
@@ -28,8 +39,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lang import run
 from fusegen.program.formula import Relation
-from fusegen.program.signature import Argument, Constant, ExtentArgument, NumberArgument, Signature, TensorArgument
-from fusegen.program.structure import Kind, Structure
+from fusegen.program.signature import Argument, Constant, ExtentArgument, Kind, NumberArgument, Signature, Structure, TensorArgument
 from fusegen.schedule.names import plain, stride_name
 from fusegen.target import Backend, Target
 
@@ -110,7 +120,7 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
                 for file in files:
                     write(unfinished / file.path, file.content)
             for variant, files in _built(traced, passes, place, number):
-                marked, files = _marked(known.parameters, variant, files)
+                marked, files = with_mark(variant, files, mark_of(known.parameters, variant))
                 with writing_to(folder):
                     for file in files:
                         write(unfinished / file.path, file.content)
@@ -226,11 +236,6 @@ def _require_known(name: str, state: State) -> None:
     if state.asked:
         what = f"{name} asks for {', '.join(state.asked)} while it is traced, which a built kernel does not ask again"
         raise BundleError(what, mend="pass what it depends on as an argument")
-
-
-def _marked(parameters: Sequence[Parameter], variant: BuiltVariant, files: Sequence[File]) -> tuple[BuiltVariant, list[File]]:
-    """A program whose binaries end with the mark of its call."""
-    return with_mark(variant, files, mark_of(parameters, variant))
 
 
 # Data.

@@ -1,22 +1,28 @@
-"""Kernels of a built program, loaded once for each device."""
+"""Kernels of built programs, loaded once for each device, and the choice of the program for a call."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
-from fusegen.bundle.binaries import binary
-from fusegen.bundle.manifest import BuiltProgram, Code
-from fusegen.bundle.match import Mismatch, OtherForm
+from fusegen.bundle.manifest import BuiltProgram, Code, binary
+from fusegen.dtypes import autocast_dtype
 from fusegen.errors import BundleError, LaunchError
-from fusegen.program.call import KernelLaunch
+from fusegen.guards import same
+from fusegen.program.call import Call, KernelLaunch
+from fusegen.program.formula import Operator
+from fusegen.program.numbers import Numbers, python_condition
+from fusegen.program.signature import Argument, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.runtime import cuda, devices
+from fusegen.runtime.arguments import WIDE, alignment, span
+from fusegen.runtime.devices import host_kernel, instruction_set
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend
-from fusegen.runtime.host_kernel import host_kernel, instruction_set
+from fusegen.schedule.names import stride_name
 from fusegen.threads import new_lock
 
 
@@ -111,3 +117,184 @@ def choose(
         except Mismatch as reason:
             reasons.append((program, str(reason)))
     return reasons
+
+
+# Whether a call is one that a program is good for: its sizes, or in words why not.
+
+
+class Mismatch(Exception):
+    """Why a call is none that a program is good for."""
+
+
+class OtherForm(Mismatch):
+    """The program is good for the call, and another one is taken for as many rows."""
+
+
+def match(signature: Signature, call: Call, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
+    """Values of all sizes and strides in a call.
+
+    Args:
+        signature: what the program assumes.
+        call: what it does.
+        names: of the parameters, as texts call them.
+        values: one a parameter.
+
+    Raises:
+        Mismatch: the program is not good for the call; an `OtherForm` where it is another one's by its rows alone.
+    """
+    if torch.get_default_dtype() is not signature.default_dtype.torch:
+        raise Mismatch(f"torch's default dtype is {torch.get_default_dtype()}, built for {signature.default_dtype}")
+    _check_autocast(signature, values)
+    if signature.distinct:
+        _check_distinct(names, values)
+    return fit(signature, call, names, values)
+
+
+def fit(signature: Signature, call: Call, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
+    """The same as `match` of the values alone, whatever torch's state is.
+
+    Args:
+        signature: what the program assumes.
+        call: what it does.
+        names: of the values, as texts call them.
+        values: one a name.
+
+    Raises:
+        Mismatch: as of `match`.
+    """
+    sizes: dict[str, int] = {}
+    for name, argument, value in zip(names, signature.arguments, values, strict=True):
+        _match_value(name, argument, value, sizes)
+    _check_sizes(signature, sizes)
+    for name, argument, value in zip(names, signature.arguments, values, strict=True):
+        if isinstance(argument, TensorArgument):
+            _check_computed(name, argument, value, sizes)
+            sizes |= {stride_name(name, dim): stride for dim, stride in enumerate(value.stride())}
+            _match_layout(name, argument, value, sizes)
+    _check_relations(signature, sizes)
+    _check_conditions(signature.conditions, names, values, sizes)
+    if not signature.wide:
+        _check_narrow(call, names, values, sizes)
+    if not all(relation(sizes) for relation in signature.rows):
+        raise OtherForm
+    return sizes
+
+
+def described(signature: Signature, names: Sequence[str]) -> str:
+    """What a program is good for, in words."""
+    arguments = ", ".join(f"{name}: {argument}" for name, argument in zip(names, signature.arguments, strict=True))
+    conditions = [*map(str, signature.relations), *(signature.conditions.text(place) for _, place in signature.conditions.results)]
+    conditions += [f"{size} a multiple of {multiple}" for size, multiple in signature.multiples if multiple > 1]
+    conditions += [f"{size} at most {bound}" for size, bound in signature.bounds]
+    return arguments + (f", where {', '.join(conditions)}" if conditions else "")
+
+
+def _match_value(name: str, argument: Argument, value: Any, sizes: dict[str, int]) -> None:
+    """Refuses a value of another kind; notes the sizes that it gives."""
+    if isinstance(argument, TensorArgument):
+        _match_tensor(name, argument, value, sizes)
+    elif isinstance(argument, Constant):
+        if not same(value, argument.value):
+            raise Mismatch(f"{name!r} is {_shown(value)}, built for {argument}")
+    elif isinstance(argument, NumberArgument):
+        is_int = type(value) is int
+        if not (isinstance(value, float) or (is_int and argument.takes_ints) if argument.is_float else is_int):
+            raise Mismatch(f"{name!r} is {_shown(value)}, built for a run-time {argument}")
+    elif type(value) is not int:
+        raise Mismatch(f"{name!r} is {_shown(value)}, built for an int")
+    else:
+        _note(f"{name!r}", argument.size, value, sizes)
+
+
+def _match_tensor(name: str, argument: TensorArgument, value: Any, sizes: dict[str, int]) -> None:
+    if not isinstance(value, Tensor):
+        raise Mismatch(f"{name!r} is {_shown(value)}, built for {argument}")
+    if value.dtype is not argument.dtype.torch or value.dim() != len(argument.shape):
+        shape = ", ".join(map(str, value.shape))
+        raise Mismatch(f"{name!r} is {str(value.dtype).removeprefix('torch.')}[{shape}], built for {argument}")
+    for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
+        if wanted.operator is Operator.SIZE:
+            _note(f"dim {dim} of {name!r}", str(wanted.value), extent, sizes)
+        elif not wanted.operands and wanted({}) != extent:
+            raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
+
+
+def _check_computed(name: str, argument: TensorArgument, value: Tensor, sizes: Mapping[str, int]) -> None:
+    """Refuses a tensor with a dim that differs from what other sizes make it: of a saved result whose dims were merged, say."""
+    for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
+        if wanted.operands and wanted(sizes) != extent:
+            raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
+
+
+def _note(what: str, size: str, value: int, sizes: dict[str, int]) -> None:
+    if sizes.setdefault(size, value) != value:
+        raise Mismatch(f"{what} is {value}, but {size} is {sizes[size]} already")
+
+
+def _check_autocast(signature: Signature, values: Sequence[Any]) -> None:
+    kind = next(value.device.type for value in values if isinstance(value, Tensor))
+    found, built = autocast_dtype(kind), None if signature.autocast is None else signature.autocast.torch
+    if found is not built:
+        states = ("off" if dtype is None else f"on with {dtype}" for dtype in (found, built))
+        raise Mismatch("torch.autocast is {}, and was {} when it was built".format(*states))
+
+
+def _check_distinct(names: Sequence[str], values: Sequence[Any]) -> None:
+    found: dict[int, str] = {}
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, Tensor) and found.setdefault(id(value), name) != name:
+            what = f"{found[id(value)]!r} and {name!r} are one tensor, built for two: the function asks whether things are one"
+            raise Mismatch(what)
+
+
+def _check_sizes(signature: Signature, sizes: Mapping[str, int]) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise Mismatch(f"{name} is {value}, built for 1 and more: no kernel runs for an empty tensor")
+    for name, multiple in signature.multiples:
+        if sizes[name] % multiple:
+            raise Mismatch(f"{name} is {sizes[name]}, built for multiples of {multiple}")
+    for name, bound in signature.bounds:
+        if sizes[name] > bound:
+            raise Mismatch(f"{name} is {sizes[name]}, built for at most {bound}")
+
+
+def _match_layout(name: str, argument: TensorArgument, tensor: Tensor, sizes: Mapping[str, int]) -> None:
+    """Refuses a tensor that lies otherwise in memory; the stride of a dim of one element says nothing."""
+    for dim, wanted in enumerate(argument.strides):
+        if tensor.shape[dim] != 1 and tensor.stride(dim) != wanted(sizes):
+            raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {wanted} = {wanted(sizes)}")
+    found = alignment(tensor, argument.own_strides)
+    if found % argument.alignment:
+        raise Mismatch(f"{name!r} lies at multiples of {found} bytes, built for {argument.alignment}")
+
+
+def _check_relations(signature: Signature, sizes: Mapping[str, int]) -> None:
+    for relation in signature.relations:
+        if not relation(sizes):
+            given = ", ".join(f"{name} = {sizes[name]}" for name in sorted(relation.sizes))
+            raise Mismatch(f"built for {relation}, which does not hold for {given}")
+
+
+def _check_conditions(program: Numbers, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    places = {name: place for place, name in enumerate(names)}
+    for result in program.results:
+        if not python_condition(Numbers(program.lines, (result,)), places, sizes)(values):
+            given = ", ".join(f"{name} = {values[places[name]]!r}" for name in program.names)
+            raise Mismatch(f"built for {program.text(result[1])}, which does not hold for {given}")
+
+
+def _check_narrow(call: Call, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    """Refuses tensors that indices of 32 bits cannot number."""
+    spans = {name: span(value) for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)}
+    spans["what kernels count"] = call.largest(sizes)
+    for name, count in spans.items():
+        if count >= WIDE:
+            raise Mismatch(f"{name!r} has {count} elements, built for less than {WIDE}")
+
+
+def _shown(value: object) -> str:
+    """A value in words, briefly."""
+    if isinstance(value, Tensor):
+        return "a tensor"
+    return repr(value)[:60] if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"

@@ -12,23 +12,27 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fusegen.bundle.binaries import mark_of, passes_mark_of
-from fusegen.bundle.kernels import Kernels, Reasons, choose
-from fusegen.bundle.manifest import BuiltKernel, BuiltPasses, BuiltProgram, BuiltVariant, Parameter, read_manifest
-from fusegen.bundle.match import described, fit, match
+from fusegen.bundle.kernels import Kernels, Reasons, choose, described, fit, match
+from fusegen.bundle.manifest import (
+    BuiltKernel,
+    BuiltPasses,
+    BuiltProgram,
+    BuiltVariant,
+    Parameter,
+    mark_of,
+    passes_mark_of,
+    read_manifest,
+)
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.lang.running import is_tracing
 from fusegen.program.numbers import Numbers
-from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
-from fusegen.program.structure import builder
+from fusegen.program.signature import Constant, ExtentArgument, NumberArgument, builder
 from fusegen.runtime import devices
-from fusegen.runtime.arguments import check, check_memory, check_recorded, check_surroundings, check_tangent, check_values
+from fusegen.runtime.arguments import Values, check, check_memory, check_recorded, check_surroundings, check_tangent, check_values
 from fusegen.runtime.bound import NOTHING, Bound, Condition, Facts, Hidden, Program, both, condition_of
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.execute import bound_call
-from fusegen.runtime.keys import Values
-from fusegen.runtime.node import Node
-from fusegen.runtime.recorded import Recorded, Source
+from fusegen.runtime.node import Node, Recorded, Source
 from fusegen.runtime.written import check_writable, refuse_gradients
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import fusegen
 from fusegen.bundle.build import Wanted, build
-from fusegen.bundle.extension import build_extension
+from fusegen.bundle.cpp import build_extension, build_sources
+from fusegen.bundle.kernels import described
 from fusegen.bundle.manifest import BuiltVariant, Manifest
-from fusegen.bundle.match import described
-from fusegen.bundle.sources import build_sources
 from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
 from fusegen.cli.document import print_document
 from fusegen.cli.load import Found, load_all

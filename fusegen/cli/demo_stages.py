@@ -21,7 +21,7 @@ from fusegen.bench.providers import copying
 from fusegen.cli.explain import Saving, saving, saving_fields
 from fusegen.cli.stages import stage_text
 from fusegen.compiler.backends import target_of
-from fusegen.compiler.host_launch import host_flags
+from fusegen.compiler.extension import host_flags
 from fusegen.compiler.parameters import Parameters
 from fusegen.errors import ToolNotFoundError
 from fusegen.jit import nvrtc

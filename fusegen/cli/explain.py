@@ -14,7 +14,7 @@ from fusegen.cli.terminal import Terminal
 from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.emit.cuda.spelling import FAST_MATH, approximated
 from fusegen.lowered import Lowered
-from fusegen.program.workspace import arrange
+from fusegen.program.call import arrange
 from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step
 from fusegen.schedule.report import roofline
 from fusegen.units import human_bytes

@@ -12,10 +12,8 @@ from torch.utils._pytree import tree_unflatten
 
 from fusegen import target as targets
 from fusegen.compiler.compile import Compiled
-from fusegen.compiler.emulation import EmulatorBackend, emulated_kernels
-from fusegen.compiler.emulator import EARLY, Timing
-from fusegen.compiler.extension import bound_extension
-from fusegen.compiler.host_launch import host_kernels
+from fusegen.compiler.emulator import EARLY, EmulatorBackend, Timing, emulated_kernels
+from fusegen.compiler.extension import bound_extension, host_kernels
 from fusegen.errors import LaunchError
 from fusegen.extension.native import ensure_native
 from fusegen.jit import nvrtc

@@ -1,33 +1,44 @@
-"""From a trace to sources: the stages in their order."""
+"""From a trace to sources: the stages in their order, and the plans that the cache holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self, TypeAlias
 
 import torch
 
-from fusegen.compiler.alternatives import Alternatives
-from fusegen.compiler.forms import Form
-from fusegen.compiler.programs import AnyForm, Programs, programs_of
+from fusegen.compiler.forms import Alternatives, Form
+from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import Sizes
 from fusegen.dtypes import DType
-from fusegen.errors import FusegenError
+from fusegen.emit.environment import generator
+from fusegen.errors import FusegenError, SettingsError
+from fusegen.files import read_regular, sealed, unsealed, write_atomically
 from fusegen.guards import State
-from fusegen.ir.formula import relation
-from fusegen.ir.graph import Graph, InputSpec
-from fusegen.ir.scalar_program import numbers_of
+from fusegen.ir.formula import numbers_of, relation
+from fusegen.ir.graph import Graph, InputSpec, Location
 from fusegen.lang.argument import Argument
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsStatic
 from fusegen.program.call import Call
+from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
-from fusegen.runtime.tensors import WIDE
+from fusegen.runtime.arguments import WIDE
+from fusegen.schedule.lower import Pins
+from fusegen.schedule.names import stride_name
 from fusegen.schedule.program import Program
+from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
-from fusegen.target import Target
+from fusegen.target import Backend, Target
+from fusegen.threads import cached_property, new_lock
 
 
 @dataclass(frozen=True)
@@ -215,3 +226,209 @@ def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
 def guards_of(found: Trace) -> tuple[Relation, ...]:
     """What a trace assumed of sizes."""
     return tuple(map(relation, found.guards))
+
+
+# The programs of one graph: those that an earlier process made are read from the cache, others are planned.
+#
+# A plan is a function of its graph, its target, the sizes, what `fg.tune` measured, and fusegen itself. Their digest names a file,
+# which names another one: the plan as JSON, with the text of its kernels. Removing the files is safe.
+
+
+_MOST_KNOWN = 1024  # sizes of one graph
+_MOST_KEPT = 256  # of them, by one process
+
+
+@dataclass(frozen=True, repr=False)
+class StoredForm:
+    """A form as the cache keeps it: all that a call needs.
+
+    Attributes:
+        call: what runs the form.
+        texts: of all launches; none of a form whose kernels nobody has run.
+    """
+
+    call: Call
+    texts: tuple[Source, ...] = ()
+
+    @property
+    def sources(self) -> tuple[Source, ...] | None:
+        """The text of each launch, if that is there."""
+        return self.texts if len(self.texts) == len(self.call.launches) else None
+
+    @cached_property
+    def bound(self) -> dict[object, Any]:
+        """As of a `Form`."""
+        return {}
+
+
+AnyForm: TypeAlias = Form | StoredForm
+
+
+class Programs:
+    """The programs of a graph for a machine, which kernels of equal graphs share.
+
+    Args:
+        graph: as traced, or made otherwise.
+        target: the machine.
+        wide: whether indices need 64 bits.
+
+    Attributes:
+        target: as given.
+    """
+
+    def __init__(self, graph: Graph, target: Target, *, wide: bool) -> None:
+        self._graph, self.target, self._wide = graph, target, wide
+        self._lock = new_lock()
+        self._known: dict[str, AnyForm] = {}  # by the names of their files
+        self._stored: dict[str, StoredForm] = {}  # those with text, by their digests
+        self._without_text: dict[str, AnyForm] = {}  # of `_known`, those whose text is not in the cache
+        self._written: dict[tuple[int, bool], str] = {}  # digests, by the id of a form of `_known`, and whether with its text
+
+    def at(self, sizes: Mapping[str, int]) -> AnyForm:
+        """The form for some sizes.
+
+        Args:
+            sizes: values of all sizes and strides.
+
+        Raises:
+            UnsupportedError: values multiply without end.
+        """
+        return self._form(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
+
+    def measured(self, sizes: Mapping[str, int], records: str, pins: Callable[[Program], Pins]) -> AnyForm:
+        """The form for some sizes of which some launches have plans that were measured; it is run, and never explained.
+
+        Args:
+            sizes: values of all sizes and strides.
+            records: a digest of all that was measured.
+            pins: gives these plans, by the outputs of their groups.
+        """
+
+        def made() -> Form:
+            return self.alternatives.of(sizes).pinned(sizes, pins(self.planned(sizes).program))
+
+        return self._form(self._name(sizes, records), made, is_measured=True)
+
+    def planned(self, sizes: Mapping[str, int]) -> Form:
+        """The form for some sizes, with all that it was made of."""
+        return self.alternatives.of(sizes).at(sizes)
+
+    def keep(self, form: AnyForm, sources: Sequence[Source]) -> None:
+        """Keeps a form in the cache, with its text."""
+        with self._lock:
+            names = [name for name, each in self._without_text.items() if each is form]
+            for name in names:
+                del self._without_text[name]
+                self._write(name, form, tuple(sources))
+
+    @cached_property
+    def alternatives(self) -> Alternatives:
+        """All that there are."""
+        graph, target = self._graph, self.target
+        if target.backend is Backend.CPU:  # it has no such functions
+            graph = replace(graph, fast_math=False)
+        rules = Rules(target)
+        traced = run(graph, rules, Stage.TRACED)
+        by_library = run(traced, rules, Stage.LIBRARY)
+        own = by_library
+        if target.wgmma:  # whose kernels of ours compute attention, if nothing is dropped; torch's count with 32 bits in places
+            own = traced if self._wide else run(traced, replace(rules, only_dropout=True), Stage.LIBRARY)
+        has_choice = by_library != own and not self._wide
+        library = run(by_library, rules, Stage.PRIMITIVE, Stage.READY) if has_choice else None
+        ready = run(own, rules, Stage.PRIMITIVE, Stage.READY)
+        return Alternatives(ready, target, wide=self._wide, library=library)
+
+    def _form(self, name: str, make: Callable[[], Form], *, is_measured: bool) -> AnyForm:
+        """The form of a file, or a new one; its plan is kept at once where its text can be made anew of it."""
+        with self._lock:
+            if name in self._known:
+                return self._known[name]
+            if len(self._known) >= _MOST_KNOWN:
+                for known in (self._known, self._without_text, self._written):
+                    known.clear()
+            form: AnyForm | None = self._recalled(name)
+            if form is None:
+                form = make()
+                if not is_measured or self._has_text(form):
+                    self._write(name, form)
+            if not self._has_text(form):
+                self._without_text[name] = form
+            self._known[name] = form
+            return form
+
+    def _recalled(self, name: str) -> StoredForm | None:
+        """The form of a file; None where there is none, or it is damaged."""
+        with suppress(OSError, ValueError, zlib.error, FusegenError, RecursionError):
+            digest = _read(name).decode()
+            if digest in self._stored:
+                return self._stored[digest]
+            form: StoredForm = decode(json.loads(zlib.decompress(_read(digest))), StoredForm, digest)
+            if form.sources is not None:  # else the text of another size, with the same call, may be another one
+                self._stored[digest] = form
+            return form
+        return None
+
+    def _has_text(self, form: AnyForm) -> bool:
+        """True if the text of a form is in the cache, by another size perhaps."""
+        return (form.sources is not None) if isinstance(form, StoredForm) else (id(form), True) in self._written
+
+    def _write(self, name: str, form: AnyForm, texts: tuple[Source, ...] = ()) -> None:
+        """Keeps a form, if that can be: else later processes plan it again, as they do for sizes of which there are very many."""
+        with suppress(OSError, SettingsError):
+            if len(self._known) < _MOST_KEPT:
+                folder, key = cache_folder("plans"), (id(form), bool(texts) or self._has_text(form))
+                if key not in self._written:
+                    self._written[key] = _write(folder, StoredForm(form.call, texts))
+                write_atomically(folder / name, sealed(self._written[key].encode()))
+
+    def _name(self, sizes: Mapping[str, int], records: str = "") -> str:
+        """The name of a form's file."""
+        given = sorted((name, size) for name, size in sizes.items() if name not in self._implied)
+        return hashlib.sha256(repr((self._digest, given, records)).encode()).hexdigest()
+
+    @cached_property
+    def _implied(self) -> frozenset[str]:
+        """Names of strides that follow from other sizes."""
+        names = ((stride_name(spec.name, d), stride) for spec in self._graph.inputs for d, stride in enumerate(spec.strides))
+        return frozenset(name for name, stride in names if str(stride) != name)
+
+    @cached_property
+    def _digest(self) -> str:
+        """The digest of all that plans follow from, but for the sizes and what was measured."""
+        given = (generator(), self.target, self._wide, self._graph.facts, self._graph.locations)
+        return hashlib.sha256(repr(given).encode()).hexdigest()
+
+
+@lru_cache(maxsize=256)
+def programs_of(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> Programs:
+    """The programs of a graph: the same for all functions that are traced to it, as those of a model's layers are.
+
+    Args:
+        _locations: of the graph, which its equality leaves out, and its texts name.
+    """
+    return Programs(graph, target, wide=wide)
+
+
+def _read(name: str) -> bytes:
+    """The content of a file of the cache.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is damaged.
+    """
+    content = unsealed(read_regular(settings().cache_dir / "plans" / name))
+    if content is None:
+        raise ValueError(f"{name} is damaged")
+    return content
+
+
+def _write(folder: Path, form: StoredForm) -> str:
+    """Writes a form; gives its digest, which names the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = zlib.compress(json.dumps(encode(form, StoredForm), separators=(",", ":")).encode(), 1)
+    digest = hashlib.sha256(content).hexdigest()
+    write_atomically(folder / digest, sealed(content))
+    return digest

@@ -17,11 +17,10 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.passes import Passes
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import ArgumentError, GradientError
-from fusegen.runtime.arguments import check_tangent
+from fusegen.runtime.arguments import Values, check_tangent
 from fusegen.runtime.bound import Hidden, Program, condition_of
 from fusegen.runtime.executable import Executable, Plan
 from fusegen.runtime.instructions import drawn_key
-from fusegen.runtime.keys import Values
 from fusegen.threads import new_lock
 
 VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]

@@ -19,9 +19,8 @@ from fusegen.autodiff.derive import differentiated_inputs, differentiated_result
 from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import builder, machine_of
 from fusegen.compiler.compile import Variant
-from fusegen.compiler.containers import KINDS, Layouts, flat_function, flat_names, settled, spread
-from fusegen.compiler.containers import KINDS as CONTAINERS
-from fusegen.compiler.parameters import Parameters
+from fusegen.compiler.parameters import KINDS, Layouts, Parameters, flat_function, flat_names, settled, spread
+from fusegen.compiler.parameters import KINDS as CONTAINERS
 from fusegen.compiler.passes import PassRules, require_history
 from fusegen.compiler.signature import ITSELF
 from fusegen.compiler.tuned import in_measured_form
@@ -31,14 +30,12 @@ from fusegen.ir.graph import Graph
 from fusegen.lang.running import RUNNING
 from fusegen.lang.scalars import TracedScalar
 from fusegen.lang.values import TracedTensor, stale
-from fusegen.runtime.arguments import check, check_memory, check_plain, check_values
+from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program, condition_of
+from fusegen.runtime.callables import in_pairs, is_complex, of_pairs
 from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.instructions import Runner, Scalars
-from fusegen.runtime.keys import Values
-from fusegen.runtime.node import Node
-from fusegen.runtime.out import in_pairs, is_complex, of_pairs
-from fusegen.runtime.recorded import Recorded, Source
+from fusegen.runtime.node import Node, Recorded, Source
 from fusegen.runtime.watched import is_intercepted, is_recorded_as_operators, is_transformed, is_watched
 from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.settings import Compiler

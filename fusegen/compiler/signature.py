@@ -21,7 +21,7 @@ from fusegen.dtypes import from_torch
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import Dim, literal, size_symbol, stride_symbol
-from fusegen.runtime.tensors import MOST_ALIGNED, alignment
+from fusegen.runtime.arguments import MOST_ALIGNED, alignment
 from fusegen.schedule.names import plain, stride_name
 
 Place: TypeAlias = tuple[str, int]

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from fusegen.compiler.compile import Request, Variant, compile_trace, needs_wide
 from fusegen.compiler.parameters import Parameters
-from fusegen.compiler.promotion import Promotions
 from fusegen.compiler.signature import ITSELF, History, Place, Sum, hidden_spec, input_specs
-from fusegen.compiler.tracing import trace_function, watched_trace
+from fusegen.compiler.tracing import Promotions, trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
 from fusegen.guards import Recorder, State, is_plain
@@ -27,10 +26,8 @@ from fusegen.lang.argument import Argument
 from fusegen.lang.run import Structure, Trace
 from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie
 from fusegen.lang.tracer import NeedsLiteral, NeedsSum
-from fusegen.runtime.arguments import check_values
+from fusegen.runtime.arguments import WIDE, Key, Values, check_values, is_scalar, span, static_part
 from fusegen.runtime.bound import NOTHING, Hidden, condition_of
-from fusegen.runtime.keys import Key, Values, is_scalar, static_part
-from fusegen.runtime.tensors import WIDE, span
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 from fusegen.threads import new_lock

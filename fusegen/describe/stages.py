@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
+from fusegen.ir.strided import owner
 from fusegen.ir.text import type_text
-from fusegen.ir.versions import owner
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
 from fusegen.source import Source

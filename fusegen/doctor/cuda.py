@@ -10,8 +10,7 @@ import shutil
 from fusegen.doctor.child import ProbeError, ask, run
 from fusegen.doctor.finding import Look, broken, found, missing
 from fusegen.errors import ToolNotFoundError
-from fusegen.jit.disassemble import find_nvdisasm
-from fusegen.jit.nvcc import find_nvcc
+from fusegen.jit.nvrtc import find_nvcc, find_nvdisasm
 from fusegen.settings import settings
 
 _NVRTC = """

@@ -8,11 +8,19 @@ from typing import Any
 
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
-from fusegen.extension.call_text import Entry
+from fusegen.extension.call_text import (
+    DTYPES,
+    Entry,
+    array_of,
+    quoted,
+    results_schema,
+    results_type,
+    returned,
+    size_name,
+    spelled_list,
+)
 from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
-from fusegen.extension.number_text import literal_of
-from fusegen.extension.program_text import program_lines
-from fusegen.extension.spelling import DTYPES, array_of, quoted, results_schema, results_type, returned, size_name, spelled_list
+from fusegen.extension.program_text import literal_of, program_lines
 from fusegen.extension.unit import header, runtime_for
 from fusegen.program.formula import Formula
 from fusegen.program.formula import Operator as Sign

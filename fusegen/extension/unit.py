@@ -8,8 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.emit.environment import render, templates
-from fusegen.extension.call_text import CallText, Entry, sizes_text
-from fusegen.extension.spelling import array_of, number_name, quoted, results_schema, results_type, returned, size_name
+from fusegen.extension.call_text import (
+    CallText,
+    Entry,
+    array_of,
+    number_name,
+    quoted,
+    results_schema,
+    results_type,
+    returned,
+    size_name,
+    sizes_text,
+)
 from fusegen.program.call import Call
 from fusegen.source import Source
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fusegen.graphs.cache_memory import with_whole_mask
 from fusegen.graphs.graphed import Graphed
-from fusegen.graphs.masks import with_whole_mask
 from fusegen.graphs.recording import Pools
 
 _COMPILED = "get_compiled_call"

@@ -20,13 +20,11 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import FusegenError, UnsupportedError
 from fusegen.extension.native import ensure_native
-from fusegen.graphs.cache_memory import CacheMemory, CacheView
-from fusegen.graphs.call import Call, SameForm, Views, key_of, run_with, settings, without_tensors
+from fusegen.graphs.cache_memory import CacheMemory, CacheView, masks_left_out
+from fusegen.graphs.call import Call, SameForm, Step, Views, key_of, run_with, settings, without_tensors
 from fusegen.graphs.facts import OF_OTHERS, reached, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
-from fusegen.graphs.masks import masks_left_out
 from fusegen.graphs.recording import GraphPool, Pools, Recording
-from fusegen.graphs.step import Step
 from fusegen.lang.running import is_tracing
 from fusegen.native import Choice
 from fusegen.runtime.watched import is_intercepted, is_transformed

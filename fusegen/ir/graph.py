@@ -6,11 +6,12 @@ A node refers to its operands by their position in ``Graph.nodes``, so that grap
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
+from fusegen.errors import UnsupportedError
 from fusegen.ir import infer
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim
@@ -338,3 +339,88 @@ class GraphBuilder:
 
 def _renumber(node: Node, position: dict[int, int]) -> Node:
     return Node(node.op, tuple(position[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
+
+
+# Values that depend on others in a way that has derivatives.
+
+
+def dependent(graph: Graph, origins: Collection[int]) -> set[int]:
+    """Floats that depend on some nodes through floats alone."""
+    found = set(origins)
+    for position, node in graph:
+        if node.dtype.is_float and not node.weak and node.op is not Op.DETACH and not found.isdisjoint(node.args):
+            found.add(position)
+    return found
+
+
+def dependencies(nodes: Sequence[Node], position: int) -> set[int]:
+    """Nodes without operands that a node depends on through floats that are not detached."""
+    found, stack, seen = set[int](), [position], set[int]()
+    while stack:
+        each = stack.pop()
+        node = nodes[each]
+        if each in seen or not node.dtype.is_float or node.op is Op.DETACH:
+            continue
+        seen.add(each)
+        stack += node.args
+        if not node.args:
+            found.add(each)
+    return found
+
+
+# How many elements of a graph's values kernels compute, and when that is too many.
+#
+# A kernel computes everything between memory and a result at each point. Where values are read at several places and these again (a
+# stencil of a stencil, a network of sorting), elements multiply, and so does the text that a compiler must take.
+
+
+# Measured with g++ -O3 and NVRTC: 1400 to 1500 elements of 35 values (four steps of a stencil, prefix sums of 256) take half a
+# minute to compile, and the time grows with the square.
+_MOST = 1600
+_MOST_IN_ALL = 4000  # over all kernels of a program, which are compiled as one text
+_MOST_A_VALUE = 8  # what is long without multiplying compiles in time proportional to its length
+
+
+def check_spread(graph: Graph, elements: int) -> None:
+    """Refuses a kernel whose values are needed at too many places.
+
+    Args:
+        graph: in primitives.
+        elements: pairs of a value and an index that were seen up to now.
+
+    Raises:
+        UnsupportedError: they are too many.
+    """
+    values = len(graph.nodes)
+    _refuse_above(
+        _MOST,
+        elements,
+        values,
+        f"{graph.name} needs more than {elements - 1} elements of its {values} values at each point:"
+        " values that are read at several places are made of values that are read at several places",
+    )
+
+
+def check_repetition(graph: Graph, computed: int) -> None:
+    """Refuses a program whose kernels compute the same values over and over.
+
+    Args:
+        graph: in primitives.
+        computed: nodes that the kernels found up to now compute, each as often as it is computed.
+
+    Raises:
+        UnsupportedError: they are too many.
+    """
+    values = len(graph.nodes)
+    _refuse_above(
+        _MOST_IN_ALL,
+        computed,
+        values,
+        f"{graph.name} needs more than {computed - 1} values in its kernels, though it has {values}: each kernel computes again"
+        " what those before it have computed",
+    )
+
+
+def _refuse_above(most: int, count: int, values: int, what: str) -> None:
+    if count > most and count > _MOST_A_VALUE * values:
+        raise UnsupportedError(what, mend="split it into several kernels, so that values in between lie in memory")

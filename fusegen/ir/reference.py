@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen.dtypes import DType
-from fusegen.ir import scalar_program
+from fusegen.ir import formula
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.random import random_bits
+from fusegen.ir.strided import chain
 from fusegen.ir.symbolic import literal
-from fusegen.ir.versions import chain
 
 Rule: TypeAlias = Callable[..., Any]
 
@@ -96,7 +96,7 @@ class Interpreter:
         derived = graph.derived
         self.scalars = {
             **scalars,
-            **{n: scalar_program.evaluate(derived.nodes, p, scalars, self.sizes) for n, p in derived.results},
+            **{n: formula.evaluate(derived.nodes, p, scalars, self.sizes) for n, p in derived.results},
         }
 
     def run(self) -> tuple[Tensor, ...]:

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import os
+import re
+import shlex
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +24,7 @@ from typing import Any
 
 from fusegen.errors import CompileError, ToolNotFoundError
 from fusegen.files import sealed, unsealed, write_atomically, writing_to
-from fusegen.jit.nvcc import cubin_of, find_nvcc
+from fusegen.jit.process import run
 from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 
@@ -185,3 +190,98 @@ def _nvrtc() -> Any:
 
 def _missing() -> ToolNotFoundError:
     return ToolNotFoundError("NVRTC is not installed", mend="pip install 'cuda-bindings[all]' cuda-core (Linux and Windows)")
+
+
+# The CUDA toolkit's nvcc in place of NVRTC, for those who name one: its version may be newer, or one that they have tested.
+
+
+_VERSION_SECONDS, _BUILD_SECONDS = 60, 600
+_MEND = "set FUSEGEN_NVCC to the path of the CUDA toolkit's nvcc, or unset it: NVRTC compiles then"
+
+
+@dataclass(frozen=True)
+class Nvcc:
+    """A compiler: its command line's first words, and its version, such as ``13.0.48``."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+@lru_cache(maxsize=8)
+def find_nvcc(name: str) -> Nvcc:
+    """The compiler of a command line, such as ``"/usr/local/cuda/bin/nvcc -ccbin g++-12"``.
+
+    Raises:
+        ToolNotFoundError: it cannot be read or started, or is another program.
+    """
+    try:
+        command = tuple(shlex.split(name))
+    except ValueError as error:
+        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} cannot be read as a command line: {error}", mend=_MEND) from None
+    try:
+        done = run([*command, "--version"], _VERSION_SECONDS)
+    except ToolNotFoundError as error:
+        raise ToolNotFoundError(error.what, where="FUSEGEN_NVCC", mend=_MEND) from None
+    match = re.search(r"release [\d.]+, V([\d.]+)", done.output)
+    if match is None:
+        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} is no nvcc: it does not say its version", mend=_MEND)
+    return Nvcc(command, match[1])
+
+
+def cubin_of(nvcc: Nvcc, source: Path, architecture: str, flags: Sequence[str]) -> bytes:
+    """The machine code of a file.
+
+    Raises:
+        CompileError: nvcc refused the text, crashed or took too long; holds all of its output.
+    """
+    with tempfile.TemporaryDirectory(dir=source.parent, prefix="building-", ignore_cleanup_errors=True) as folder:
+        built = Path(folder, "kernel.cubin")
+        target = [f"-arch={architecture}", "-lineinfo", "-cubin", str(source), "-o", str(built)]
+        done = run([*nvcc.command, *flags, *target], _BUILD_SECONDS, {"TMPDIR": folder})
+        if done.code != 0 or not built.is_file():
+            what = f"nvcc {nvcc.version} {done.manner} for {architecture}:\n{done.output.strip()}"
+            raise CompileError(what, where=str(source), mend="unset FUSEGEN_NVCC, or report it with this file")
+        return built.read_bytes()
+
+
+# SASS: a cubin's machine code as text, by NVIDIA's disassembler where one is found.
+
+
+_SECONDS = 120
+
+_PLACES = (("triton", "backends/nvidia/bin/nvdisasm"), ("nvidia", "cu13/bin/nvdisasm"), ("nvidia", "cuda_nvdisasm/bin/nvdisasm"))
+
+
+def find_nvdisasm() -> str | None:
+    """The disassembler: on the PATH, in Triton's package, or from PyPI's nvidia-cuda-nvdisasm."""
+    if found := shutil.which("nvdisasm"):
+        return found
+    for package, inside in _PLACES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            candidate = Path(folder) / inside
+            if candidate.is_file():
+                return str(candidate)
+    return None
+
+
+def sass(cubin: bytes) -> str:
+    """The machine code of a cubin as text.
+
+    Raises:
+        ToolNotFoundError: no disassembler was found, or it does not run here.
+        CompileError: it refused the machine code.
+    """
+    tool = find_nvdisasm()
+    if tool is None:
+        raise ToolNotFoundError(
+            "nvdisasm is not on this machine", mend="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit"
+        )
+    folder = cache_folder("cubin")
+    with writing_to(folder), tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder) as file:
+        file.write(cubin)
+        file.flush()
+        done = run([tool, "-c", file.name], _SECONDS)
+    if done.code != 0:
+        raise CompileError(f"{tool} {done.manner}:\n{done.output}", mend="install an nvdisasm that is as new as NVRTC")
+    return done.output

@@ -12,13 +12,11 @@ import torch
 
 from fusegen.dtypes import SATURATES, DType, from_torch
 from fusegen.errors import TraceError, UnsupportedError
-from fusegen.ir.dependence import dependencies
-from fusegen.ir.formula import formula
+from fusegen.ir.formula import evaluate, extract, formula
 from fusegen.ir.formula import relation as relation_of
-from fusegen.ir.graph import GraphBuilder, InputSpec, ScalarProgram
+from fusegen.ir.graph import GraphBuilder, InputSpec, ScalarProgram, dependencies
 from fusegen.ir.infer import MismatchError, broadcast
 from fusegen.ir.ops import Family, Op, Result
-from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.lang.argument import Argument
 from fusegen.lang.float8 import require_wide

@@ -16,9 +16,9 @@ import sympy
 import torch
 
 from fusegen.errors import DimError, IndexRangeError, TraceError, UnsupportedError
+from fusegen.ir.formula import operation
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
-from fusegen.ir.scalar_program import operation
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang import registry
 from fusegen.lang.memory import Memory

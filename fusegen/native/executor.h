@@ -604,7 +604,7 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   auto *self = reinterpret_cast<Executor *>(made.get());
   self->call = call;
   self->instructions = Py_NewRef(instructions);
-  self->given_away = attribute(checked(PyImport_ImportModule("fusegen.runtime.given")), "GivenAway").release();
+  self->given_away = attribute(checked(PyImport_ImportModule("fusegen.runtime.instructions")), "GivenAway").release();
   self->program = new Program(instructions);
   return made.release();
   END_HANDLE_TH_ERRORS

@@ -39,7 +39,7 @@ class WithGil {
   PyGILState_STATE state_;
 };
 
-// The part of a tensor on which the choice of a program depends (fusegen/runtime/keys.py).
+// The part of a tensor on which the choice of a program depends (fusegen/runtime/arguments.py).
 struct Layout {
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype;

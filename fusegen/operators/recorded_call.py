@@ -15,11 +15,22 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusegen.autodiff.keep import Recompute
-from fusegen.compiler.containers import Layouts, flat_function, flat_names, spread
-from fusegen.compiler.parameters import Parameters
+from fusegen.compiler.parameters import Layouts, Parameters, flat_function, flat_names, spread
 from fusegen.errors import UnsupportedError
-from fusegen.operators.facts import constants_of, facts_of
-from fusegen.operators.plan import BOXED, CELLS, ITEMS, KEY, LINES, NUMBER, VALUE, Unplanned, plan_of, planned
+from fusegen.operators.plan import (
+    BOXED,
+    CELLS,
+    ITEMS,
+    KEY,
+    LINES,
+    NUMBER,
+    VALUE,
+    Unplanned,
+    constants_of,
+    facts_of,
+    plan_of,
+    planned,
+)
 
 
 def recorded_call(

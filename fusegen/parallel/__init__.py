@@ -10,7 +10,6 @@ Shoeybi et al., "Megatron-LM" (arXiv 1909.08053).
 """
 
 from fusegen.parallel.attention import ParallelAttention
-from fusegen.parallel.linear import ColumnParallelLinear, RowParallelLinear
-from fusegen.parallel.mlp import ParallelGatedMLP
+from fusegen.parallel.linear import ColumnParallelLinear, ParallelGatedMLP, RowParallelLinear
 
 __all__ = ["ColumnParallelLinear", "ParallelAttention", "ParallelGatedMLP", "RowParallelLinear"]

@@ -12,8 +12,7 @@ from fusegen.errors import ArgumentError
 from fusegen.nn import Attention, RMSNorm
 from fusegen.nn.attention import attended, split_heads
 from fusegen.nn.checks import require_both, require_instance, require_positions
-from fusegen.parallel.group import GroupLike, Ranks, copied
-from fusegen.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from fusegen.parallel.linear import ColumnParallelLinear, GroupLike, Ranks, RowParallelLinear, copied
 
 
 class ParallelAttention(nn.Module):

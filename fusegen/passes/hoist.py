@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusegen.dtypes import DType
+from fusegen.ir.formula import evaluate, extract
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.infer import Operand, operand_types
 from fusegen.ir.ops import Op
-from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.passes.rewrite import OUT, rebuilt
 from fusegen.program.numbers import ERRORS
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from fusegen.dtypes import DType
-from fusegen.ir.dependence import dependent
-from fusegen.ir.graph import Graph, GraphBuilder, Node
+from fusegen.ir.graph import Graph, GraphBuilder, Node, dependent
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import literal, nominal, product, same, simplify_dim

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph, GraphBuilder, Location
 from fusegen.ir.ops import Op
-from fusegen.ir.versions import chain
+from fusegen.ir.strided import chain
 from fusegen.passes.algebra import Value
 
 Rule: TypeAlias = Callable[[Value], Value]

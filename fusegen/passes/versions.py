@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.versions import base, gathers
+from fusegen.ir.strided import base, gathers
 from fusegen.passes.rewrite import rebuilt
 
 NEVER = 1 << 60

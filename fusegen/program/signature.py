@@ -1,9 +1,14 @@
-"""For which calls a program is good: all that it assumes of its arguments, as data."""
+"""For which calls a program is good, how its results are put together, and how its passes are connected, as data."""
 
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from enum import Enum
+from typing import Any, TypeAlias
+
+import torch
 
 from fusegen.dtypes import DType
 from fusegen.program.formula import Formula, Operator, Relation
@@ -110,3 +115,114 @@ class Signature:
         tensors = [a for a in self.arguments if isinstance(a, TensorArgument)]
         dims = {str(dim.value) for tensor in tensors for dim in tensor.shape if dim.operator is Operator.SIZE}
         return frozenset(dims | {a.size for a in self.arguments if isinstance(a, ExtentArgument)})
+
+
+# How the results of a function are put together of tensors, as data.
+
+
+class Kind(Enum):
+    """What holds the parts."""
+
+    TENSOR = "tensor"
+    COMPLEX = "complex"
+    NONE = "none"
+    TUPLE = "tuple"
+    LIST = "list"
+    DICT = "dict"
+    NAMED_TUPLE = "named tuple"
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A tensor, None, or something that holds structures.
+
+    Attributes:
+        kind: what holds them; a complex tensor is one of pairs, its part.
+        parts: in order.
+        keys: of a dict's values, or names of a named tuple's fields.
+        name: of a named tuple's class.
+    """
+
+    kind: Kind
+    parts: tuple[Structure, ...] = ()
+    keys: tuple[str | int, ...] = ()
+    name: str = ""
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors it holds."""
+        return 1 if self.kind is Kind.TENSOR else sum(part.tensors for part in self.parts)
+
+
+def builder(structure: Structure) -> Callable[[list[Any]], Any] | None:
+    """What makes results of their tensors; None where the tensor is the result.
+
+    A named tuple is of a class of its own, with the name and the fields of the function's.
+
+    Raises:
+        ValueError: a named tuple's class or fields cannot have their names, or there are more keys than parts.
+    """
+    if structure.kind is Kind.TENSOR:
+        return None
+    make = _maker(structure)
+    return lambda tensors: make(iter(tensors))
+
+
+def _maker(structure: Structure) -> Callable[[Iterator[Any]], Any]:
+    if structure.kind is Kind.TENSOR:
+        return next
+    parts = [_maker(part) for part in structure.parts]
+    if len(structure.keys) != (len(parts) if structure.kind in (Kind.DICT, Kind.NAMED_TUPLE) else 0):
+        raise ValueError(f"{len(structure.keys)} keys for {len(parts)} parts of a {structure.kind.value}")
+    if structure.kind is Kind.NONE:
+        return lambda tensors: None
+    if structure.kind is Kind.COMPLEX:
+        if len(parts) != 1:
+            raise ValueError(f"{len(parts)} parts of a complex tensor")
+        return lambda tensors: torch.view_as_complex(parts[0](tensors))
+    if structure.kind is Kind.DICT:
+        keys = structure.keys
+        return lambda tensors: {key: part(tensors) for key, part in zip(keys, parts, strict=True)}
+    if structure.kind is Kind.NAMED_TUPLE:
+        named: Any = namedtuple(structure.name, [str(key) for key in structure.keys])  # type: ignore[misc]
+        return lambda tensors: named(*(part(tensors) for part in parts))
+    holder = tuple if structure.kind is Kind.TUPLE else list
+    return lambda tensors: holder(part(tensors) for part in parts)
+
+
+# The connection of a kernel's two passes, as data: where the values of each come from, and where its results go.
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Connects a forward pass, a backward pass and autograd.
+
+    Attributes:
+        name: of the backward pass, for messages.
+        inputs: names of the values that the forward pass takes.
+        results: the number of the kernel's own results, which are the first of the forward pass.
+        floats: those of them by which the backward pass takes a gradient.
+        tensors: names of the tensors that the backward pass takes: the saved ones, then a gradient for each of ``floats``.
+        saved: the source of each saved tensor: an input of the forward pass by name, or a result of it by number.
+        sizes: names of the sizes that the backward pass takes behind its tensors.
+        numbers: names of the run-time numbers that it takes last, which are inputs of the forward pass.
+        gradients: inputs of the forward pass that have gradients, each with the source: a result of the backward pass by number,
+            or the name of one of its tensors, where a gradient passes through unchanged.
+        key: the input of the forward pass that is the key of its random bits; None where none is drawn.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    results: int
+    floats: tuple[int, ...]
+    tensors: tuple[str, ...]
+    saved: tuple[str | int, ...]
+    sizes: tuple[str, ...]
+    numbers: tuple[str, ...]
+    gradients: tuple[tuple[str, str | int], ...]
+    key: str | None
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """Names of all values that the backward pass takes."""
+        return (*self.tensors, *self.sizes, *self.numbers)

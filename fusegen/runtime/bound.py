@@ -15,9 +15,8 @@ from torch._C._dynamo import guards
 from fusegen.guards import State
 from fusegen.program.call import Call
 from fusegen.program.numbers import ERRORS, Numbers, python_condition, python_function
-from fusegen.runtime.given import GivenAway
-from fusegen.runtime.instructions import Run, Runner
-from fusegen.runtime.keys import Values, tensor_part
+from fusegen.runtime.arguments import Values, tensor_part
+from fusegen.runtime.instructions import GivenAway, Run, Runner
 
 ScalarsOf: TypeAlias = Callable[[Values], Mapping[str, Any]]
 Condition: TypeAlias = Callable[[Values], bool]
@@ -93,7 +92,7 @@ class Native:
 
 
 class Program:
-    """Something that runs calls: those of one key (`fusegen.runtime.keys`) that are alike in what else counts.
+    """Something that runs calls: those of one key (`fusegen.runtime.arguments`) that are alike in what else counts.
 
     Args:
         condition: what must hold of a call's values; None where nothing must.
@@ -237,7 +236,7 @@ def check_of(tensors: Sequence[Tensor]) -> Check | None:
 
 
 def like(tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], bool] | None:
-    """A test that holds only for tensors of which the parts of a key are the same (`fusegen.runtime.keys`).
+    """A test that holds only for tensors of which the parts of a key are the same (`fusegen.runtime.arguments`).
 
     None where there is none.
     """

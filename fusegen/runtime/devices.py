@@ -1,9 +1,14 @@
-"""What code runs on a device."""
+"""Devices: the target of each, and kernels of the CPU."""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import platform
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,3 +42,24 @@ def _of_gpu(index: int) -> Target:
     found = targets.from_capability(*torch.cuda.get_device_capability(index))
     is_whole = torch.cuda.get_device_properties(index).multi_processor_count >= found.processors
     return found if is_whole else replace(found, cluster=min(found.cluster, PORTABLE_CLUSTER))
+
+
+# Kernels of the CPU target.
+
+
+def host_kernel(function: Any) -> Any:
+    """A compiled kernel of the CPU target, as a function of its packed arguments; calls from several threads do not meet.
+
+    Args:
+        function: the entry, which takes the address of the arguments: eight bytes each, one after the other.
+    """
+    function.restype, function.argtypes = None, (ctypes.c_char_p,)
+    return function
+
+
+def instruction_set() -> str:
+    """A digest of what the processor can do."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return "m" + hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:16]

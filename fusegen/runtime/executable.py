@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import FusegenError
 from fusegen.progress import first_call
+from fusegen.runtime.arguments import GREATEST, LEAST, Key, Values, is_scalar, key_function
 from fusegen.runtime.bound import NO_SCALARS, Hidden, Program, check_of, unfollowed
-from fusegen.runtime.keys import GREATEST, LEAST, Key, Values, is_scalar, key_function
 from fusegen.threads import new_lock
 
 Found: TypeAlias = tuple[Program, Hidden]
@@ -198,8 +198,7 @@ class Recent:
 
 
 def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows | None:
-    """A test that is true for calls of which the key is the same (`fusegen.runtime.keys`), though not for all of them; None where
-    there is none.
+    """A test that is true for calls of which the key is the same, though not for all of them; None where there is none.
 
     Args:
         values: all arguments of a call that the program is good for.

@@ -19,6 +19,7 @@ from torch import Tensor
 from fusegen.errors import IndexRangeError
 from fusegen.native import Choice
 from fusegen.program.call import (
+    APART,
     Buffer,
     Call,
     CallStep,
@@ -31,11 +32,15 @@ from fusegen.program.call import (
     PointerArgument,
     Role,
     SizeArgument,
+    Slot,
     TensorMapSpec,
+    bytes_of,
+    packed,
+    slots_of,
+    spans,
 )
-from fusegen.program.workspace import APART, Slot, bytes_of, packed, slots_of, spans
 from fusegen.runtime import cuda
-from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
+from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
 from fusegen.runtime.instructions import (
     Address,
     Allocate,
@@ -58,8 +63,7 @@ from fusegen.runtime.instructions import (
     View,
     contiguous,
 )
-from fusegen.runtime.library import multiply_into
-from fusegen.runtime.products import Place, place_of, product_of
+from fusegen.runtime.library import Place, multiply_into, place_of, product_of
 from fusegen.runtime.workspace import OnWorkspace
 from fusegen.runtime.written import check_apart, count_writes
 

@@ -26,10 +26,16 @@ from torch._C._functorch import peek_interpreter_stack
 
 from fusegen.errors import ArgumentError, IndexRangeError
 from fusegen.runtime import cuda
-from fusegen.runtime.driver import LaunchSite
-from fusegen.runtime.given import GivenAway
+from fusegen.runtime.cuda import LaunchSite
 from fusegen.runtime.library import FUNCTIONS, multiply, multiply_into
 from fusegen.threads import cached_property
+
+# Values of a call that nobody else needs: each may be let go as soon as the call has read it.
+
+
+class GivenAway(list[Any]):
+    """Values that the callee empties."""
+
 
 Scalars: TypeAlias = Mapping[str, float]
 Registers: TypeAlias = list[Any]

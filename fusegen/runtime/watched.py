@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.fx import Proxy
 from torch.utils._device import DeviceContext
 
-from fusegen.runtime.keys import Values
+from fusegen.runtime.arguments import Values
 
 
 def is_watched(values: Values) -> bool:

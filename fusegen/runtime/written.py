@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fusegen.errors import ArgumentError, GradientError
-from fusegen.runtime.tensors import span
+from fusegen.runtime.arguments import span
 
 
 def check_writable(kernel: str, name: str, tensor: Tensor) -> None:

@@ -18,8 +18,8 @@ from fusegen.ir.formula import integer_text
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Family, Op
+from fusegen.ir.strided import owner
 from fusegen.ir.symbolic import Index
-from fusegen.ir.versions import owner
 
 
 class Loaded(sympy.Function):  # type: ignore[misc]  # sympy has no types

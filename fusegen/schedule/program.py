@@ -11,10 +11,9 @@ from typing import TypeAlias, cast
 import sympy
 
 from fusegen.ir.blocks import Blocks
-from fusegen.ir.formula import formula
+from fusegen.ir.formula import formula, numbers_of
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
-from fusegen.ir.scalar_program import numbers_of
 from fusegen.ir.strided import memory_shape
 from fusegen.ir.symbolic import Dim, product, simplify_dim
 from fusegen.passes.fuse import Group

@@ -58,7 +58,7 @@ inline at::Tensor fresh(at::IntArrayRef shape, at::ScalarType dtype, at::Device 
 
 #include "workspace.h"
 
-constexpr int64_t kApart = 16 << 20;  // bytes from which a value has memory of its own, as `fusegen/program/workspace.py` has it
+constexpr int64_t kApart = 16 << 20;  // bytes from which a value has memory of its own, as `fusegen/program/call.py` has it
 
 inline bool is_apart(const Slot& slot) { return slot.size >= kApart; }
 

@@ -14,7 +14,7 @@ from fusegen.jit import nvrtc
 from fusegen.program.call import KernelLaunch
 from fusegen.program.formula import formula_of
 from fusegen.runtime import cuda
-from fusegen.runtime.driver import ADDRESS, LaunchSite
+from fusegen.runtime.cuda import ADDRESS, LaunchSite
 from fusegen.source import Source
 
 THREADS = 64  # of the only block, and elements of its tensors

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusegen.jit.host import compile_shared
-from fusegen.runtime.driver import Driver, Loaded
+from fusegen.runtime.cuda import Driver, Loaded
 from fusegen.settings import cache_folder
 
 _MOST_BYTES = 1024

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import fusegen as fg
 from fusegen.lowered import Lowered
 from fusegen.passes.fuse import GroupKind
-from fusegen.program.call import Role
-from fusegen.program.workspace import arrange
+from fusegen.program.call import Role, arrange
 from fusegen.schedule.program import LibraryProduct, LibraryStep, Step
 from tests.unit.blocks import BLOCKS, BertLayer, FalconLayer, GPT2Block, LlamaLayer, NeoXLayer, Olmo2Layer, stacked
 from tests.unit.gate import some

@@ -23,20 +23,19 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.kernels import Mismatch, match
 from fusegen.bundle.load import load
 from fusegen.bundle.manifest import BuiltVariant, read_manifest
-from fusegen.bundle.match import Mismatch, match
 from fusegen.compiler.backends import emulated_machine
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.emulation import EmulatorBackend, emulated_kernels
+from fusegen.compiler.emulator import EmulatorBackend, emulated_kernels
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.jit import nvrtc
 from fusegen.program.call import Call
 from fusegen.program.codec import decode, encode
 from fusegen.program.formula import size
 from fusegen.program.numbers import Numbers, Scalar
-from fusegen.program.signature import Constant
-from fusegen.program.structure import builder
+from fusegen.program.signature import Constant, builder
 from fusegen.runtime import devices
 from fusegen.runtime.execute import bound_call
 from fusegen.target import target

@@ -15,7 +15,7 @@ from fusegen import FusegenError, __version__
 from fusegen.cli import demo, show
 from fusegen.cli.demo_stages import FUSIONS
 from fusegen.cli.main import COMMANDS
-from fusegen.jit import disassemble, nvrtc
+from fusegen.jit import nvrtc
 from fusegen.specs import SPECS
 from tests.naming import case
 from tests.unit.commands import Result, Run
@@ -136,7 +136,7 @@ def test_ptx(run: Run) -> None:
 
 
 def test_sass_without_a_disassembler(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disassemble, "find_nvdisasm", lambda: None)
+    monkeypatch.setattr(nvrtc, "find_nvdisasm", lambda: None)
     refused(run("show", "gelu", "--stage", "sass"), "nvdisasm", "pip install", code=1)
     everything = run("show", "gelu", "--stage", "all")
     assert everything.code == 0 and "== ptx (sm_90a) ==" in everything.out and "nvdisasm is not" in everything.out
@@ -146,7 +146,7 @@ def test_sass_with_a_disassembler(run: Run, monkeypatch: pytest.MonkeyPatch, tmp
     tool = tmp_path / "nvdisasm"
     tool.write_text("#!/bin/sh\necho MUFU.EX2\n")
     tool.chmod(0o755)
-    monkeypatch.setattr(disassemble, "find_nvdisasm", lambda: str(tool))
+    monkeypatch.setattr(nvrtc, "find_nvdisasm", lambda: str(tool))
     assert "MUFU.EX2" in run("show", "gelu", "--stage", "sass").out
 
 

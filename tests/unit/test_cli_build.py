@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.bundle.build import Wanted
-from fusegen.bundle.extension import build_extension
+from fusegen.bundle.cpp import build_extension
 from fusegen.cli.main import main
 from fusegen.errors import BundleError
 from fusegen.target import target

@@ -45,7 +45,7 @@ def test_show(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_show_without_a_tool(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.jit.disassemble.find_nvdisasm", lambda: None)
+    monkeypatch.setattr("fusegen.jit.nvrtc.find_nvdisasm", lambda: None)
     found = document(capsys, "show", "gelu", "--stage", "all")
     assert "nvdisasm" in found["missing"]["sass"] and "sass" not in found["stages"]
     assert main(["show", "gelu", "--stage", "sass", "--json"]) == 1

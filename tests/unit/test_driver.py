@@ -21,8 +21,8 @@ from fusegen import native
 from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
 from fusegen.program.call import MapArgument, ScalarArgument, SizeArgument
-from fusegen.runtime import cuda, driver, instructions
-from fusegen.runtime.driver import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
+from fusegen.runtime import cuda, instructions
+from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
 from fusegen.runtime.execute import CudaBackend, bound_call
 from fusegen.runtime.instructions import Run
 from tests.naming import case
@@ -65,8 +65,8 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(StubDriver())
     monkeypatch.setattr(native, "_module", None)  # it would ask torch itself for the stream
-    monkeypatch.setattr(driver, "driver", lambda: made.driver)
-    monkeypatch.setattr(driver, "make_current", lambda index: made.switched.append(f"driver {index}"))
+    monkeypatch.setattr(cuda, "driver", lambda: made.driver)
+    monkeypatch.setattr(cuda, "make_current", lambda index: made.switched.append(f"driver {index}"))
     monkeypatch.setattr(cuda, "queries", lambda: (made.stream, lambda: made.current))
     monkeypatch.setattr(torch.cuda, "device", made.on)
     return made
@@ -356,10 +356,10 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
-    driver.driver.cache_clear()
+    cuda.driver.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", missing)
     with pytest.raises(LaunchError, match="install NVIDIA's driver"):
-        driver.driver()
+        cuda.driver()
 
 
 def test_a_call_that_launches_nothing_allocates_where_its_tensors_are(machine: Machine) -> None:

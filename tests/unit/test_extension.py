@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, CompileError, IndexRangeError, ToolNotFoundError
-from fusegen.extension.library import Texts, library_of
+from fusegen.extension.native import Texts, library_of
 from tests.unit.eager import randn
 
 TINY = Texts("tiny", {"binding.cpp": 'extern "C" int seven() { return 7; }\n'}, ())
@@ -72,7 +72,7 @@ def test_writes_in_place_and_refuses_what_is_out_of_range_or_shared() -> None:
 
 @pytest.mark.deep
 def test_a_damaged_library_is_built_again_and_a_refused_text_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.extension.library.cache_folder", lambda name: tmp_path)
+    monkeypatch.setattr("fusegen.extension.native.cache_folder", lambda name: tmp_path)
     library = library_of(TINY)
     whole = library.read_bytes()
     library.write_bytes(whole[:1000])
@@ -83,14 +83,14 @@ def test_a_damaged_library_is_built_again_and_a_refused_text_is_an_error(tmp_pat
 
 @pytest.mark.deep
 def test_modules_of_the_current_folder_take_no_part_in_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.extension.library.cache_folder", lambda name: tmp_path)
+    monkeypatch.setattr("fusegen.extension.native.cache_folder", lambda name: tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "json.py").write_text("raise RuntimeError('not the json of Python')\n")
     assert library_of(TINY).is_file()
 
 
 def test_no_ninja_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.extension.library.cache_folder", lambda name: tmp_path)
+    monkeypatch.setattr("fusegen.extension.native.cache_folder", lambda name: tmp_path)
     monkeypatch.setitem(sys.modules, "ninja", None)
     with pytest.raises(ToolNotFoundError, match=r"ninja cannot be used(.|\n)*pip install ninja"):
         library_of(TINY)
@@ -99,7 +99,7 @@ def test_no_ninja_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.deep
 def test_a_build_that_was_killed_is_in_nobodys_way(tmp_path: Path) -> None:
     program = (
-        "from fusegen.extension.library import Texts, library_of\n"
+        "from fusegen.extension.native import Texts, library_of\n"
         "text = '#include <torch/library.h>\\nextern \"C\" int seven() { return 7; }\\n'\n"
         "library_of(Texts('tiny', {'binding.cpp': text}, ()))\n"
     )

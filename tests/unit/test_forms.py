@@ -16,9 +16,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import forms, variants
+from fusegen.compiler.compile import Programs
 from fusegen.compiler.forms import Form, Forms
 from fusegen.compiler.passes import forget_programs
-from fusegen.compiler.programs import Programs
 from fusegen.lowered import Lowered
 from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.heuristics.contraction import CLASSES

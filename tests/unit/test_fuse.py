@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.passes.fuse import Group, GroupKind
-from fusegen.program.workspace import arrange
+from fusegen.program.call import arrange
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusegen.runtime.keys import Values, key_function, part
+from fusegen.runtime.arguments import Values, key_function, part
 from tests.naming import case
 from tests.unit.eager import randn
 

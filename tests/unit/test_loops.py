@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler import alternatives
+from fusegen.compiler import forms
 from fusegen.errors import BundleError
 from fusegen.extension import call_text
 from fusegen.passes.fuse import GroupKind
@@ -35,8 +35,8 @@ T[7] = -100
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for a few rows of the cases."""
-    monkeypatch.setattr(alternatives, "_WHOLE", 0)
-    for module in (call, call_text, alternatives):
+    monkeypatch.setattr(forms, "_WHOLE", 0)
+    for module in (call, call_text, forms):
         monkeypatch.setattr(module, "ROOM", 16 << 10)
         monkeypatch.setattr(module, "EVEN", 4, raising=False)
 

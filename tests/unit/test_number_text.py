@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fusegen.extension.number_text import NumberText, literal_of
-from fusegen.extension.spelling import number_name
+from fusegen.extension.call_text import number_name
+from fusegen.extension.program_text import NumberText, literal_of
 from fusegen.extension.unit import header
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.program.numbers import ERRORS, SPELLED, Numbers, Operation, Scalar, arity, operation

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.runtime import keys
+from fusegen.runtime import arguments
+from fusegen.runtime.arguments import key_function
 from fusegen.runtime.bound import NOTHING, Hidden
 from fusegen.runtime.executable import of_calls_like
-from fusegen.runtime.keys import key_function
 from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.test_keys import VALUES, Color
@@ -66,7 +66,7 @@ def key_is_the_same(name: str, static: bool) -> None:
     """Whatever is known to be like a call has the key of the call."""
     key = key_function([False, static])
     knows = of_calls_like((X, MORE[name]), [False, static], lambda _: NOTHING)
-    if knows is None or key((X, MORE[name]))[1] == keys._TOO_WIDE:  # which no program is bound to
+    if knows is None or key((X, MORE[name]))[1] == arguments._TOO_WIDE:  # which no program is bound to
         return
     assert knows((randn(6, 6), MORE[name])) == NOTHING
     for other in MORE.values():
@@ -237,7 +237,7 @@ def test_a_look_up_that_is_under_way_brings_nothing_back() -> None:
     ((bound,),) = executable._programs.values()
     find = bound.find
 
-    def forgetting(values: keys.Values) -> Hidden | None:
+    def forgetting(values: arguments.Values) -> Hidden | None:
         executable.forget()
         return find(values)
 

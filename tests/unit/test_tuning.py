@@ -286,7 +286,7 @@ def test_backward_passes_take_what_was_measured(fastest: Callable[..., None], mo
     (launch,) = fg.tune(fg.kernel(softmax), x).launches
     bound: list[Any] = []
     measured = lambda *given: bound.append(in_measured_form(*given)) or bound[-1]  # noqa: E731
-    monkeypatch.setattr("fusegen.compiler.graph_kernel.in_measured_form", measured)
+    monkeypatch.setattr("fusegen.compiler.passes.in_measured_form", measured)
     fg.vjp(fg.kernel(softmax), x).forward(x)
     assert [each.program.launches[0].plan for each in bound] == [launch.plan]
 

@@ -19,7 +19,7 @@ def test_another_batch_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     weight = torch.randn(16)
     passes = fg.vjp(fresh(rms_norm), torch.randn(4, 16), weight)
     _call(passes, torch.randn(4, 16), weight)
-    monkeypatch.setattr("fusegen.compiler.graph_kernel.compile_graph", lambda *a, **k: pytest.fail("compiled again"))
+    monkeypatch.setattr("fusegen.compiler.passes.compile_graph", lambda *a, **k: pytest.fail("compiled again"))
     for rows in (2, 3, 77):
         _call(passes, torch.randn(rows, 16), weight)
     graph = passes.forward._passes.forward  # a batch of one, of which the kernel itself has another variant

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusegen.program.workspace import Slot, packed
+from fusegen.program.call import Slot, packed
 
 LIVES = st.tuples(st.integers(0, 12), st.integers(0, 4), st.integers(1, 5000))
 

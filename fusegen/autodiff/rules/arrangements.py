@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from fusegen.autodiff.rules.pointwise import Gradients, Rule, nothing
 from fusegen.autodiff.rules.reductions import places
-from fusegen.autodiff.rules.rule import Gradients, Rule, nothing
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Shape
 from fusegen.ir.ops import Op

@@ -1,12 +1,37 @@
-"""Derivatives of the pointwise primitives. Where a function has none (a tie of `maximum`, `abs` at 0), torch's choice."""
+"""Rules of derivatives, and those of the pointwise primitives and of library calls. Where a function has none (a tie
+of `maximum`, `abs` at 0), torch's choice."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias, cast
 
-from fusegen.autodiff.rules.rule import Gradients, Rule, nothing
+from fusegen.dtypes import DType
+from fusegen.errors import UnsupportedError
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
+
+# What a rule is.
+
+
+Gradients: TypeAlias = tuple[Value | None, ...]
+Rule: TypeAlias = Callable[[Value, Value], Gradients]
+"""From a node and the gradient by it to the gradients by its operands."""
+
+
+def refused(y: Value, why: str = "") -> UnsupportedError:
+    """The error for a node that has no derivative."""
+    at = y.location
+    where = None if at is None else f"{at.file}, {f'line {at.line}' if at.line else 'first line'} of the function: {at.text}"
+    mend = "compute it outside of the kernel and pass it, or name in wrt= what does not reach it"
+    return UnsupportedError(f"{y.node.op.row.name} has no derivative{why and f': {why}'}", where=where, mend=mend)
+
+
+def nothing(y: Value, _dy: Value) -> Gradients:
+    """The rule of what is constant wherever it has a derivative."""
+    return (None,) * len(y.node.args)
 
 
 def _div(y: Value, dy: Value) -> Gradients:
@@ -95,3 +120,30 @@ POINTWISE: dict[Op, Rule] = {
     Op.RIGHT_SHIFT: nothing,
     Op.WHERE: lambda y, dy: (None, y.arg(0).where(dy, 0), y.arg(0).where(0, dy)),
 }
+
+
+# Derivatives of what torch computes in one step, which torch computes in turn.
+
+
+def _attention(y: Value, dy: Value) -> Gradients:
+    """The gradients by queries, keys, values and bias, made of the logsumexp: Dao et al., arXiv 2205.14135, appendix B."""
+    attrs, operands = dict(y.node.attrs), y.args
+    if attrs["result"]:
+        raise refused(y)
+    of_both = {name: attrs[name] for name in ("scale", "causal", "dropout")}
+    q, *others = operands
+    beside = partial(q.apply, Op.ATTENTION, *others, **of_both, orders=attrs["orders"])
+    sums = beside(result=1, order=(0, 1, 2), dtype=q.dtype.compute)
+    state = [beside(result=2, order=(0,), dtype=DType.INT64)] if attrs["dropout"] else []
+    order = cast(tuple[int, ...], attrs["order"])
+    given = dy.unpermuted(order), y.unpermuted(order), sums, *operands, *state
+    orders = (*cast(tuple[tuple[int, ...], ...], attrs["orders"]), (0, 1, 2, 3))
+    return tuple(
+        given[0]
+        .apply(Op.ATTENTION_BACKWARD, *given[1:], **of_both, result=number, order=orders[number], dtype=operand.dtype)
+        .unpermuted(orders[number])
+        for number, operand in enumerate(operands)
+    )
+
+
+LIBRARY: dict[Op, Rule] = {Op.ATTENTION: _attention}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from fusegen.autodiff.rules.rule import Gradients, Rule, nothing
+from fusegen.autodiff.rules.pointwise import Gradients, Rule, nothing
 from fusegen.dtypes import DType
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import simplify_dim

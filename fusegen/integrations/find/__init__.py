@@ -1,6 +1,95 @@
 """Finds what is worth fusing: in a model with a batch, in an FX graph, in a profile."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.profiler import profile
+from torch.utils._pytree import tree_flatten
+
+from fusegen import target as targets
+from fusegen.compiler.backends import target_of
+from fusegen.errors import ArgumentError
 from fusegen.integrations.find.finding import Finding, Findings, Observation
-from fusegen.integrations.find.sources import find
+from fusegen.integrations.find.search import searched, searched_trace
+from fusegen.integrations.find.trace import trace_of
+from fusegen.integrations.fx.capture import captured
+from fusegen.schedule.report import PEAKS
+from fusegen.target import Backend, Target
 
 __all__ = ["Finding", "Findings", "Observation", "find"]
+
+
+# `fg.find`: from any of its sources to findings.
+
+
+_GPU = "sm_90a"
+
+
+def find(
+    source: Callable[..., Any] | ExportedProgram | profile | str | Path, batch: Any = None, *, target: str | None = None
+) -> Findings:
+    """Finds chains of operations that fusegen computes in fewer launches, or with less traffic.
+
+    A model is run once on fake tensors of the batch's shapes, which computes nothing and needs no memory. Where that
+    fails, because the model asks a tensor for a value say, it is run on the batch itself. Gradients are not looked at.
+
+    Args:
+        source: a module or a function; an FX graph module or an exported program; a `torch.profiler.profile` with
+            ``record_shapes=True``, which torch exports once, so that it cannot be exported to a file behind this; or the path of
+            a Chrome trace that it exported.
+        batch: of a model: a tensor, a tuple of arguments, or a dict of named ones. It may be left out of a graph whose placeholders
+            have ``meta["val"]``.
+        target: ``sm_80`` to ``sm_120``, the GPU that launches, bytes and times are of; by default that of the batch's device, else
+            ``sm_90a``.
+
+    Raises:
+        ArgumentError: the source is none of these, or has no batch.
+        BatchError: the source cannot be run on the batch.
+        TargetError: an unknown target, or the CPU, for which no times are known.
+    """
+    if isinstance(source, (str, Path, profile)):
+        trace = trace_of(source)
+        machine = _machine(target, None) if target or trace.capability is None else targets.from_capability(*trace.capability)
+        return searched_trace(trace, machine, _bandwidth(trace.gpu, machine))
+    if isinstance(source, ExportedProgram):
+        source = source.module()
+    if not callable(source):
+        what = f"fg.find looks at a model with a batch, a graph or a profile, and is given a {type(source).__name__}"
+        raise ArgumentError(what, mend='fg.find(model, batch) or fg.find("trace.json")')
+    graph, machine = captured(source, batch), _machine(target, batch)
+    return searched(graph, machine, _bandwidth(_gpu_of(batch) if target is None else "", machine))
+
+
+def _gpu_of(batch: Any) -> str:
+    """The name of the GPU that a batch is on; nothing where it is on none."""
+    device = _device_of(batch)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+def _device_of(batch: Any) -> torch.device:
+    return next((v.device for v in tree_flatten(batch)[0] if isinstance(v, Tensor)), torch.device("cpu"))
+
+
+_BANDWIDTHS = {"H100 80GB HBM3": 3.35e12, "H100 PCIe": 2.0e12, "H200": 4.8e12, "A100": 2.039e12}
+"""Bytes a second, by part of a GPU's name; NVIDIA H100, H200 and A100 data sheets."""
+
+
+def _bandwidth(gpu: str, machine: Target) -> float:
+    """That of a GPU, or of the one that its target stands for."""
+    return next((rate for name, rate in _BANDWIDTHS.items() if name in gpu), PEAKS[machine.name].bandwidth)
+
+
+def _machine(name: str | None, batch: Any) -> Target:
+    if name is not None:
+        chosen = targets.target(name)
+        if chosen.backend is Backend.CPU:
+            raise ArgumentError("fg.find compares launches of GPUs", mend="leave the target out, or give one of sm_80 … sm_120")
+        return chosen
+    device = _device_of(batch)
+    return target_of(device) if device.type == "cuda" else targets.target(_GPU)

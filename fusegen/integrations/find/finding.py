@@ -12,7 +12,7 @@ from typing import overload
 from rich.console import Console
 from rich.table import Table
 
-from fusegen.integrations.fx.places import Place
+from fusegen.integrations.fx.capture import Place
 from fusegen.units import human_bytes
 
 

@@ -13,14 +13,10 @@ from fusegen.api import Kernel
 from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.errors import FusegenError
 from fusegen.integrations.find.finding import Finding, Findings, Observation, Pattern
-from fusegen.integrations.find.replay import LAUNCHES, SECONDS, replayed
-from fusegen.integrations.find.trace import DeviceKernel, Trace
-from fusegen.integrations.fx.capture import EPOCH, PLACE
-from fusegen.integrations.fx.cut import Region, is_convex, region_of, regions_of
-from fusegen.integrations.fx.expressions import Unwritable, function_name
-from fusegen.integrations.fx.function import IMPORTS, RegionFunction, region_function
-from fusegen.integrations.fx.kinds import Kind, Kinds, example_of, is_part
-from fusegen.integrations.fx.places import Place
+from fusegen.integrations.find.trace import LAUNCHES, SECONDS, DeviceKernel, Trace, replayed
+from fusegen.integrations.fx.capture import EPOCH, PLACE, Place
+from fusegen.integrations.fx.cut import Kind, Kinds, Region, example_of, is_convex, is_part, region_of, regions_of
+from fusegen.integrations.fx.function import IMPORTS, RegionFunction, Unwritable, function_name, region_function
 from fusegen.schedule.report import LAUNCH_SECONDS
 from fusegen.target import Target
 

@@ -8,13 +8,19 @@ asks one for a value, which torch.export refuses, or has an operator that knows 
 from __future__ import annotations
 
 import contextlib
+import linecache
 import logging
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -23,8 +29,6 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusegen.errors import ArgumentError, BatchError
-from fusegen.integrations.fx.aten import as_function
-from fusegen.integrations.fx.places import Place, calling_line, line_of_trace
 
 VALUE, PLACE, EPOCH, WRITES = "val", "place", "epoch", "writes"
 """Keys of a node's ``meta``: a meta tensor like its value, its `Place`, a number that writes in place raise, True if it is one."""
@@ -283,3 +287,125 @@ def module_of(node: fx.Node) -> str:
     stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
     path = re.sub(r"^L\['\w+'\]", "", stack[-1]) if stack else ""
     return re.sub(r"\[(\d+)\]", r".\1", re.sub(r"\._modules\['(\w+)'\]", r".\1", path)).strip(".")
+
+
+# The line of the user's that calls a torch function, and the module in which it does.
+
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
+_LINE_OF_A_TRACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a model.
+
+    Attributes:
+        module: the path of the module, ``h.0.mlp``; nothing where no module is called.
+        file, line: of the source; nothing and 0 where they are not known.
+    """
+
+    module: str = ""
+    file: str = ""
+    line: int = 0
+
+    @property
+    def text(self) -> str:
+        """The source line."""
+        return linecache.getline(self.file, self.line).strip() if self.file else ""
+
+    def __str__(self) -> str:
+        where = f"{Path(self.file).name}:{self.line}" if self.file else ""
+        return " ".join(part for part in (self.module, where) if part) or "unknown"
+
+
+def calling_line() -> tuple[str, int]:
+    """File and line of the innermost frame that is neither torch's nor fusegen's; nothing and 0 where there is none."""
+    for frame in _frames():
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_USERS) and not file.startswith("<"):
+            return file, frame.f_lineno
+    return "", 0
+
+
+def line_of_trace(stack_trace: str) -> tuple[str, int]:
+    """File and line of the innermost frame of a stack trace that is not torch's, as FX nodes have it."""
+    found = [(match["file"], int(match["line"])) for match in _LINE_OF_A_TRACE.finditer(stack_trace)]
+    return next((each for each in reversed(found) if not each[0].startswith(_NOT_THE_USERS)), ("", 0))
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+# Operators of ATen as calls of the torch functions that mean the same, which have names that a person writes.
+
+
+Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function, its positional arguments, and its named ones."""
+
+_Rule: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], Call]
+
+
+def as_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
+    """The call of a torch function that an operator of ATen stands for; None where there is none.
+
+    Args:
+        name: of the operator, without namespace and overload: ``native_layer_norm``.
+        args, kwargs: as of the operator.
+    """
+    if name in _RULES:
+        return _RULES[name](args, kwargs)
+    function = next((getattr(home, name) for home in (torch, F, Tensor) if hasattr(home, name)), None)
+    return None if function is None else (function, tuple(args), dict(kwargs))
+
+
+def _first(function: Callable[..., Any], count: int) -> _Rule:
+    """A function that takes the first of the operator's arguments alone."""
+    return lambda args, kwargs: (function, tuple(args[:count]), dict(kwargs))
+
+
+def _method(name: str) -> _Rule:
+    return lambda args, kwargs: (getattr(Tensor, name), tuple(args), dict(kwargs))
+
+
+def _slice(args: Sequence[Any], _: Mapping[str, Any]) -> Call:
+    defaults: list[Any] = [0, None, None, 1]
+    x, dim, start, end, step = [*args, *defaults[len(args) - 1 :]]
+    dim = dim % x.dim()
+    end = None if isinstance(end, int) and end >= x.shape[dim] else end
+    before = [slice(None) for _ in range(dim)]
+    return Tensor.__getitem__, (x, (*before, slice(start or None, end, None if step == 1 else step))), {}
+
+
+def _to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """A conversion to a dtype; one to a device alone is a copy."""
+    dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), None)
+    return (Tensor.clone, (args[0],), {}) if dtype is None else (Tensor.to, (args[0], dtype), {})
+
+
+def _embedding(args: Sequence[Any], _: Mapping[str, Any]) -> Call:
+    return F.embedding, (args[1], args[0]), {}
+
+
+_RULES: Mapping[str, _Rule] = {
+    "_log_softmax": _first(torch.log_softmax, 2),
+    "_softmax": _first(torch.softmax, 2),
+    "_to_copy": _to,
+    "_unsafe_view": _method("reshape"),
+    "clone": lambda args, kwargs: (Tensor.clone, (args[0],), {}),
+    "dropout": _first(F.dropout, 3),
+    "embedding": _embedding,
+    "expand": _first(Tensor.expand, 2),
+    "layer_norm": _first(F.layer_norm, 5),
+    "linear": _first(F.linear, 3),
+    "rms_norm": _first(F.rms_norm, 4),
+    "silu": _first(F.silu, 1),
+    "slice": _slice,
+    "split": _method("split"),
+    "split_with_sizes": _method("split"),
+    "to": _to,
+}

@@ -16,8 +16,22 @@ from torch import nn
 from fusegen.api import Kernel
 from fusegen.graphs.forward import GraphedForward
 from fusegen.guards import refusing_changes
-from fusegen.integrations.patch.between import Handed, before_attention, behind_attention, is_handing, mask_position, without_mask
-from fusegen.integrations.patch.caches import Function, Place, cache_of, fill, filling, fresh_parts, layer_indices, place_in
+from fusegen.integrations.patch.caches import (
+    Function,
+    Handed,
+    Place,
+    before_attention,
+    behind_attention,
+    cache_of,
+    fill,
+    filling,
+    fresh_parts,
+    is_handing,
+    layer_indices,
+    mask_position,
+    place_in,
+    without_mask,
+)
 from fusegen.integrations.patch.fused_call import FusedCall, Kind, Prepared, refusal_of
 from fusegen.threads import cached_property
 

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from functools import partial
+from inspect import signature
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from fusegen.api import Kernel
 from fusegen.errors import ArgumentError
 from fusegen.graphs.forward import GraphedForward
 from fusegen.graphs.recording import Pools
-from fusegen.integrations.patch.between import hand_attention
+from fusegen.integrations.patch.caches import Function, hand_attention
 from fusegen.integrations.patch.forward import FusedForward, follow_copies
-from fusegen.integrations.patch.fused_call import FusedCall
-from fusegen.integrations.patch.loss import FusedLoss, has_loss
-from fusegen.integrations.patch.padded import PaddedLinear, has_odd_rows, is_plain_linear
+from fusegen.integrations.patch.fused_call import FusedCall, Prepared
 from fusegen.integrations.patch.report import Report
+from fusegen.ir.strided import ROW_MULTIPLE, may_pad
 from fusegen.progress import Layers
+from fusegen.runtime.callables import name_of, python_function
 
 
 def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = (), *, cuda_graphs: bool = False) -> Report:
@@ -190,3 +195,134 @@ def _require_known(model: nn.Module, names: Sequence[str | type[nn.Module]]) -> 
             shown = repr(name) if isinstance(name, str) else name.__name__
             classes = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
             raise ArgumentError(f"no module of the model is {shown}", mend=f"the classes in it are {classes}")
+
+
+# A linear layer whose results have rows that start at no multiples of 16 bytes, as logits over 50257 classes do.
+#
+# The library's matmul is several times slower there. The layer as a kernel computes padded rows and copies them; where there are
+# more rows than input channels, copying the weights costs less: padded weights give padded rows, of which the result is a view.
+
+
+def has_odd_rows(module: nn.Module) -> bool:
+    """True if a module is a linear layer whose results have such rows."""
+    if not isinstance(module, nn.Linear):
+        return False
+    weight = _weight(module)
+    return weight is not None and weight.dtype in (torch.float16, torch.bfloat16) and may_pad(weight.shape[0])
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """True if nothing but torch's own forward pass runs: no subclass's, and none that was put there."""
+    return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
+
+
+def _weight(linear: nn.Linear) -> nn.Parameter | None:
+    """The weight, a matrix; None where it is computed, which may change the layer's state, not made yet, or of another form."""
+    weight = linear._parameters.get("weight")
+    return None if weight is None or is_lazy(weight) or weight.dim() != 2 else weight
+
+
+class PaddedLinear(FusedForward):
+    """The forward pass of such a layer. Many results are views of padded rows, as those of torch.compile are."""
+
+    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        """A call as a kernel."""
+        whole = super().prepared(args, kwargs)
+        linear = self.module
+        assert isinstance(linear, nn.Linear)
+        weight = _weight(linear)  # perhaps another than at first, with other rows
+        if weight is None or type(linear).forward is not nn.Linear.forward or kwargs or len(args) != 1:
+            return whole
+        if not isinstance(args[0], Tensor) or args[0].shape[:-1].numel() <= weight.shape[1]:
+            return whole
+        kernel = self._kernel("padded", _padding)
+        return Prepared(kernel, whole.args, {}, partial(_without_padding, weight.shape[0]), whole.kernel.function)
+
+
+def _padding(_: Function) -> Function:
+    """The layer's function with padded rows."""
+    return _padded
+
+
+def _padded(module: nn.Linear, x: Tensor) -> Tensor:
+    """(..., in) to (..., out), and behind it zeros, or the bias's, up to a multiple of 8."""
+    further = -module.weight.shape[0] % ROW_MULTIPLE
+    bias = None if module.bias is None else F.pad(module.bias, (0, further))
+    return F.linear(x, F.pad(module.weight, (0, 0, 0, further)), bias)
+
+
+def _without_padding(columns: int, rows: Tensor) -> Tensor:
+    return rows[..., :columns]
+
+
+# The loss of a model of ``transformers``, which is a function that the model holds.
+
+
+_ATTRIBUTE = "_loss_function"
+
+
+def has_loss(model: nn.Module) -> bool:
+    """True if a model computes its loss by a Python function that it holds: not by a module, which is patched as all others."""
+    is_held = isinstance(getattr(type(model), "loss_function", None), property) and _ATTRIBUTE not in model._modules
+    if not is_held or "labels" not in signature(type(model).forward).parameters:
+        return False
+    try:
+        python_function(model.loss_function)  # type: ignore[arg-type]
+    except ArgumentError:
+        return False
+    return True
+
+
+class FusedLoss(FusedCall):
+    """The loss function of a model, as one kernel where it can be one.
+
+    Args:
+        model: of transformers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.module = model
+        self._given = vars(model).get(_ATTRIBUTE)
+        self._function: Callable[..., Any] = model.loss_function  # type: ignore[assignment]
+        self._kernel = _kernel(self._function)
+
+    def put(self) -> None:
+        """Takes the place of the model's loss function."""
+        setattr(self.module, _ATTRIBUTE, self)
+
+    def remove(self) -> None:
+        """Puts back what was there."""
+        if vars(self.module).get(_ATTRIBUTE) is self:
+            if self._given is None:
+                delattr(self.module, _ATTRIBUTE)
+            else:
+                setattr(self.module, _ATTRIBUTE, self._given)
+
+    @property
+    def name(self) -> str:
+        """The name of the model's own function."""
+        return name_of(self._function)
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """The model's own function."""
+        return self._function
+
+    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+        """A call as a kernel."""
+        return Prepared(self._kernel, tuple(args), kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state that a file or a copy holds: what was compiled is made anew."""
+        return {"module": self.module, "_given": self._given, "_function": self._function}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        FusedCall.__init__(self)
+        self.__dict__.update(state)
+        self._kernel = _kernel(self._function)
+
+
+def _kernel(function: Callable[..., Any]) -> Kernel[..., Any]:
+    """The kernel of a loss, which may be an object of the user's, or a partial."""
+    return Kernel(python_function(function), name="loss")

@@ -9,9 +9,8 @@ from fusegen.dtypes import DType
 from fusegen.ir.blocks import Blocks, rows_of, start_of
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import row_major
+from fusegen.ir.strided import owner, row_major
 from fusegen.ir.symbolic import nominal, product
-from fusegen.ir.versions import owner
 from fusegen.passes.blocks.region import Region, operand_dim, summed_dim
 
 _BROADCAST = 8  # times as many elements as the largest operand

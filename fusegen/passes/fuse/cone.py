@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph, Node
+from fusegen.ir.graph import Graph, Node, check_spread
 from fusegen.ir.index_map import Bounds, ElementSource, Position, holds, identity_axes, index_values, sources
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.spread import check_spread
 from fusegen.ir.symbolic import Axes, same
 from fusegen.passes.fuse.groups import READ, Domain
 

@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from fusegen.errors import UnsupportedError
-from fusegen.ir.graph import Graph, Node
+from fusegen.ir.graph import Graph, Node, check_repetition
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.spread import check_repetition
 from fusegen.passes.fuse.decide import decide
 from fusegen.passes.fuse.epilogue import joined, limited, plain_group
 from fusegen.passes.fuse.groups import Group, GroupKind, Kept, computed, is_stored_elsewhere, strip_views

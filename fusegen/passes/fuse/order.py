@@ -9,8 +9,8 @@ from heapq import nsmallest
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index, identity_axes
 from fusegen.ir.ops import Op
+from fusegen.ir.strided import address, are_apart, base, gathers, owner
 from fusegen.ir.symbolic import nominal, product, same
-from fusegen.ir.versions import address, are_apart, base, gathers, owner
 from fusegen.passes.fuse.cone import Cone, computed_index, walk
 from fusegen.passes.fuse.contraction import accumulation
 from fusegen.passes.fuse.groups import Group, GroupKind, is_stored_elsewhere, strip_views

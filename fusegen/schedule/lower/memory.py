@@ -10,9 +10,8 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Position, identity_axes
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import buffer_strides, flat_offset, memory_shape, memory_strides
+from fusegen.ir.strided import address, buffer_strides, chosen, flat_offset, memory_shape, memory_strides, owner
 from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
-from fusegen.ir.versions import address, chosen, owner
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.decide import ends_of
 from fusegen.passes.fuse.groups import READ, strip_views

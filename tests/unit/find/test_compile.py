@@ -16,8 +16,8 @@ import torch.utils.checkpoint
 from torch import Tensor, fx, nn
 
 import fusegen as fg
+from fusegen.integrations.torch_compile.backend import FusedRegion, fused
 from fusegen.integrations.torch_compile.backend import fusegen as backend
-from fusegen.integrations.torch_compile.fuse import FusedRegion, fused
 from fusegen.target import target
 from tests.unit.find.models import WIDTH, Attention, Layers
 

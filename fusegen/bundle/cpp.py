@@ -1,21 +1,35 @@
-"""A kernel for some kind of calls, traced: the parameters of its operator, and the programs with their guards."""
+"""Builds kernels that run where fusegen is not installed: into a shared library with operators of torch, forward and backward, or
+as CUDA files with C functions that launch them."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch.utils._pytree import tree_structure
 
-from fusegen.bundle.build import TracedCall, signature_of
-from fusegen.bundle.build_passes import passes_of
-from fusegen.bundle.files import limits as rows_of
-from fusegen.bundle.files import tensor_argument
+from fusegen.bundle.build import TracedCall, Wanted, signature_of, traced_calls
+from fusegen.bundle.manifest import digest
+from fusegen.bundle.programs import limits as rows_of
+from fusegen.bundle.programs import new_folder, passes_of, require_name, require_new, tensor_argument, write, writing_to
 from fusegen.compiler.compile import Compiled, compile_graph
+from fusegen.compiler.extension import flags_of
 from fusegen.dtypes import DType
+from fusegen.emit.environment import unit_text
 from fusegen.errors import BundleError
-from fusegen.extension.kinds import Built, Kind, Parameter, Passes, Shaped
+from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
+from fusegen.extension.native import Texts, library_of
+from fusegen.extension.operators_text import UnitText
 from fusegen.extension.program_text import Assumed, limits
+from fusegen.extension.sources_text import cmake_text, program_files
+from fusegen.extension.unit import header
+from fusegen.files import unsealed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.strided import in_row_major_order
@@ -25,6 +39,176 @@ from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Argument, Constant, ExtentArgument, NumberArgument, TensorArgument
 from fusegen.schedule.names import plain
 from fusegen.target import Backend, Target
+
+MANIFEST = "extension.json"
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A folder with a built library.
+
+    Attributes:
+        library: the file's name.
+        schemas: of the operators, as torch has them.
+        requires: the version of torch that the library needs.
+    """
+
+    library: str
+    schemas: tuple[str, ...]
+    requires: str
+
+
+def build_extension(folder: Path, wanted: Iterable[Wanted], library: str, version: str) -> Shipped:
+    """Compiles kernels into a new folder with one shared library: there whole or not at all.
+
+    Args:
+        folder: what is made; its parent exists.
+        wanted: one a kind of calls and target.
+        library: of torch's, ``torch.ops.<library>``, in which the operators are.
+        version: of fusegen.
+
+    Raises:
+        ArgumentError: the library cannot have its name.
+        BundleError: the folder is there, or a kernel cannot be such an operator.
+        CompileError, ToolNotFoundError: a compiler refuses a text, or is not there.
+    """
+    require_name(library)
+    require_new(folder)
+    operators = _operators(wanted)
+    unit = UnitText(library, operators)
+    files = {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
+    texts = Texts(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels)))
+    content = unsealed(library_of(texts).read_bytes()) or b""
+    shipped = Shipped(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
+    with new_folder(folder) as unfinished, writing_to(folder):
+        write(unfinished / shipped.library, content)
+        for name, text in files.items():
+            write(unfinished / name, text.encode())
+        write(unfinished / MANIFEST, json.dumps(_manifest(shipped, operators, digest(content), version), indent=1).encode())
+    return shipped
+
+
+def _manifest(shipped: Shipped, operators: Sequence[Operator], sha256: str, version: str) -> dict[str, Any]:
+    return {
+        "fusegen": version,
+        "library": shipped.library,
+        "sha256": sha256,
+        "abi": "torch's C++ API, of one version: nodes of autograd and symbolic sizes are no part of torch's stable ABI",
+        "torch": shipped.requires,
+        "operators": [
+            {
+                "schema": schema,
+                "differentiable": all(kind.passes for kind in operator.kinds),
+                "built_for": [kind.description for kind in operator.kinds],
+            }
+            for schema, operator in zip(shipped.schemas, operators, strict=True)
+        ],
+    }
+
+
+def _kernels(program: Built, names: Sequence[tuple[str, str]]) -> str:
+    """The C++ of a program's kernels, whose entries have names of their own."""
+    renamed = [f"#define {entry} {name}" for entry, name in names]
+    return "\n".join([*renamed, unit_text(program.sources)])
+
+
+# Operators.
+
+
+def _operators(wanted: Iterable[Wanted]) -> list[Operator]:
+    found: dict[str, Operator] = {}
+    named: dict[str, str] = {}
+    for call in (call for each in wanted for call in traced_calls(each)):
+        each, traced = call.wanted, Traced(call)
+        if (first := named.setdefault(traced.name, each.name)) != each.name:
+            what = f"{first} and {each.name} would both be the operator {traced.name}"
+            raise BundleError(what, mend="build them into two libraries, or give one a name of other Latin letters")
+        parameters, kind = traced.parameters(), traced.kind()
+        known = found.get(traced.name, Operator(traced.name, parameters, ()))
+        if known.parameters != parameters or (known.kinds and len(known.kinds[0].results) != len(kind.results)):
+            what = f"{each.name} has other parameters or results for {kind.description} than before"
+            raise BundleError(what, mend="build it into another library")
+        found[traced.name] = replace(known, kinds=_joined(known.kinds, kind))
+    for name in found:
+        if clash := {f"{name}_forward", f"{name}_backward"} & found.keys():
+            what = f"{clash.pop()} is also the name of a pass of {name}"
+            raise BundleError(what, mend="build them into two libraries")
+    return list(found.values())
+
+
+def _joined(kinds: tuple[Kind, ...], kind: Kind) -> tuple[Kind, ...]:
+    """Kinds with one more: one for another GPU is the same kind with further programs."""
+    for place, other in enumerate(kinds):
+        if _without_programs(other) == _without_programs(kind):
+            passes = (
+                other.passes
+                and kind.passes
+                and replace(
+                    other.passes,
+                    forward=other.passes.forward + kind.passes.forward,
+                    backward=other.passes.backward + kind.passes.backward,
+                )
+            )
+            joined = replace(other, programs=other.programs + kind.programs, passes=passes)
+            return (*kinds[:place], joined, *kinds[place + 1 :])
+    return (*kinds, kind)
+
+
+def _without_programs(kind: Kind) -> Kind:
+    passes = kind.passes and replace(kind.passes, forward=(), backward=())
+    return replace(kind, programs=(), passes=passes)
+
+
+# CUDA files, with a CMake target.
+
+
+def build_sources(folder: Path, wanted: Iterable[Wanted], library: str) -> tuple[str, ...]:
+    """Writes CUDA files, a header for launches and a CMake target into a new folder: there whole or not at all.
+
+    Args:
+        folder, wanted, library: as of `build_extension`; for GPUs alone.
+
+    Returns:
+        The names of the functions.
+
+    Raises:
+        ArgumentError, BundleError: as there, or a kernel leaves a step to torch.
+    """
+    require_name(library)
+    require_new(folder)
+    files = {"fusegen.h": "#pragma once\n" + header("sources.h")}
+    made: dict[str, list[str]] = {}
+    for call in (call for each in wanted for call in traced_calls(each)):
+        target = call.wanted.target
+        if target.backend is Backend.CPU:
+            raise BundleError("sources are CUDA", mend="give GPUs: --arch sm_90a; --format extension has the CPU too")
+        traced = Traced(call)
+        kind = traced.kind()
+        name = _unique("_".join([traced.name, *_dtypes(kind.tensors), target.name]), files)
+        files |= program_files(name, target.name, kind.programs)
+        made.setdefault(target.name, []).append(name)
+    files["CMakeLists.txt"] = cmake_text(library, made)
+    with new_folder(folder) as unfinished, writing_to(folder):
+        for file, text in files.items():
+            write(unfinished / file, text.encode())
+    return tuple(name for names in made.values() for name in names)
+
+
+def _unique(name: str, files: Container[str]) -> str:
+    """The name of a further kind of calls: with a number, where a function has it already."""
+    names = chain([name], (f"{name}_{number}" for number in count(2)))
+    return next(each for each in names if f"{each}.cu" not in files)
+
+
+def _dtypes(tensors: Sequence[Shaped]) -> Sequence[str]:
+    """Dtypes as part of a name: those of floats, which ints beside them seldom change; of all where none is a float."""
+    dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
+    floats = [dtype.short for dtype in dtypes if dtype.is_float]
+    return floats or [dtype.short for dtype in dtypes]
+
+
+# Traced kernels.
+
 
 _NOTHING = Numbers()
 
@@ -93,7 +277,7 @@ class Traced:
             programs=self._programs(self._variant, self._specs, self._signature.relations, self._signature.conditions),
             results=_shaped(self._graph, fresh),
             passes=self._passes(),
-            description=_description(self._specs),
+            description=", ".join(f"{spec.name}: {tensor_argument(spec)}" for spec in self._specs),
         )
 
     def _programs(
@@ -175,11 +359,6 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, str):
         return value.isascii() and value.isprintable() and not set(value) & set('"\\')
     return type(value) in (bool, int, float) and (not isinstance(value, float) or math.isfinite(value))
-
-
-def _description(specs: Sequence[InputSpec]) -> str:
-    """Tensors in words."""
-    return ", ".join(f"{spec.name}: {tensor_argument(spec)}" for spec in specs)
 
 
 def _shaped(graph: Graph, positions: Sequence[int]) -> tuple[Shaped, ...]:

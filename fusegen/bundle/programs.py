@@ -1,0 +1,276 @@
+"""Programs and passes as data, with the files of their kernels: compiled, and marked with a digest of their call."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
+from fusegen.bundle.manifest import BuiltPasses, BuiltProgram, Code, Parameter, Program, digest, passes_mark_of
+from fusegen.bundle.validate import check_call
+from fusegen.compiler.compile import Compiled, Variant, needs_wide
+from fusegen.compiler.extension import host_flags
+from fusegen.compiler.forms import Rows
+from fusegen.compiler.passes import GraphKernel, Passes, PassRules
+from fusegen.compiler.signature import with_layout_of
+from fusegen.emit.environment import unit_text
+from fusegen.errors import ArgumentError, BundleError, GradientError, UnsupportedError
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import InputSpec
+from fusegen.jit import nvrtc
+from fusegen.jit.host import compile_shared
+from fusegen.program.formula import Relation, formula_of
+from fusegen.program.numbers import Numbers
+from fusegen.program.signature import Argument, ExtentArgument, NumberArgument, Signature, TensorArgument
+from fusegen.runtime.devices import instruction_set
+from fusegen.schedule.heuristics.contraction import CLASSES
+from fusegen.schedule.names import stride_name
+from fusegen.settings import cache_folder
+from fusegen.target import Backend, Target
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the folder."""
+
+    path: str
+    content: bytes
+
+
+def built_program(
+    target: Target, names: Sequence[str], signature: Signature, compiled: Compiled, place: str
+) -> tuple[BuiltProgram, list[File]]:
+    """A program, with the files of its kernels.
+
+    Args:
+        target: the machine.
+        names: of the values of a call, as texts call them.
+        signature: what the program assumes of them.
+        compiled: its texts.
+        place: the folder of the files.
+    """
+    make = _host_files if target.backend is Backend.CPU else _cuda_files
+    code, files = make(compiled, target, place)
+    check_call(names, signature, compiled.call, place)
+    return BuiltProgram(signature, compiled.call, tuple(code)), files
+
+
+def machine_of(target: Target) -> str:
+    """A digest of this machine's instruction set, where the target is a CPU; else empty."""
+    return instruction_set() if target.backend is Backend.CPU else ""
+
+
+def limits(rows: Rows) -> tuple[Relation, ...]:
+    """Between which numbers of rows a form is taken; the last one has no end."""
+    found = []
+    for dim, numbers in rows.items():
+        found += [Relation(formula(dim), ">=", formula_of(numbers[0]))] if numbers[0] > 1 else []
+        found += [Relation(formula(dim), "<=", formula_of(numbers[-1]))] if numbers[-1] < CLASSES[-1] else []
+    return tuple(found)
+
+
+def tensor_argument(spec: InputSpec) -> TensorArgument:
+    """An input of a graph, as data."""
+    return TensorArgument(spec.dtype, tuple(map(formula, spec.shape)), tuple(map(formula, spec.strides)), spec.alignment)
+
+
+def with_mark(program: Program, files: Sequence[File], mark: bytes) -> tuple[Program, list[File]]:
+    """A program whose binaries end with a mark."""
+    binaries = {code.file for code in program.code}
+    marked = [replace(file, content=file.content + mark) if file.path in binaries else file for file in files]
+    digests = {file.path: digest(file.content) for file in marked}
+    return replace(program, code=tuple(replace(code, sha256=digests[code.file]) for code in program.code)), marked
+
+
+def _cuda_files(compiled: Compiled, target: Target, place: str) -> tuple[list[Code], list[File]]:
+    code, files = [], []
+    for source in compiled.sources:
+        cubin = nvrtc.compile_cubin(source, target.name).cubin
+        binary, text = File(f"{place}/{source.entry}.cubin", cubin), File(f"{place}/{source.entry}.cu", source.text.encode())
+        code.append(Code(binary.path, digest(cubin), source.entry, text.path))
+        files += [binary, text]
+    return code, files
+
+
+def _host_files(compiled: Compiled, _: Target, place: str) -> tuple[list[Code], list[File]]:
+    """One library for all kernels of a program."""
+    if not compiled.sources:
+        return [], []
+    text = unit_text(compiled.sources)
+    library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
+    name = f"{place}/kernels-{digest(library)[:16]}"  # a process that has loaded a path knows it as what it was then
+    files = [File(f"{name}.so", library), File(f"{name}.cpp", text.encode())]
+    return [Code(files[0].path, digest(library), source.entry, files[1].path) for source in compiled.sources], files
+
+
+# Builds the passes of a kernel, by all inputs that have gradients: a call decides which of these are wanted.
+
+
+_Programs: TypeAlias = list[tuple[BuiltProgram, list[File]]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A call for which passes are built.
+
+    Attributes:
+        values: arguments and captured tensors, by name; tensors may be meta ones.
+        sizes: values of all sizes and strides.
+        signature: of the kernel for such calls.
+    """
+
+    values: Mapping[str, Any]
+    sizes: Mapping[str, int]
+    signature: Signature
+
+
+def passes_of(rules: PassRules, variant: Variant) -> Passes | None:
+    """The passes of a variant by all inputs that have gradients; None where there are none."""
+    floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
+    try:
+        return rules.of(variant, differentiated_inputs(variant.traced, floats))
+    except (GradientError, UnsupportedError):
+        return None
+
+
+def built_passes(
+    passes: Passes, variant: Variant, call: Example, parameters: Sequence[Parameter], place: str
+) -> tuple[BuiltPasses, list[File]]:
+    """Passes as data, with the files of their kernels.
+
+    Args:
+        passes: of the variant.
+        variant: of the call.
+        call: an example.
+        parameters: of the kernel.
+        place: the beginning of the folders' names.
+    """
+    inputs = [_input(spec, call) for spec in passes.forward.graph.inputs]
+    forward = _programs(passes.forward, inputs, call, f"{place}-forward")
+    backward = _programs(passes.backward, _saved(passes, inputs, call), call, f"{place}-backward")
+    programs = [[program for program, _ in each] for each in (forward, backward)]
+    built = BuiltPasses(passes.wiring, _derivatives(passes, variant), *map(tuple, programs))
+    mark = passes_mark_of(parameters, machine_of(passes.forward.target), built)
+    (forward, backward) = ([with_mark(*each, mark) for each in some] for some in (forward, backward))
+    files = [file for _, some in (*forward, *backward) for file in some]
+    return replace(built, forward=tuple(p for p, _ in forward), backward=tuple(p for p, _ in backward)), files
+
+
+def _derivatives(passes: Passes, variant: Variant) -> tuple[tuple[str, ...], ...]:
+    """For each result, the inputs by which it has a derivative."""
+    found = {name: differentiated_results(variant.traced, (name,)) for name in passes.derivative.wrt}
+    return tuple(tuple(name for name, has in found.items() if has[n]) for n in range(passes.derivative.results))
+
+
+def _input(spec: InputSpec, call: Example) -> Tensor:
+    """An input of the forward pass: that of the call, or the key of random bits."""
+    tensor: Tensor = call.values[spec.name] if spec.name in call.values else _in_rows(spec, call.sizes)
+    return tensor
+
+
+def _saved(passes: Passes, inputs: Sequence[Tensor], call: Example) -> list[Tensor]:
+    """Tensors like those that the backward pass takes: saved ones, and gradients in row-major order."""
+    named = dict(zip((spec.name for spec in passes.forward.graph.inputs), inputs, strict=True))
+    specs, kept = passes.backward.graph.inputs, passes.derivative.kept
+    saved = [named[s] if isinstance(s, str) else _in_rows(spec, call.sizes) for s, spec in zip(kept, specs, strict=False)]
+    return [*saved, *(_in_rows(spec, call.sizes) for spec in specs[len(kept) :])]
+
+
+def _in_rows(spec: InputSpec, sizes: Mapping[str, int]) -> Tensor:
+    """A tensor without memory, in row-major order."""
+    return torch.empty([formula(dim)(sizes) for dim in spec.shape], dtype=spec.dtype.torch, device="meta")
+
+
+def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, place: str) -> _Programs:
+    """The programs of a pass for all numbers of rows."""
+    specs = [with_layout_of(spec, tensor) for spec, tensor in zip(kernel.graph.inputs, tensors, strict=True)]
+    sizes = {**call.sizes, **kernel.sizes(tensors)}
+    for spec, tensor in zip(specs, tensors, strict=True):
+        sizes |= {stride_name(spec.name, dim): stride for dim, stride in enumerate(tensor.stride())}
+    compiled = kernel.compiled(specs, sizes, wide=call.signature.wide)
+    signature = _signature(kernel, specs, call.signature, wide=call.signature.wide or needs_wide(compiled, sizes))
+    return [
+        built_program(
+            kernel.target, kernel.names, replace(signature, rows=limits(rows)), compiled.in_form(form), f"{place}-{number}"
+        )
+        for number, (rows, form) in enumerate(compiled.alternatives.general(sizes).all(sizes))
+    ]
+
+
+def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signature, *, wide: bool) -> Signature:
+    """The assumptions of a pass's programs; the kernel's own program has looked at everything else."""
+    arguments: list[Argument] = [*map(tensor_argument, specs), *map(ExtentArgument, kernel.further)]
+    arguments += [NumberArgument(dtype.is_float, takes_ints=dtype.is_float) for _, dtype in kernel.graph.scalars]
+    return replace(
+        signature,
+        arguments=tuple(arguments),
+        multiples=kernel.graph.multiples,
+        bounds=kernel.graph.bounds,
+        relations=(),
+        conditions=Numbers(),
+        wide=wide,
+        distinct=False,
+    )
+
+
+# A folder that is there whole or not at all.
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside the one that is wanted, which takes its place when all has gone well."""
+    try:
+        unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+        unfinished.mkdir()
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be made: {error.strerror}", mend="give a folder whose parent is there") from None
+    try:
+        yield unfinished
+        with writing_to(folder):
+            unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Puts into words why the disk refuses; nothing of the user's runs in here."""
+    try:
+        yield
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be written: {error.strerror}", mend="make room, or give another folder") from error
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file of the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def require_new(folder: Path) -> None:
+    """Refuses a folder that is there.
+
+    Raises:
+        BundleError: it is.
+    """
+    if folder.exists():
+        raise BundleError(f"{folder} is there already", mend="remove it, or build into another folder")
+
+
+def require_name(library: str) -> None:
+    """Refuses what no library of torch, and no C++ text, can be called.
+
+    Raises:
+        ArgumentError: it is such a name.
+    """
+    if not re.fullmatch(r"[A-Za-z_]\w*", library, re.ASCII):
+        raise ArgumentError(f"the library is {library!r}", mend="give a name such as mylib by --library")
