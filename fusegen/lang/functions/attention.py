@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import sympy
 import torch
 import torch.nn.functional as F
 
 from fusegen.errors import ShapeError, TraceError, UnsupportedError
-from fusegen.ir.graph import Shape
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal, same, simplify_dim
@@ -21,7 +19,7 @@ from fusegen.lang.functions.arrangements import repeat_interleave
 from fusegen.lang.functions.common import cast, dtype_of, floats, tracer_of
 from fusegen.lang.functions.products import matmul, scaled
 from fusegen.lang.functions.random import dropped
-from fusegen.lang.functions.views import holds, transpose, unsqueeze
+from fusegen.lang.functions.views import require_shape, transpose, unsqueeze
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -199,11 +197,11 @@ def _combined_masks(q: TracedTensor, k: TracedTensor, mask: Any, padding: Any, b
     if mask is not None:
         added = _added(q, mask, "attn_mask")
         whole = (simplify_dim(batch * heads), queries, keys)
-        _require_shape(added, whole if added.ndim == 3 else whole[1:], "attn_mask")
+        require_shape("attn_mask", added, whole if added.ndim == 3 else whole[1:])
         found.append(added if added.ndim == 2 else added.unflatten(0, q.shape[:2]))
     if padding is not None:
         added = _added(q, padding, "key_padding_mask")
-        _require_shape(added, (batch, keys) if batched else (keys,), "key_padding_mask")
+        require_shape("key_padding_mask", added, (batch, keys) if batched else (keys,))
         found.append((added if batched else unsqueeze(added, 0))[:, None, None, :])
     return None if not found else found[0] if len(found) == 1 else pointwise.add(*found)
 
@@ -213,16 +211,3 @@ def _added(q: TracedTensor, mask: Any, name: str) -> TracedTensor:
     if lifted.dtype is torch.bool:
         return cast(pointwise.where(lifted, -math.inf, 0.0), q.dtype)
     return floats(name, lifted)
-
-
-def _require_shape(mask: TracedTensor, wanted: Shape, name: str) -> None:
-    """Refuses a mask of another shape; torch broadcasts none.
-
-    Raises:
-        ShapeError: it has one.
-    """
-    shape, tracer = mask._node.shape, mask._tracer
-    if len(shape) != len(wanted) or not all(
-        same(a, b) or holds(tracer, sympy.Eq(a, b)) for a, b in zip(shape, wanted, strict=True)
-    ):
-        raise ShapeError(f"{name} of {shape_text(shape)}", mend=f"give one of {shape_text(wanted)}")

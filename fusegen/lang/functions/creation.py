@@ -1,4 +1,4 @@
-"""Tensors made of nothing or of another one's shape: ranges and constants, and the triangles of a mask."""
+"""Tensors made of nothing, of another one's shape, or of parts: ranges, constants, triangles of a mask, complex numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim
+from fusegen.ir.symbolic import Dim, same
+from fusegen.lang.complex import ComplexTensor
 from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import cast, check_device, unsupported_argument
 from fusegen.lang.functions.views import cat, own, reshaped, unsqueeze
@@ -313,3 +314,46 @@ def _compared(op: Op, x: TracedTensor, diagonal: int) -> TracedTensor:
     """How a matrix's columns compare with its rows, moved by a diagonal."""
     rows, columns = (iota(x._tracer, size) for size in x._node.shape[-2:])
     return x._tracer.add(op, columns, pointwise.add(unsqueeze(rows, 1), diagonal))
+
+
+# Complex tensors made of real ones.
+
+
+@implements("view_as_complex")
+def view_as_complex(input: TracedTensor) -> ComplexTensor:
+    """Pairs along the last dim as complex numbers."""
+    if not input.ndim or not same(input._node.shape[-1], 2):
+        raise TraceError(
+            "view_as_complex of a tensor whose last dim has not two elements", mend="reshape it: x.reshape(..., -1, 2)"
+        )
+    return ComplexTensor(input[..., 0], input[..., 1])
+
+
+@implements("complex")
+def torch_complex(real: Any, imag: Any) -> ComplexTensor:
+    """Complex numbers of their parts."""
+    _require_floats("complex", real, imag)
+    return ComplexTensor(*torch.broadcast_tensors(real, imag))  # type: ignore[no-untyped-call]
+
+
+@implements("polar")
+def polar(abs: Any, angle: Any) -> ComplexTensor:
+    """Complex numbers of their magnitudes and angles."""
+    _require_floats("polar", abs, angle)
+    return ComplexTensor(abs * torch.cos(angle), abs * torch.sin(angle))
+
+
+def _require_floats(name: str, first: Any, second: Any) -> None:
+    """Refuses parts that torch refuses.
+
+    Raises:
+        TraceError: they are no float32 or float64 of one dtype.
+    """
+    if first.dtype is not second.dtype or first.dtype not in (torch.float32, torch.float64):
+        raise TraceError(f"{name} of {first.dtype} and {second.dtype}", mend="make both float32, or float64")
+
+
+@implements("real")
+def real(input: TracedTensor) -> TracedTensor:
+    """A real number itself."""
+    return input

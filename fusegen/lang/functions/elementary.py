@@ -1,4 +1,4 @@
-"""Elementary functions of one number or two that are made of a few others."""
+"""Elementary functions, activations and operations on bits that are made of a few operations of the graph."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
-from fusegen.lang.functions.common import binary, cast, dtype_of, floats, setting, tracer_of
+from fusegen.lang.functions.common import binary, cast, dtype_of, floats, numbers, setting, tracer_of, written
 from fusegen.lang.functions.pointwise import add, clamp, div, isinf, isnan, mul, sub, where
-from fusegen.lang.functions.reductions import vector_norm
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -242,7 +241,120 @@ def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equa
     return binary(Op.LOGICAL_OR, found, near)
 
 
-@implements("dist")
-def dist(input: Any, other: Any, p: float = 2) -> TracedTensor:
-    """The p-norm of a difference."""
-    return vector_norm(sub(input, other), setting("p", p))
+# Activations.
+
+
+@implements("relu6")
+def relu6(input: TracedTensor, inplace: bool = False) -> TracedTensor:
+    """min(max(x, 0), 6)."""
+    return hardtanh(input, 0, 6, inplace)
+
+
+@implements("hardtanh")
+def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> TracedTensor:
+    """The value between two bounds, which are whole numbers for integers."""
+    if dtype_of(numbers("hardtanh", input)) is DType.UINT8 and (min_val < 0 or max_val < 0):
+        raise TraceError("hardtanh of uint8 with a negative bound", mend="convert to a signed dtype first")
+    bounds = (min_val, max_val) if dtype_of(input).is_float else (int(min_val), int(max_val))
+    return written(input, input._tracer.add(Op.HARDTANH, input, *map(input._tracer.lift, bounds)), inplace)
+
+
+@implements("threshold")
+def threshold(input: TracedTensor, threshold: float, value: float, inplace: bool = False) -> TracedTensor:
+    """What is above a threshold, and a value in place of the rest."""
+    below = binary(Op.LE, numbers("threshold", input), threshold)
+    return written(input, where(below, value, input), inplace)
+
+
+@implements("selu")
+def selu(input: TracedTensor, inplace: bool = False) -> TracedTensor:
+    """Klambauer et al., Self-Normalizing Neural Networks (arXiv 1706.02515)."""
+    scaled = binary(Op.MUL, input._tracer.add(Op.ELU, input, alpha=1.6732632423543772), 1.0507009873554805)
+    return written(input, scaled, inplace)
+
+
+@implements("tanhshrink")
+def tanhshrink(input: TracedTensor) -> TracedTensor:
+    """x - tanh(x)."""
+    return sub(input, input._tracer.add(Op.TANH, input))
+
+
+@implements("hardshrink")
+def hardshrink(input: TracedTensor, lambd: float = 0.5) -> TracedTensor:
+    """0 between -lambd and lambd."""
+    return where(binary(Op.LE, input._tracer.add(Op.ABS, floats("hardshrink", input)), lambd), 0.0, input)
+
+
+@implements("softshrink")
+def softshrink(input: TracedTensor, lambd: float = 0.5) -> TracedTensor:
+    """Values moved towards 0 by lambd, and 0 between."""
+    small = binary(Op.LE, input._tracer.add(Op.ABS, floats("softshrink", input)), lambd)
+    return where(small, 0.0, sub(input, binary(Op.MUL, input._tracer.add(Op.SIGN, input), lambd)))
+
+
+@implements("prelu")
+def prelu(input: TracedTensor, weight: Any) -> TracedTensor:
+    """x above 0, weight * x below; a weight of several elements is one a channel (dim 1)."""
+    slope = input._tracer.lift(weight)
+    if slope.ndim == 1 and input.ndim > 1:
+        slope = slope.reshape((-1, *(1 for _ in range(input.ndim - 2))))
+    return binary(Op.PRELU, input, slope)
+
+
+# Logic of bools, and integers bit by bit.
+
+
+@implements("__and__", "bitwise_and")
+def bitwise_and(input: Any, other: Any) -> TracedTensor:
+    """Conjunction of bools, or of the bits of integers."""
+    return _of_bits(Op.LOGICAL_AND, Op.BITWISE_AND, input, other)
+
+
+@implements("__or__", "bitwise_or")
+def bitwise_or(input: Any, other: Any) -> TracedTensor:
+    """Disjunction of bools, or of the bits of integers."""
+    return _of_bits(Op.LOGICAL_OR, Op.BITWISE_OR, input, other)
+
+
+@implements("__xor__", "bitwise_xor")
+def bitwise_xor(input: Any, other: Any) -> TracedTensor:
+    """Exclusive disjunction of bools, or of the bits of integers."""
+    return _of_bits(Op.LOGICAL_XOR, Op.BITWISE_XOR, input, other)
+
+
+@implements("__invert__", "bitwise_not")
+def bitwise_not(input: TracedTensor) -> TracedTensor:
+    """Negation of bools, or of every bit of integers."""
+    if dtype_of(input) is DType.BOOL:
+        return input._tracer.add(Op.LOGICAL_NOT, input)
+    return _of_bits(Op.LOGICAL_XOR, Op.BITWISE_XOR, input, -1)
+
+
+@implements("__lshift__", "bitwise_left_shift")
+def bitwise_left_shift(input: Any, other: Any) -> TracedTensor:
+    """The bits of integers moved up; zeros follow."""
+    return _of_integers(Op.LEFT_SHIFT, input, other)
+
+
+@implements("__rshift__", "bitwise_right_shift")
+def bitwise_right_shift(input: Any, other: Any) -> TracedTensor:
+    """The bits of integers moved down; the sign follows."""
+    return _of_integers(Op.RIGHT_SHIFT, input, other)
+
+
+def _of_bits(logical: Op, integral: Op, input: Any, other: Any) -> TracedTensor:
+    tracer = tracer_of(input, other)
+    operands = [tracer.lift(input), tracer.lift(other)]
+    if all(dtype_of(x) is DType.BOOL for x in operands):
+        return tracer.add(logical, *operands)
+    return _of_integers(integral, *operands)
+
+
+def _of_integers(op: Op, input: Any, other: Any) -> TracedTensor:
+    tracer = tracer_of(input, other)
+    operands = [tracer.lift(input), tracer.lift(other)]
+    dtypes = [dtype_of(x) for x in operands]
+    if any(dtype.is_float for dtype in dtypes) or all(dtype is DType.BOOL for dtype in dtypes):
+        kinds = " and ".join(map(repr, dtypes))
+        raise TraceError(f"{op.row.name} of {kinds}: bits are those of integers", mend="convert to an integer dtype first")
+    return tracer.add(op, *operands)

@@ -1,7 +1,12 @@
-"""Dropout. Random bits are leaves of the graph, of which comparisons and products make masks (`ir.random`)."""
+"""Dropout and random tensors, made of words of 16 random bits.
+
+Each word is a leaf of the graph with a stream of its own (`ir.random`). An element's number depends on the call's key and on the
+element's place alone.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from typing import cast as cast_to
 
@@ -14,12 +19,18 @@ from fusegen.ir.graph import Node, Shape
 from fusegen.ir.ops import Op
 from fusegen.ir.random import BITS, random_bits
 from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.common import dtype_of, floats, written
-from fusegen.lang.functions.creation import full_like
+from fusegen.lang.functions.common import binary, cast, dtype_of, floats, normalize_dim, setting, unsupported_argument, written
+from fusegen.lang.functions.creation import check_settings, full_like, given_sizes, iota
+from fusegen.lang.functions.normalization import softmax
+from fusegen.lang.functions.pointwise import add, mul, where
+from fusegen.lang.functions.reductions import argmax
+from fusegen.lang.functions.views import movedim
 from fusegen.lang.places import location
-from fusegen.lang.registry import implements, located
+from fusegen.lang.registry import creates, implements, located
 from fusegen.lang.scalars import TracedScalar
-from fusegen.lang.values import TracedTensor
+from fusegen.lang.tensors import assigned
+from fusegen.lang.tracer import Tracer
+from fusegen.lang.values import TracedTensor, dim_of
 
 _STEPS = 1 << BITS
 _SEEDS = range(-(1 << 63), 1 << 63)
@@ -165,3 +176,228 @@ def _bits(input: TracedTensor, shape: Shape, seed: Any) -> TracedTensor:
     if type(seed) is int and seed not in _SEEDS:  # of any other kind of int, a range would look at each element
         raise TraceError("dropout with a seed of more than 64 bits", mend="give one from -2**63 to 2**63 - 1")
     return tracer.add(Op.RANDOM, tracer.lift(seed), shape=shape, dtype=DType.INT16, stream=0)
+
+
+# Uniform, normal and exponential numbers.
+
+_DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+"""Bits of a uniform number: as many as torch draws for the dtype on a CPU."""
+
+_LONGEST_RANGE = 1 << 31
+"""The longest range of random integers: their product with a word of 32 bits fits 63."""
+
+
+def _word(tracer: Tracer, shape: Shape, bits: int, dtype: torch.dtype) -> TracedTensor:
+    """Up to 16 random bits as a whole number that is not negative."""
+    word = tracer.add(Op.RANDOM, shape=shape, dtype=DType.INT16, stream=tracer.new_stream())
+    if bits == BITS:
+        return add(cast(word, dtype), 1 << (BITS - 1))
+    return cast(binary(Op.BITWISE_AND, word, (1 << bits) - 1), dtype)
+
+
+def _fraction(tracer: Tracer, shape: Shape, digits: int, dtype: torch.dtype, *, offset: float = 0.0) -> TracedTensor:
+    """A uniform number from 0 to 1, with an offset that counts in units of the last digit."""
+    last = digits % BITS or BITS
+    found = mul(add(_word(tracer, shape, last, dtype), offset) if offset else _word(tracer, shape, last, dtype), 2.0**-digits)
+    for end in range(digits - last, 0, -BITS):
+        found = add(mul(_word(tracer, shape, BITS, dtype), 2.0**-end), found)
+    return found
+
+
+def uniform(tracer: Tracer, shape: Shape, dtype: torch.dtype) -> TracedTensor:
+    """Numbers from 0 up to, not including, 1."""
+    return _fraction(tracer, shape, _DIGITS[dtype], dtype)
+
+
+def exponential(tracer: Tracer, shape: Shape, dtype: torch.dtype) -> TracedTensor:
+    """-log(u) of a uniform u, of which neither end is coarse: the lesser of u and 1 - u is drawn, and a coin says which it is."""
+    lesser = mul(_fraction(tracer, shape, 64 if dtype is torch.float64 else 32, dtype, offset=0.5), 0.5)
+    is_u = binary(Op.LT, _word(tracer, shape, 1, dtype), 1)
+    beside = tracer.add(Op.LOG1P, tracer.add(Op.NEG, lesser))
+    return tracer.add(Op.NEG, where(is_u, tracer.add(Op.LOG, lesser), beside))
+
+
+def normal(tracer: Tracer, shape: Shape, dtype: torch.dtype) -> TracedTensor:
+    """Box and Muller, A Note on the Generation of Random Normal Deviates (1958): one of the two of each pair of uniform numbers."""
+    radius = tracer.add(Op.SQRT, mul(exponential(tracer, shape, dtype), 2.0))
+    angle = mul(uniform(tracer, shape, dtype), 2.0 * math.pi)
+    return mul(radius, tracer.add(Op.COS, angle))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which numbers are drawn that become ones of a dtype."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _float_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    if dtype not in _DIGITS:
+        raise TraceError(f"{name} of {dtype}", mend="give a float dtype")
+    return dtype
+
+
+def _shape(tracer: Tracer, sizes: tuple[Any, ...], settings: dict[str, Any]) -> Shape:
+    """The shape of a new tensor, once its other settings are checked."""
+    given = given_sizes(tracer, sizes, settings)
+    listed = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    return tuple(dim_of(size) for size in listed)
+
+
+# Tensors of a shape, and of another tensor's.
+
+
+@creates("rand")
+def rand(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Uniform numbers of a shape."""
+    shape = _shape(tracer, sizes, settings)
+    return uniform(tracer, shape, _float_dtype("rand", dtype or torch.get_default_dtype()))
+
+
+@implements("rand_like")
+def rand_like(input: TracedTensor, *, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Uniform numbers of the input's shape."""
+    check_settings(input._tracer, settings)
+    return uniform(input._tracer, input._node.shape, _float_dtype("rand_like", dtype or input.dtype))
+
+
+@creates("randn")
+def randn(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Normal numbers of a shape."""
+    shape = _shape(tracer, sizes, settings)
+    kind = _float_dtype("randn", dtype or torch.get_default_dtype())
+    return cast(normal(tracer, shape, _wide(kind)), kind)
+
+
+@implements("randn_like")
+def randn_like(input: TracedTensor, *, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Normal numbers of the input's shape."""
+    check_settings(input._tracer, settings)
+    kind = _float_dtype("randn_like", dtype or input.dtype)
+    return cast(normal(input._tracer, input._node.shape, _wide(kind)), kind)
+
+
+@creates("randint")
+def randint(tracer: Tracer, *given: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Whole numbers from low (0) up to, not including, high."""
+    names = ("high", "size") if len(given) + len(settings.keys() & {"low", "high", "size"}) == 2 else ("low", "high", "size")
+    settings = dict(zip(names, given, strict=False)) | settings
+    low, high, size = settings.pop("low", 0), settings.pop("high"), settings.pop("size")
+    check_settings(tracer, settings)
+    return _integers("randint", tracer, tuple(dim_of(s) for s in size), low, high, dtype or torch.int64)
+
+
+@implements("randint_like")
+def randint_like(input: TracedTensor, *bounds: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Whole numbers of the input's shape and dtype; one bound alone is the upper one."""
+    named = {"low": 0} | dict(zip(("low", "high") if len(bounds) > 1 else ("high",), bounds, strict=False))
+    low, high = (settings.pop(name, named.get(name)) for name in ("low", "high"))
+    check_settings(input._tracer, settings)
+    return _integers("randint_like", input._tracer, input._node.shape, low, high, dtype or input.dtype)
+
+
+def _integers(name: str, tracer: Tracer, shape: Shape, low: Any, high: Any, dtype: torch.dtype) -> TracedTensor:
+    """The high half of a product of 32 random bits and the number of integers: Lemire, Fast Random Integer Generation in an
+    Interval (2019), without the rejection: an integer's share is wrong by 2^-32 at most."""
+    if type(low) is not int or type(high) is not int:
+        raise TraceError(f"{name} between bounds that are no ints known while tracing", mend="give constant ints")
+    if not 0 < high - low <= _LONGEST_RANGE:
+        raise TraceError(f"{name} from {low} to {high}", mend="give bounds from 1 to 2^31 apart")
+    words = [_word(tracer, shape, BITS, torch.int64) for _ in range(2)]
+    bits = binary(Op.BITWISE_OR, binary(Op.LEFT_SHIFT, words[0], BITS), words[1])
+    return cast(add(binary(Op.RIGHT_SHIFT, mul(bits, high - low), 2 * BITS), low), dtype)
+
+
+@creates("normal")
+def torch_normal(tracer: Tracer, mean: Any, std: Any = 1.0, size: Any = None, **settings: Any) -> TracedTensor:
+    """Normal numbers around one mean, or around the elements of a tensor; deviations may be those of a tensor, too."""
+    tensors = [tracer.lift(value) for value in (mean, std) if isinstance(value, torch.Tensor)]
+    if size is not None and not tensors:
+        return _moved(randn(tracer, tuple(size), **settings), mean, std)
+    unsupported_argument("normal", size=size, **settings)
+    if not tensors:
+        raise TraceError("normal of two numbers without a size", mend="give size")
+    like = tensors[0] if len(tensors) == 1 else add(*tensors)
+    return _moved(randn_like(floats("normal", like)), mean, std)
+
+
+def _moved(found: TracedTensor, mean: Any, std: Any) -> TracedTensor:
+    return cast(add(mul(found, std), mean), found.dtype)
+
+
+# In place.
+
+
+@implements("Tensor.uniform_")
+def uniform_(input: TracedTensor, *bounds: Any, generator: Any = None, **named: Any) -> TracedTensor:
+    """Uniform numbers from one bound (0) to another (1)."""
+    unsupported_argument("uniform_", generator=generator)
+    low, high = ({"from": 0.0, "to": 1.0} | dict(zip(("from", "to"), bounds, strict=False)) | named).values()
+    low, high = setting("from", low), setting("to", high)
+    return assigned("uniform_", input, add(mul(rand_like(input), high - low), low))
+
+
+@implements("Tensor.normal_")
+def normal_(input: TracedTensor, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None) -> TracedTensor:
+    """Normal numbers."""
+    unsupported_argument("normal_", generator=generator)
+    return assigned("normal_", input, _moved(randn_like(input), setting("mean", mean), setting("std", std)))
+
+
+@implements("Tensor.exponential_")
+def exponential_(input: TracedTensor, lambd: Any = 1.0, *, generator: Any = None) -> TracedTensor:
+    """Exponential numbers of a rate."""
+    unsupported_argument("exponential_", generator=generator)
+    kind = _float_dtype("exponential_", input.dtype)
+    found = exponential(input._tracer, input._node.shape, _wide(kind))
+    return assigned("exponential_", input, cast(mul(found, 1.0 / setting("lambd", lambd)), kind))
+
+
+@implements("Tensor.bernoulli_")
+def bernoulli_(input: TracedTensor, p: Any = 0.5, *, generator: Any = None) -> TracedTensor:
+    """1 with a probability, else 0."""
+    unsupported_argument("bernoulli_", generator=generator)
+    share = p if isinstance(p, torch.Tensor) else _probability(p)
+    return assigned("bernoulli_", input, cast(_coins(input, share), input.dtype))
+
+
+# Coins.
+
+
+@implements("bernoulli")
+def bernoulli(input: TracedTensor, p: Any = None, *, generator: Any = None) -> TracedTensor:
+    """1 with the probability that an element is, or with one for all, else 0."""
+    unsupported_argument("bernoulli", generator=generator)
+    share = floats("bernoulli", input) if p is None else p if isinstance(p, torch.Tensor) else _probability(p)
+    return cast(_coins(input, share), input.dtype)
+
+
+def _probability(p: Any) -> Any:
+    if not 0 <= p <= 1:
+        raise TraceError("a probability that is not between 0 and 1", mend="give p between 0 and 1")
+    return setting("p", p)
+
+
+def _coins(input: TracedTensor, share: Any) -> TracedTensor:
+    """True with a probability: where a uniform number is below it."""
+    if isinstance(share, torch.Tensor):
+        share = input._tracer.lift(share)
+        share = cast(share, _wide(share.dtype))
+        return binary(Op.LT, uniform(input._tracer, input._node.shape, share.dtype), share)
+    return binary(Op.LT, uniform(input._tracer, input._node.shape, torch.float32), share)
+
+
+@implements("gumbel_softmax")
+def gumbel_softmax(logits: TracedTensor, tau: Any = 1, hard: bool = False, eps: Any = 1e-10, dim: int = -1) -> TracedTensor:
+    """Jang, Gu and Poole, Categorical Reparameterization with Gumbel-Softmax (arXiv 1611.01144). A hard sample has the gradient of
+    the soft one."""
+    kind = dtype_of(floats("gumbel_softmax", logits)).torch
+    tracer = logits._tracer
+    waiting = exponential(tracer, logits._node.shape, _wide(kind))
+    noise = cast(tracer.add(Op.NEG, tracer.add(Op.LOG, waiting)), kind)
+    soft = softmax(binary(Op.DIV, add(logits, noise), tau), dim)
+    if not hard:
+        return soft
+    place = normalize_dim(dim, soft.ndim)
+    numbers = iota(tracer, soft._node.shape[place]) if soft.ndim else 0
+    is_chosen = binary(Op.EQ, movedim(argmax(soft, place, True), place, -1), numbers)
+    one = cast(movedim(is_chosen, -1, place), kind)
+    return add(binary(Op.SUB, one, soft.detach()), soft)

@@ -14,10 +14,18 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, same, simplify_dim
 from fusegen.lang import memory, registry
 from fusegen.lang.functions import pointwise
+from fusegen.lang.functions.arrangements import diagonal_of
 from fusegen.lang.functions.common import dtype_of, normalize_dim, tracer_of
-from fusegen.lang.functions.diagonals import diagonal_of
-from fusegen.lang.functions.indexing import gather, getitem, index_select, place_of, taken
-from fusegen.lang.functions.scatters import index_added, require_one_dtype, scatter_add
+from fusegen.lang.functions.indexing import (
+    gather,
+    getitem,
+    index_added,
+    index_select,
+    place_of,
+    require_one_dtype,
+    scatter_add,
+    taken,
+)
 from fusegen.lang.functions.views import holds, require_shape, reshaped, select, sliced
 from fusegen.lang.memory import overwrite, require_filled, with_value
 from fusegen.lang.registry import implements
@@ -189,13 +197,8 @@ def scattered(name: str, place: TracedTensor, source: Any) -> Any:
     return values
 
 
-def _sums(name: str) -> Callable[..., TracedTensor]:
-    function = getattr(torch.Tensor, name)
-    return lambda input, *args, **kwargs: assigned(f"{name}_", input, registry.call(function, (input, *args), kwargs))
-
-
 for _name in ("index_add", "scatter_add", "index_fill"):
-    implements(f"Tensor.{_name}_")(_sums(_name))
+    implements(f"Tensor.{_name}_")(_in_place(f"{_name}_", getattr(torch.Tensor, _name)))
 
 
 # As new values.
