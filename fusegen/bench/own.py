@@ -14,7 +14,7 @@ import fusegen as fg
 from fusegen.bench.case import Case, Way
 from fusegen.compiler.backends import target_of
 from fusegen.dtypes import from_torch
-from fusegen.lang.running import inlined
+from fusegen.lang import inlined
 from fusegen.lowered import Lowered
 from fusegen.program.call import Role
 from fusegen.runtime.callables import by_position

@@ -17,7 +17,7 @@ from fusegen.bundle.kernels import Kernels, Reasons, choose
 from fusegen.bundle.manifest import BuiltKernel, BuiltPasses, BuiltProgram, BuiltVariant, Parameter, read_manifest
 from fusegen.bundle.match import described, fit, match
 from fusegen.errors import ArgumentError, BundleError, TraceError
-from fusegen.lang.running import is_tracing
+from fusegen.lang import is_tracing
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
 from fusegen.program.structure import builder

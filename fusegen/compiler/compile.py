@@ -18,9 +18,9 @@ from fusegen.guards import State
 from fusegen.ir.formula import relation
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.scalar_program import numbers_of
-from fusegen.lang.argument import Argument
+from fusegen.lang.needs import NeedsStatic
 from fusegen.lang.run import Structure, Trace
-from fusegen.lang.scalars import NeedsStatic
+from fusegen.lang.user import Argument
 from fusegen.program.call import Call
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers

@@ -28,9 +28,9 @@ from fusegen.compiler.tuned import in_measured_form
 from fusegen.compiler.variants import Variants
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
-from fusegen.lang.running import RUNNING
-from fusegen.lang.scalars import TracedScalar
-from fusegen.lang.values import TracedTensor, stale
+from fusegen.lang import RUNNING
+from fusegen.lang.scalars import TracedScalar, stale
+from fusegen.lang.values import TracedTensor
 from fusegen.runtime.arguments import check, check_memory, check_plain, check_values
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program, condition_of
 from fusegen.runtime.executable import Executable, Found, Plan

@@ -18,11 +18,11 @@ from fusegen.guards import Recorder, State
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import size_symbol
 from fusegen.lang import functions
-from fusegen.lang.math_functions import traced_math
-from fusegen.lang.places import here
-from fusegen.lang.run import Trace, trace
-from fusegen.lang.scalars import NeedsStatic, TracedScalar
-from fusegen.lang.tracer import NeedsLiteral, NeedsSum, Tracer
+from fusegen.lang.needs import NeedsLiteral, NeedsStatic, NeedsSum
+from fusegen.lang.run import Trace, trace, traced_math
+from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.tracer import Tracer
+from fusegen.lang.user import here
 from fusegen.runtime.arguments import check_values
 from fusegen.schedule.names import Namer, kernel_functions
 

@@ -23,10 +23,9 @@ from fusegen.errors import UnsupportedError
 from fusegen.guards import Recorder, State, is_plain
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
-from fusegen.lang.argument import Argument
+from fusegen.lang.needs import NeedsLiteral, NeedsSize, NeedsStatic, NeedsSum, NeedsTie
 from fusegen.lang.run import Structure, Trace
-from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie
-from fusegen.lang.tracer import NeedsLiteral, NeedsSum
+from fusegen.lang.user import Argument
 from fusegen.runtime.arguments import check_values
 from fusegen.runtime.bound import NOTHING, Hidden, condition_of
 from fusegen.runtime.keys import Key, Values, is_scalar, static_part

@@ -27,7 +27,7 @@ from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, pu
 from fusegen.graphs.masks import masks_left_out
 from fusegen.graphs.recording import GraphPool, Pools, Recording
 from fusegen.graphs.step import Step
-from fusegen.lang.running import is_tracing
+from fusegen.lang import is_tracing
 from fusegen.native import Choice
 from fusegen.runtime.watched import is_intercepted, is_transformed
 from fusegen.threads import new_lock

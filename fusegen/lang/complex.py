@@ -9,9 +9,9 @@ import torch
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.lang import registry
-from fusegen.lang.places import here
 from fusegen.lang.registry import Composite
 from fusegen.lang.spaces import twins
+from fusegen.lang.user import here
 from fusegen.lang.values import BINARY_OPERATORS, TracedTensor
 
 _DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex128}

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Family, Op
+
+if TYPE_CHECKING:
+    from fusegen.lang.values import TracedTensor
+
+_LAST_ROUNDED_DOWN = 464.0
+"""The largest number that rounds to 448, the largest one of float8_e4m3fn."""
+
+_CLAMPS = {Op.CLAMP_MIN, Op.CLAMP_MAX}
 
 _MOVED = frozenset({Op.CAST, Op.WHERE, Op.ABS, Op.EQ, Op.NE, Op.COPY})
 """Pointwise operations that torch has of 8-bit floats as well."""
@@ -31,3 +40,23 @@ def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
 def no_arithmetic(name: str, dtype: DType) -> TraceError:
     """The error of a function that computes, given 8-bit floats."""
     return TraceError(f"{name} of {dtype}, which is only stored, moved and converted", mend="convert first: x.float()")
+
+
+def without_overflow(value: TracedTensor) -> TracedTensor:
+    """A value with NaN in place of what rounds to more than float8_e4m3fn holds; the value itself where it is clamped."""
+    if _is_clamped(value):
+        return value
+    tracer = value._tracer
+    if value._node.dtype in (DType.FLOAT64, DType.FLOAT8_E5M2) or not value._node.dtype.is_float:
+        value = tracer.add(Op.CAST, value, dtype=DType.FLOAT32)  # in which torch rounds first
+    is_above = tracer.add(Op.GT, tracer.add(Op.ABS, value), tracer.lift(_LAST_ROUNDED_DOWN))
+    return tracer.add(Op.WHERE, is_above, tracer.lift(float("nan")), value)
+
+
+def _is_clamped(value: TracedTensor) -> bool:
+    """True if numbers bound a value from both sides, so that float8_e4m3fn holds it."""
+    outer, nodes = value._node, value._tracer.builder.nodes
+    inner = nodes[outer.args[0]] if outer.op in _CLAMPS else outer
+    bounds = [nodes[node.args[1]] for node in (outer, inner) if node.op in _CLAMPS]
+    is_known = all(b.op is Op.CONSTANT and abs(b.number) <= _LAST_ROUNDED_DOWN for b in bounds)
+    return {outer.op, inner.op} == _CLAMPS and is_known

@@ -12,11 +12,10 @@ import torch
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
-from fusegen.lang import autocast
-from fusegen.lang.gradients import as_recorded
 from fusegen.lang.memory import Memory, require_current
-from fusegen.lang.places import here
+from fusegen.lang.modes import as_recorded, under_autocast
 from fusegen.lang.spaces import twins
+from fusegen.lang.user import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -107,7 +106,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     if "axis" in kwargs and "dim" not in kwargs:  # numpy's word for it, which torch accepts everywhere
         kwargs = {"dim" if key == "axis" else key: value for key, value in kwargs.items()}
     if is_any_autocast_enabled():
-        handler = autocast.followed(function, handler)
+        handler = under_autocast(function, handler)
     return located(name, handler, args, kwargs)
 
 

@@ -1,7 +1,15 @@
-"""Runs the user's function once on traced values; what comes back is the graph, and what was assumed on the way."""
+"""Runs the user's function once on traced values; what comes back is the graph, and what was assumed on the way.
+
+Functions of Python's ``math`` take run-time numbers while a trace runs: ``math.sqrt(1 - beta ** step)`` is arithmetic of the host
+at each call. They are C and ask for a float at once, so that they are replaced. To anybody who calls them with ordinary numbers
+(other threads too) they are as they were. A function that was imported by name is not replaced: it needs the number, and its value
+selects code.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,13 +32,13 @@ from fusegen.guards.changes import refuses_changes
 from fusegen.ir.graph import NO_SCALARS, Graph, ScalarProgram
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import simplify_dim
-from fusegen.lang import registry
+from fusegen.lang import RUNNING, registry
 from fusegen.lang.memory import require_filled
-from fusegen.lang.places import here, raised_at, returned_at
-from fusegen.lang.running import RUNNING
-from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.scalars import SymbolicSize, TracedScalar, computed
 from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import OPERATORS, SymbolicSize, TracedTensor
+from fusegen.lang.user import here, raised_at, returned_at
+from fusegen.lang.values import OPERATORS, TracedTensor
+from fusegen.threads import new_lock
 
 Structure: TypeAlias = TreeSpec
 """How the results of a function are put together of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
@@ -141,20 +149,11 @@ def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[s
 
 def _writes(name: str) -> bool:
     """Whether a method of torch's tensors writes to its first argument."""
-    if name.startswith("__"):
-        return name in ("__setitem__", "__set__") or (
-            name.startswith("__i") and name.removeprefix("__i").removesuffix("__") in _WRITING
-        )
-    return name.endswith("_") and not name.endswith("__")
+    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
 
 
-_WRITING = frozenset(
-    {"__setitem__", "__set__"}
-    | {
-        f"__i{name}__"
-        for name in ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
-    }
-)
+_OPERATORS = "add sub mul truediv div floordiv mod pow and or xor lshift rshift"
+_WRITING = frozenset({"__setitem__", "__set__"} | {f"__i{name}__" for name in _OPERATORS.split()})
 _DRAWING = frozenset({"randperm", "multinomial", "poisson", "random_", "cauchy_", "geometric_", "log_normal_"})
 
 
@@ -276,3 +275,81 @@ def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> Trac
         what = "the kernel returns a number, not a tensor"
         raise TraceError(what, where=returned_at(function), mend="return a tensor that depends on an input")
     return result if shape == result._node.shape else tracer.add(Op.RESHAPE, result, shape=shape)
+
+
+# Python's math.
+
+_OPS = {
+    "sqrt": Op.SQRT,
+    "exp": Op.EXP,
+    "expm1": Op.EXPM1,
+    "log1p": Op.LOG1P,
+    "log2": Op.LOG2,
+    "sin": Op.SIN,
+    "cos": Op.COS,
+    "tanh": Op.TANH,
+    "erf": Op.ERF,
+}
+_ORIGINALS: dict[str, Callable[..., Any]] = {}
+_LOCK = new_lock()
+_traces = 0
+
+
+def _of(op: Op) -> Callable[..., Any]:
+    return lambda x: computed(op, x)
+
+
+def _log(x: Any, base: Any = None) -> Any:
+    return computed(Op.LOG, x) if base is None else computed(Op.LOG, x) / math.log(base)
+
+
+_TRACED: dict[str, Callable[..., Any]] = {name: _of(op) for name, op in _OPS.items()} | {
+    "log": _log,
+    "pow": lambda x, y: (x * 1.0) ** y,
+    "fabs": lambda x: abs(x * 1.0),
+    "isnan": lambda x: x != x,
+    "isinf": lambda x: abs(x) == math.inf,
+    "isfinite": lambda x: abs(x) < math.inf,
+}
+"""By name in ``math``; the first argument is a traced scalar."""
+
+
+@contextmanager
+def traced_math() -> Iterator[None]:
+    """While it lasts, functions of ``math`` take run-time numbers."""
+    global _traces
+    with _LOCK:
+        _traces += 1
+        if _traces == 1:
+            _replace()
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _traces -= 1
+            if not _traces:
+                for name, function in _ORIGINALS.items():
+                    setattr(math, name, function)
+
+
+def _replace() -> None:
+    for name, traced in _TRACED.items():
+        _ORIGINALS[name] = getattr(math, name)
+        setattr(math, name, _wrapped(_ORIGINALS[name], traced))
+
+
+def _wrapped(function: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        first = _number(args[0]) if args else None
+        return function(*args) if first is None else traced(first, *args[1:])
+
+    return call
+
+
+def _number(value: Any) -> TracedScalar | None:
+    """A run-time number; None of a Python number and of anything else."""
+    if type(value) is SymbolicSize:
+        value.tracer.require_literal_feature(value.expr)
+        return value.tracer.scalar(value)
+    return value if type(value) is TracedScalar else None

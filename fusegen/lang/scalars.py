@@ -1,4 +1,4 @@
-"""Run-time numbers in a traced function: parameters that are ints or floats, sizes in arithmetic with floats, what is made of them.
+"""Run-time numbers in a traced function: parameters that are ints or floats, sizes, what is made of them.
 
 A `TracedScalar` does as a Python number does. Arithmetic with numbers becomes weak nodes, which the host evaluates at each call
 (`passes.hoist`). A comparison is decided by the value that it has in this call, and becomes a condition of the variant. What needs
@@ -8,36 +8,25 @@ the number itself (``math.sqrt(s)``, ``f"{s}"``, ``range(n)``) asks for the trac
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import numpy as np
+import sympy
 import torch
 
+from fusegen.errors import TraceError
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim
+from fusegen.ir.scalar_program import operation
+from fusegen.ir.symbolic import Dim, same, simplify_dim
 from fusegen.lang import registry
+from fusegen.lang.needs import NeedsSize, NeedsStatic
+from fusegen.lang.user import here, is_shown_to_user
 
 if TYPE_CHECKING:
     from fusegen.lang.tracer import Tracer
-
-
-class NeedsStatic(Exception):
-    """Run-time scalars are used where only a number will do; whoever traces starts again with their values."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-        super().__init__(", ".join(names))
-
-
-class NeedsSize(NeedsStatic):
-    """Run-time ints are used as sizes; whoever traces starts again with symbols in their place."""
-
-
-class NeedsTie(NeedsStatic):
-    """Ints that are used as sizes must equal other sizes, as they do in this call; whoever traces starts again with one symbol for
-    those that are equal."""
 
 
 class _Traced(Protocol):
@@ -259,3 +248,235 @@ for _name in _NEED_THE_NUMBER:
     setattr(TracedScalar, f"__{_name}__", TracedScalar.number)
 for _name, _op in {"neg": Op.NEG, "abs": Op.ABS}.items():
     setattr(TracedScalar, f"__{_name}__", _unary(_op))
+
+
+# Sizes.
+
+
+def stale() -> TraceError:
+    """The error of a value that is used outside of the trace that it belongs to."""
+    return TraceError(
+        "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and means "
+        "nothing afterwards",
+        where=here(),
+        mend="return it from the kernel, and store what the call gives",
+    )
+
+
+_INT = type("int", (int, torch.SymInt), {})
+"""What a size says it is while it is traced: `torch.arange` and others look for nothing but numbers and torch's own sizes."""
+
+
+class SymbolicSize:
+    """A run-time size in a traced function. Arithmetic stays symbolic; a comparison becomes a guard of the variant."""
+
+    def __init__(self, tracer: Tracer, expr: sympy.Expr) -> None:
+        self.tracer = tracer
+        self.expr = expr
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class that ``isinstance`` sees: torch's sizes are ints."""
+        return int if self.tracer.finished else _INT
+
+    def _size(self, value: Dim) -> int | SymbolicSize:
+        return self.tracer.size(simplify_dim(value))
+
+    def __add__(self, other: object) -> Any:
+        return self._number(Op.ADD, torch.add, other) if self._is_value(other) else self._size(self.expr + dim_of(other))
+
+    def __sub__(self, other: object) -> Any:
+        return self._number(Op.SUB, torch.sub, other) if self._is_value(other) else self._size(self.expr - dim_of(other))
+
+    def __rsub__(self, other: object) -> Any:
+        return (
+            self._number(Op.SUB, torch.sub, other, swapped=True) if self._is_value(other) else self._size(dim_of(other) - self.expr)
+        )
+
+    def __mul__(self, other: object) -> Any:
+        return self._number(Op.MUL, torch.mul, other) if self._is_value(other) else self._size(self.expr * dim_of(other))
+
+    def __floordiv__(self, other: object) -> Any:
+        if self._is_value(other):
+            return self._number(Op.FLOOR_DIVIDE, torch.floor_divide, other)
+        return self._size(self.tracer.divide(self.expr, dim_of(other)))
+
+    def __mod__(self, other: object) -> Any:
+        return self._number(Op.REMAINDER, torch.remainder, other) if self._is_value(other) else self - self // other * other
+
+    def __rfloordiv__(self, other: object) -> Any:
+        if self._is_value(other):
+            return self._number(Op.FLOOR_DIVIDE, torch.floor_divide, other, swapped=True)
+        return self._size(self.tracer.divide(dim_of(other), self.expr))
+
+    def __rmod__(self, other: object) -> Any:
+        if self._is_value(other):
+            return self._number(Op.REMAINDER, torch.remainder, other, swapped=True)
+        return other - other // self * self  # a size or an int
+
+    def __divmod__(self, other: object) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: object) -> tuple[Any, Any]:
+        return other // self, other % self
+
+    def __truediv__(self, other: object) -> Any:
+        return self._number(Op.DIV, torch.div, other)
+
+    def __rtruediv__(self, other: object) -> Any:
+        return self._number(Op.DIV, torch.div, other, swapped=True)
+
+    def __pow__(self, other: object) -> Any:
+        return self._number(Op.POW, torch.pow, other)
+
+    def __rpow__(self, other: object) -> Any:
+        return other ** int(self)  # type: ignore[operator]
+
+    def __neg__(self) -> Any:
+        return self._size(-self.expr)
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    def bit_length(self) -> int:
+        """As of an int, whose value the variant is then bound to."""
+        return int(self).bit_length()
+
+    def _number(self, op: Op, function: Callable[..., Any], other: object, *, swapped: bool = False) -> Any:
+        """A function of the size as a number: a feature extent becomes literal, another size a run-time number."""
+        self.tracer.require_literal_feature(self.expr)
+        if isinstance(other, np.generic):  # numpy has rules of its own
+            return operation(op)(other, int(self)) if swapped else operation(op)(int(self), other)
+        size, number = self.tracer.scalar(self), self.tracer.as_scalar(_plain(other))
+        if number is None:
+            return registry.call(function, (other, size) if swapped else (size, other), {})
+        return computed(op, *((number, size) if swapped else (size, number)))
+
+    def _is_value(self, other: object) -> bool:
+        """True if arithmetic with it gives a number of the kernel, not another size."""
+        return isinstance(other, (bool, float, np.generic, TracedScalar)) or self.tracer.is_tensor(other)
+
+    @property
+    def _as_number(self) -> Any:
+        """The size as a scalar, which compares with any number."""
+        return self.tracer.scalar(self)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __eq__(self, other: object) -> bool:
+        other = _plain(other)
+        if isinstance(other, (float, TracedScalar)):
+            return bool(self._as_number == other)
+        if not isinstance(other, (int, SymbolicSize)):
+            return NotImplemented
+        return same(self.expr, dim_of(other)) or self.tracer.decide(sympy.Eq(self.expr, dim_of(other)))
+
+    def __lt__(self, other: object) -> bool:
+        other = _plain(other)
+        if self._is_value(other):
+            return cast(bool, self._as_number < other)
+        return self.tracer.decide(sympy.Lt(self.expr, dim_of(other)))
+
+    def __le__(self, other: object) -> bool:
+        other = _plain(other)
+        if self._is_value(other):
+            return cast(bool, self._as_number <= other)
+        return self.tracer.decide(sympy.Le(self.expr, dim_of(other)))
+
+    def __gt__(self, other: object) -> bool:
+        other = _plain(other)
+        if self._is_value(other):
+            return cast(bool, self._as_number > other)
+        return self.tracer.decide(sympy.Gt(self.expr, dim_of(other)))
+
+    def __ge__(self, other: object) -> bool:
+        other = _plain(other)
+        if self._is_value(other):
+            return cast(bool, self._as_number >= other)
+        return self.tracer.decide(sympy.Ge(self.expr, dim_of(other)))
+
+    def __sym_max__(self, other: object) -> Any:
+        """What ``torch.sym_max`` asks a size for."""
+        return self if self >= other else other
+
+    def __sym_min__(self, other: object) -> Any:
+        """What ``torch.sym_min`` asks a size for."""
+        return self if self <= other else other
+
+    def __hash__(self) -> int:
+        """That of the number, which it equals: the variant is then good for this value only."""
+        return hash(int(self))
+
+    def __index__(self) -> int:
+        """The size as a number: the variant is then good for this value only."""
+        return self.tracer.specialize(self.expr)
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        """The size as a number, as a scale such as 1/√d needs it: a feature extent becomes literal."""
+        self.tracer.require_literal_feature(self.expr)
+        self.tracer.require_no_parameter(self.expr)
+        raise TraceError(
+            f"the run-time size {self.expr} is used as a number",
+            where=here(),
+            mend="compute from a literal size (the last dim), or pass the number as a scalar parameter",
+        )
+
+    def __repr__(self) -> str:
+        return str(self._shown)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._shown, spec) if spec else str(self._shown)
+
+    @property
+    def _shown(self) -> Dim:
+        """The number, in texts of the user's, which may also select code: the variant is then good for this value only. The formula
+        in texts of ours, and where no value is known."""
+        is_known = not self.tracer.finished and {str(symbol) for symbol in self.expr.free_symbols} <= self.tracer.hints.keys()
+        return int(self) if is_known and is_shown_to_user() else self.expr
+
+
+def _on_bits(function: Callable[[Any, Any], int], *, swapped: bool = False) -> Callable[[SymbolicSize, Any], int]:
+    """An operation on a size's bits, of which nothing is symbolic: the variant is then good for this value only."""
+
+    def apply(self: SymbolicSize, other: Any) -> int:
+        return function(other, int(self)) if swapped else function(int(self), other)
+
+    return apply
+
+
+for _name in ("and_", "or_", "xor", "lshift", "rshift"):
+    _bits = getattr(operator, _name)
+    setattr(SymbolicSize, f"__{_name.strip('_')}__", _on_bits(_bits))
+    setattr(SymbolicSize, f"__r{_name.strip('_')}__", _on_bits(_bits, swapped=True))
+
+
+def _plain(value: object) -> object:
+    """A number as Python has it: bools and numpy's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return int(value) if isinstance(value, bool) else value
+
+
+def dim_of(value: object) -> Dim:
+    """A size as the graph writes it.
+
+    Raises:
+        TraceError: when the value is no size.
+    """
+    if isinstance(value, SymbolicSize):
+        if value.tracer.finished:
+            raise stale()
+        return value.expr
+    if isinstance(value, TracedScalar):
+        value.as_size()
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    if hasattr(value, "require_static"):  # of a traced tensor
+        value.require_static()
+        raise TraceError("a tensor is used as a size", where=here(), mend="use an int or a size of a traced tensor")
+    raise TraceError(f"{value!r} is no size", where=here(), mend="use an int or a size of a traced tensor")

@@ -20,19 +20,13 @@ from fusegen.ir.infer import MismatchError, broadcast
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
-from fusegen.lang.argument import Argument
-from fusegen.lang.float8 import require_wide
+from fusegen.lang.float8 import require_wide, without_overflow
 from fusegen.lang.memory import Memory, lies_in, require_current, require_filled, store
-from fusegen.lang.places import here, location
-from fusegen.lang.scalars import NeedsStatic, NeedsTie, TracedScalar
-from fusegen.lang.tensors import StrongTracedTensor
-from fusegen.lang.values import SymbolicSize, TracedTensor, stale
+from fusegen.lang.needs import NeedsLiteral, NeedsStatic, NeedsTie, sum_of
+from fusegen.lang.scalars import SymbolicSize, TracedScalar, stale
+from fusegen.lang.user import Argument, here, location
+from fusegen.lang.values import StrongTracedTensor, TracedTensor
 from fusegen.program.numbers import ERRORS
-
-_LAST_ROUNDED_DOWN = 464.0
-"""The largest number that rounds to 448, the largest one of float8_e4m3fn."""
-
-_CLAMPS = {Op.CLAMP_MIN, Op.CLAMP_MAX}
 
 _OF_NUMBERS = frozenset(
     {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
@@ -63,29 +57,6 @@ class Outside(Protocol):
 
     def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
         """Takes note of what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
-
-
-class NeedsLiteral(Exception):
-    """A size must be literal for what the function does with it; whoever traces starts again with it so."""
-
-    def __init__(self, size: str) -> None:
-        self.size = size
-        super().__init__(size)
-
-
-class NeedsSum(Exception):
-    """A size must be the sum of others, as it is in this call; whoever traces starts again with it so.
-
-    Args:
-        size: the name of a size, or the extent of a literal dim.
-        parts: names of sizes.
-        number: what is added to them.
-        otherwise: what is needed where no dim of a parameter is that size.
-    """
-
-    def __init__(self, size: str | int, parts: tuple[str, ...], number: int, otherwise: Exception) -> None:
-        self.size, self.parts, self.number, self.otherwise = size, parts, number, otherwise
-        super().__init__(size)
 
 
 class Tracer:
@@ -194,7 +165,7 @@ class Tracer:
                 require_filled(operand)
         require_wide(op, [a._node.dtype for a in args])
         if op is Op.CAST and attrs["dtype"] is DType.FLOAT8_E4M3FN and not SATURATES:
-            args = (self._without_overflow(args[0]),)
+            args = (without_overflow(args[0]),)
         positions = [self._operand(op, a) for a in args]
         numbers = {name: value for name, value in attrs.items() if name in op.row.numbers and type(value) is TracedScalar}
         if numbers:
@@ -211,23 +182,6 @@ class Tracer:
         if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
             raise TraceError(f"{op.row.name} of bool", where=here(), mend="convert to a number dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
-
-    def _without_overflow(self, value: TracedTensor) -> TracedTensor:
-        """A value with NaN in place of what rounds to more than float8_e4m3fn holds; the value itself where it is clamped."""
-        if self._is_clamped(value):
-            return value
-        if value._node.dtype in (DType.FLOAT64, DType.FLOAT8_E5M2) or not value._node.dtype.is_float:
-            value = self.add(Op.CAST, value, dtype=DType.FLOAT32)  # in which torch rounds first
-        is_above = self.add(Op.GT, self.add(Op.ABS, value), self.lift(_LAST_ROUNDED_DOWN))
-        return self.add(Op.WHERE, is_above, self.lift(float("nan")), value)
-
-    def _is_clamped(self, value: TracedTensor) -> bool:
-        """True if numbers bound a value from both sides, so that float8_e4m3fn holds it."""
-        outer = value._node
-        inner = self.builder.nodes[outer.args[0]] if outer.op in _CLAMPS else outer
-        bounds = [self.builder.nodes[node.args[1]] for node in (outer, inner) if node.op in _CLAMPS]
-        is_known = all(b.op is Op.CONSTANT and abs(b.number) <= _LAST_ROUNDED_DOWN for b in bounds)
-        return {outer.op, inner.op} == _CLAMPS and is_known
 
     def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> Memory | None:
         """The memory in which a new value lies, if it is one that exists already."""
@@ -494,7 +448,7 @@ class Tracer:
                 return
         need = self._literal_need(list(itertools.chain(*sizes)))
         if need is not None:
-            self.start_again(next((each for pair in sizes if (each := _sum_of(*pair, need)) is not None), need))
+            self.start_again(next((each for pair in sizes if (each := sum_of(*pair, need)) is not None), need))
 
     def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]
@@ -505,22 +459,6 @@ class Tracer:
                 mend="lower with example tensors, or avoid branching on this size",
             )
         return {s.name: self.hints[s.name] for s in expr.free_symbols}
-
-
-def _sum_of(one: Dim, other: Dim, otherwise: NeedsLiteral) -> NeedsSum | None:
-    """The need for one of two different sizes to be what the other is; None where neither can be: a literal that equals one symbol
-    is a coincidence, or a feature's extent."""
-    for size, total in ((other, one), (one, other)):
-        terms = sympy.Add.make_args(sympy.sympify(total))
-        parts = tuple(str(term) for term in terms if term.is_Symbol)
-        numbers = [int(term) for term in terms if term.is_Integer]
-        if one == other or not parts or len(parts) + len(numbers) < len(terms) or str(size) in parts:
-            continue
-        if getattr(size, "is_Symbol", False):
-            return NeedsSum(str(size), parts, sum(numbers), otherwise)
-        if literal(size) is not None and len(terms) > 1:
-            return NeedsSum(int(size), parts, sum(numbers), otherwise)
-    return None
 
 
 def _require_numbers(values: Iterable[object]) -> None:

@@ -1,261 +1,33 @@
-"""What a traced function sees: tensors without values, and sizes without numbers.
+"""Traced tensors: what a function sees in the place of a caller's tensors, without values.
 
-`TracedTensor` implements ``__torch_function__`` and Tensor's operators and methods; each call is looked up in the table
-of `lang.registry` and becomes nodes of the graph. Everything that would need a value is an error that names the line.
+`TracedTensor` implements ``__torch_function__`` and Tensor's operators and methods; each call is looked up in the table of
+`lang.registry` and becomes nodes of the graph. Everything that would need a value is an error that names the line.
+
+`StrongTracedTensor` is a real ``torch.Tensor`` as well, so that ``isinstance`` answers as it does without a kernel. The tensor
+underneath is empty and never asked for anything. Members of ``torch.Tensor`` are replaced one by one, as torch's own would first
+read their arguments, among which a run-time size is no number; what still reaches torch's operations is refused.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import sympy
 import torch
 
-from fusegen.errors import DimError, IndexRangeError, TraceError, UnsupportedError
+from fusegen.errors import DimError, IndexRangeError, ShapeError, TraceError, UnsupportedError
 from fusegen.ir.graph import Node
-from fusegen.ir.ops import Op
-from fusegen.ir.scalar_program import operation
-from fusegen.ir.symbolic import Dim, product, same, simplify_dim
+from fusegen.ir.symbolic import product, same, simplify_dim
 from fusegen.lang import registry
-from fusegen.lang.memory import Memory
-from fusegen.lang.places import here, is_shown_to_user
-from fusegen.lang.scalars import TracedScalar, computed, require_static
+from fusegen.lang.memory import Memory, overwrite
+from fusegen.lang.scalars import SymbolicSize, TracedScalar, require_static, stale
+from fusegen.lang.user import here
 
 if TYPE_CHECKING:
-    from fusegen.lang.argument import Argument
     from fusegen.lang.tracer import Tracer
-
-
-def stale() -> TraceError:
-    """The error of a value that is used outside of the trace that it belongs to."""
-    return TraceError(
-        "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and means "
-        "nothing afterwards",
-        where=here(),
-        mend="return it from the kernel, and store what the call gives",
-    )
-
-
-_INT = type("int", (int, torch.SymInt), {})
-"""What a size says it is while it is traced: `torch.arange` and others look for nothing but numbers and torch's own sizes."""
-
-
-class SymbolicSize:
-    """A run-time size in a traced function. Arithmetic stays symbolic; a comparison becomes a guard of the variant."""
-
-    def __init__(self, tracer: Tracer, expr: sympy.Expr) -> None:
-        self.tracer = tracer
-        self.expr = expr
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """The class that ``isinstance`` sees: torch's sizes are ints."""
-        return int if self.tracer.finished else _INT
-
-    def _size(self, value: Dim) -> int | SymbolicSize:
-        return self.tracer.size(simplify_dim(value))
-
-    def __add__(self, other: object) -> Any:
-        return self._number(Op.ADD, torch.add, other) if _is_value(other) else self._size(self.expr + dim_of(other))
-
-    def __sub__(self, other: object) -> Any:
-        return self._number(Op.SUB, torch.sub, other) if _is_value(other) else self._size(self.expr - dim_of(other))
-
-    def __rsub__(self, other: object) -> Any:
-        return self._number(Op.SUB, torch.sub, other, swapped=True) if _is_value(other) else self._size(dim_of(other) - self.expr)
-
-    def __mul__(self, other: object) -> Any:
-        return self._number(Op.MUL, torch.mul, other) if _is_value(other) else self._size(self.expr * dim_of(other))
-
-    def __floordiv__(self, other: object) -> Any:
-        if _is_value(other):
-            return self._number(Op.FLOOR_DIVIDE, torch.floor_divide, other)
-        return self._size(self.tracer.divide(self.expr, dim_of(other)))
-
-    def __mod__(self, other: object) -> Any:
-        return self._number(Op.REMAINDER, torch.remainder, other) if _is_value(other) else self - self // other * other
-
-    def __rfloordiv__(self, other: object) -> Any:
-        if _is_value(other):
-            return self._number(Op.FLOOR_DIVIDE, torch.floor_divide, other, swapped=True)
-        return self._size(self.tracer.divide(dim_of(other), self.expr))
-
-    def __rmod__(self, other: object) -> Any:
-        if _is_value(other):
-            return self._number(Op.REMAINDER, torch.remainder, other, swapped=True)
-        return other - other // self * self  # a size or an int
-
-    def __divmod__(self, other: object) -> tuple[Any, Any]:
-        return self // other, self % other
-
-    def __rdivmod__(self, other: object) -> tuple[Any, Any]:
-        return other // self, other % self
-
-    def __truediv__(self, other: object) -> Any:
-        return self._number(Op.DIV, torch.div, other)
-
-    def __rtruediv__(self, other: object) -> Any:
-        return self._number(Op.DIV, torch.div, other, swapped=True)
-
-    def __pow__(self, other: object) -> Any:
-        return self._number(Op.POW, torch.pow, other)
-
-    def __rpow__(self, other: object) -> Any:
-        return other ** int(self)  # type: ignore[operator]
-
-    def __neg__(self) -> Any:
-        return self._size(-self.expr)
-
-    def __abs__(self) -> Any:
-        return self if self >= 0 else -self
-
-    def bit_length(self) -> int:
-        """As of an int, whose value the variant is then bound to."""
-        return int(self).bit_length()
-
-    def _number(self, op: Op, function: Callable[..., Any], other: object, *, swapped: bool = False) -> Any:
-        """A function of the size as a number: a feature extent becomes literal, another size a run-time number."""
-        self.tracer.require_literal_feature(self.expr)
-        if isinstance(other, np.generic):  # numpy has rules of its own
-            return operation(op)(other, int(self)) if swapped else operation(op)(int(self), other)
-        size, number = self.tracer.scalar(self), self.tracer.as_scalar(_plain(other))
-        if number is None:
-            return registry.call(function, (other, size) if swapped else (size, other), {})
-        return computed(op, *((number, size) if swapped else (size, number)))
-
-    @property
-    def _as_number(self) -> Any:
-        """The size as a scalar, which compares with any number."""
-        return self.tracer.scalar(self)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __bool__(self) -> bool:
-        return self != 0
-
-    def __eq__(self, other: object) -> bool:
-        other = _plain(other)
-        if isinstance(other, (float, TracedScalar)):
-            return bool(self._as_number == other)
-        if not isinstance(other, (int, SymbolicSize)):
-            return NotImplemented
-        return same(self.expr, dim_of(other)) or self.tracer.decide(sympy.Eq(self.expr, dim_of(other)))
-
-    def __lt__(self, other: object) -> bool:
-        other = _plain(other)
-        if _is_value(other):
-            return cast(bool, self._as_number < other)
-        return self.tracer.decide(sympy.Lt(self.expr, dim_of(other)))
-
-    def __le__(self, other: object) -> bool:
-        other = _plain(other)
-        if _is_value(other):
-            return cast(bool, self._as_number <= other)
-        return self.tracer.decide(sympy.Le(self.expr, dim_of(other)))
-
-    def __gt__(self, other: object) -> bool:
-        other = _plain(other)
-        if _is_value(other):
-            return cast(bool, self._as_number > other)
-        return self.tracer.decide(sympy.Gt(self.expr, dim_of(other)))
-
-    def __ge__(self, other: object) -> bool:
-        other = _plain(other)
-        if _is_value(other):
-            return cast(bool, self._as_number >= other)
-        return self.tracer.decide(sympy.Ge(self.expr, dim_of(other)))
-
-    def __sym_max__(self, other: object) -> Any:
-        """What ``torch.sym_max`` asks a size for."""
-        return self if self >= other else other
-
-    def __sym_min__(self, other: object) -> Any:
-        """What ``torch.sym_min`` asks a size for."""
-        return self if self <= other else other
-
-    def __hash__(self) -> int:
-        """That of the number, which it equals: the variant is then good for this value only."""
-        return hash(int(self))
-
-    def __index__(self) -> int:
-        """The size as a number: the variant is then good for this value only."""
-        return self.tracer.specialize(self.expr)
-
-    __int__ = __index__
-
-    def __float__(self) -> float:
-        """The size as a number, as a scale such as 1/√d needs it: a feature extent becomes literal."""
-        self.tracer.require_literal_feature(self.expr)
-        self.tracer.require_no_parameter(self.expr)
-        raise TraceError(
-            f"the run-time size {self.expr} is used as a number",
-            where=here(),
-            mend="compute from a literal size (the last dim), or pass the number as a scalar parameter",
-        )
-
-    def __repr__(self) -> str:
-        return str(self._shown)
-
-    def __format__(self, spec: str) -> str:
-        return format(self._shown, spec) if spec else str(self._shown)
-
-    @property
-    def _shown(self) -> Dim:
-        """The number, in texts of the user's, which may also select code: the variant is then good for this value only. The formula
-        in texts of ours, and where no value is known."""
-        is_known = not self.tracer.finished and {str(symbol) for symbol in self.expr.free_symbols} <= self.tracer.hints.keys()
-        return int(self) if is_known and is_shown_to_user() else self.expr
-
-
-def _on_bits(function: Callable[[Any, Any], int], *, swapped: bool = False) -> Callable[[SymbolicSize, Any], int]:
-    """An operation on a size's bits, of which nothing is symbolic: the variant is then good for this value only."""
-
-    def apply(self: SymbolicSize, other: Any) -> int:
-        return function(other, int(self)) if swapped else function(int(self), other)
-
-    return apply
-
-
-for _name in ("and_", "or_", "xor", "lshift", "rshift"):
-    _bits = getattr(operator, _name)
-    setattr(SymbolicSize, f"__{_name.strip('_')}__", _on_bits(_bits))
-    setattr(SymbolicSize, f"__r{_name.strip('_')}__", _on_bits(_bits, swapped=True))
-
-
-def _plain(value: object) -> object:
-    """A number as Python has it: bools and numpy's."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return int(value) if isinstance(value, bool) else value
-
-
-def _is_value(value: object) -> bool:
-    """Whether arithmetic with a size gives a number of the kernel, not another size."""
-    return isinstance(value, (bool, float, np.generic, TracedScalar, TracedTensor, torch.Tensor))
-
-
-def dim_of(value: object) -> Dim:
-    """A size as the graph writes it.
-
-    Raises:
-        TraceError: when the value is no size.
-    """
-    if isinstance(value, SymbolicSize):
-        if value.tracer.finished:
-            raise stale()
-        return value.expr
-    if isinstance(value, TracedScalar):
-        value.as_size()
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return int(value)
-    if isinstance(value, TracedTensor):
-        value.require_static()
-        raise TraceError("a tensor is used as a size", where=here(), mend="use an int or a size of a traced tensor")
-    raise TraceError(f"{value!r} is no size", where=here(), mend="use an int or a size of a traced tensor")
+    from fusegen.lang.user import Argument
 
 
 class TracedTensor:
@@ -517,3 +289,150 @@ class Shape(tuple[Any, ...]):
 
     def __repr__(self) -> str:
         return f"torch.Size([{', '.join(map(repr, self))}])"
+
+
+_EMPTY = torch.empty(0, device="meta")
+
+
+class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,override]
+    """A tensor of the traced function; a number of it, which is weak, is a `TracedTensor` alone."""
+
+    def __new__(cls, *_: object) -> StrongTracedTensor:
+        """A tensor for torch to recognise."""
+        return torch.Tensor._make_subclass(cls, _EMPTY)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class that ``isinstance`` sees: that of the caller's tensor; what the function computes is a plain tensor."""
+        return torch.Tensor if self._argument is None else self._argument.type
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> NoReturn:
+        """Refuses what torch computes without asking ``__torch_function__``.
+
+        Raises:
+            UnsupportedError: always; there are no elements.
+        """
+        raise UnsupportedError(
+            f"torch's {func} needs a tensor's elements while tracing, when there are none",
+            where=here(),
+            mend="write it with torch's functions and operators, or call it outside of the kernel",
+        )
+
+    def __copy__(self) -> TracedTensor:
+        """The value itself, as torch has it."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> TracedTensor:
+        """A value that no write to a parameter changes."""
+        return registry.call(torch.clone, (self,), {}) if self._memory.declared else self
+
+    def __format__(self, spec: str) -> str:
+        """As it prints; a number's format needs a number.
+
+        Raises:
+            UnsupportedError: with a format.
+        """
+        return format(repr(self), spec) if not spec else self._refused(f"the format {spec!r} of a tensor")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Sets an attribute that torch's tensors do not have.
+
+        Raises:
+            UnsupportedError: for those that they have, and of an argument, which is the caller's.
+        """
+        own = vars(self)
+        if name not in own and (own.get("_argument") is not None or hasattr(torch.Tensor, name)) and not name.startswith("__"):
+            self._refused(f"setting Tensor.{name}")
+        object.__setattr__(self, name, value)
+
+    def _refused(self, what: str) -> NoReturn:
+        raise UnsupportedError(f"{what} cannot be traced", where=here(), mend="use functions of the tensor's values and sizes")
+
+    # What is the same for every tensor of a kernel: dense, without a history of gradients.
+
+    data = property(lambda self: registry.call(torch.Tensor.detach, (self,), {}))
+    real = property(lambda self: self)
+    layout = property(lambda self: torch.strided)
+    is_cpu = property(lambda self: self.device.type == "cpu")
+    itemsize = property(TracedTensor.element_size)
+    nbytes = property(lambda self: self.numel() * self.element_size())
+    H = property(
+        lambda self: registry.call(torch.Tensor.t, (self,), {}) if self.ndim in (0, 2) else self._refused("H of no matrix")
+    )
+    mH = TracedTensor.mT
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: TracedTensor, *args: Any, **kwargs: Any) -> Any:
+        return registry.call(function, (self, *args), kwargs)
+
+    return call
+
+
+def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: assigned(name, self, registry.call(function, (self, other), {}))
+
+
+def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTensor:
+    """An operation in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean.
+
+    Args:
+        name: of the operation.
+        target: the tensor, which is given back.
+        result: what the operation gives.
+
+    Raises:
+        TraceError: the tensor's dtype does not hold the result.
+        ShapeError: the result has another shape.
+        UnsupportedError: the tensor is a parameter that the kernel does not declare to write to.
+    """
+    if not torch.can_cast(result.dtype, target.dtype):
+        what = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
+        raise TraceError(what, where=here(), mend="write x = x + y, or convert an operand, as torch asks as well")
+    shapes = result._node.shape, target._node.shape
+    if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
+        what = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
+        raise ShapeError(what, where=here(), mend="write x = x + y")
+    overwrite(target, registry.call(torch.Tensor.to, (result, target.dtype), {}))
+    return target
+
+
+def _refusal(name: str) -> property:
+    return property(lambda self: self._refused(f"Tensor.{name}"))
+
+
+def _never() -> property:
+    return property(lambda self: False)
+
+
+_SORTS = """
+    is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu
+    retains_grad
+"""
+"""What no tensor of a kernel is."""
+
+_NEVER = frozenset(_SORTS.split())
+_SPECIAL = """
+    __array__ __complex__ __contains__ __cuda_array_interface__ __delitem__ __dlpack__ __dlpack_device__ __pos__ __reduce_ex__
+    __reversed__
+"""
+"""Members with underscores that torch does not ask ``__torch_function__`` about as we want it."""
+
+_OTHERS = frozenset(_SPECIAL.split())
+
+
+def _replaced(name: str) -> Any:
+    """What stands for a member of torch's tensors."""
+    member = getattr(torch.Tensor, name)
+    return _method(member) if callable(member) else _never() if name in _NEVER else _refusal(name)
+
+
+for _name in dir(torch.Tensor):
+    if (_name in _OTHERS or not _name.startswith("__")) and _name not in {*vars(StrongTracedTensor), *vars(TracedTensor)}:
+        setattr(StrongTracedTensor, _name, _replaced(_name))
+for _name, _function in BINARY_OPERATORS.items():
+    if _name != "matmul":  # which torch does not have in place
+        setattr(StrongTracedTensor, f"__i{_name}__", _in_place(_name, _function))

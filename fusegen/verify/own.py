@@ -17,7 +17,7 @@ from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceErro
 from fusegen.ir.formula import formula
 from fusegen.ir.reference import differentiate, evaluate
 from fusegen.ir.versions import owner
-from fusegen.lang.running import inlined
+from fusegen.lang import inlined
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property

@@ -14,7 +14,6 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, same, simplify_dim
-from fusegen.lang import autocast
 from fusegen.lang.functions import pointwise, reductions
 from fusegen.lang.functions.common import cast, dtype_of, each_dim, normalize_dim, numbers, sequence
 from fusegen.lang.functions.creation import iota, scalar_tensor
@@ -33,8 +32,10 @@ from fusegen.lang.functions.views import (
     unsqueeze,
     within,
 )
+from fusegen.lang.modes import autocasted
 from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor, dim_of
+from fusegen.lang.scalars import dim_of
+from fusegen.lang.values import TracedTensor
 
 _Border: TypeAlias = Callable[[TracedTensor, TracedTensor, int, Dim, int], TracedTensor]
 
@@ -192,7 +193,7 @@ def pad(input: TracedTensor, pad: Sequence[Any], mode: str = "constant", value: 
         raise ShapeError(text, mend="give two a dim, the last dim first")
     border = partial(_constant, value=value or 0) if mode == "constant" else _BORDERS[mode]
     kernel = getattr(torch._C._nn, f"{_KERNELS.get(mode)}_pad{len(pad) // 2}d", None)
-    (result,) = (input,) if kernel is None else autocast.operands(kernel, input)
+    (result,) = (input,) if kernel is None else autocasted(kernel, input)
     for number, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         result = _padded(result, input.ndim - 1 - number, (dim_of(before), dim_of(behind)), border)
     return own(result)

@@ -13,13 +13,14 @@ from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal, same, simplify_dim
-from fusegen.lang import autocast, registry
+from fusegen.lang import registry
 from fusegen.lang.functions import creation, pointwise
 from fusegen.lang.functions.arrangements import repeat_interleave
 from fusegen.lang.functions.common import cast, dtype_of, floats, tracer_of
 from fusegen.lang.functions.products import matmul, scaled
 from fusegen.lang.functions.random import dropped
 from fusegen.lang.functions.views import require_shape, transpose, unsqueeze
+from fusegen.lang.modes import autocasted
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -161,9 +162,9 @@ def _weighed(
     q: TracedTensor, k: TracedTensor, v: TracedTensor, mask: TracedTensor | None, dropout_p: float
 ) -> tuple[TracedTensor, TracedTensor]:
     """Attention and its weights, as they are after dropout; the queries are scaled before the product, as in torch."""
-    q, k = autocast.operands(torch.bmm, scaled(q, math.sqrt(1 / _literal_width(q))), k)
+    q, k = autocasted(torch.bmm, scaled(q, math.sqrt(1 / _literal_width(q))), k)
     if mask is not None:
-        (mask,) = autocast.operands(torch.baddbmm, mask)
+        (mask,) = autocasted(torch.baddbmm, mask)
     if mask is not None and mask.dtype is not q.dtype:
         raise TraceError(f"weights of attention with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", mend="convert it")
     scores = matmul(q, transpose(k, -2, -1))

@@ -18,9 +18,9 @@ from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import cast, check_device, unsupported_argument
 from fusegen.lang.functions.views import cat, own, reshaped, unsqueeze
 from fusegen.lang.registry import creates, implements
-from fusegen.lang.scalars import TracedScalar
+from fusegen.lang.scalars import SymbolicSize, TracedScalar, dim_of
 from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
+from fusegen.lang.values import TracedTensor
 
 _MOST_NUMBERS = 64  # in a list: each is a constant of its own
 

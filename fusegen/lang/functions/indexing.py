@@ -31,8 +31,9 @@ from fusegen.lang.functions.views import (
     unsqueeze,
 )
 from fusegen.lang.registry import implements
+from fusegen.lang.scalars import SymbolicSize, dim_of
 from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import SymbolicSize, TracedTensor, dim_of
+from fusegen.lang.values import TracedTensor
 
 
 def checked(index: TracedTensor, length: Dim, *, wraps: bool) -> TracedTensor:

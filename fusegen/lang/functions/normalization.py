@@ -20,7 +20,8 @@ from fusegen.lang.functions.pointwise import div, mul
 from fusegen.lang.functions.reductions import mean, reduced, var, vector_norm
 from fusegen.lang.functions.views import broadcast_tensors, chunk, reshape, reshaped
 from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor, dim_of
+from fusegen.lang.scalars import dim_of
+from fusegen.lang.values import TracedTensor
 
 
 @implements("softmax")

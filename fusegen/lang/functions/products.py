@@ -13,12 +13,12 @@ from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
-from fusegen.lang import autocast
 from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.arrangements import diagonal_of, roll
 from fusegen.lang.functions.common import cast, dtype_of, each_dim, floats, normalize_dim, numbers, setting, tracer_of
 from fusegen.lang.functions.reductions import reduced, vector_norm
 from fusegen.lang.functions.views import broadcast_tensors, permuted, reshaped, transpose, unsqueeze
+from fusegen.lang.modes import autocasted
 from fusegen.lang.registry import implements
 from fusegen.lang.values import TracedTensor
 
@@ -175,7 +175,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> TracedTensor:
     left = reshaped(permuted(x, (*kept_x, *of_x)), (simplify_dim(product([x._node.shape[d] for d in kept_x])), summed))
     right = reshaped(permuted(y, (*of_y, *kept_y)), (summed, simplify_dim(product([y._node.shape[d] for d in kept_y]))))
     if shape:  # else torch computes it by dot
-        left, right = autocast.operands(torch.mm, left, right)
+        left, right = autocasted(torch.mm, left, right)
     return reshaped(matmul(left, right), shape)
 
 
@@ -339,7 +339,7 @@ def _product(a: TracedTensor, in_a: str, b: TracedTensor, in_b: str, result: str
     left, right = _ordered(a, in_a, batch + rows + summed), _ordered(b, in_b, batch + summed + columns)
     of_a, of_b = (dict(zip(letters, x._node.shape, strict=True)) for letters, x in ((in_a, a), (in_b, b)))
     if summed:  # which torch computes by bmm
-        left, right = autocast.operands(torch.bmm, left, right)
+        left, right = autocasted(torch.bmm, left, right)
     sizes = of_a | {c: size for c, size in of_b.items() if c not in of_a or same(of_a[c], 1)}
     if summed and (rows or columns):
         x, y = _merged(left, of_a, [*batch, rows, summed]), _merged(right, of_b, [*batch, summed, columns])

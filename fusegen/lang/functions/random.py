@@ -25,12 +25,11 @@ from fusegen.lang.functions.normalization import softmax
 from fusegen.lang.functions.pointwise import add, mul, where
 from fusegen.lang.functions.reductions import argmax
 from fusegen.lang.functions.views import movedim
-from fusegen.lang.places import location
 from fusegen.lang.registry import creates, implements, located
-from fusegen.lang.scalars import TracedScalar
-from fusegen.lang.tensors import assigned
+from fusegen.lang.scalars import TracedScalar, dim_of
 from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import TracedTensor, dim_of
+from fusegen.lang.user import location
+from fusegen.lang.values import TracedTensor, assigned
 
 _STEPS = 1 << BITS
 _SEEDS = range(-(1 << 63), 1 << 63)

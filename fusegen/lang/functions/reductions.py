@@ -27,7 +27,8 @@ from fusegen.lang.functions.common import (
 from fusegen.lang.functions.creation import full_like
 from fusegen.lang.functions.views import movedim, reshaped
 from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor, dim_of
+from fusegen.lang.scalars import dim_of
+from fusegen.lang.values import TracedTensor
 
 Dims: TypeAlias = int | Sequence[int] | None
 

@@ -29,8 +29,7 @@ from fusegen.lang.functions.indexing import (
 from fusegen.lang.functions.views import holds, require_shape, reshaped, select, sliced
 from fusegen.lang.memory import overwrite, require_filled, with_value
 from fusegen.lang.registry import implements
-from fusegen.lang.tensors import assigned
-from fusegen.lang.values import TracedTensor
+from fusegen.lang.values import TracedTensor, assigned
 
 _ARITHMETIC = """
     add sub mul div multiply subtract divide true_divide floor_divide remainder fmod pow square sqrt rsqrt reciprocal
