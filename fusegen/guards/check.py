@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 import torch
 
 from fusegen.guards.conditions import Conditions
-from fusegen.guards.content import contents, is_a, is_opaque, matcher
 from fusegen.guards.counterparts import Counterparts
-from fusegen.guards.plain import has_identity, is_plain, same
-from fusegen.guards.slots import GONE, Kind, Read, Slot
+from fusegen.guards.places import GONE, Kind, Read, Slot
+from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same
 
 Found: TypeAlias = tuple[torch.Tensor, ...]
 _LASTING = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
