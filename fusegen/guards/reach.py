@@ -248,10 +248,8 @@ class Reach:
     def _elements(self, container: Any, places: tuple[object, ...], name: str) -> None:
         for place in places:
             slot = Slot(container, Kind.LENGTH) if place is None else Slot(container, Kind.ITEM, place)
-            try:
+            with contextlib.suppress(LookupError):  # which the function meets as well
                 self._notes.note(slot, slot.get(), f"{name}_{place}")
-            except LookupError:  # which the function meets as well
-                continue
 
     def _ask(self, name: str) -> None:
         """Notes what torch says of itself."""

@@ -295,15 +295,11 @@ _LOCK = new_lock()
 _traces = 0
 
 
-def _of(op: Op) -> Callable[..., Any]:
-    return lambda x: computed(op, x)
-
-
 def _log(x: Any, base: Any = None) -> Any:
     return computed(Op.LOG, x) if base is None else computed(Op.LOG, x) / math.log(base)
 
 
-_TRACED: dict[str, Callable[..., Any]] = {name: _of(op) for name, op in _OPS.items()} | {
+_TRACED: dict[str, Callable[..., Any]] = {name: partial(computed, op) for name, op in _OPS.items()} | {
     "log": _log,
     "pow": lambda x, y: (x * 1.0) ** y,
     "fabs": lambda x: abs(x * 1.0),

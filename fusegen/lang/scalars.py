@@ -267,6 +267,20 @@ _INT = type("int", (int, torch.SymInt), {})
 """What a size says it is while it is traced: `torch.arange` and others look for nothing but numbers and torch's own sizes."""
 
 
+def _comparison(
+    function: Callable[[Any, Any], bool], relation: Callable[[Any, Any], sympy.Basic]
+) -> Callable[[SymbolicSize, object], bool]:
+    """A comparison of a size: with a number of the kernel one of scalars, with another size a relation that becomes a guard."""
+
+    def compare(self: SymbolicSize, other: object) -> bool:
+        other = _plain(other)
+        if self._is_value(other):
+            return function(self._as_number, other)
+        return self.tracer.decide(relation(self.expr, dim_of(other)))
+
+    return compare
+
+
 class SymbolicSize:
     """A run-time size in a traced function. Arithmetic stays symbolic; a comparison becomes a guard of the variant."""
 
@@ -374,29 +388,10 @@ class SymbolicSize:
             return NotImplemented
         return same(self.expr, dim_of(other)) or self.tracer.decide(sympy.Eq(self.expr, dim_of(other)))
 
-    def __lt__(self, other: object) -> bool:
-        other = _plain(other)
-        if self._is_value(other):
-            return cast(bool, self._as_number < other)
-        return self.tracer.decide(sympy.Lt(self.expr, dim_of(other)))
-
-    def __le__(self, other: object) -> bool:
-        other = _plain(other)
-        if self._is_value(other):
-            return cast(bool, self._as_number <= other)
-        return self.tracer.decide(sympy.Le(self.expr, dim_of(other)))
-
-    def __gt__(self, other: object) -> bool:
-        other = _plain(other)
-        if self._is_value(other):
-            return cast(bool, self._as_number > other)
-        return self.tracer.decide(sympy.Gt(self.expr, dim_of(other)))
-
-    def __ge__(self, other: object) -> bool:
-        other = _plain(other)
-        if self._is_value(other):
-            return cast(bool, self._as_number >= other)
-        return self.tracer.decide(sympy.Ge(self.expr, dim_of(other)))
+    __lt__ = _comparison(operator.lt, sympy.Lt)
+    __le__ = _comparison(operator.le, sympy.Le)
+    __gt__ = _comparison(operator.gt, sympy.Gt)
+    __ge__ = _comparison(operator.ge, sympy.Ge)
 
     def __sym_max__(self, other: object) -> Any:
         """What ``torch.sym_max`` asks a size for."""

@@ -400,14 +400,6 @@ def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTen
     return target
 
 
-def _refusal(name: str) -> property:
-    return property(lambda self: self._refused(f"Tensor.{name}"))
-
-
-def _never() -> property:
-    return property(lambda self: False)
-
-
 _SORTS = """
     is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu
     retains_grad
@@ -427,7 +419,9 @@ _OTHERS = frozenset(_SPECIAL.split())
 def _replaced(name: str) -> Any:
     """What stands for a member of torch's tensors."""
     member = getattr(torch.Tensor, name)
-    return _method(member) if callable(member) else _never() if name in _NEVER else _refusal(name)
+    if callable(member):
+        return _method(member)
+    return property(lambda self: False if name in _NEVER else self._refused(f"Tensor.{name}"))
 
 
 for _name in dir(torch.Tensor):

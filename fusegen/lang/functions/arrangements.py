@@ -264,15 +264,12 @@ def diagonal_of(input: TracedTensor, offset: int = 0, dim1: int = 0, dim2: int =
     x = movedim(input, each_dim((dim1, dim2), input.ndim), (-2, -1))
     *outer, rows, columns = x._node.shape
     below, behind = max(0, -int(offset)), max(0, int(offset))
-    length = _lesser(x, simplify_dim(rows - below), simplify_dim(columns - behind))
+    length, other = simplify_dim(rows - below), simplify_dim(columns - behind)
+    length = length if holds(x._tracer, sympy.sympify(length) <= other) else other
     if not holds(x._tracer, sympy.sympify(length) > 0):
         return sliced(reshaped(x, (*outer, simplify_dim(rows * columns))), len(outer), 0, 0)
     flat = reshaped(x, (*outer, simplify_dim(rows * columns)))
     return within(sliced(flat, len(outer), simplify_dim(below * columns + behind), length, columns + 1), x)
-
-
-def _lesser(x: TracedTensor, a: Dim, b: Dim) -> Dim:
-    return a if holds(x._tracer, sympy.sympify(a) <= b) else b
 
 
 @implements("linalg.diagonal")

@@ -10,7 +10,7 @@ from typing import cast as cast_to
 import torch
 import torch.nn.functional as F
 
-from fusegen.dtypes import DType, from_torch
+from fusegen.dtypes import from_torch
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
@@ -132,7 +132,7 @@ def rms_norm(input: TracedTensor, normalized_shape: Sequence[Any], weight: Any =
     """x / sqrt(mean(x^2) + eps) * weight over the last dims; eps defaults to the computing type's epsilon, as in torch."""
     count = _normalized("rms_norm", input, normalized_shape)
     affine = [] if weight is None else [input._tracer.lift(weight)]
-    chosen = _default_eps(dtype_of(input)) if eps is None else setting("eps", eps)
+    chosen = float(torch.finfo(dtype_of(input).compute.torch).eps) if eps is None else setting("eps", eps)
     return input._tracer.add(Op.RMS_NORM, input, *affine, count=count, eps=chosen)
 
 
@@ -297,10 +297,6 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Trac
     sizes = [tracer.add(Op.CLAMP_MIN, vector_norm(x, 2, dim), least) for x in (a, b)]
     cosine = tracer.add(Op.DIV, reduced(Op.SUM, tracer.add(Op.MUL, a, b), dim, False), tracer.add(Op.MUL, *sizes))
     return cast(cosine, given)
-
-
-def _default_eps(dtype: DType) -> float:
-    return float(torch.finfo(dtype.compute.torch).eps)
 
 
 def _normalized(name: str, x: TracedTensor, shape: Sequence[Any]) -> int:
