@@ -17,7 +17,6 @@ from fusegen.bundle.kernels import Kernels, Reasons, choose
 from fusegen.bundle.manifest import BuiltKernel, BuiltPasses, BuiltProgram, BuiltVariant, Parameter, read_manifest
 from fusegen.bundle.match import described, fit, match
 from fusegen.errors import ArgumentError, BundleError, TraceError
-from fusegen.lang import is_tracing
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Constant, ExtentArgument, NumberArgument
 from fusegen.program.structure import builder
@@ -30,6 +29,7 @@ from fusegen.runtime.keys import Values
 from fusegen.runtime.node import Node
 from fusegen.runtime.recorded import Recorded, Source
 from fusegen.runtime.written import check_writable, refuse_gradients
+from fusegen.trace import is_tracing
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 

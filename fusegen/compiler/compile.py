@@ -18,9 +18,6 @@ from fusegen.guards import State
 from fusegen.ir.formula import relation
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.scalar_program import numbers_of
-from fusegen.lang.needs import NeedsStatic
-from fusegen.lang.run import Structure, Trace
-from fusegen.lang.user import Argument
 from fusegen.program.call import Call
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
@@ -28,6 +25,9 @@ from fusegen.runtime.tensors import WIDE
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Target
+from fusegen.trace.needs import NeedsStatic
+from fusegen.trace.run import Structure, Trace
+from fusegen.trace.user import Argument
 
 
 @dataclass(frozen=True)

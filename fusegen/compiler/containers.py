@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 from fusegen.compiler.parameters import ELEMENT_OF, Parameters
 from fusegen.errors import UnsupportedError
 from fusegen.guards import exact, is_plain
-from fusegen.lang.user import returned_at
+from fusegen.trace.user import returned_at
 
 Layout: TypeAlias = tuple[Any, ...] | None
 """The structure of an argument: a class, the keys, and the layouts of the elements; None for one that stays as it is; of an element

@@ -20,7 +20,7 @@ from fusegen.guards import State, exact
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import numbers_of
-from fusegen.lang.run import Trace
+from fusegen.trace.run import Trace
 
 Compile: TypeAlias = Callable[[Request, Trace, State], Variant]
 Number: TypeAlias = int | float

@@ -17,14 +17,14 @@ from fusegen.errors import TraceError, UnsupportedError
 from fusegen.guards import Recorder, State
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import size_symbol
-from fusegen.lang import functions
-from fusegen.lang.needs import NeedsLiteral, NeedsStatic, NeedsSum
-from fusegen.lang.run import Trace, trace, traced_math
-from fusegen.lang.scalars import TracedScalar
-from fusegen.lang.tracer import Tracer
-from fusegen.lang.user import here
 from fusegen.runtime.arguments import check_values
 from fusegen.schedule.names import Namer, kernel_functions
+from fusegen.trace import functions
+from fusegen.trace.needs import NeedsLiteral, NeedsStatic, NeedsSum
+from fusegen.trace.run import Trace, trace, traced_math
+from fusegen.trace.scalars import TracedScalar
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.user import here
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced
 

@@ -23,9 +23,6 @@ from fusegen.errors import UnsupportedError
 from fusegen.guards import Recorder, State, is_plain
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
-from fusegen.lang.needs import NeedsLiteral, NeedsSize, NeedsStatic, NeedsSum, NeedsTie
-from fusegen.lang.run import Structure, Trace
-from fusegen.lang.user import Argument
 from fusegen.runtime.arguments import check_values
 from fusegen.runtime.bound import NOTHING, Hidden, condition_of
 from fusegen.runtime.keys import Key, Values, is_scalar, static_part
@@ -33,6 +30,9 @@ from fusegen.runtime.tensors import WIDE, span
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 from fusegen.threads import new_lock
+from fusegen.trace.needs import NeedsLiteral, NeedsSize, NeedsStatic, NeedsSum, NeedsTie
+from fusegen.trace.run import Structure, Trace
+from fusegen.trace.user import Argument
 
 _NEEDS = (NeedsLiteral, NeedsSum, NeedsStatic)
 

@@ -27,10 +27,10 @@ from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, pu
 from fusegen.graphs.masks import masks_left_out
 from fusegen.graphs.recording import GraphPool, Pools, Recording
 from fusegen.graphs.step import Step
-from fusegen.lang import is_tracing
 from fusegen.native import Choice
 from fusegen.runtime.watched import is_intercepted, is_transformed
 from fusegen.threads import new_lock
+from fusegen.trace import is_tracing
 
 _CAPTURING = "transformers.utils.output_capturing"
 _MOST = 32  # recorded calls of one function

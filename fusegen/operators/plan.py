@@ -33,7 +33,6 @@ from fusegen.ir.ops import Op
 from fusegen.ir.strided import in_row_major_order
 from fusegen.ir.symbolic import literal
 from fusegen.ir.versions import owner
-from fusegen.lang.run import Trace
 from fusegen.operators.facts import CONSTANT, FLOAT, INT, OBJECT, TENSOR, value_of
 from fusegen.operators.gradients import operator_of, recording_operator_of
 from fusegen.operators.graph_operator import Assumed, GraphOperator
@@ -41,6 +40,7 @@ from fusegen.runtime.bound import unfollowed
 from fusegen.runtime.keys import GREATEST, LEAST
 from fusegen.runtime.watched import is_transformed
 from fusegen.schedule.names import Namer
+from fusegen.trace.run import Trace
 
 LINES, ITEMS = "\n", BETWEEN
 """Part a plan's lines, and a line's items. The first line is the operator's name, the second says for each result of the call which

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import FusegenError, ShapeError, TraceError, UnsupportedError
-from fusegen.lang.scalars import SymbolicSize
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.scalars import SymbolicSize
+from fusegen.trace.values import TracedTensor
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn, refused
 

@@ -21,8 +21,8 @@ from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 from fusegen.errors import UnsupportedError
 from fusegen.guards import is_plain
 from fusegen.integrations.patch.caches import Function, HandedCache, Place, numbered
-from fusegen.lang.scalars import SymbolicSize, TracedScalar
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.scalars import SymbolicSize, TracedScalar
+from fusegen.trace.values import TracedTensor
 
 _MODELS = "transformers.modeling_utils"
 _MASK = "attention_mask"

@@ -32,13 +32,13 @@ from fusegen.guards.changes import refuses_changes
 from fusegen.ir.graph import NO_SCALARS, Graph, ScalarProgram
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import simplify_dim
-from fusegen.lang import RUNNING, registry
-from fusegen.lang.memory import require_filled
-from fusegen.lang.scalars import SymbolicSize, TracedScalar, computed
-from fusegen.lang.tracer import Tracer
-from fusegen.lang.user import here, raised_at, returned_at
-from fusegen.lang.values import OPERATORS, TracedTensor
 from fusegen.threads import new_lock
+from fusegen.trace import RUNNING, registry
+from fusegen.trace.memory import require_filled
+from fusegen.trace.scalars import SymbolicSize, TracedScalar, computed
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.user import here, raised_at, returned_at
+from fusegen.trace.values import OPERATORS, TracedTensor
 
 Structure: TypeAlias = TreeSpec
 """How the results of a function are put together of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""

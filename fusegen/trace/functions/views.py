@@ -13,11 +13,11 @@ from fusegen.errors import DimError, ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
-from fusegen.lang.functions.common import each_dim, normalize_dim, sequence, tracer_of
-from fusegen.lang.registry import implements
-from fusegen.lang.scalars import dim_of
-from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.functions.common import each_dim, normalize_dim, sequence, tracer_of
+from fusegen.trace.registry import implements
+from fusegen.trace.scalars import dim_of
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.values import TracedTensor
 
 
 def reshaped(x: TracedTensor, shape: Sequence[Dim]) -> TracedTensor:

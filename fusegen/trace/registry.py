@@ -1,4 +1,4 @@
-"""The table of torch functions that can be traced, filled by `lang.functions`."""
+"""The table of torch functions that can be traced, filled by `trace.functions`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
-from fusegen.lang.memory import Memory, require_current
-from fusegen.lang.modes import as_recorded, under_autocast
-from fusegen.lang.spaces import twins
-from fusegen.lang.user import here
+from fusegen.trace.memory import Memory, require_current
+from fusegen.trace.modes import as_recorded, under_autocast
+from fusegen.trace.spaces import twins
+from fusegen.trace.user import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 

@@ -8,11 +8,11 @@ from typing import Any, NoReturn
 import torch
 
 from fusegen.errors import TraceError, UnsupportedError
-from fusegen.lang import registry
-from fusegen.lang.registry import Composite
-from fusegen.lang.spaces import twins
-from fusegen.lang.user import here
-from fusegen.lang.values import BINARY_OPERATORS, TracedTensor
+from fusegen.trace import registry
+from fusegen.trace.registry import Composite
+from fusegen.trace.spaces import twins
+from fusegen.trace.user import here
+from fusegen.trace.values import BINARY_OPERATORS, TracedTensor
 
 _DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 _VIEWS = """

@@ -10,10 +10,10 @@ import torch
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
-from fusegen.lang.functions.common import binary, cast, dtype_of, floats, numbers, setting, tracer_of, written
-from fusegen.lang.functions.pointwise import add, clamp, div, isinf, isnan, mul, sub, where
-from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.functions.common import binary, cast, dtype_of, floats, numbers, setting, tracer_of, written
+from fusegen.trace.functions.pointwise import add, clamp, div, isinf, isnan, mul, sub, where
+from fusegen.trace.registry import implements
+from fusegen.trace.values import TracedTensor
 
 
 def _of(op: Op, x: TracedTensor) -> TracedTensor:

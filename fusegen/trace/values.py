@@ -1,7 +1,7 @@
 """Traced tensors: what a function sees in the place of a caller's tensors, without values.
 
 `TracedTensor` implements ``__torch_function__`` and Tensor's operators and methods; each call is looked up in the table of
-`lang.registry` and becomes nodes of the graph. Everything that would need a value is an error that names the line.
+`trace.registry` and becomes nodes of the graph. Everything that would need a value is an error that names the line.
 
 `StrongTracedTensor` is a real ``torch.Tensor`` as well, so that ``isinstance`` answers as it does without a kernel. The tensor
 underneath is empty and never asked for anything. Members of ``torch.Tensor`` are replaced one by one, as torch's own would first
@@ -20,14 +20,14 @@ import torch
 from fusegen.errors import DimError, IndexRangeError, ShapeError, TraceError, UnsupportedError
 from fusegen.ir.graph import Node
 from fusegen.ir.symbolic import product, same, simplify_dim
-from fusegen.lang import registry
-from fusegen.lang.memory import Memory, overwrite
-from fusegen.lang.scalars import SymbolicSize, TracedScalar, require_static, stale
-from fusegen.lang.user import here
+from fusegen.trace import registry
+from fusegen.trace.memory import Memory, overwrite
+from fusegen.trace.scalars import SymbolicSize, TracedScalar, require_static, stale
+from fusegen.trace.user import here
 
 if TYPE_CHECKING:
-    from fusegen.lang.tracer import Tracer
-    from fusegen.lang.user import Argument
+    from fusegen.trace.tracer import Tracer
+    from fusegen.trace.user import Argument
 
 
 class TracedTensor:

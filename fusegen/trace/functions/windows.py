@@ -10,12 +10,12 @@ from typing import Any
 from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal
-from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.arrangements import pad, repeat_interleave
-from fusegen.lang.functions.common import binary, floats, normalize_dim, unsupported_argument
-from fusegen.lang.functions.views import own, reshaped, sliced, stack, within
-from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.functions import pointwise
+from fusegen.trace.functions.arrangements import pad, repeat_interleave
+from fusegen.trace.functions.common import binary, floats, normalize_dim, unsupported_argument
+from fusegen.trace.functions.views import own, reshaped, sliced, stack, within
+from fusegen.trace.registry import implements
+from fusegen.trace.values import TracedTensor
 
 _MOST_SLICES = 64
 

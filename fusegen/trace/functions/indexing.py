@@ -15,10 +15,10 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
-from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.common import binary, dtype_of, normalize_dim, tracer_of, unsupported_argument
-from fusegen.lang.functions.creation import iota
-from fusegen.lang.functions.views import (
+from fusegen.trace.functions import pointwise
+from fusegen.trace.functions.common import binary, dtype_of, normalize_dim, tracer_of, unsupported_argument
+from fusegen.trace.functions.creation import iota
+from fusegen.trace.functions.views import (
     cat,
     holds,
     is_negative,
@@ -30,10 +30,10 @@ from fusegen.lang.functions.views import (
     sliced,
     unsqueeze,
 )
-from fusegen.lang.registry import implements
-from fusegen.lang.scalars import SymbolicSize, dim_of
-from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.registry import implements
+from fusegen.trace.scalars import SymbolicSize, dim_of
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.values import TracedTensor
 
 
 def checked(index: TracedTensor, length: Dim, *, wraps: bool) -> TracedTensor:

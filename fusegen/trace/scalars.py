@@ -21,12 +21,12 @@ from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
 from fusegen.ir.scalar_program import operation
 from fusegen.ir.symbolic import Dim, same, simplify_dim
-from fusegen.lang import registry
-from fusegen.lang.needs import NeedsSize, NeedsStatic
-from fusegen.lang.user import here, is_shown_to_user
+from fusegen.trace import registry
+from fusegen.trace.needs import NeedsSize, NeedsStatic
+from fusegen.trace.user import here, is_shown_to_user
 
 if TYPE_CHECKING:
-    from fusegen.lang.tracer import Tracer
+    from fusegen.trace.tracer import Tracer
 
 
 class _Traced(Protocol):

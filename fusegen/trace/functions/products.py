@@ -13,14 +13,14 @@ from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
-from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.arrangements import diagonal_of, roll
-from fusegen.lang.functions.common import cast, dtype_of, each_dim, floats, normalize_dim, numbers, setting, tracer_of
-from fusegen.lang.functions.reductions import reduced, vector_norm
-from fusegen.lang.functions.views import broadcast_tensors, permuted, reshaped, transpose, unsqueeze
-from fusegen.lang.modes import autocasted
-from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.functions import pointwise
+from fusegen.trace.functions.arrangements import diagonal_of, roll
+from fusegen.trace.functions.common import cast, dtype_of, each_dim, floats, normalize_dim, numbers, setting, tracer_of
+from fusegen.trace.functions.reductions import reduced, vector_norm
+from fusegen.trace.functions.views import broadcast_tensors, permuted, reshaped, transpose, unsqueeze
+from fusegen.trace.modes import autocasted
+from fusegen.trace.registry import implements
+from fusegen.trace.values import TracedTensor
 
 
 @implements("matmul", "mm", "bmm")

@@ -13,14 +13,14 @@ from fusegen.dtypes import DType, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, same
-from fusegen.lang.complex import ComplexTensor
-from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.common import cast, check_device, unsupported_argument
-from fusegen.lang.functions.views import cat, own, reshaped, unsqueeze
-from fusegen.lang.registry import creates, implements
-from fusegen.lang.scalars import SymbolicSize, TracedScalar, dim_of
-from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.complex import ComplexTensor
+from fusegen.trace.functions import pointwise
+from fusegen.trace.functions.common import cast, check_device, unsupported_argument
+from fusegen.trace.functions.views import cat, own, reshaped, unsqueeze
+from fusegen.trace.registry import creates, implements
+from fusegen.trace.scalars import SymbolicSize, TracedScalar, dim_of
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.values import TracedTensor
 
 _MOST_NUMBERS = 64  # in a list: each is a constant of its own
 

@@ -15,13 +15,13 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, same
-from fusegen.lang.functions.common import cast, dtype_of, floats, normalize_dim, setting, tracer_of, unsupported_argument
-from fusegen.lang.functions.pointwise import div, mul
-from fusegen.lang.functions.reductions import mean, reduced, var, vector_norm
-from fusegen.lang.functions.views import broadcast_tensors, chunk, reshape, reshaped
-from fusegen.lang.registry import implements
-from fusegen.lang.scalars import dim_of
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.functions.common import cast, dtype_of, floats, normalize_dim, setting, tracer_of, unsupported_argument
+from fusegen.trace.functions.pointwise import div, mul
+from fusegen.trace.functions.reductions import mean, reduced, var, vector_norm
+from fusegen.trace.functions.views import broadcast_tensors, chunk, reshape, reshaped
+from fusegen.trace.registry import implements
+from fusegen.trace.scalars import dim_of
+from fusegen.trace.values import TracedTensor
 
 
 @implements("softmax")

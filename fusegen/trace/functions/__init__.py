@@ -1,6 +1,6 @@
 """The meaning of each torch function in the graph, by torch's own chapters. Importing this package fills the registry."""
 
-from fusegen.lang.functions import (
+from fusegen.trace.functions import (
     arrangements,
     attention,
     creation,

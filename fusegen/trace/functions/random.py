@@ -18,18 +18,18 @@ from fusegen.errors import ArgumentError, TraceError
 from fusegen.ir.graph import Node, Shape
 from fusegen.ir.ops import Op
 from fusegen.ir.random import BITS, random_bits
-from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.common import binary, cast, dtype_of, floats, normalize_dim, setting, unsupported_argument, written
-from fusegen.lang.functions.creation import check_settings, full_like, given_sizes, iota
-from fusegen.lang.functions.normalization import softmax
-from fusegen.lang.functions.pointwise import add, mul, where
-from fusegen.lang.functions.reductions import argmax
-from fusegen.lang.functions.views import movedim
-from fusegen.lang.registry import creates, implements, located
-from fusegen.lang.scalars import TracedScalar, dim_of
-from fusegen.lang.tracer import Tracer
-from fusegen.lang.user import location
-from fusegen.lang.values import TracedTensor, assigned
+from fusegen.trace.functions import pointwise
+from fusegen.trace.functions.common import binary, cast, dtype_of, floats, normalize_dim, setting, unsupported_argument, written
+from fusegen.trace.functions.creation import check_settings, full_like, given_sizes, iota
+from fusegen.trace.functions.normalization import softmax
+from fusegen.trace.functions.pointwise import add, mul, where
+from fusegen.trace.functions.reductions import argmax
+from fusegen.trace.functions.views import movedim
+from fusegen.trace.registry import creates, implements, located
+from fusegen.trace.scalars import TracedScalar, dim_of
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.user import location
+from fusegen.trace.values import TracedTensor, assigned
 
 _STEPS = 1 << BITS
 _SEEDS = range(-(1 << 63), 1 << 63)

@@ -18,9 +18,9 @@ from fusegen.ir.graph import Graph, GraphBuilder, Location, Shape
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.strided import contiguous_strides, strided_view
 from fusegen.ir.symbolic import Dim, same, simplify_dim
-from fusegen.lang.modes import Recording, note_write
-from fusegen.lang.replaced import replaced
-from fusegen.lang.user import here, location
+from fusegen.trace.modes import Recording, note_write
+from fusegen.trace.replaced import replaced
+from fusegen.trace.user import here, location
 
 
 class Memory:

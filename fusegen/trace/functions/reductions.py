@@ -13,7 +13,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, same, simplify_dim
-from fusegen.lang.functions.common import (
+from fusegen.trace.functions.common import (
     cast,
     dtype_of,
     floats,
@@ -24,11 +24,11 @@ from fusegen.lang.functions.common import (
     setting,
     unsupported_argument,
 )
-from fusegen.lang.functions.creation import full_like
-from fusegen.lang.functions.views import movedim, reshaped
-from fusegen.lang.registry import implements
-from fusegen.lang.scalars import dim_of
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.functions.creation import full_like
+from fusegen.trace.functions.views import movedim, reshaped
+from fusegen.trace.registry import implements
+from fusegen.trace.scalars import dim_of
+from fusegen.trace.values import TracedTensor
 
 Dims: TypeAlias = int | Sequence[int] | None
 

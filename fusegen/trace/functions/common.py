@@ -11,11 +11,11 @@ import torch
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import DimError, ShapeError, TraceError
 from fusegen.ir.ops import Op
-from fusegen.lang.float8 import no_arithmetic
-from fusegen.lang.memory import overwrite
-from fusegen.lang.scalars import TracedScalar, computed
-from fusegen.lang.tracer import Tracer
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.float8 import no_arithmetic
+from fusegen.trace.memory import overwrite
+from fusegen.trace.scalars import TracedScalar, computed
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.values import TracedTensor
 
 
 def tracer_of(*values: object) -> Tracer:

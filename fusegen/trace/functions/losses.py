@@ -8,13 +8,13 @@ from typing import Any
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
-from fusegen.lang.functions import pointwise, reductions
-from fusegen.lang.functions.common import binary, cast, dtype_of, floats, setting, tracer_of, unsupported_argument
-from fusegen.lang.functions.indexing import gather, taken
-from fusegen.lang.functions.normalization import log_softmax
-from fusegen.lang.functions.views import require_shape, reshaped, squeeze, unsqueeze
-from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.functions import pointwise, reductions
+from fusegen.trace.functions.common import binary, cast, dtype_of, floats, setting, tracer_of, unsupported_argument
+from fusegen.trace.functions.indexing import gather, taken
+from fusegen.trace.functions.normalization import log_softmax
+from fusegen.trace.functions.views import require_shape, reshaped, squeeze, unsqueeze
+from fusegen.trace.registry import implements
+from fusegen.trace.values import TracedTensor
 
 
 def collected(x: TracedTensor, reduction: str) -> TracedTensor:

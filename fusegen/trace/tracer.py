@@ -20,13 +20,13 @@ from fusegen.ir.infer import MismatchError, broadcast
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.scalar_program import evaluate, extract
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
-from fusegen.lang.float8 import require_wide, without_overflow
-from fusegen.lang.memory import Memory, lies_in, require_current, require_filled, store
-from fusegen.lang.needs import NeedsLiteral, NeedsStatic, NeedsTie, sum_of
-from fusegen.lang.scalars import SymbolicSize, TracedScalar, stale
-from fusegen.lang.user import Argument, here, location
-from fusegen.lang.values import StrongTracedTensor, TracedTensor
 from fusegen.program.numbers import ERRORS
+from fusegen.trace.float8 import require_wide, without_overflow
+from fusegen.trace.memory import Memory, lies_in, require_current, require_filled, store
+from fusegen.trace.needs import NeedsLiteral, NeedsStatic, NeedsTie, sum_of
+from fusegen.trace.scalars import SymbolicSize, TracedScalar, stale
+from fusegen.trace.user import Argument, here, location
+from fusegen.trace.values import StrongTracedTensor, TracedTensor
 
 _OF_NUMBERS = frozenset(
     {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}

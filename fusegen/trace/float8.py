@@ -10,7 +10,7 @@ from fusegen.errors import TraceError
 from fusegen.ir.ops import Family, Op
 
 if TYPE_CHECKING:
-    from fusegen.lang.values import TracedTensor
+    from fusegen.trace.values import TracedTensor
 
 _LAST_ROUNDED_DOWN = 464.0
 """The largest number that rounds to 448, the largest one of float8_e4m3fn."""

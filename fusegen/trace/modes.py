@@ -24,11 +24,11 @@ from fusegen.dtypes import DType, autocast_dtype, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
-from fusegen.lang.spaces import twins
+from fusegen.trace.spaces import twins
 
 if TYPE_CHECKING:
-    from fusegen.lang.tracer import Tracer
-    from fusegen.lang.values import TracedTensor
+    from fusegen.trace.tracer import Tracer
+    from fusegen.trace.values import TracedTensor
 
 
 class Policy(Enum):

@@ -12,11 +12,11 @@ from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import product, same, simplify_dim
-from fusegen.lang import memory, registry
-from fusegen.lang.functions import pointwise
-from fusegen.lang.functions.arrangements import diagonal_of
-from fusegen.lang.functions.common import dtype_of, normalize_dim, tracer_of
-from fusegen.lang.functions.indexing import (
+from fusegen.trace import memory, registry
+from fusegen.trace.functions import pointwise
+from fusegen.trace.functions.arrangements import diagonal_of
+from fusegen.trace.functions.common import dtype_of, normalize_dim, tracer_of
+from fusegen.trace.functions.indexing import (
     gather,
     getitem,
     index_added,
@@ -26,10 +26,10 @@ from fusegen.lang.functions.indexing import (
     scatter_add,
     taken,
 )
-from fusegen.lang.functions.views import holds, require_shape, reshaped, select, sliced
-from fusegen.lang.memory import overwrite, require_filled, with_value
-from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor, assigned
+from fusegen.trace.functions.views import holds, require_shape, reshaped, select, sliced
+from fusegen.trace.memory import overwrite, require_filled, with_value
+from fusegen.trace.registry import implements
+from fusegen.trace.values import TracedTensor, assigned
 
 _ARITHMETIC = """
     add sub mul div multiply subtract divide true_divide floor_divide remainder fmod pow square sqrt rsqrt reciprocal

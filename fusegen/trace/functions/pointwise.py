@@ -12,9 +12,9 @@ from fusegen.dtypes import DType
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op
-from fusegen.lang.functions.common import binary, cast, dtype_of, floats, numbers, tracer_of, unsupported_argument, written
-from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.functions.common import binary, cast, dtype_of, floats, numbers, tracer_of, unsupported_argument, written
+from fusegen.trace.registry import implements
+from fusegen.trace.values import TracedTensor
 
 _OPERANDS = ("input", "other")
 

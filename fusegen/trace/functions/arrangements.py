@@ -14,11 +14,11 @@ from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, same, simplify_dim
-from fusegen.lang.functions import pointwise, reductions
-from fusegen.lang.functions.common import cast, dtype_of, each_dim, normalize_dim, numbers, sequence
-from fusegen.lang.functions.creation import iota, scalar_tensor
-from fusegen.lang.functions.pointwise import sub
-from fusegen.lang.functions.views import (
+from fusegen.trace.functions import pointwise, reductions
+from fusegen.trace.functions.common import cast, dtype_of, each_dim, normalize_dim, numbers, sequence
+from fusegen.trace.functions.creation import iota, scalar_tensor
+from fusegen.trace.functions.pointwise import sub
+from fusegen.trace.functions.views import (
     cat,
     holds,
     movedim,
@@ -32,10 +32,10 @@ from fusegen.lang.functions.views import (
     unsqueeze,
     within,
 )
-from fusegen.lang.modes import autocasted
-from fusegen.lang.registry import implements
-from fusegen.lang.scalars import dim_of
-from fusegen.lang.values import TracedTensor
+from fusegen.trace.modes import autocasted
+from fusegen.trace.registry import implements
+from fusegen.trace.scalars import dim_of
+from fusegen.trace.values import TracedTensor
 
 _Border: TypeAlias = Callable[[TracedTensor, TracedTensor, int, Dim, int], TracedTensor]
 

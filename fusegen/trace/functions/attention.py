@@ -13,16 +13,16 @@ from fusegen.errors import ShapeError, TraceError, UnsupportedError
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal, same, simplify_dim
-from fusegen.lang import registry
-from fusegen.lang.functions import creation, pointwise
-from fusegen.lang.functions.arrangements import repeat_interleave
-from fusegen.lang.functions.common import cast, dtype_of, floats, tracer_of
-from fusegen.lang.functions.products import matmul, scaled
-from fusegen.lang.functions.random import dropped
-from fusegen.lang.functions.views import require_shape, transpose, unsqueeze
-from fusegen.lang.modes import autocasted
-from fusegen.lang.registry import implements
-from fusegen.lang.values import TracedTensor
+from fusegen.trace import registry
+from fusegen.trace.functions import creation, pointwise
+from fusegen.trace.functions.arrangements import repeat_interleave
+from fusegen.trace.functions.common import cast, dtype_of, floats, tracer_of
+from fusegen.trace.functions.products import matmul, scaled
+from fusegen.trace.functions.random import dropped
+from fusegen.trace.functions.views import require_shape, transpose, unsqueeze
+from fusegen.trace.modes import autocasted
+from fusegen.trace.registry import implements
+from fusegen.trace.values import TracedTensor
 
 
 @implements("scaled_dot_product_attention")
