@@ -123,7 +123,7 @@ _Held: TypeAlias = tuple[Any, ...] | dict[Any, Any]
 """Elements, or what is held under keys or names."""
 
 _FILLED: tuple[tuple[Any, Callable[[Any, Any], object]], ...] = ((list, list.extend), (deque, deque.extend), (set, set.update))
-"""How containers are filled, past what a class of the user's does then."""
+"""Functions that fill containers, past what a class of the user's does then."""
 
 
 def _held(value: Any) -> _Held | None:

@@ -31,7 +31,7 @@ _LOOKS_UP = frozenset({"getattr", "hasattr", "vars", "globals", "__dict__"})
 
 @dataclass(frozen=True)
 class Names:
-    """What a code object mentions; functions inside of it have their own.
+    """The names that a code object mentions; functions inside of it have their own.
 
     Attributes:
         variables: names of globals that it reads or sets, in the order of their use.
@@ -129,12 +129,12 @@ _IMMUTABLE = 1 << 8  # likewise: closed to changes
 
 
 def of_library(cls: type) -> bool:
-    """Whether a class is a library's; one that was made in a namespace without a name says to be of ``builtins``."""
+    """True if a class is a library's; one that was made in a namespace without a name says to be of ``builtins``."""
     return is_library(cls.__module__) and not (cls.__module__ == "builtins" and is_heap(cls))
 
 
 def is_heap(cls: type) -> bool:
-    """Whether a class was made by Python code."""
+    """True if a class was made by Python code."""
     return bool(cls.__flags__ & _HEAP)
 
 
@@ -144,7 +144,7 @@ def is_closed(cls: type) -> bool:
 
 
 def is_library(module: object) -> bool:
-    """Whether a module's name is that of a library; a file of the user's may have the name of one of the standard library."""
+    """True if a module's name is that of a library; a file of the user's may have the name of one of the standard library."""
     root = str(module).partition(".")[0]
     if root not in _NAMES:
         return False
@@ -153,7 +153,7 @@ def is_library(module: object) -> bool:
 
 
 def runs_library(frame: FrameType) -> bool:
-    """Whether a library's code runs in a frame; of code without a file, as dataclasses make it, its variables tell."""
+    """True if a library's code runs in a frame; of code without a file, as dataclasses make it, its variables tell."""
     file = frame.f_code.co_filename
     return is_library(frame.f_globals.get("__name__")) if file.startswith("<") else _is_library_file(file)
 
@@ -194,7 +194,7 @@ def require_traceable(frame: FrameType) -> None:
 # The function of a code, and the line that called it.
 
 FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__", "default_factory")
-"""Where wrappers of the standard library, and kernels, keep the function that they call."""
+"""Attributes in which wrappers of the standard library, and kernels, keep the function that they call."""
 
 _UNSET = object()
 

@@ -20,7 +20,7 @@ GONE = (AttributeError, LookupError, ValueError, TypeError, NameError)
 
 
 class Kind(Enum):
-    """How a place is reached from its owner: the text of an expression, of the owner and of the key."""
+    """The step from an owner to a place: the text of an expression of the owner and the key."""
 
     ATTRIBUTE = "getattr({o}, {k})"
     ITEM = "{o}[{k}]"
@@ -53,7 +53,7 @@ class Slot:
     key: object = None
 
     def get(self) -> Any:
-        """What the place holds now.
+        """The value that the place holds now.
 
         Raises:
             AttributeError, LookupError, ValueError: nothing any more.

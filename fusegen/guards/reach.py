@@ -1,4 +1,4 @@
-"""What a function can reach: from each call of a Python function, and each value that is read, to what is behind it.
+"""All that a function can reach: from each call of a Python function, and each value that is read, to what is behind it.
 
 Variables, and attributes of classes, are found by the names that the code of a function mentions, when it is called and before it
 runs. Attributes of objects and modules are watched as they are read (`Watch`).
@@ -66,7 +66,7 @@ _ASKED = (
     "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled", "is_anomaly_enabled",
     "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode", "initial_seed",
 )  # fmt: skip
-"""What a function may ask torch for that is no argument's."""
+"""Questions to torch about what is no argument's."""
 
 _QUESTIONS = {function: name for name in _ASKED if (function := getattr(torch, name, None)) is not None}
 
@@ -192,7 +192,7 @@ class Reach:
             self.see(sys.modules.get(name), name.rpartition(".")[2])
 
     def _deeds(self, frame: FrameType, names: Names) -> None:
-        """What a function may do beside computing a result, as far as its code says so."""
+        """Notes what a function may do beside computing a result, as far as its code says so."""
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         for name, deed in _DEEDS.items():
             if name in names.variables and name not in frame.f_globals:
@@ -224,7 +224,7 @@ class Reach:
             self._notes.note(Slot(decimal.getcontext, Kind.RESULT, ()), decimal.getcontext(), "decimal")
 
     def _closure(self, function: FunctionType) -> None:
-        """What a function is made of, and what it closes over."""
+        """Notes the parts of a function, and the values that it closes over."""
         name = function.__name__
         if function is not self._own:
             for part in ("__code__", "__defaults__", "__kwdefaults__"):

@@ -83,11 +83,11 @@ class Recorder:
 
     @property
     def compares_identity(self) -> bool:
-        """Whether code that ran may have asked whether two things are one."""
+        """True if code that ran may have asked whether two things are one."""
         return self._reach.compares_identity
 
     def state(self, tensors: Sequence[int]) -> State:
-        """What was read, once the function has run.
+        """The reads, once the function has run.
 
         Args:
             tensors: positions of the arguments that are tensors.
@@ -119,7 +119,7 @@ class Recorder:
 
     @property
     def asks_for_types(self) -> bool:
-        """Whether code that ran may have asked for the exact type of something."""
+        """True if code that ran may have asked for the exact type of something."""
         return self._reach.asks_for_types
 
     # Tensors.
@@ -258,7 +258,7 @@ class Recorder:
 
 
 _MACHINERY = frozenset({"_call_impl", "_compiled_call_impl"})
-"""What torch reads of a module at each call, and what changes no value."""
+"""Attributes that torch reads of a module at each call, and that change no value."""
 
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
@@ -266,8 +266,10 @@ _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 
 
 def _cache_read(function: Any) -> Read:
-    """That a cache was neither cleared nor has grown; once it has, what was read of it is stale for good. Its hits only grow, so
-    that one which was cleared and filled again is told by fewer of them."""
+    """The read that a cache was neither cleared nor has grown; once it has, what was read of it is stale for good.
+
+    Its hits only grow, so that one which was cleared and filled again is told by fewer of them.
+    """
     slot = Slot(function, Kind.CACHE)
     kept, stays = slot.get(), True
 
@@ -299,7 +301,7 @@ def _is_traced(tensor: torch.Tensor) -> bool:
 
 
 def _place(owner: Any, name: str) -> Slot:
-    """Where an attribute lies: torch's modules keep some of theirs in dictionaries, which are faster to read."""
+    """The place of an attribute: torch's modules keep some of theirs in dictionaries, which are faster to read."""
     if isinstance(owner, torch.nn.Module) and name not in owner.__dict__:
         kinds = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"), (Kind.SUBMODULE, "_modules"))
         for kind, dictionary in kinds:
@@ -309,7 +311,7 @@ def _place(owner: Any, name: str) -> Slot:
 
 
 def _defined(cls: type, name: str, found: object) -> Slot:
-    """Where a class has what makes an attribute: under the name, unless the class itself answers otherwise for that."""
+    """The place where a class has what makes an attribute: under the name, unless the class itself answers otherwise for that."""
     if getattr(cls, name, None) is found:
         return Slot(cls, Kind.ATTRIBUTE, name)
     return Slot(next(each for each in cls.__mro__ if name in each.__dict__), Kind.DEFINED, name)
@@ -320,7 +322,7 @@ def _on_class(cls: type, name: str) -> Any:
 
 
 def _runs(found: Any) -> bool:
-    """Whether what a class holds under a name is Python code that runs when it is read."""
+    """True if what a class holds under a name is Python code that runs when it is read."""
     if isinstance(found, (property, functools.cached_property)):
         return True
     return isinstance(getattr(type(found), "__get__", None), FunctionType) and not isinstance(found, FunctionType)

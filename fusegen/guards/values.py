@@ -41,7 +41,7 @@ _PLAIN = frozenset(
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value cannot change and has no identity that code could depend on."""
+    """True if a value cannot change and has no identity that code could depend on."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_plain, value))  # type: ignore[call-overload]
@@ -49,7 +49,7 @@ def is_plain(value: object) -> bool:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values are the same plain value: of one type (1, 1.0 and True are equal, but not the same), with one sign of
+    """True if two values are the same plain value: of one type (1, 1.0 and True are equal, but not the same), with one sign of
     zero, and one NaN like another; anything else is the same as itself only."""
     if one is other:
         return True
@@ -88,7 +88,7 @@ def exact(value: object) -> object:
 
 
 def has_identity(value: object) -> bool:
-    """Whether a value is equal to nothing but itself, or says nothing of equality that could be relied on."""
+    """True if a value is equal to nothing but itself, or says nothing of equality that could be relied on."""
     kind = type(value)
     return kind.__eq__ is object.__eq__ or kind.__hash__ is None
 
@@ -135,7 +135,7 @@ def is_a(value: object, kinds: type | tuple[type, ...]) -> bool:
 
 
 def contents(value: Any) -> Collection[Any] | None:
-    """What a container holds, as a tuple; None for what is no container."""
+    """The contents of a container, as a tuple; None for what is no container."""
     if is_a(value, dict):
         return (*value.keys(), *value.values(), *_factory(value))
     if is_a(value, (*_SEQUENCES, *_SETS)):
@@ -228,7 +228,7 @@ class _Builder:
         return lambda other: type(other) is kind and elements(other)
 
     def _elements(self, values: tuple[Any, ...]) -> Matcher:
-        """Of a sequence of any type: plain ones at the speed of C."""
+        """The matcher of a sequence of any type: plain ones at the speed of C."""
         count = len(values)
         if all(type(value) is str for value in values):
             return lambda other: tuple(other) == values

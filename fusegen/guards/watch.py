@@ -98,7 +98,7 @@ class Watch:
             self._listener.attribute_set(owner, name, value)
 
     def _fallback(self, owner: Any, name: str, error: AttributeError) -> Any:
-        """What the class's ``__getattr__`` gives; its own reads do not count, since what it gives does."""
+        """The value that the class's ``__getattr__`` gives; its own reads do not count, since what it gives does."""
         fallback = next((vars(cls)["__getattr__"] for cls in type(owner).__mro__ if "__getattr__" in vars(cls)), None)
         try:
             if fallback is None:
@@ -215,7 +215,7 @@ def _restore_module(module: ModuleType) -> None:
 
 
 def _by_library(name: str) -> bool:
-    """Whether it is a library that looks into an object's dictionary, as torch does to find a module's parameters."""
+    """True if it is a library that looks into an object's dictionary, as torch does to find a module's parameters."""
     if name == "__class__":
         return True
     return name == "__dict__" and str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] in ("torch", "copy", "typing")

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class _Running(threading.local):
-    """How many traces this thread is in."""
+    """The number of traces that this thread is in."""
 
     count = 0
 
@@ -21,7 +21,7 @@ RUNNING = _Running()
 
 
 def is_tracing() -> bool:
-    """Whether this thread is running a user's function on traced values."""
+    """True if this thread is running a user's function on traced values."""
     return RUNNING.count > 0
 
 

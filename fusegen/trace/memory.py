@@ -1,4 +1,4 @@
-"""Which traced tensors share memory, so that an operation in place is seen under every name of a value, or refused.
+"""Memory that traced tensors share, so that an operation in place is seen under every name of a value, or refused.
 
 In place, a value of the function's own becomes a new value of the graph, of which all objects over the same memory are views from
 then on: a view, what it is a view of. Where it depends on strides if torch would have copied, using such a view is an error.
@@ -74,7 +74,7 @@ class Memory:
 
     @property
     def is_written(self) -> bool:
-        """Whether something is stored in the caller's memory."""
+        """True if something is stored in the caller's memory."""
         return self.version != self._first
 
 
@@ -293,7 +293,7 @@ def _require_distinct(builder: GraphBuilder, place: int, root: int) -> None:
 
 
 def lies_in(builder: GraphBuilder, position: int, memory: Memory, *, contiguous: bool = False) -> bool:
-    """Whether a view, or a reshape, of a declared parameter is a view for torch, which copies where strides cannot say it.
+    """True if a view, or a reshape, of a declared parameter is a view for torch, which copies where strides cannot say it.
 
     Args:
         contiguous: whether it must be contiguous as well.

@@ -27,7 +27,7 @@ _PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.data.__get__: torch.detach,  # type: ignore[attr-defined]
 }
 _MISTAKES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
-"""What a handler raises for arguments that it does not expect."""
+"""Errors that a handler raises for arguments that it does not expect."""
 
 
 def implements(*names: str) -> Callable[[Handler], Handler]:
@@ -176,7 +176,7 @@ def _is_part_of_own(value: Any) -> bool:
 
 
 def _is_copied(name: str, value: Any) -> bool:
-    """Whether torch copies a declared parameter, or a part of it, to make it contiguous."""
+    """True if torch copies a declared parameter, or a part of it, to make it contiguous."""
     if name not in _MAKES_CONTIGUOUS:
         return False
     is_copy: bool = value._tracer.is_copied(value._position, value._memory, contiguous=True)

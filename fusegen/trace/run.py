@@ -41,7 +41,7 @@ from fusegen.trace.user import here, raised_at, returned_at
 from fusegen.trace.values import OPERATORS, TracedTensor
 
 Structure: TypeAlias = TreeSpec
-"""How the results of a function are put together of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
+"""The structure of a function's results, made of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
 
 
 class Nothing:
@@ -69,7 +69,7 @@ def _marked(value: object) -> object:
 
 @dataclass(frozen=True)
 class Trace:
-    """What tracing found: the graph, what it assumed of sizes and scalars, the tensors that the function closes over, how its
+    """The findings of a trace: the graph, what it assumed of sizes and scalars, the tensors that the function closes over, how its
     results are put together, and whether torch records something for gradients that the graph does not show."""
 
     graph: Graph
@@ -139,7 +139,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any] | None:
-    """What a function of tensors is on traced ones; None where it is not traced."""
+    """A function of tensors on traced ones; None where it is not traced."""
     twin = registry.twin_of_property(func)
     if registry.handler_of(twin) is not None:
         return partial(registry.call, twin)
@@ -148,7 +148,7 @@ def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[s
 
 
 def _writes(name: str) -> bool:
-    """Whether a method of torch's tensors writes to its first argument."""
+    """True if a method of torch's tensors writes to its first argument."""
     return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
 
 
@@ -251,7 +251,7 @@ def _require_plain(returned: object) -> None:
 
 
 _OWN_ATTRIBUTES = frozenset({"_tracer", "_position", "_memory", "_writes", "_root", "_argument"})
-"""Of traced tensors."""
+"""Attributes of traced tensors."""
 
 
 def _result(value: TracedTensor) -> int:

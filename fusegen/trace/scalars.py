@@ -104,7 +104,7 @@ class TracedScalar:
         self.number()
 
     def number(self, *args: object, **kwargs: object) -> NoReturn:
-        """What only a number can do.
+        """Asks for the number itself.
 
         Raises:
             NeedsStatic, NeedsLiteral: always, but for a size that has no value.
@@ -264,7 +264,7 @@ def stale() -> TraceError:
 
 
 _INT = type("int", (int, torch.SymInt), {})
-"""What a size says it is while it is traced: `torch.arange` and others look for nothing but numbers and torch's own sizes."""
+"""The class that a traced size claims to be of: `torch.arange` and others look for nothing but numbers and torch's own sizes."""
 
 
 def _comparison(
@@ -394,15 +394,15 @@ class SymbolicSize:
     __ge__ = _comparison(operator.ge, sympy.Ge)
 
     def __sym_max__(self, other: object) -> Any:
-        """What ``torch.sym_max`` asks a size for."""
+        """The greater of two, for ``torch.sym_max``."""
         return self if self >= other else other
 
     def __sym_min__(self, other: object) -> Any:
-        """What ``torch.sym_min`` asks a size for."""
+        """The lesser of two, for ``torch.sym_min``."""
         return self if self <= other else other
 
     def __hash__(self) -> int:
-        """That of the number, which it equals: the variant is then good for this value only."""
+        """The hash of the number, which it equals: the variant is then good for this value only."""
         return hash(int(self))
 
     def __index__(self) -> int:

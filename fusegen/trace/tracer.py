@@ -43,7 +43,7 @@ def _hooks_on_saved() -> object:
 
 
 class Outside(Protocol):
-    """What is around a function: the tensors that it closes over."""
+    """The surroundings of a function: the tensors that it closes over."""
 
     def input_of(self, tensor: torch.Tensor) -> InputSpec:
         """A closed-over tensor as an input.
@@ -268,7 +268,7 @@ class Tracer:
         return self.scalar(value) if is_number else None
 
     def is_tensor(self, value: object) -> bool:
-        """Whether a number that meets it becomes an operand of a tensor's operation."""
+        """True if a number that meets it becomes an operand of a tensor's operation."""
         return isinstance(value, (TracedTensor, torch.Tensor))
 
     def add_number(self, op: Op, *positions: int) -> int:
@@ -289,7 +289,7 @@ class Tracer:
         return holds
 
     def conditions(self) -> ScalarProgram:
-        """What the trace assumed of numbers, in the order in which it did."""
+        """The assumptions of the trace about numbers, in their order."""
         return extract(self.builder.nodes, [(str(number), position) for number, position in enumerate(self._conditions)])
 
     def refuse_number(self, position: int) -> NoReturn:
@@ -306,7 +306,7 @@ class Tracer:
         raise need
 
     def can_be_sizes(self, names: Iterable[str]) -> bool:
-        """Whether scalars can be symbols: ints; those that are 0, 1 or negative in a call select code in that call."""
+        """True if scalars can be symbols: ints; those that are 0, 1 or negative in a call select code in that call."""
         return all(type(self.numbers.get(name)) is int for name in names)
 
     def require_no_parameter(self, expr: object) -> None:
@@ -342,7 +342,7 @@ class Tracer:
         return -FloorDiv(sympy.expand(b - 1 - a), sympy.sympify(b))  # what is divided is not negative here either
 
     def _is_positive(self, size: Dim) -> bool:
-        """Whether a size is above 0; a guard where that is not certain."""
+        """True if a size is above 0; a guard where that is not certain."""
         relation = sympy.Gt(sympy.expand(size), 0)
         return self.decide(relation)
 

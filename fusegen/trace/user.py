@@ -68,7 +68,7 @@ def raised_at(error: BaseException) -> str | None:
 
 
 def returned_at(function: Callable[..., object]) -> str | None:
-    """Where a function returns: the line, if there is one alone, else the function's first."""
+    """The line where a function returns, if there is one alone, else the function's first."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if not isinstance(code, CodeType):
         return None

@@ -87,7 +87,7 @@ class TracedTensor:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether the kernel is traced for a GPU."""
+        """True if the kernel is traced for a GPU."""
         return self.device.type == "cuda"
 
     @property
@@ -116,7 +116,7 @@ class TracedTensor:
         return registry.call(torch.adjoint, (self,), {})
 
     def is_floating_point(self) -> bool:
-        """Whether the dtype is a float."""
+        """True if the dtype is a float."""
         return self._node.dtype.is_float
 
     def is_complex(self) -> bool:
@@ -404,7 +404,7 @@ _SORTS = """
     is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu
     retains_grad
 """
-"""What no tensor of a kernel is."""
+"""Kinds that no tensor of a kernel is."""
 
 _NEVER = frozenset(_SORTS.split())
 _SPECIAL = """
@@ -417,7 +417,7 @@ _OTHERS = frozenset(_SPECIAL.split())
 
 
 def _replaced(name: str) -> Any:
-    """What stands for a member of torch's tensors."""
+    """The replacement of a member of torch's tensors."""
     member = getattr(torch.Tensor, name)
     if callable(member):
         return _method(member)

@@ -131,7 +131,7 @@ def multi_head_attention_forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[TracedTensor, TracedTensor | None]:
-    """What `torch.nn.MultiheadAttention` calls, as torch documents it: positions come before the batch."""
+    """The function that `torch.nn.MultiheadAttention` calls, as torch documents it: positions come before the batch."""
     if add_zero_attn or any(given is not None for given in (bias_k, bias_v, static_k, static_v)):
         raise TraceError("multi_head_attention_forward: bias_k, bias_v, add_zero_attn, static_k and static_v are not supported yet")
     dropout_p = dropout_p if training else 0.0
@@ -192,7 +192,7 @@ def _projected(inputs: list[TracedTensor], weights: Any, bias: Any) -> list[Trac
 
 
 def _combined_masks(q: TracedTensor, k: TracedTensor, mask: Any, padding: Any, batched: bool) -> TracedTensor | None:
-    """What is added to the scores of (batch, head, query, key), or None; of a bool, which hides, minus infinity."""
+    """The mask that is added to scores of (batch, head, query, key), or None; of a bool, which hides, minus infinity."""
     (batch, heads, queries, _), keys = q._node.shape, k._node.shape[2]
     found = []
     if mask is not None:

@@ -1,4 +1,4 @@
-"""What the families share: finding the tracer, normalising dims, casting, operations of two operands."""
+"""Helpers of all chapters: finding the tracer, normalising dims, casting, operations of two operands."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ def triu(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
 
 
 def _compared(op: Op, x: TracedTensor, diagonal: int) -> TracedTensor:
-    """How a matrix's columns compare with its rows, moved by a diagonal."""
+    """A comparison of a matrix's columns with its rows, moved by a diagonal."""
     rows, columns = (iota(x._tracer, size) for size in x._node.shape[-2:])
     return x._tracer.add(op, columns, pointwise.add(unsqueeze(rows, 1), diagonal))
 

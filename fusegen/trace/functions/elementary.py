@@ -165,7 +165,7 @@ def ldexp(input: Any, other: Any) -> TracedTensor:
 
 
 _EXPONENTS = {DType.FLOAT32: (-126, 127), DType.FLOAT64: (-1022, 1023)}
-"""Of the powers of two that are numbers of normal size. Three of them take every number to any other."""
+"""Exponents of the powers of two that are numbers of normal size. Three of them take every number to any other."""
 
 
 # Signs and comparisons.
@@ -173,7 +173,7 @@ _EXPONENTS = {DType.FLOAT32: (-126, 127), DType.FLOAT64: (-1022, 1023)}
 
 @implements("signbit")
 def signbit(input: TracedTensor) -> TracedTensor:
-    """Whether the value is negative, as the zero -0.0 is; the sign of a NaN is not known."""
+    """True if the value is negative, as the zero -0.0 is; the sign of a NaN is not known."""
     below = binary(Op.LT, input, 0)
     if not dtype_of(input).is_float:
         return below
@@ -224,7 +224,7 @@ def _number_of(comparison: Op, input: Any, other: Any) -> TracedTensor:
 
 @implements("isclose")
 def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> TracedTensor:
-    """Whether |input - other| <= atol + rtol |other|, or both are the same infinity."""
+    """True if |input - other| <= atol + rtol |other|, or both are the same infinity."""
     tracer = tracer_of(input, other)
     x, y = tracer.lift(input), tracer.lift(other)
     if dtype_of(x) is not dtype_of(y):
@@ -261,7 +261,7 @@ def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, i
 
 @implements("threshold")
 def threshold(input: TracedTensor, threshold: float, value: float, inplace: bool = False) -> TracedTensor:
-    """What is above a threshold, and a value in place of the rest."""
+    """The values above a threshold, and a value in place of the rest."""
     below = binary(Op.LE, numbers("threshold", input), threshold)
     return written(input, where(below, value, input), inplace)
 

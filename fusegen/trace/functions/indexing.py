@@ -53,7 +53,7 @@ def _expanded(index: TracedTensor, shape: tuple[Dim, ...]) -> TracedTensor:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Where some indices point.
+    """The elements that some indices name.
 
     Attributes:
         sizes: of the tensor.
@@ -206,7 +206,7 @@ def _check_keys(keys: list[Any]) -> None:
 
 
 def _is_numbers(key: Any) -> bool:
-    """Whether a key is a list of a few ints."""
+    """True if a key is a list of a few ints."""
     of_ints = isinstance(key, list) and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in key)
     return of_ints and len(key) <= _MOST_NUMBERS
 

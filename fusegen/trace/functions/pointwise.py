@@ -126,7 +126,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> TracedTe
 
 
 def _rounds_away(a: TracedTensor, b: TracedTensor) -> TracedTensor:
-    """Whether a quotient of integers rounded down is one less than rounded towards zero."""
+    """True if a quotient of integers rounded down is one less than rounded towards zero."""
     common = operand_dtype(Op.ADD, [Operand(x._node.shape, dtype_of(x), x._node.weak) for x in (a, b)]).torch
     a, b = cast(a, common), cast(b, common)  # a number wraps to the type in which it takes part
     negative = binary(Op.LOGICAL_XOR, binary(Op.LT, a, 0), binary(Op.LT, b, 0))
@@ -216,13 +216,13 @@ def lerp(input: TracedTensor, end: Any, weight: Any) -> TracedTensor:
 
 @implements("isnan")
 def isnan(input: TracedTensor) -> TracedTensor:
-    """Whether the value is NaN."""
+    """True if the value is NaN."""
     return binary(Op.NE, input, input)
 
 
 @implements("isinf")
 def isinf(input: TracedTensor) -> TracedTensor:
-    """Whether the value is an infinity; integers never are."""
+    """True if the value is an infinity; integers never are."""
     if not dtype_of(input).is_float:
         return binary(Op.NE, input, input)
     return binary(Op.EQ, input._tracer.add(Op.ABS, input), math.inf)
@@ -230,13 +230,13 @@ def isinf(input: TracedTensor) -> TracedTensor:
 
 @implements("isposinf")
 def isposinf(input: TracedTensor) -> TracedTensor:
-    """Whether the value is the positive infinity."""
+    """True if the value is the positive infinity."""
     return binary(Op.EQ, input, math.inf)
 
 
 @implements("isneginf")
 def isneginf(input: TracedTensor) -> TracedTensor:
-    """Whether the value is the negative infinity."""
+    """True if the value is the negative infinity."""
     return binary(Op.EQ, input, -math.inf)
 
 
@@ -255,7 +255,7 @@ def nan_to_num(
 
 @implements("isfinite")
 def isfinite(input: TracedTensor) -> TracedTensor:
-    """Whether the value is neither an infinity nor NaN, as integers always are."""
+    """True if the value is neither an infinity nor NaN, as integers always are."""
     if not dtype_of(input).is_float:
         return binary(Op.EQ, input, input)
     return binary(Op.LT, input._tracer.add(Op.ABS, input), math.inf)
@@ -298,7 +298,7 @@ def tan(input: TracedTensor) -> TracedTensor:
 
 @implements("frac")
 def frac(input: TracedTensor) -> TracedTensor:
-    """What follows the point, with the sign of the value."""
+    """The digits after the point, with the sign of the value."""
     return sub(input, input._tracer.add(Op.TRUNC, floats("frac", input)))
 
 

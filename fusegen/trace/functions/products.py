@@ -301,7 +301,7 @@ def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def _hidden(letters: str, rank: int) -> int:
-    """How many dims of an operand an ellipsis stands for.
+    """The number of an operand's dims that an ellipsis stands for.
 
     Raises:
         ShapeError: letters and dims do not fit each other.

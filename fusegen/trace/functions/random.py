@@ -137,14 +137,14 @@ def _mask(input: TracedTensor, shape: Shape, seed: Any, steps: Any) -> TracedTen
 
 
 def _noise(input: TracedTensor, mask: TracedTensor, steps: Any) -> TracedTensor:
-    """What the input is multiplied by, as if in its dtype, and unrounded: one by the share that stays, or 0."""
+    """The factor of the input, as if in its dtype, and unrounded: one by the share that stays, or 0."""
     tracer = input._tracer
     choices = (mask._position, tracer.lift(_scale(steps))._position, tracer.lift(0.0)._position)
     return tracer.value(tracer.builder.put(Node(Op.WHERE, choices, (), mask._node.shape, dtype_of(input)), location()))
 
 
 def _steps(p: Any) -> Any:
-    """Of all values that an element's bits may have, how many drop it: at least one, and not all."""
+    """The number of values of an element's bits that drop it: at least one, and not all."""
     steps = (p * _STEPS + 0.5) // 1
     if steps < 1:
         return 1

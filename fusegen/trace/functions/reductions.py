@@ -52,7 +52,7 @@ _EXTREMES = (Op.AMAX, Op.AMIN, Op.MAX, Op.MIN)
 
 
 def _is_of_nothing(x: TracedTensor, dims: Sequence[int]) -> bool:
-    """Whether each result of a reduction is one of no elements."""
+    """True if each result of a reduction is one of no elements."""
     return any(x._node.shape[d] == 0 for d in dims)
 
 
@@ -169,13 +169,13 @@ def _one_of(x: TracedTensor, dim: int | None) -> int | None:
 
 @implements("argmax")
 def argmax(input: TracedTensor, dim: int | None = None, keepdim: bool = False) -> TracedTensor:
-    """Where the greatest value is: the first of equal ones."""
+    """The index of the greatest value: the first of equal ones."""
     return _argument(Op.MAX, numbers("argmax", input), dim, keepdim)
 
 
 @implements("argmin")
 def argmin(input: TracedTensor, dim: int | None = None, keepdim: bool = False) -> TracedTensor:
-    """Where the least value is: the first of equal ones."""
+    """The index of the least value: the first of equal ones."""
     return _argument(Op.MIN, numbers("argmin", input), dim, keepdim)
 
 
@@ -196,13 +196,13 @@ def aminmax(input: TracedTensor, *, dim: int | None = None, keepdim: bool = Fals
 
 @implements("any")
 def any_(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> TracedTensor:
-    """Whether some value is not 0."""
+    """True if some value is not 0."""
     return _decided(Op.AMAX, input, dim, keepdim)
 
 
 @implements("all")
 def all_(input: TracedTensor, dim: Dims = None, keepdim: bool = False) -> TracedTensor:
-    """Whether no value is 0."""
+    """True if no value is 0."""
     return _decided(Op.AMIN, input, dim, keepdim)
 
 
@@ -218,7 +218,7 @@ def _decided(op: Op, input: TracedTensor, dim: Dims, keepdim: bool) -> TracedTen
 
 @implements("count_nonzero")
 def count_nonzero(input: TracedTensor, dim: Dims = None) -> TracedTensor:
-    """How many values are not 0."""
+    """The number of values that are not 0."""
     return sum(cast(input, torch.bool), dim)
 
 

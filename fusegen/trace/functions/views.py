@@ -202,7 +202,7 @@ def narrow(input: TracedTensor, dim: int, start: Any, length: Any) -> TracedTens
 
 
 def holds(tracer: Tracer, relation: Any) -> bool:
-    """Whether a relation of sizes holds; of symbolic ones it becomes a guard."""
+    """True if a relation of sizes holds; of symbolic ones it becomes a guard."""
     return relation if isinstance(relation, bool) else tracer.decide(relation)
 
 
@@ -424,7 +424,7 @@ def numel(input: TracedTensor) -> Any:
 
 @implements("is_floating_point")
 def is_floating_point(input: TracedTensor) -> bool:
-    """Whether the dtype is a float."""
+    """True if the dtype is a float."""
     return input.is_floating_point()
 
 

@@ -53,7 +53,7 @@ for _name in _ARITHMETIC.split():
 
 
 def _value_for(place: TracedTensor, value: Any) -> TracedTensor:
-    """What is written to a place: in its dtype, and expanded to its shape."""
+    """A value as it is written to a place: in its dtype, and expanded to its shape."""
     tracer = place._tracer
     given = tracer.lift(value)
     require_filled(given)
@@ -75,8 +75,11 @@ def copy_(input: TracedTensor, src: Any, non_blocking: bool = False) -> TracedTe
 
 
 def _recorded(whole: TracedTensor, place: TracedTensor, value: TracedTensor) -> TracedTensor:
-    """What is written to a place of a tensor. Where that is all of it, and required a gradient, it is made a function of what was
-    there: torch records one, and it is zero."""
+    """The value that is written to a place of a tensor.
+
+    Where the place is all of a tensor that required a gradient, the value is made a function of what was there: torch records such
+    a gradient, and it is zero.
+    """
     tracer = place._tracer
     is_all = whole._position == whole._root and whole.ndim == place.ndim and all(map(same, whole._node.shape, place._node.shape))
     if not is_all or whole._memory.declared or not place._node.dtype.is_float or not tracer.requires_grad(place._position):
