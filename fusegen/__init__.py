@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from fusegen.graphs.graphed import cuda_graph, graph_step
     from fusegen.integrations.find import find
     from fusegen.integrations.patch.replacement import patch, unpatch
-    from fusegen.lang.functions.normalization import invertible_layer_norm
-    from fusegen.lang.functions.random import dropout
     from fusegen.lowered import Lowered
     from fusegen.runtime.workspace import Workspace
+    from fusegen.trace.functions.normalization import invertible_layer_norm
+    from fusegen.trace.functions.random import dropout
     from fusegen.tuning import tune
 else:
     _HOMES = {
@@ -61,10 +61,10 @@ else:
         "Vjp": "fusegen.gradients",
         "Workspace": "fusegen.runtime.workspace",
         "cuda_graph": "fusegen.graphs.graphed",
-        "dropout": "fusegen.lang.functions.random",
+        "dropout": "fusegen.trace.functions.random",
         "find": "fusegen.integrations.find",
         "graph_step": "fusegen.graphs.graphed",
-        "invertible_layer_norm": "fusegen.lang.functions.normalization",
+        "invertible_layer_norm": "fusegen.trace.functions.normalization",
         "kernel": "fusegen.declare",
         "load": "fusegen.bundle.load",
         "patch": "fusegen.integrations.patch",

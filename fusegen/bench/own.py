@@ -14,13 +14,13 @@ import fusegen as fg
 from fusegen.bench.case import Case, Way
 from fusegen.compiler.backends import target_of
 from fusegen.dtypes import from_torch
-from fusegen.lang.running import inlined
 from fusegen.lowered import Lowered
 from fusegen.program.call import Role
 from fusegen.runtime.callables import by_position
 from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property
 from fusegen.timing import Call
+from fusegen.trace import inlined
 
 OWN_PROVIDERS = ("fusegen", "eager", "compile", "copy")
 """Providers that compute any declaration."""

@@ -37,11 +37,11 @@ from fusegen.errors import ArgumentError, BundleError
 from fusegen.guards.check import State
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
-from fusegen.lang import run
 from fusegen.program.formula import Relation
 from fusegen.program.signature import Argument, Constant, ExtentArgument, Kind, NumberArgument, Signature, Structure, TensorArgument
 from fusegen.schedule.names import plain, stride_name
 from fusegen.target import Backend, Target
+from fusegen.trace import run
 
 
 @dataclass(frozen=True)

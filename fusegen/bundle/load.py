@@ -24,7 +24,6 @@ from fusegen.bundle.manifest import (
     read_manifest,
 )
 from fusegen.errors import ArgumentError, BundleError, TraceError
-from fusegen.lang.running import is_tracing
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Constant, ExtentArgument, NumberArgument, builder
 from fusegen.runtime import devices
@@ -34,6 +33,7 @@ from fusegen.runtime.executable import Executable, Found, Plan
 from fusegen.runtime.execute import bound_call
 from fusegen.runtime.node import Node, Recorded, Source
 from fusegen.runtime.written import check_writable, refuse_gradients
+from fusegen.trace import is_tracing
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 

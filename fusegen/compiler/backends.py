@@ -17,7 +17,6 @@ from fusegen.compiler.extension import bound_extension, host_kernels
 from fusegen.errors import LaunchError
 from fusegen.extension.native import ensure_native
 from fusegen.jit import nvrtc
-from fusegen.lang.run import Structure
 from fusegen.program.call import KernelLaunch
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, PutTogether, bound_call
@@ -25,6 +24,7 @@ from fusegen.runtime.instructions import Runner
 from fusegen.settings import Compiler, settings
 from fusegen.source import Source
 from fusegen.target import Target
+from fusegen.trace.run import Structure
 
 _EMULATED = targets.target("sm_90a")
 """What the emulator plays: Hopper, with its tensor cores and its copy engine."""

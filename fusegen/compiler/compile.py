@@ -24,9 +24,6 @@ from fusegen.files import read_regular, sealed, unsealed, write_atomically
 from fusegen.guards import State
 from fusegen.ir.formula import numbers_of, relation
 from fusegen.ir.graph import Graph, InputSpec, Location
-from fusegen.lang.argument import Argument
-from fusegen.lang.run import Structure, Trace
-from fusegen.lang.scalars import NeedsStatic
 from fusegen.program.call import Call
 from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
@@ -39,6 +36,9 @@ from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 from fusegen.target import Backend, Target
 from fusegen.threads import cached_property, new_lock
+from fusegen.trace.needs import NeedsStatic
+from fusegen.trace.run import Structure, Trace
+from fusegen.trace.user import Argument
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,6 @@ from fusegen.compiler.tuned import in_measured_form
 from fusegen.compiler.variants import Variants
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
-from fusegen.lang.running import RUNNING
-from fusegen.lang.scalars import TracedScalar
-from fusegen.lang.values import TracedTensor, stale
 from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program, condition_of
 from fusegen.runtime.callables import in_pairs, is_complex, of_pairs
@@ -40,6 +37,9 @@ from fusegen.runtime.watched import is_intercepted, is_recorded_as_operators, is
 from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.settings import Compiler
 from fusegen.threads import cached_property, new_lock
+from fusegen.trace import RUNNING
+from fusegen.trace.scalars import TracedScalar, stale
+from fusegen.trace.values import TracedTensor
 
 RecordedCall: TypeAlias = Callable[["Dispatcher", Sequence[Any], Mapping[str, Any]], Any]
 

@@ -20,9 +20,9 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.guards import exact, is_plain
-from fusegen.lang.places import returned_at
 from fusegen.schedule.names import Namer, identifier, parameter_names
 from fusegen.threads import cached_property
+from fusegen.trace.user import returned_at
 
 T = TypeVar("T")
 

@@ -22,15 +22,15 @@ from fusegen.ir.formula import numbers_of
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import size_symbol
-from fusegen.lang import functions
-from fusegen.lang.math_functions import traced_math
-from fusegen.lang.places import here
-from fusegen.lang.run import Trace, trace
-from fusegen.lang.scalars import NeedsStatic, TracedScalar
-from fusegen.lang.tracer import NeedsLiteral, NeedsSum, Tracer
 from fusegen.passes.rewrite import rebuilt
 from fusegen.runtime.arguments import check_values
 from fusegen.schedule.names import Namer, kernel_functions
+from fusegen.trace import functions
+from fusegen.trace.needs import NeedsLiteral, NeedsStatic, NeedsSum
+from fusegen.trace.run import Trace, trace, traced_math
+from fusegen.trace.scalars import TracedScalar
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.user import here
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced
 

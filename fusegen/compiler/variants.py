@@ -22,15 +22,14 @@ from fusegen.errors import UnsupportedError
 from fusegen.guards import Recorder, State, is_plain
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
-from fusegen.lang.argument import Argument
-from fusegen.lang.run import Structure, Trace
-from fusegen.lang.scalars import NeedsSize, NeedsStatic, NeedsTie
-from fusegen.lang.tracer import NeedsLiteral, NeedsSum
 from fusegen.runtime.arguments import WIDE, Key, Values, check_values, is_scalar, span, static_part
 from fusegen.runtime.bound import NOTHING, Hidden, condition_of
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 from fusegen.threads import new_lock
+from fusegen.trace.needs import NeedsLiteral, NeedsSize, NeedsStatic, NeedsSum, NeedsTie
+from fusegen.trace.run import Structure, Trace
+from fusegen.trace.user import Argument
 
 _NEEDS = (NeedsLiteral, NeedsSum, NeedsStatic)
 

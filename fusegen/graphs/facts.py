@@ -24,9 +24,9 @@ from torch.utils.hooks import RemovableHandle
 
 from fusegen.errors import UnsupportedError
 from fusegen.guards import Conditions, Kind, Read, Slot, State, cell_contents
-from fusegen.lang.running import is_tracing
 from fusegen.native import Choice
 from fusegen.runtime.executable import Executable
+from fusegen.trace import is_tracing
 
 T = TypeVar("T")
 Variables: TypeAlias = Mapping[str, Any]

@@ -31,7 +31,7 @@ from fusegen.graphs.recording import (
     static,
     taken_apart,
 )
-from fusegen.guards.generators import Generators
+from fusegen.guards.changes import Generators
 
 Run: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 

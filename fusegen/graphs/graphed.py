@@ -25,10 +25,10 @@ from fusegen.graphs.call import Call, SameForm, Step, Views, key_of, run_with, s
 from fusegen.graphs.facts import OF_OTHERS, reached, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
 from fusegen.graphs.recording import GraphPool, Pools, Recording
-from fusegen.lang.running import is_tracing
 from fusegen.native import Choice
 from fusegen.runtime.watched import is_intercepted, is_transformed
 from fusegen.threads import new_lock
+from fusegen.trace import is_tracing
 
 _CAPTURING = "transformers.utils.output_capturing"
 _MOST = 32  # recorded calls of one function

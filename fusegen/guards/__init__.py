@@ -7,10 +7,9 @@ A `Recorder` watches one run of a function and notes every read of a variable, a
 from fusegen.guards.changes import ChangeError, refusing_changes
 from fusegen.guards.check import State
 from fusegen.guards.conditions import Conditions
-from fusegen.guards.content import cell_contents, contents, matcher
-from fusegen.guards.plain import exact, has_identity, is_plain, same
+from fusegen.guards.places import Kind, Read, Slot
 from fusegen.guards.recorder import Recorder
-from fusegen.guards.slots import Kind, Read, Slot
+from fusegen.guards.values import cell_contents, contents, exact, has_identity, is_plain, matcher, same
 
 __all__ = [
     "ChangeError",

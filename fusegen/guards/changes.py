@@ -1,26 +1,35 @@
-"""Changes that a function makes while it is traced, of what was there before: later calls would not make them again. Where they
-are looked for, they are refused and undone."""
+"""Changes that a function makes while it is traced, which later calls would not make again.
+
+Where they are looked for, changes of what was there before are refused and undone, and deeds that cannot be undone are refused. A
+random number that is drawn would be the same in every later call; torch's own functions that draw are refused where called.
+"""
 
 from __future__ import annotations
 
 import array
 import contextvars
 import ctypes
+import importlib._bootstrap
 import inspect
+import logging
+import os
+import random
 import threading
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from types import CellType
+from types import BuiltinFunctionType, CellType, FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from fusegen.errors import UnsupportedError
-from fusegen.guards.content import cell_contents
-from fusegen.guards.plain import is_plain, same
+from fusegen.errors import TraceError, UnsupportedError
+from fusegen.guards.code import called_at
+from fusegen.guards.values import cell_contents, is_plain, same
 
 _KEYS = (torch.device, torch.dtype)  # of arguments, which tell kernels apart
 _WATCHED = ("__getattribute__", "__setattr__")  # which `Watch` puts into classes
@@ -114,7 +123,7 @@ _Held: TypeAlias = tuple[Any, ...] | dict[Any, Any]
 """Elements, or what is held under keys or names."""
 
 _FILLED: tuple[tuple[Any, Callable[[Any, Any], object]], ...] = ((list, list.extend), (deque, deque.extend), (set, set.update))
-"""How containers are filled, past what a class of the user's does then."""
+"""Functions that fill containers, past what a class of the user's does then."""
 
 
 def _held(value: Any) -> _Held | None:
@@ -202,3 +211,127 @@ def _undone_variables(before: contextvars.Context) -> list[str]:
         if variable in before:
             variable.set(before[variable])
     return ["ContextVar"] if changed else []
+
+
+# Generators of random numbers.
+
+
+class Generators:
+    """The generators that a function can reach, and whether it has drawn from one."""
+
+    def __init__(self) -> None:
+        self._before = [(name, value, _state(value), _putting_back(value)) for value, name in _OF_ALL]
+        self._reached: set[int] = set()
+        self._is_alone = threading.active_count() == 1
+
+    def add(self, value: Any, name: str) -> None:
+        """Remembers where a generator is that the function can reach, by one of its methods also; anything else is left alone."""
+        value = value.__self__ if isinstance(value, BuiltinFunctionType) else value
+        state = _state(value)
+        if state is not None:
+            self._before.append((name, value, state, _putting_back(value)))
+            self._reached.add(id(value))
+
+    def add_all(self) -> None:
+        """The function can reach those of the whole process."""
+        self._reached.update(id(value) for value, _ in _OF_ALL)
+
+    def library_call(self, variables: dict[str, Any]) -> None:
+        """A library's function runs: it can reach a generator that is one of its module's variables, or the module itself."""
+        if variables is globals():
+            return
+        for value, name in _OF_ALL:
+            if variables.get("random") is value or variables.get("__name__") == value.__name__:
+                self.add(value, name)
+
+    def restore(self) -> None:
+        """Puts back those that the function has drawn from, so that a function which is refused can run again as it is."""
+        others = not self._is_alone or threading.active_count() > 1
+        for _, generator, before, put_back in self._before:
+            if _state(generator) != before and (id(generator) in self._reached or not others):
+                put_back()
+
+    def require_untouched(self) -> None:
+        """Raises if one of them has been drawn from; another thread may draw from one that the function does not reach.
+
+        Raises:
+            TraceError: naming it.
+        """
+        others = not self._is_alone or threading.active_count() > 1
+        for name, generator, before, _ in self._before:
+            if _state(generator) != before and (id(generator) in self._reached or not others):
+                what = f"the kernel draws a random number from {name} while it is traced, which every later call would use again"
+                mend = "draw it outside of the kernel, and pass it"
+                raise TraceError(what, mend=f"{mend}; or let no other thread draw during the first call" if others else mend)
+
+
+_OF_ALL = ((random, "random"), (np.random, "numpy.random"))
+"""The generators of the whole process."""
+
+
+def _putting_back(value: Any) -> Callable[[], object]:
+    """A function that gives a generator the state that it has now."""
+    if value is random or isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    return partial(value.set_state, value.get_state())
+
+
+def _state(value: Any) -> object:
+    if value is random or isinstance(value, random.Random):
+        return value.getstate()
+    if value is np.random or isinstance(value, np.random.RandomState):
+        return [part.tobytes() if isinstance(part, np.ndarray) else part for part in value.get_state()]
+    return repr(value.bit_generator.state) if isinstance(value, np.random.Generator) else None
+
+
+# Deeds of the standard library's that cannot be undone.
+
+_THREADS = {
+    threading.Thread.start.__code__: "starts a thread",
+    ThreadPoolExecutor.submit.__code__: "hands work to a thread",
+}
+
+_DEEDS_OF = {
+    logging.Logger.handle.__code__: "writes to a log",
+    type(os.environ).__setitem__.__code__: "sets an environment variable",
+    type(os.environ).__delitem__.__code__: "deletes an environment variable",
+}
+_WARNS = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
+"""Shows a warning that a filter lets through."""
+
+_IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+"""Loads a module that is not loaded yet."""
+
+
+def deed_of(frame: FrameType) -> str | None:
+    """The deed that a function which is about to run does, if it does one.
+
+    Raises:
+        TraceError: it works in another thread, where nothing is watched.
+    """
+    code = frame.f_code
+    if code in _THREADS:
+        what = f"the kernel {_THREADS[code]} while it is traced; what it reads there is not seen"
+        raise TraceError(what, where=called_at(frame), mend="do that outside of the kernel, and pass what it gives")
+    if code is _WARNS and _always_warns(frame.f_locals["msg"]):
+        return "warns"
+    return _DEEDS_OF[code] if code in _DEEDS_OF and not _is_once(frame) else None
+
+
+def _always_warns(message: Any) -> bool:
+    """True if a warning is one that a filter lets through each time."""
+    for action, text, category, _, line in warnings.filters:
+        is_meant = issubclass(message.category, category) and (text is None or text.match(str(message.message)))
+        if is_meant and line in (0, message.lineno):
+            return action == "always"
+    return False
+
+
+def _is_once(frame: FrameType) -> bool:
+    """True if something is done once in a process: a message, as its function's name says, or a module that is imported first."""
+    caller: FrameType | None = frame
+    while caller is not None and not (caller.f_code.co_name.endswith("_once") or caller.f_code is _IMPORT):
+        caller = caller.f_back
+    return caller is not None

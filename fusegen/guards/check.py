@@ -13,14 +13,13 @@ from typing import Any, TypeAlias
 import torch
 
 from fusegen.guards.conditions import Conditions
-from fusegen.guards.content import contents, is_a, is_opaque, matcher
 from fusegen.guards.counterparts import Counterparts
-from fusegen.guards.plain import has_identity, is_plain, same
-from fusegen.guards.slots import GONE, Kind, Read, Slot
+from fusegen.guards.places import GONE, Kind, Read, Slot
+from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same
 
 Found: TypeAlias = tuple[torch.Tensor, ...]
 _LASTING = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
-"""What is held as it is; all else by a weak reference."""
+"""Types of objects that are held as they are; all others by a weak reference."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Run:
 
 
 class State:
-    """What a run of a function read.
+    """The reads of a run of a function.
 
     Args:
         function: the function.
@@ -161,7 +160,7 @@ class State:
         self._run = replace(run, reads=(), questions=(), used=())
 
     def reads(self) -> list[Read]:
-        """What was read, as far as it is still there."""
+        """The reads, as far as their owners and values are still there."""
         found = (remembered.read() for remembered in self._reads)
         return [read for read in found if read is not None]
 
@@ -363,7 +362,7 @@ class _Writer:
             self._require(f"len({{{', '.join(f'id({each})' for each in places)}}}) == {len(places)}")
 
     def answer(self, position: int, attribute: str, answer: bool) -> None:
-        """What an argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+        """An answer of an argument: whether it has an attribute, or the value of ``requires_grad``."""
         asked = f"V[{position}].requires_grad" if attribute == "requires_grad" else f"hasattr(V[{position}], {attribute!r})"
         self._require(f"{asked} is {answer}")
 

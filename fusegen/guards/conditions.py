@@ -11,9 +11,8 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from fusegen.guards.content import contents, is_a, matcher
-from fusegen.guards.plain import is_plain, same
-from fusegen.guards.slots import Kind, Read, Slot
+from fusegen.guards.places import Kind, Read, Slot
+from fusegen.guards.values import contents, is_a, is_plain, matcher, same
 from fusegen.native import Choice
 
 Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...], torch.dtype]

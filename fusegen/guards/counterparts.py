@@ -16,10 +16,9 @@ from typing import Any, cast
 
 import torch
 
-from fusegen.guards.content import contents, is_a, matcher
-from fusegen.guards.libraries import is_closed
-from fusegen.guards.plain import has_identity, is_plain, same
-from fusegen.guards.slots import GONE, Kind, Read, Slot
+from fusegen.guards.code import is_closed
+from fusegen.guards.places import GONE, Kind, Read, Slot
+from fusegen.guards.values import contents, has_identity, is_a, is_plain, matcher, same
 
 GUARDED = "__guarded__"
 """The attribute of a class that names those attributes of its objects by which a trace of their calls goes."""

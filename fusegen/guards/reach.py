@@ -1,4 +1,4 @@
-"""What a function can reach: from each call of a Python function, and each value that is read, to what is behind it.
+"""All that a function can reach: from each call of a Python function, and each value that is read, to what is behind it.
 
 Variables, and attributes of classes, are found by the names that the code of a function mentions, when it is called and before it
 runs. Attributes of objects and modules are watched as they are read (`Watch`).
@@ -11,19 +11,14 @@ import builtins
 import contextlib
 import decimal
 import functools
-import gc
-import importlib._bootstrap
 import inspect
 import io
 import logging
 import os
 import queue
 import sys
-import threading
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Set
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -35,16 +30,33 @@ from types import (
     MethodWrapperType,
     ModuleType,
 )
-from typing import Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from fusegen.errors import TraceError, UnsupportedError
-from fusegen.guards.code import Names, elements_read, names_of
-from fusegen.guards.content import cell_contents, contents, is_a
-from fusegen.guards.libraries import is_closed, is_heap, is_library, of_library, runs_library
-from fusegen.guards.plain import is_plain
-from fusegen.guards.slots import Kind, Slot
+from fusegen.errors import TraceError
+from fusegen.guards.changes import deed_of
+from fusegen.guards.code import (
+    FUNCTIONS_OF,
+    Names,
+    called_at,
+    closes_over,
+    elements_read,
+    functions_of,
+    is_closed,
+    is_heap,
+    is_library,
+    method_of,
+    names_of,
+    of_library,
+    require_traceable,
+    runs_library,
+)
+from fusegen.guards.places import Kind, Slot
+from fusegen.guards.values import cell_contents, contents, is_a, is_plain
+
+if TYPE_CHECKING:
+    from fusegen.guards.recorder import Recorder
 
 _LARGE = 64  # elements from which on it matters which of them are read
 _UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read at every step, or without meaning for values
@@ -54,36 +66,18 @@ _ASKED = (
     "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled", "is_anomaly_enabled",
     "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode", "initial_seed",
 )  # fmt: skip
-"""What a function may ask torch for that is no argument's."""
+"""Questions to torch about what is no argument's."""
 
 _QUESTIONS = {function: name for name in _ASKED if (function := getattr(torch, name, None)) is not None}
 
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 """Runs at each call of a module of torch's, whoever made the module and wherever."""
 
-_THREADS = {
-    threading.Thread.start.__code__: "starts a thread",
-    ThreadPoolExecutor.submit.__code__: "hands work to a thread",
-}
-
 _DEEDS = {"print": "prints", "open": "opens a file", "input": "waits for input"}
 """Functions of Python's own that do what cannot be undone."""
 
-_DEEDS_OF = {
-    logging.Logger.handle.__code__: "writes to a log",
-    type(os.environ).__setitem__.__code__: "sets an environment variable",
-    type(os.environ).__delitem__.__code__: "deletes an environment variable",
-}
-"""Likewise of the standard library."""
-
-_WARNS = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
-"""Shows a warning that a filter lets through."""
-
 _ENVIRONMENT_READ = type(os.environ).__getitem__.__code__
 """Runs whenever a variable of the environment is asked for, in whichever way."""
-
-_IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
-"""Loads a module that is not loaded yet."""
 
 _PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__wrapped__"})
 """Attributes of functions that code may ask for, and what ``inspect.signature`` reads."""
@@ -100,55 +94,6 @@ _LOOKED_UP = frozenset({"modules", "import_module", "__import__"})
 _BUILTINS: dict[str, Any] = vars(builtins)
 _STREAMS = (io.IOBase, queue.SimpleQueue)
 
-_UNTRACEABLE = {
-    ("torch.nn.attention.flex_attention", "flex_attention"): "call F.scaled_dot_product_attention with attn_mask or is_causal, or "
-    "flex_attention outside of the kernel",
-}
-"""Functions of libraries that look into tensors, with what to do in place of calling them, by module and name."""
-
-_FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__", "default_factory")
-"""Where wrappers of the standard library, and kernels, keep the function that they call."""
-
-
-class Notes(Protocol):
-    """Who keeps what is reached."""
-
-    def note(self, slot: Slot, value: Any, name: str) -> None:
-        """A place that the code reads, what it holds, and what to call that; leads on to what is behind the value."""
-
-    def missing(self, owner: Mapping[str, Any], names: Iterable[str]) -> None:
-        """A dictionary of variables or attributes, and names of which the code may find that it lacks some."""
-
-    def note_identity(self, slot: Slot, value: Any) -> None:
-        """A place that holds a container, of which no more is read than is noted apart."""
-
-    def container(self, value: Any) -> None:
-        """A container, or an object with attributes, that was there before the function ran."""
-
-    def deed(self, deed: str, where: str | None) -> None:
-        """The function does what cannot be undone, or is about to."""
-
-    def cache(self, function: Any) -> None:
-        """A function that keeps its results."""
-
-    def watch(self, cls: type) -> None:
-        """Attributes of a class's objects are read."""
-
-    def watch_module(self, module: ModuleType) -> None:
-        """Attributes of a module are read."""
-
-    def generator(self, value: Any, name: str) -> None:
-        """A generator of random numbers."""
-
-    def random_mentioned(self) -> None:
-        """Code has a word by which it may reach the generators of all."""
-
-    def library_call(self, variables: dict[str, Any]) -> None:
-        """A library's function is called, which has these variables."""
-
-    def module_call(self, module: torch.nn.Module) -> None:
-        """A module of torch's is called."""
-
 
 class Reach:
     """Looks into calls and values, each once.
@@ -158,7 +103,7 @@ class Reach:
         function: the function that is watched; its calls bind what it is made of themselves.
     """
 
-    def __init__(self, notes: Notes, function: object) -> None:
+    def __init__(self, notes: Recorder, function: object) -> None:
         self._notes = notes
         self._own = getattr(function, "__func__", function)
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id
@@ -182,20 +127,16 @@ class Reach:
     def call(self, frame: FrameType) -> None:
         """Looks at a function that is about to run."""
         code = frame.f_code
-        if code in _THREADS:
-            _refuse_thread(frame)
         if code is _MODULE_CALL:
             self._notes.module_call(frame.f_locals["self"])
-        if code is _WARNS and _always_warns(frame.f_locals["msg"]):
-            self._notes.deed("warns", called_at(frame))
-        if code in _DEEDS_OF and not _is_once(frame):
-            self._notes.deed(_DEEDS_OF[code], called_at(frame))
+        if (deed := deed_of(frame)) is not None:
+            self._notes.deed(deed, called_at(frame))
         if code is _ENVIRONMENT_READ:
             self._environment(frame.f_locals["key"])
         if code in self._libraries:
             return
         if runs_library(frame):
-            _require_traceable(frame)
+            require_traceable(frame)
             self._libraries.add(code)
             self._notes.library_call(frame.f_globals)
             return
@@ -232,11 +173,11 @@ class Reach:
         """Finds the function of a frame that closes over variables, where none is known that has the frame's: one that a library or
         the interpreter holds and calls. One that was made meanwhile closes over nothing that was there before."""
         code, known = frame.f_code, self._functions.setdefault(frame.f_code, [])
-        if code.co_freevars and code.co_name not in _COMPREHENSIONS and not any(_closes_over(each, frame) for each in known):
-            method = _method_of(frame) if code.co_freevars == ("__class__",) else None
+        if code.co_freevars and code.co_name not in _COMPREHENSIONS and not any(closes_over(each, frame) for each in known):
+            method = method_of(frame) if code.co_freevars == ("__class__",) else None
             if method is None and code not in self._older:
-                self._older[code] = _functions_of(code, self._start)
-            known += [each for each in (self._older[code] if method is None else [method]) if _closes_over(each, frame)]
+                self._older[code] = functions_of(code, self._start)
+            known += [each for each in (self._older[code] if method is None else [method]) if closes_over(each, frame)]
 
     def _modules(self, frame: FrameType, names: Names) -> None:
         """Modules that a code imports, or looks up by a word."""
@@ -251,7 +192,7 @@ class Reach:
             self.see(sys.modules.get(name), name.rpartition(".")[2])
 
     def _deeds(self, frame: FrameType, names: Names) -> None:
-        """What a function may do beside computing a result, as far as its code says so."""
+        """Notes what a function may do beside computing a result, as far as its code says so."""
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         for name, deed in _DEEDS.items():
             if name in names.variables and name not in frame.f_globals:
@@ -283,7 +224,7 @@ class Reach:
             self._notes.note(Slot(decimal.getcontext, Kind.RESULT, ()), decimal.getcontext(), "decimal")
 
     def _closure(self, function: FunctionType) -> None:
-        """What a function is made of, and what it closes over."""
+        """Notes the parts of a function, and the values that it closes over."""
         name = function.__name__
         if function is not self._own:
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
@@ -307,10 +248,8 @@ class Reach:
     def _elements(self, container: Any, places: tuple[object, ...], name: str) -> None:
         for place in places:
             slot = Slot(container, Kind.LENGTH) if place is None else Slot(container, Kind.ITEM, place)
-            try:
+            with contextlib.suppress(LookupError):  # which the function meets as well
                 self._notes.note(slot, slot.get(), f"{name}_{place}")
-            except LookupError:  # which the function meets as well
-                continue
 
     def _ask(self, name: str) -> None:
         """Notes what torch says of itself."""
@@ -355,7 +294,11 @@ class Reach:
                         self._notes.note(Slot(holder, Kind.ATTRIBUTE, part), getattr(holder, part), part)
         if given:
             self._method(given[0], code)
-        if len(given) == 2 and is_a(given[0], type) and _code_of(type(given[0]), "__getattr__") is code:
+        if (
+            len(given) == 2
+            and is_a(given[0], type)
+            and getattr(getattr(type(given[0]), "__getattr__", None), "__code__", None) is code
+        ):
             self._metaclass_answers(*given)
 
     def _method(self, owner: Any, code: CodeType) -> None:
@@ -503,7 +446,7 @@ class Reach:
         """Something of the interpreter's or the standard library's: the function that it calls; an iterator."""
         if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
             self._iterator(value, name)
-        for part in _FUNCTIONS_OF:
+        for part in FUNCTIONS_OF:
             if is_a(inside := getattr(value, part, None), (FunctionType, MethodType)):
                 self.see(inside, name)
         if is_a(value, functools.singledispatchmethod):
@@ -536,78 +479,8 @@ class Reach:
     )
 
 
-def _refuse_thread(frame: FrameType) -> NoReturn:
-    """Refuses work in another thread, where nothing is watched."""
-    what = f"the kernel {_THREADS[frame.f_code]} while it is traced; what it reads there is not seen"
-    raise TraceError(what, where=called_at(frame), mend="do that outside of the kernel, and pass what it gives")
-
-
-def _require_traceable(frame: FrameType) -> None:
-    """Refuses a library's function that cannot work on traced tensors."""
-    name = frame.f_code.co_name
-    mend = _UNTRACEABLE.get((str(frame.f_globals.get("__name__")), name))
-    if mend is not None:
-        raise UnsupportedError(f"{name} cannot be traced", where=called_at(frame), mend=mend)
-
-
 _UNSET = object()
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
-
-
-def _closes_over(function: FunctionType, frame: FrameType) -> bool:
-    """True if a function's variables hold what those of a frame do."""
-    cells = zip(function.__code__.co_freevars, map(cell_contents, function.__closure__ or ()), strict=True)
-    held = frame.f_locals
-    return all(now[0] is held.get(name, _UNSET) if now else name not in held for name, now in cells)
-
-
-def _code_of(cls: Any, name: str) -> object:
-    return getattr(getattr(cls, name, None), "__code__", None)
-
-
-def _method_of(frame: FrameType) -> FunctionType | None:
-    """The method of a frame that closes over its class alone, as ``super`` makes it: found there, since a look through all that
-    lives takes a tenth of a second in a large process."""
-    cls = frame.f_locals.get("__class__")
-    for value in tuple(vars(cls).values()) if is_a(cls, type) else ():
-        inside = [getattr(value, part, None) for part in _FUNCTIONS_OF] if of_library(type(value)) else []
-        for found in (value, *inside):
-            if is_a(found, FunctionType) and found.__code__ is frame.f_code:
-                return cast(FunctionType, found)
-    return None
-
-
-def _functions_of(code: CodeType, start: object) -> list[FunctionType]:
-    """Functions of a code that were made before something else was, since which the collector has not run."""
-    young = gc.get_objects(generation=0)
-    first = next((place for place, each in enumerate(young) if each is start), -1) + 1
-    made = set(map(id, young[first:]))
-    return [each for each in gc.get_referrers(code) if is_a(each, FunctionType) and id(each) not in made]
-
-
-def _always_warns(message: Any) -> bool:
-    """True if a warning is one that a filter lets through each time."""
-    for action, text, category, _, line in warnings.filters:
-        is_meant = issubclass(message.category, category) and (text is None or text.match(str(message.message)))
-        if is_meant and line in (0, message.lineno):
-            return action == "always"
-    return False
-
-
-def _is_once(frame: FrameType) -> bool:
-    """True if something is done once in a process: a message, as its function's name says, or a module that is imported first."""
-    caller: FrameType | None = frame
-    while caller is not None and not (caller.f_code.co_name.endswith("_once") or caller.f_code is _IMPORT):
-        caller = caller.f_back
-    return caller is not None
-
-
-def called_at(frame: FrameType) -> str | None:
-    """The line of the user's from which a library's function was called."""
-    caller: FrameType | None = frame
-    while caller is not None and runs_library(caller):
-        caller = caller.f_back
-    return None if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 def _mentioned_in(cls: Any, names: Set[str], *, computes: bool = False) -> Iterator[str]:

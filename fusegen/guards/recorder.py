@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
-from typing import Any, Self, TypeAlias
+from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, TracebackType
+from typing import Any, Self
 
 import torch
 from torch.nn.modules import module as torch_module
 
-from fusegen.guards.changes import Changes
+from fusegen.guards.changes import Changes, Generators
 from fusegen.guards.check import Question, Run, State, Used
-from fusegen.guards.content import contents, is_a, matcher
-from fusegen.guards.generators import Generators
-from fusegen.guards.paths import ways
-from fusegen.guards.reach import Reach, called_at
-from fusegen.guards.slots import Kind, Read, Slot
-from fusegen.guards.watch import Watch
-from fusegen.threads import new_lock
+from fusegen.guards.code import called_at
+from fusegen.guards.places import Kind, Read, Slot, ways
+from fusegen.guards.reach import Reach
+from fusegen.guards.values import contents, is_a, matcher
+from fusegen.guards.watch import Calls, Watch
 
 
 class Recorder:
@@ -86,11 +83,11 @@ class Recorder:
 
     @property
     def compares_identity(self) -> bool:
-        """Whether code that ran may have asked whether two things are one."""
+        """True if code that ran may have asked whether two things are one."""
         return self._reach.compares_identity
 
     def state(self, tensors: Sequence[int]) -> State:
-        """What was read, once the function has run.
+        """The reads, once the function has run.
 
         Args:
             tensors: positions of the arguments that are tensors.
@@ -105,7 +102,7 @@ class Recorder:
         return State(self._function, self._arguments, run)
 
     def ways(self) -> dict[str, str | None]:
-        """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.guards.paths`)."""
+        """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.guards.places`)."""
         used = self._used.values()
         found = ways(self._function, self._arguments, [*self._reads.values()], [each.slot for each in used])
         return {each.name: way for each, way in zip(used, found, strict=True)}
@@ -122,7 +119,7 @@ class Recorder:
 
     @property
     def asks_for_types(self) -> bool:
-        """Whether code that ran may have asked for the exact type of something."""
+        """True if code that ran may have asked for the exact type of something."""
         return self._reach.asks_for_types
 
     # Tensors.
@@ -261,7 +258,7 @@ class Recorder:
 
 
 _MACHINERY = frozenset({"_call_impl", "_compiled_call_impl"})
-"""What torch reads of a module at each call, and what changes no value."""
+"""Attributes that torch reads of a module at each call, and that change no value."""
 
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
@@ -269,8 +266,10 @@ _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 
 
 def _cache_read(function: Any) -> Read:
-    """That a cache was neither cleared nor has grown; once it has, what was read of it is stale for good. Its hits only grow, so
-    that one which was cleared and filled again is told by fewer of them."""
+    """The read that a cache was neither cleared nor has grown; once it has, what was read of it is stale for good.
+
+    Its hits only grow, so that one which was cleared and filled again is told by fewer of them.
+    """
     slot = Slot(function, Kind.CACHE)
     kept, stays = slot.get(), True
 
@@ -302,7 +301,7 @@ def _is_traced(tensor: torch.Tensor) -> bool:
 
 
 def _place(owner: Any, name: str) -> Slot:
-    """Where an attribute lies: torch's modules keep some of theirs in dictionaries, which are faster to read."""
+    """The place of an attribute: torch's modules keep some of theirs in dictionaries, which are faster to read."""
     if isinstance(owner, torch.nn.Module) and name not in owner.__dict__:
         kinds = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"), (Kind.SUBMODULE, "_modules"))
         for kind, dictionary in kinds:
@@ -312,7 +311,7 @@ def _place(owner: Any, name: str) -> Slot:
 
 
 def _defined(cls: type, name: str, found: object) -> Slot:
-    """Where a class has what makes an attribute: under the name, unless the class itself answers otherwise for that."""
+    """The place where a class has what makes an attribute: under the name, unless the class itself answers otherwise for that."""
     if getattr(cls, name, None) is found:
         return Slot(cls, Kind.ATTRIBUTE, name)
     return Slot(next(each for each in cls.__mro__ if name in each.__dict__), Kind.DEFINED, name)
@@ -323,91 +322,7 @@ def _on_class(cls: type, name: str) -> Any:
 
 
 def _runs(found: Any) -> bool:
-    """Whether what a class holds under a name is Python code that runs when it is read."""
+    """True if what a class holds under a name is Python code that runs when it is read."""
     if isinstance(found, (property, functools.cached_property)):
         return True
     return isinstance(getattr(type(found), "__get__", None), FunctionType) and not isinstance(found, FunctionType)
-
-
-# Notice of the calls of Python functions in this thread, by the interpreter's hooks for debuggers and profilers.
-
-
-Notice: TypeAlias = Callable[[FrameType], None]
-
-
-class _Collector:
-    """The garbage collector, which is the whole process's: it waits while any thread traces."""
-
-    def __init__(self) -> None:
-        self._lock = new_lock()
-        self._pauses = 0
-        self._was_on = False
-
-    def pause(self) -> None:
-        """Has it wait."""
-        with self._lock:
-            if not self._pauses:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._pauses += 1
-
-    def resume(self) -> None:
-        """Ends one pause; the last one leaves it as it was before the first."""
-        with self._lock:
-            self._pauses = max(self._pauses - 1, 0)
-            if not self._pauses and self._was_on:
-                gc.enable()
-
-    def end_all(self) -> None:
-        """Ends all pauses: of threads that a forked child does not have."""
-        if self._pauses:
-            self._pauses = 1
-            self.resume()
-
-
-_COLLECTOR = _Collector()
-os.register_at_fork(after_in_child=_COLLECTOR.end_all)
-
-
-class Calls:
-    """Tells of every call while it is entered, before the function's first line.
-
-    The hook of debuggers is taken where it is free, since it is asked least; else that of profilers, and a profiler that is there
-    is told as before. What was there is put back. The garbage collector waits: what it calls (finalizers, callbacks of other
-    libraries) would count as calls of the function.
-
-    Args:
-        notice: is given the frame of the call.
-    """
-
-    def __init__(self, notice: Notice) -> None:
-        self._notice = notice
-        self._traces = sys.gettrace() is None
-        self._before: Any = None
-
-    def __enter__(self) -> Self:
-        _COLLECTOR.pause()
-        if self._traces:
-            sys.settrace(self._traced)
-        else:
-            self._before = sys.getprofile()
-            sys.setprofile(self._profiled)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._traces:
-            sys.settrace(None)
-        else:
-            sys.setprofile(self._before if callable(self._before) else None)
-        _COLLECTOR.resume()
-
-    def _traced(self, frame: FrameType, event: str, argument: Any) -> None:
-        self._notice(frame)
-
-    _traced.follows_users = True  # type: ignore[attr-defined]
-
-    def _profiled(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            self._notice(frame)
-        if callable(self._before):
-            self._before(frame, event, argument)

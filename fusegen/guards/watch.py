@@ -1,4 +1,4 @@
-"""Watching attributes: while a function is traced, classes of objects that it can reach report each read and write.
+"""Watching a function while it is traced: reads and writes of attributes, and calls.
 
 A class reports by a ``__getattribute__`` and a ``__setattr__`` of its own, put there for as long as a trace watches the class, and
 shared by all that do. Each thread reports to its own traces; other threads read through them as before. No lock is held while the
@@ -7,35 +7,24 @@ function runs: it may wait for a thread that traces as well.
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import ModuleType, TracebackType
-from typing import Any, Protocol, Self
+from types import FrameType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from fusegen.guards.libraries import is_closed
+from fusegen.guards.code import is_closed
 from fusegen.threads import new_lock
+
+if TYPE_CHECKING:
+    from fusegen.guards.recorder import Recorder
 
 _LOCK = new_lock()
 """For what is put into classes and modules; no code of the user's runs under it."""
-
-
-class Listener(Protocol):
-    """Who is told of reads."""
-
-    def attribute_wanted(self, owner: Any, name: str) -> None:
-        """An attribute is about to be read."""
-
-    def attribute_read(self, owner: Any, name: str, value: Any) -> None:
-        """An attribute was read."""
-
-    def attribute_missed(self, owner: Any, name: str) -> None:
-        """An attribute was asked for that is not there."""
-
-    def attribute_set(self, owner: Any, name: str, value: Any) -> None:
-        """An attribute is about to be set."""
 
 
 class _Thread(threading.local):
@@ -54,7 +43,7 @@ class Watch:
         listener: who is told.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Recorder) -> None:
         self._listener = listener
         self._depth = 0  # of reads that are part of another read
         self._watched: set[_Watched] = set()
@@ -109,7 +98,7 @@ class Watch:
             self._listener.attribute_set(owner, name, value)
 
     def _fallback(self, owner: Any, name: str, error: AttributeError) -> Any:
-        """What the class's ``__getattr__`` gives; its own reads do not count, since what it gives does."""
+        """The value that the class's ``__getattr__`` gives; its own reads do not count, since what it gives does."""
         fallback = next((vars(cls)["__getattr__"] for cls in type(owner).__mro__ if "__getattr__" in vars(cls)), None)
         try:
             if fallback is None:
@@ -226,7 +215,91 @@ def _restore_module(module: ModuleType) -> None:
 
 
 def _by_library(name: str) -> bool:
-    """Whether it is a library that looks into an object's dictionary, as torch does to find a module's parameters."""
+    """True if it is a library that looks into an object's dictionary, as torch does to find a module's parameters."""
     if name == "__class__":
         return True
     return name == "__dict__" and str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] in ("torch", "copy", "typing")
+
+
+# Notice of the calls of Python functions in this thread, by the interpreter's hooks for debuggers and profilers.
+
+
+Notice: TypeAlias = Callable[[FrameType], None]
+
+
+class _Collector:
+    """The garbage collector, which is the whole process's: it waits while any thread traces."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._pauses = 0
+        self._was_on = False
+
+    def pause(self) -> None:
+        """Has it wait."""
+        with self._lock:
+            if not self._pauses:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._pauses += 1
+
+    def resume(self) -> None:
+        """Ends one pause; the last one leaves it as it was before the first."""
+        with self._lock:
+            self._pauses = max(self._pauses - 1, 0)
+            if not self._pauses and self._was_on:
+                gc.enable()
+
+    def end_all(self) -> None:
+        """Ends all pauses: of threads that a forked child does not have."""
+        if self._pauses:
+            self._pauses = 1
+            self.resume()
+
+
+_COLLECTOR = _Collector()
+os.register_at_fork(after_in_child=_COLLECTOR.end_all)
+
+
+class Calls:
+    """Tells of every call while it is entered, before the function's first line.
+
+    The hook of debuggers is taken where it is free, since it is asked least; else that of profilers, and a profiler that is there
+    is told as before. What was there is put back. The garbage collector waits: what it calls (finalizers, callbacks of other
+    libraries) would count as calls of the function.
+
+    Args:
+        notice: is given the frame of the call.
+    """
+
+    def __init__(self, notice: Notice) -> None:
+        self._notice = notice
+        self._traces = sys.gettrace() is None
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        _COLLECTOR.pause()
+        if self._traces:
+            sys.settrace(self._traced)
+        else:
+            self._before = sys.getprofile()
+            sys.setprofile(self._profiled)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._traces:
+            sys.settrace(None)
+        else:
+            sys.setprofile(self._before if callable(self._before) else None)
+        _COLLECTOR.resume()
+
+    def _traced(self, frame: FrameType, event: str, argument: Any) -> None:
+        self._notice(frame)
+
+    _traced.follows_users = True  # type: ignore[attr-defined]
+
+    def _profiled(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            self._notice(frame)
+        if callable(self._before):
+            self._before(frame, event, argument)

@@ -68,7 +68,7 @@ PyObject *callable_type(const char *name, newfunc make, traverseproc traverse) {
   return PyType_FromSpec(&spec);
 }
 
-// `same` of fusegen/guards/plain.py, which is called for what is not here: 1 where two values are the same plain value, or one object;
+// `same` of fusegen/guards/values.py, which is called for what is not here: 1 where two values are the same plain value, or one object;
 // 0 where they are not, -1 with an error.
 inline int is_same(PyObject *same, PyObject *one, PyObject *other) {
   if (one == other) return 1;

@@ -31,22 +31,22 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import FusegenError
 from fusegen.guards import Recorder
-from fusegen.guards.paths import BETWEEN
+from fusegen.guards.places import BETWEEN
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.strided import in_row_major_order, owner
 from fusegen.ir.symbolic import literal
-from fusegen.lang.run import Trace
 from fusegen.operators.gradients import Assumed, GraphOperator, operator_of, recording_operator_of
 from fusegen.runtime.arguments import GREATEST, LEAST
 from fusegen.runtime.bound import unfollowed
 from fusegen.runtime.watched import is_transformed
 from fusegen.schedule.names import Namer
+from fusegen.trace.run import Trace
 
 LINES, ITEMS = "\n", BETWEEN
 """Part a plan's lines, and a line's items. The first line is the operator's name, the second says for each result of the call which
 of the operator's it is (or, from -1 downwards, the argument that was written to), and each further one is an argument: a way to a
-tensor (`fusegen.guards.paths`), or what follows."""
+tensor (`fusegen.guards.places`), or what follows."""
 
 VALUE, BOXED, KEY, NUMBER = "value", "boxed", "key", "number"
 """An argument of the call, by its place; one that is a float, as a tensor; a fresh key of random bits, by its device; a number."""

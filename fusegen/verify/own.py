@@ -17,10 +17,10 @@ from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceErro
 from fusegen.ir.formula import formula
 from fusegen.ir.reference import differentiate, evaluate
 from fusegen.ir.strided import owner
-from fusegen.lang.running import inlined
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property
+from fusegen.trace import inlined
 from fusegen.verify.accuracy import Errors, Verdict, judge_any
 
 Function = Callable[..., Any]

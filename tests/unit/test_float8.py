@@ -40,7 +40,7 @@ def test_loads_widen(dtype: torch.dtype) -> None:
 
 
 def test_what_is_too_large_is_nan_where_torch_has_it_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.lang.tracer.SATURATES", False)
+    monkeypatch.setattr("fusegen.trace.tracer.SATURATES", False)
     x = torch.tensor([448.0, 464.0, 464.1, 480.0, -465.0, float("inf"), float("nan"), -3.0])
     for given in (x, x.double(), x.half()):
         got = fg.kernel(lambda x: x.to(E4M3).float())(given)
@@ -49,7 +49,7 @@ def test_what_is_too_large_is_nan_where_torch_has_it_so(monkeypatch: pytest.Monk
 
 
 def test_what_is_clamped_is_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.lang.tracer.SATURATES", False)
+    monkeypatch.setattr("fusegen.trace.tracer.SATURATES", False)
     x = torch.tensor([1e30, -1e30, float("nan"), 464.0, 3.0])
     clamped = fg.kernel(lambda x: x.clamp(-448, 448).to(E4M3))
     same_bits(clamped(x).float(), torch.tensor([448.0, -448.0, float("nan"), 448.0, 3.0]))

@@ -37,7 +37,7 @@ ORDER = (
     ("program",),
     ("runtime",),
     ("ir",),
-    ("lang", "passes"),
+    ("passes", "trace"),
     ("autodiff",),
     ("schedule",),
     ("emit",),

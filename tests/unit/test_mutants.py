@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.mutants.table import ROOT, mutants
 from tests.naming import case
 
-ROOMS = ("templates/cuda/", "templates/cpu/", "templates/emulator/", "fusegen/lang/", "fusegen/autodiff/", "fusegen/ir/",
+ROOMS = ("templates/cuda/", "templates/cpu/", "templates/emulator/", "fusegen/trace/", "fusegen/autodiff/", "fusegen/ir/",
          "fusegen/passes/", "fusegen/schedule/", "fusegen/emit/", "fusegen/jit/", "fusegen/runtime/", "fusegen/compiler/",
          "fusegen/guards/", "fusegen/bundle/", "fusegen/verify/", "fusegen/bench/")  # fmt: skip
 

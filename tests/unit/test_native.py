@@ -27,7 +27,7 @@ from fusegen.errors import ArgumentError, GradientError
 from fusegen.extension.native import reason
 from fusegen.guards import Conditions, Kind, Read, Slot
 from fusegen.guards import conditions as guard_conditions
-from fusegen.guards.plain import same
+from fusegen.guards.values import same
 from tests.unit.eager import randn
 
 ASKS = """

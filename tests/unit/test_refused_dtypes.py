@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-import fusegen.lang.functions  # fills the registry
+import fusegen.trace.functions  # fills the registry
 from fusegen.errors import FusegenError
-from fusegen.lang.registry import known_functions, name_of
+from fusegen.trace.registry import known_functions, name_of
 
 FLOATS = (torch.arange(12.0).reshape(3, 4) + 1) / 16
 NOT_ASKED = {

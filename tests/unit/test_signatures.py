@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fusegen.lang import functions, registry
+from fusegen.trace import functions, registry
 from tests.naming import case
 
 FILLED = functions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import FusegenError, ShapeError, TraceError, UnsupportedError
-from fusegen.lang.values import SymbolicSize, TracedTensor
+from fusegen.trace.scalars import SymbolicSize
+from fusegen.trace.values import TracedTensor
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn, refused
 
@@ -296,6 +298,14 @@ def test_closed_over_tensors_are_not_written_to() -> None:
     with pytest.raises(UnsupportedError, match="closes over"):
         fg.kernel(function)(X)
     assert torch.equal(weight, torch.ones(4))
+
+
+def test_bits_of_closed_over_tensors_are_not_written_to() -> None:
+    flags = torch.ones(4, dtype=torch.int32)
+    for write in (operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift):
+        with case(write), pytest.raises(UnsupportedError, match="closes over"):
+            fg.kernel(lambda x, write=write: x * write(flags, 1))(torch.ones(4))
+        assert torch.equal(flags, torch.ones(4, dtype=torch.int32))
 
 
 def test_identity_of_arguments() -> None:

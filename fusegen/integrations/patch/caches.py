@@ -20,8 +20,8 @@ from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 
 from fusegen.errors import UnsupportedError
 from fusegen.guards import is_plain
-from fusegen.lang.scalars import TracedScalar
-from fusegen.lang.values import SymbolicSize, TracedTensor
+from fusegen.trace.scalars import SymbolicSize, TracedScalar
+from fusegen.trace.values import TracedTensor
 
 _CACHES = "transformers.cache_utils"
 _MODELS = "transformers.modeling_utils"

@@ -21,10 +21,10 @@ from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.graphs.graphed import KernelGraphs
 from fusegen.guards import ChangeError, refusing_changes
-from fusegen.lang.run import trace
-from fusegen.lang.running import inlined, is_tracing
 from fusegen.progress import Layers, tell_of
 from fusegen.threads import cached_property
+from fusegen.trace import inlined, is_tracing
+from fusegen.trace.run import trace
 
 Kind: TypeAlias = tuple[object, ...]
 """A kind of call: the types of its arguments."""

@@ -1,1 +1,0 @@
-"""Tracing: a Python function on torch tensors becomes a graph."""

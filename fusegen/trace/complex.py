@@ -1,0 +1,276 @@
+"""Complex tensors of a traced function: pairs of real ones, of which the graph knows nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from fusegen.errors import TraceError, UnsupportedError
+from fusegen.trace import registry
+from fusegen.trace.registry import Composite
+from fusegen.trace.spaces import twins
+from fusegen.trace.user import here
+from fusegen.trace.values import BINARY_OPERATORS, TracedTensor
+
+_DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_VIEWS = """
+    view reshape flatten unflatten squeeze unsqueeze transpose permute expand expand_as broadcast_to t movedim moveaxis swapaxes
+    swapdims narrow select contiguous clone detach repeat roll flip
+"""
+"""Functions that move elements: what they do to a complex tensor, they do to both of its parts."""
+
+_RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers what the torch functions of some names do to complex tensors."""
+
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
+        _RULES.update(dict.fromkeys(twins(names), rule))
+        return rule
+
+    return register
+
+
+class ComplexTensor(Composite):
+    """A complex tensor.
+
+    Args:
+        real, imag: its parts, of one shape.
+    """
+
+    def __init__(self, real: Any, imag: Any) -> None:
+        if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
+            what = f"a complex number of {real.dtype} and {imag.dtype}"
+            raise TraceError(what, where=here(), mend="make its parts float32, or float64")
+        self.real, self.imag = real, imag
+
+    def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The handler of a torch function of this tensor and others.
+
+        Raises:
+            UnsupportedError: it is none of the few that are known.
+        """
+        rule = _RULES.get(function)
+        if rule is None:
+            what = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
+            mend = "use products, sums, conj, abs, real, imag, views, or compute with torch.view_as_real(z)"
+            raise UnsupportedError(what, where=here(), mend=mend)
+        return rule
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return registry.call(func, args, kwargs or {})
+
+    T = property(lambda self: registry.call(torch.Tensor.t, (self,), {}))
+    shape = property(lambda self: self.real.shape)
+    ndim = property(lambda self: self.real.ndim)
+    device = property(lambda self: self.real.device)
+    dtype = property(lambda self: _DTYPES[self.real.dtype])
+    requires_grad = property(lambda self: False)
+
+    def size(self, dim: int | None = None) -> Any:
+        """All sizes, or one."""
+        return self.real.size(dim)
+
+    def dim(self) -> int:
+        """Number of dims."""
+        return int(self.real.ndim)
+
+    def numel(self) -> Any:
+        """Number of elements."""
+        return self.real.numel()
+
+    def is_complex(self) -> bool:
+        """Always True."""
+        return True
+
+    def is_floating_point(self) -> bool:
+        """Always False, as of torch's complex tensors."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(torch.Tensor, name, None)
+        if method is None or name.startswith("__"):
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        if not callable(method):
+            raise UnsupportedError(f"{name} of a complex tensor cannot be traced", where=here(), mend="use torch.view_as_real(z)")
+        return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
+
+    def __getitem__(self, key: Any) -> ComplexTensor:
+        return ComplexTensor(self.real[key], self.imag[key])
+
+    def __eq__(self, other: object) -> Any:
+        return registry.call(torch.eq, (self, other), {}) if isinstance(other, _OPERANDS) else NotImplemented
+
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> Any:
+        return registry.call(torch.neg, (self,), {})
+
+    def __abs__(self) -> Any:
+        return registry.call(torch.abs, (self,), {})
+
+    def __len__(self) -> int:
+        return len(self.real)
+
+    def __iter__(self) -> Iterator[ComplexTensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> NoReturn:
+        raise TraceError("a branch on a complex number cannot be traced", where=here(), mend="use torch.where of its parts")
+
+    def __repr__(self) -> str:
+        return f"<traced complex of {self.real!r}>"
+
+
+_OPERANDS = (ComplexTensor, TracedTensor, torch.Tensor, bool, int, float, complex)
+
+
+def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[[ComplexTensor, Any], Any]:
+    def apply(self: ComplexTensor, other: Any) -> Any:
+        return registry.call(function, (other, self) if swapped else (self, other), {})
+
+    return apply
+
+
+for _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
+    _function = BINARY_OPERATORS[_name]
+    setattr(ComplexTensor, f"__{_name}__", _operator(_function))
+    setattr(ComplexTensor, f"__r{_name}__", _operator(_function, swapped=True))
+
+
+def _parts(value: Any) -> tuple[Any, Any]:
+    """The real and the imaginary part of an operand; None where it has no other than 0."""
+    if isinstance(value, (ComplexTensor, complex)):
+        return value.real, value.imag
+    return value, None
+
+
+def _both(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
+    """A function that moves elements, applied to both parts."""
+
+    def rule(input: ComplexTensor, *args: Any, **kwargs: Any) -> ComplexTensor:
+        shaped = [a.real if isinstance(a, ComplexTensor) else a for a in args]
+        return ComplexTensor(*(registry.call(function, (part, *shaped), kwargs) for part in (input.real, input.imag)))
+
+    return rule
+
+
+for _name in _VIEWS.split():
+    for _function in twins((_name,)):
+        _RULES[_function] = _both(_function)
+
+
+def _joined(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
+    """A function that puts tensors together, applied to the real parts of all, and to the imaginary ones."""
+
+    def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexTensor:
+        if not all(isinstance(each, ComplexTensor) for each in tensors):
+            what = f"{registry.name_of(function)} of complex and real tensors"
+            raise UnsupportedError(what, where=here(), mend="make all complex: torch.complex(x, torch.zeros_like(x))")
+        parts = ([each.real for each in tensors], [each.imag for each in tensors])
+        return ComplexTensor(*(registry.call(function, (part, *args), kwargs) for part in parts))
+
+    return rule
+
+
+for _function in twins(("stack", "cat", "concat")):
+    _RULES[_function] = _joined(_function)
+
+
+@_rule("mul", "multiply")
+def mul(input: Any, other: Any) -> ComplexTensor:
+    """The product; by a real number, that of each part."""
+    (a, b), (c, d) = _parts(input), _parts(other)
+    if b is None:
+        return ComplexTensor(a * c, a * d)
+    return ComplexTensor(a * c, b * c) if d is None else ComplexTensor(a * c - b * d, a * d + b * c)
+
+
+@_rule("add")
+def add(input: Any, other: Any) -> ComplexTensor:
+    """The sum."""
+    (a, b), (c, d) = _parts(input), _parts(other)
+    real = a + c
+    if b is None or d is None:
+        return ComplexTensor(real, torch.zeros_like(real) + (d if b is None else b))
+    return ComplexTensor(real, b + d)
+
+
+@_rule("sub", "subtract")
+def sub(input: Any, other: Any) -> ComplexTensor:
+    """The difference."""
+    found: ComplexTensor = add(input, -other)
+    return found
+
+
+@_rule("div", "divide", "true_divide")
+def div(input: ComplexTensor, other: Any) -> ComplexTensor:
+    """The quotient by a real number.
+
+    Raises:
+        UnsupportedError: the divisor is complex.
+    """
+    if isinstance(other, (ComplexTensor, complex)):
+        mend = "multiply by the divisor's conjugate, and divide by its squared magnitude"
+        raise UnsupportedError("division by complex numbers cannot be traced", where=here(), mend=mend)
+    return ComplexTensor(input.real / other, input.imag / other)
+
+
+@_rule("neg", "negative")
+def neg(input: ComplexTensor) -> ComplexTensor:
+    """The number with both signs turned."""
+    return ComplexTensor(-input.real, -input.imag)
+
+
+@_rule("conj", "conj_physical")
+def conj(input: ComplexTensor) -> ComplexTensor:
+    """The conjugate."""
+    return ComplexTensor(input.real, -input.imag)
+
+
+@_rule("resolve_conj", "resolve_neg")
+def resolved(input: ComplexTensor) -> ComplexTensor:
+    """The same numbers, which are never kept as the conjugate of others."""
+    return input
+
+
+@_rule("abs", "absolute")
+def magnitude(input: ComplexTensor) -> Any:
+    """The magnitude."""
+    return torch.hypot(input.real, input.imag)
+
+
+@_rule("angle")
+def angle(input: ComplexTensor) -> Any:
+    """The angle from the real axis."""
+    return torch.atan2(input.imag, input.real)
+
+
+@_rule("real")
+def real_part(input: ComplexTensor) -> Any:
+    """The real part."""
+    return input.real
+
+
+@_rule("imag")
+def imaginary_part(input: ComplexTensor) -> Any:
+    """The imaginary part."""
+    return input.imag
+
+
+@_rule("is_complex")
+def is_complex(input: ComplexTensor) -> bool:
+    """Always True."""
+    return input.is_complex()
+
+
+@_rule("view_as_real")
+def view_as_real(input: ComplexTensor) -> Any:
+    """Both parts, along a last dim of their own."""
+    return torch.stack([input.real, input.imag], -1)

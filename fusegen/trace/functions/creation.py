@@ -1,0 +1,359 @@
+"""Tensors made of nothing, of another one's shape, or of parts: ranges, constants, triangles of a mask, complex numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fusegen.dtypes import DType, from_torch
+from fusegen.errors import TraceError
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Dim, same
+from fusegen.trace.complex import ComplexTensor
+from fusegen.trace.functions import pointwise
+from fusegen.trace.functions.common import cast, check_device, unsupported_argument
+from fusegen.trace.functions.views import cat, own, reshaped, unsqueeze
+from fusegen.trace.registry import creates, implements
+from fusegen.trace.scalars import SymbolicSize, TracedScalar, dim_of
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.values import TracedTensor
+
+_MOST_NUMBERS = 64  # in a list: each is a constant of its own
+
+
+def iota(tracer: Tracer, size: Dim) -> TracedTensor:
+    """0, 1, … size-1 in int64."""
+    return tracer.add(Op.IOTA, shape=(size,), dtype=DType.INT64)
+
+
+@creates("arange")
+def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """torch.arange; run-time sizes are ints, too."""
+    bounds += tuple(settings.pop(name) for name in ("start", "end", "step") if name in settings)
+    check_settings(tracer, settings)
+    if not 1 <= len(bounds) <= 3:
+        raise TraceError(f"arange of {len(bounds)} numbers", mend="write arange(start, end, step)")
+    start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
+    if all(isinstance(b, (int, np.integer)) for b in (start, end, step)):
+        return _integers(tracer, start, end, step, dtype)
+    if not all(isinstance(b, (int, float, np.number)) for b in (start, end, step)):
+        raise TraceError("arange with a float bound or step that is known at each call only", mend="scale arange(n)")
+    if dtype is not None and not dtype.is_floating_point:
+        raise TraceError(f"arange of floats in {dtype}", mend="give ints, or convert: torch.arange(...).to(dtype)")
+    _require_step(start, end, step)
+    places = cast(iota(tracer, math.ceil((end - start) / step)), torch.float64)  # torch computes in float64 likewise
+    return cast(pointwise.add(pointwise.mul(places, float(step)), float(start)), dtype or torch.get_default_dtype())
+
+
+def _integers(tracer: Tracer, start: Any, end: Any, step: Any, dtype: torch.dtype | None) -> TracedTensor:
+    """Every step-th integer from one up, or down, to another, which is left out."""
+    _require_step(start, end, step)
+    count = max(0, -(-(end - start) // step)) if step > 0 else max(0, -(-(start - end) // -step))
+    numbers = iota(tracer, dim_of(count))
+    numbers = numbers if step == 1 else tracer.add(Op.MUL, numbers, tracer.lift(step))
+    return cast(numbers if start == 0 else pointwise.add(numbers, start), dtype)
+
+
+def _require_step(start: Any, end: Any, step: Any) -> None:
+    if step == 0 or (end < start if step > 0 else start < end):
+        raise TraceError(f"arange from {start} to {end} with the step {step}", mend="give bounds in the order of the step")
+
+
+def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTensor:
+    """A number, which may be a run-time scalar, as a zero-dimensional tensor."""
+    if isinstance(value, (TracedTensor, TracedScalar, SymbolicSize)):
+        return cast(tracer.lift(value), dtype)
+    kind = from_torch(dtype)
+    return tracer.constant(bool(value) if kind is DType.BOOL else float(value) if kind.is_float else int(value), kind)
+
+
+def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype) -> TracedTensor:
+    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else tuple(shape)
+    return tracer.add(Op.EXPAND, scalar_tensor(tracer, value, dtype), shape=tuple(dim_of(s) for s in sizes))
+
+
+@creates("zeros")
+def zeros(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Zeros of a shape."""
+    return _filled(tracer, given_sizes(tracer, sizes, settings), 0.0, dtype or torch.get_default_dtype())
+
+
+@creates("ones")
+def ones(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Ones of a shape."""
+    return _filled(tracer, given_sizes(tracer, sizes, settings), 1.0, dtype or torch.get_default_dtype())
+
+
+def given_sizes(tracer: Tracer, sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
+    """The sizes, which torch takes by name as well."""
+    chosen: Sequence[Any] = settings.pop("size", sizes)
+    check_settings(tracer, settings)
+    return chosen
+
+
+def check_settings(tracer: Tracer, settings: dict[str, Any]) -> None:
+    """Checks where and how a new tensor is to lie: on the kernel's device, dense; the memory format means nothing in a kernel."""
+    check_device(tracer, settings.pop("device", None))
+    settings.pop("memory_format", None)
+    if settings.get("layout") is torch.strided:
+        del settings["layout"]
+    unsupported_argument("a new tensor", **settings)
+
+
+@creates("full")
+def full(
+    tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **settings: Any
+) -> TracedTensor:
+    """A constant of a shape."""
+    check_settings(tracer, settings)
+    default: torch.dtype | None = _kind(fill_value)
+    if isinstance(fill_value, TracedTensor):
+        default = None if fill_value._node.dtype.is_float else fill_value.dtype
+    return _filled(tracer, (size,), fill_value, dtype or default or torch.get_default_dtype())
+
+
+def _new(input: TracedTensor, size: Sequence[Any], value: Any, dtype: torch.dtype | None, settings: dict[str, Any]) -> TracedTensor:
+    size = given_sizes(input._tracer, size, settings)
+    return _filled(input._tracer, size, value, dtype or input.dtype)
+
+
+@implements("new_zeros")
+def new_zeros(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Zeros of a shape, of the input's dtype."""
+    return _new(input, size, 0, dtype, settings)
+
+
+@implements("new_ones")
+def new_ones(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """Ones of a shape, of the input's dtype."""
+    return _new(input, size, 1, dtype, settings)
+
+
+@implements("new_full")
+def new_full(
+    input: TracedTensor, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **settings: Any
+) -> TracedTensor:
+    """A constant of a shape, of the input's dtype."""
+    return _new(input, (size,), fill_value, dtype, settings)
+
+
+@implements("full_like")
+def full_like(
+    input: TracedTensor,
+    fill_value: float,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> TracedTensor:
+    """A constant of the input's shape."""
+    check_device(input._tracer, device)
+    strange = None if layout is torch.strided else layout
+    unsupported_argument("full_like", requires_grad=requires_grad, pin_memory=pin_memory, layout=strange)
+    filled = scalar_tensor(input._tracer, fill_value, dtype or input.dtype)
+    return input._tracer.add(Op.EXPAND, filled, shape=input._node.shape)
+
+
+@implements("zeros_like")
+def zeros_like(input: TracedTensor, **settings: Any) -> TracedTensor:
+    """Zeros of the input's shape."""
+    return full_like(input, 0, **settings)
+
+
+@implements("ones_like")
+def ones_like(input: TracedTensor, **settings: Any) -> TracedTensor:
+    """Ones of the input's shape."""
+    return full_like(input, 1, **settings)
+
+
+# Without values: until something is written there, nobody can read it.
+
+
+def _unfilled(value: TracedTensor) -> TracedTensor:
+    found = own(value)
+    found._memory.unfilled = True
+    return found
+
+
+@creates("empty")
+def empty(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """A tensor of a shape, to be written to."""
+    return _unfilled(zeros(tracer, *sizes, dtype=dtype, **settings))
+
+
+@implements("empty_like")
+def empty_like(input: TracedTensor, **settings: Any) -> TracedTensor:
+    """A tensor of the input's shape, to be written to."""
+    return _unfilled(zeros_like(input, **settings))
+
+
+@implements("new_empty")
+def new_empty(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """A tensor of a shape, of the input's dtype, to be written to."""
+    return _unfilled(_new(input, size, 0, dtype, settings))
+
+
+@creates("tensor", "scalar_tensor", "as_tensor")
+def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: Any = None, **settings: Any) -> TracedTensor:
+    """A number, also a run-time one, as a zero-dimensional tensor; a list of a few numbers; of a tensor its values."""
+    check_settings(tracer, {"device": device} | settings)
+    if isinstance(data, torch.Tensor):
+        data = tracer.lift(data)
+    if isinstance(data, TracedTensor):
+        is_default = data._node.weak and data._node.dtype.is_float
+        return cast(data, dtype or (torch.get_default_dtype() if is_default else data.dtype))
+    if isinstance(data, (list, tuple)):
+        return _listed(tracer, data, dtype)
+    if not isinstance(data, (bool, int, float, np.generic)):
+        what = f"torch.tensor of a {type(data).__name__} inside a kernel"
+        raise TraceError(what, mend="make the tensor outside and pass it; of traced values use torch.stack")
+    if isinstance(data, np.generic):  # whose dtype it has
+        return _filled(tracer, ((),), data, dtype or torch.tensor(_known(data)).dtype)
+    return _filled(tracer, ((),), data, dtype or _kind(data))
+
+
+def _listed(tracer: Tracer, data: Sequence[Any], dtype: torch.dtype | None) -> TracedTensor:
+    """Numbers in lists of lists, run-time ones among them: one behind the other."""
+    try:
+        samples = torch.tensor(_samples(tracer, data), dtype=dtype, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        what = f"torch.tensor of a list inside a kernel: {error}"
+        raise TraceError(what, mend="give numbers; of traced tensors use torch.stack") from None
+    if samples.numel() > _MOST_NUMBERS:
+        what = f"torch.tensor of {samples.numel()} numbers inside a kernel, where up to {_MOST_NUMBERS} are written out"
+        raise TraceError(what, mend="make the tensor outside and pass it")
+    if not samples.numel():
+        return _filled(tracer, tuple(samples.shape), 0, samples.dtype)
+    parts = [tracer.add(Op.EXPAND, scalar_tensor(tracer, n, samples.dtype), shape=(1,)) for n in _flat(data)]
+    return reshaped(cat(parts, 0) if len(parts) > 1 else parts[0], tuple(samples.shape))
+
+
+def _samples(tracer: Tracer, data: Any) -> Any:
+    """The numbers, and ones of their kinds in the place of those that are known at each call only: torch says shape and dtype."""
+    if isinstance(data, (list, tuple)):
+        return [_samples(tracer, part) for part in data]
+    if isinstance(data, torch.Tensor):
+        raise TraceError("torch.tensor of a list of tensors inside a kernel", mend="use torch.stack")
+    if type(data) is TracedScalar:
+        return 1.0 if tracer.lift(data)._node.dtype.is_float else 1
+    return 1 if type(data) is SymbolicSize else data
+
+
+def _flat(data: Any) -> list[Any]:
+    return [number for part in data for number in _flat(part)] if isinstance(data, (list, tuple)) else [data]
+
+
+def _known(number: Any) -> Any:
+    """A number; one that is known at each call only, selects code."""
+    return number.number() if type(number) is TracedScalar else number
+
+
+def _kind(number: Any) -> torch.dtype:
+    """The dtype of a tensor that is made of a number."""
+    if isinstance(number, np.generic):
+        return torch.full((), _known(number)).dtype
+    if isinstance(number, bool):
+        return torch.bool
+    return torch.int64 if isinstance(number, int) else torch.get_default_dtype()
+
+
+@creates("eye")
+def eye(tracer: Tracer, n: Any, m: Any = None, *, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
+    """1 on the diagonal of a matrix, 0 elsewhere."""
+    check_settings(tracer, settings)
+    rows, columns = (iota(tracer, dim_of(size)) for size in (n, n if m is None else m))
+    return cast(tracer.add(Op.EQ, unsqueeze(rows, 1), columns), dtype or torch.get_default_dtype())
+
+
+@creates("linspace")
+def linspace(
+    tracer: Tracer, start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **settings: Any
+) -> TracedTensor:
+    """Numbers at equal distances, the last one the end; counted from the end that is nearer, as torch does."""
+    check_settings(tracer, settings)
+    kind = dtype or torch.get_default_dtype()
+    if not all(isinstance(x, (int, float)) for x in (start, end)) or not isinstance(steps, int) or not kind.is_floating_point:
+        raise TraceError("linspace between bounds that are not numbers, or of integers", mend="scale arange(n)")
+    steps = int(steps)  # of a run-time size, its value in this call
+    index = cast(iota(tracer, steps), torch.float64)
+    step = (end - start) / max(steps - 1, 1)
+    rising = pointwise.add(pointwise.mul(index, step), start)
+    falling = pointwise.rsub(pointwise.mul(pointwise.rsub(index, steps - 1), step), end)
+    return cast(pointwise.where(tracer.add(Op.LT, index, tracer.lift(max(steps / 2, 1))), rising, falling), kind)
+
+
+@implements("one_hot")
+def one_hot(tensor: TracedTensor, num_classes: int = -1) -> TracedTensor:
+    """1 at the position that a value names, 0 elsewhere, in int64."""
+    if num_classes == -1:
+        raise TraceError("one_hot without num_classes depends on the values", mend="give num_classes")
+    equal = tensor._tracer.add(Op.EQ, unsqueeze(tensor, -1), iota(tensor._tracer, dim_of(num_classes)))
+    return cast(equal, torch.int64)
+
+
+@implements("tril")
+def tril(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
+    """The values on and below a diagonal, zero elsewhere."""
+    return cast(pointwise.where(_compared(Op.LE, input, diagonal), input, 0), input.dtype)
+
+
+@implements("triu")
+def triu(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
+    """The values on and above a diagonal, zero elsewhere."""
+    return cast(pointwise.where(_compared(Op.GE, input, diagonal), input, 0), input.dtype)
+
+
+def _compared(op: Op, x: TracedTensor, diagonal: int) -> TracedTensor:
+    """A comparison of a matrix's columns with its rows, moved by a diagonal."""
+    rows, columns = (iota(x._tracer, size) for size in x._node.shape[-2:])
+    return x._tracer.add(op, columns, pointwise.add(unsqueeze(rows, 1), diagonal))
+
+
+# Complex tensors made of real ones.
+
+
+@implements("view_as_complex")
+def view_as_complex(input: TracedTensor) -> ComplexTensor:
+    """Pairs along the last dim as complex numbers."""
+    if not input.ndim or not same(input._node.shape[-1], 2):
+        raise TraceError(
+            "view_as_complex of a tensor whose last dim has not two elements", mend="reshape it: x.reshape(..., -1, 2)"
+        )
+    return ComplexTensor(input[..., 0], input[..., 1])
+
+
+@implements("complex")
+def torch_complex(real: Any, imag: Any) -> ComplexTensor:
+    """Complex numbers of their parts."""
+    _require_floats("complex", real, imag)
+    return ComplexTensor(*torch.broadcast_tensors(real, imag))  # type: ignore[no-untyped-call]
+
+
+@implements("polar")
+def polar(abs: Any, angle: Any) -> ComplexTensor:
+    """Complex numbers of their magnitudes and angles."""
+    _require_floats("polar", abs, angle)
+    return ComplexTensor(abs * torch.cos(angle), abs * torch.sin(angle))
+
+
+def _require_floats(name: str, first: Any, second: Any) -> None:
+    """Refuses parts that torch refuses.
+
+    Raises:
+        TraceError: they are no float32 or float64 of one dtype.
+    """
+    if first.dtype is not second.dtype or first.dtype not in (torch.float32, torch.float64):
+        raise TraceError(f"{name} of {first.dtype} and {second.dtype}", mend="make both float32, or float64")
+
+
+@implements("real")
+def real(input: TracedTensor) -> TracedTensor:
+    """A real number itself."""
+    return input

@@ -1,0 +1,309 @@
+"""Memory that traced tensors share, so that an operation in place is seen under every name of a value, or refused.
+
+In place, a value of the function's own becomes a new value of the graph, of which all objects over the same memory are views from
+then on: a view, what it is a view of. Where it depends on strides if torch would have copied, using such a view is an error.
+
+A parameter that the kernel declares to write to is the caller's memory. Its objects are views of the version that lies there: after
+a write they are views of the next one. A write to the whole of it makes no version at first, so that what follows computes with the
+value as it is; it does when a part is written, or when the function ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from fusegen.errors import UnsupportedError
+from fusegen.ir.graph import Graph, GraphBuilder, Location, Shape
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.strided import contiguous_strides, strided_view
+from fusegen.ir.symbolic import Dim, same, simplify_dim
+from fusegen.trace.modes import Recording, note_write
+from fusegen.trace.replaced import replaced
+from fusegen.trace.user import here, location
+
+
+class Memory:
+    """The memory that a value and its views would lie in.
+
+    Args:
+        parameter: whose memory it is; empty for what the function computes.
+        declared: whether the kernel says that it writes to it.
+        captured: whether it is no parameter: a tensor that the function closes over.
+        position: of the parameter, or of what the function computes.
+
+    Attributes:
+        writes: how often something was written to it.
+        value: the node that the whole of it is now.
+        version: the node that lies in the caller's memory: another one where the whole has a value that no write has stored yet.
+    """
+
+    def __init__(self, parameter: str = "", *, declared: bool = False, captured: bool = False, position: int = -1) -> None:
+        self.parameter, self.declared, self.captured = parameter, declared, captured
+        self.writes = 0
+        self.value = self.version = self._first = position
+        self.unfilled = False  # nothing was written to it, and it has no values yet
+        self._beside: Memory | None = None
+        self._beside_writes = 0
+        self._is_lost = False
+        self.location: Location | None = None  # of the last write to the whole
+
+    @classmethod
+    def beside(cls, other: Memory, position: int) -> Memory:
+        """The memory of what is a copy or a view of some of another memory, as its strides have it, which are not known."""
+        found = cls(position=position)
+        found._beside, found._beside_writes = other, other.writes
+        return found
+
+    def lose(self) -> None:
+        """Notes that something was written which may be to this memory or to a copy."""
+        self._is_lost = True
+        self.writes += 1
+        if self._beside is not None:
+            self._beside.lose()
+
+    @property
+    def is_uncertain(self) -> bool:
+        """True if the values here depend on which tensors torch has copied."""
+        return self._is_lost or (self._beside is not None and self._beside.writes != self._beside_writes)
+
+    @property
+    def may_be_another_s(self) -> bool:
+        """True if a write to it may be one to another memory."""
+        return self._beside is not None
+
+    @property
+    def is_written(self) -> bool:
+        """True if something is stored in the caller's memory."""
+        return self.version != self._first
+
+
+class _Tracer(Recording, Protocol):
+    builder: GraphBuilder
+
+
+class _Value(Protocol):
+    @property
+    def _tracer(self) -> _Tracer: ...
+
+    _position: int
+    _memory: Memory
+    _writes: int
+    _root: int  # the node that the whole of the memory was when the value was up to date
+
+
+def require_current(value: _Value) -> None:
+    """Brings a value up to date whose memory was written to through another one.
+
+    Raises:
+        UnsupportedError: torch would give the new elements, or those of a copy.
+    """
+    memory = value._memory
+    if value._writes == memory.writes and not memory.is_uncertain:
+        return
+    is_view = memory.declared or _are_views(value._tracer.builder, value._position, value._root)
+    if memory.is_uncertain or not is_view:
+        raise UnsupportedError(
+            "a tensor is used after a view of it, or what it is a view of, was changed in place, which torch may have copied",
+            where=here(),
+            mend="write y = y + 1 in place of y += 1, or reshape the tensor after the change",
+        )
+    value._position = _rebased(value._tracer.builder, value._position, value._root, memory.value)
+    value._root, value._writes = memory.value, memory.writes
+
+
+def require_filled(value: _Value) -> None:
+    """Refuses what ``torch.empty`` gave, before something was written to it.
+
+    Raises:
+        UnsupportedError: nothing was.
+    """
+    if value._memory.unfilled:
+        what = "a tensor that torch.empty, empty_like or new_empty gave is read before something was written to it"
+        raise UnsupportedError(what, where=here(), mend="write to it first, or use torch.zeros")
+
+
+def overwrite(target: _Value, result: _Value) -> None:
+    """Makes a value mean what was written to it.
+
+    Args:
+        result: of the target's shape and dtype.
+
+    Raises:
+        UnsupportedError: the target is a parameter, or a view of one, that the kernel does not declare to write to.
+    """
+    require_current(target)
+    put(target, target._position, result)
+
+
+def require_own(memory: Memory) -> None:
+    """Refuses a parameter's memory.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    if memory.captured:
+        what = f"the kernel writes to {memory.parameter!r}, which it closes over"
+        raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+    if memory.parameter:
+        raise UnsupportedError(
+            f"the kernel writes to its parameter {memory.parameter!r}, and does not say so",
+            where=here(),
+            mend=f"declare it: @fg.kernel(mutates=({memory.parameter!r},)), or compute a new value: y = x + 1 in place of x += 1",
+        )
+
+
+def put(target: _Value, place: int, result: _Value) -> None:
+    """Writes to a place in the memory of a declared parameter, or of what the function computes.
+
+    Args:
+        target: a value in that memory.
+        place: the node that reading the place gives, made of views and gathers of the memory as it is.
+        result: what is written, of the place's shape and dtype.
+
+    Raises:
+        UnsupportedError: several elements of the place are one in memory, or the target is a parameter that the kernel does not
+            declare to write to.
+    """
+    builder, memory = target._tracer.builder, target._memory
+    if not memory.declared:
+        require_own(memory)
+        note_write(target._tracer, builder.nodes[target._position])
+        memory.unfilled = False
+    if 0 in builder.nodes[place].shape or result._position == place:
+        return
+    _require_distinct(builder, place, memory.value)
+    if not memory.declared and (memory.may_be_another_s or not _are_views(builder, target._position, memory.value, written=True)):
+        _leave(target, with_value(builder, place, target._position, result._position))
+        return
+    if place == memory.value:
+        memory.value, memory.location = result._position, location()
+    elif not memory.declared:
+        memory.value = with_value(builder, place, memory.value, result._position)
+    else:
+        before = memory.value
+        store(builder, memory)
+        where = _rebased(builder, place, before, memory.version)
+        memory.value = memory.version = _put(builder, where, result._position, memory, location())
+    memory.writes += 1
+    require_current(target)
+
+
+def with_value(builder: GraphBuilder, place: int, root: int, value: int) -> int:
+    """A tensor with a value at a place, as a new value.
+
+    Args:
+        place: made of views and gathers of the tensor.
+        root: the tensor.
+        value: of the place's shape and dtype.
+    """
+    if 0 in builder.nodes[place].shape:
+        return root
+    return replaced(builder, _views(builder, place, root) or (), value, location())
+
+
+def store(builder: GraphBuilder, memory: Memory) -> None:
+    """Lets the caller's memory have the value of the whole."""
+    if memory.value != memory.version:
+        memory.value = memory.version = _put(builder, memory.version, memory.value, memory, memory.location)
+
+
+def _put(builder: GraphBuilder, place: int, value: int, memory: Memory, where: Location | None) -> int:
+    return builder.add(Op.PUT, [place, value], location=where, shape=builder.nodes[memory.version].shape)
+
+
+def _leave(target: _Value, value: int) -> None:
+    """Gives a value memory of its own, with what was written to it: torch may have copied what it is a view of, or not, so that
+    nobody may look at that from then on.
+
+    Args:
+        value: the node that it is now.
+    """
+    left = target._memory
+    left.lose()
+    target._memory = Memory(position=value)
+    target._memory.writes = target._writes = left.writes
+    target._position = target._root = value
+
+
+def _are_views(builder: GraphBuilder, position: int, root: int, *, written: bool = False) -> bool:
+    """True if a value is a view of what the function computes, however that lies in memory, or has no element.
+
+    Args:
+        written: whether it must be one through which something can be written.
+    """
+    steps = _views(builder, position, root)
+    if steps is None:
+        return 0 in builder.nodes[position].shape
+    for step in steps:
+        node = builder.nodes[step]
+        if node.op is Op.CONCAT or (written and node.op is Op.DETACH):
+            return False
+        if node.op is Op.RESHAPE and not _only_splits(builder.nodes[node.args[0]].shape, node.shape):
+            return False
+    return True
+
+
+def _only_splits(source: Shape, result: Shape) -> bool:
+    """True if a reshape only takes dims apart, and adds or drops dims of size 1: it is a view of any strides."""
+    sizes = [size for size in result if not same(size, 1)]
+    for size in (size for size in source if not same(size, 1)):
+        found: Dim = 1
+        while sizes and not same(found, size):
+            found = simplify_dim(found * sizes.pop(0))
+        if not same(found, size):
+            return False
+    return not sizes
+
+
+def _views(builder: GraphBuilder, position: int, root: int) -> list[int] | None:
+    """The views and gathers that lead from a memory's root to a value, the last first; None for a value that has no element."""
+    found: list[int] = []
+    while position != root:
+        if builder.nodes[position].family not in (Family.VIEW, Family.INDEXING):
+            return None
+        found.append(position)
+        position = builder.nodes[position].args[0]
+    return found
+
+
+def _rebased(builder: GraphBuilder, position: int, root: int, other: int) -> int:
+    """The same view of another root."""
+    views = _views(builder, position, root)
+    if views is None:
+        return position
+    for view in reversed(views):
+        node = builder.nodes[view]
+        other = builder.put(replace(node, args=(other, *node.args[1:])), builder.locations[view])
+    return other
+
+
+def _require_distinct(builder: GraphBuilder, place: int, root: int) -> None:
+    for view in _views(builder, place, root) or ():
+        node = builder.nodes[view]
+        if node.op is Op.EXPAND and node.shape != builder.nodes[node.args[0]].shape:
+            raise UnsupportedError(
+                "several elements of an expanded tensor are one in memory, which cannot be written to",
+                where=here(),
+                mend="write to the tensor before it is expanded, as torch asks as well",
+            )
+
+
+# What torch copies.
+
+
+def lies_in(builder: GraphBuilder, position: int, memory: Memory, *, contiguous: bool = False) -> bool:
+    """True if a view, or a reshape, of a declared parameter is a view for torch, which copies where strides cannot say it.
+
+    Args:
+        contiguous: whether it must be contiguous as well.
+    """
+    if _views(builder, position, memory.value) is None:
+        return True
+    moved = _rebased(builder, position, memory.value, memory.version)
+    graph = Graph(builder.name, tuple(builder.inputs), (), tuple(builder.nodes), ())
+    view = strided_view(graph, moved)
+    if view.base != memory.version:
+        return False
+    dense = zip(view.shape, view.strides, contiguous_strides(view.shape), strict=True)
+    return not contiguous or all(same(extent, 1) or same(stride, wanted) for extent, stride, wanted in dense)

@@ -1,0 +1,351 @@
+"""Runs the user's function once on traced values; what comes back is the graph, and what was assumed on the way.
+
+Functions of Python's ``math`` take run-time numbers while a trace runs: ``math.sqrt(1 - beta ** step)`` is arithmetic of the host
+at each call. They are C and ask for a float at once, so that they are replaced. To anybody who calls them with ordinary numbers
+(other threads too) they are as they were. A function that was imported by name is not replaced: it needs the number, and its value
+selects code.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import sympy
+import torch
+from torch._C import _len_torch_function_stack as function_modes
+from torch._C import _pop_torch_function_stack as pop_mode
+from torch._C import _push_on_torch_function_stack as push_mode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+from torch.utils._pytree import TreeSpec, register_pytree_node, tree_flatten, tree_leaves, tree_map
+
+from fusegen.errors import TraceError, UnsupportedError
+from fusegen.guards.changes import refuses_changes
+from fusegen.ir.graph import NO_SCALARS, Graph, ScalarProgram
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import simplify_dim
+from fusegen.threads import new_lock
+from fusegen.trace import RUNNING, registry
+from fusegen.trace.memory import require_filled
+from fusegen.trace.scalars import SymbolicSize, TracedScalar, computed
+from fusegen.trace.tracer import Tracer
+from fusegen.trace.user import here, raised_at, returned_at
+from fusegen.trace.values import OPERATORS, TracedTensor
+
+Structure: TypeAlias = TreeSpec
+"""The structure of a function's results, made of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
+
+
+class Nothing:
+    """Stands for a None among results, which holds its place without being one of them."""
+
+
+register_pytree_node(Nothing, lambda _value: ([], None), lambda _parts, _context: None)
+
+
+class Pairs:
+    """Stands for a complex tensor among results, by its one part: both parts along a last dim of their own."""
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+
+
+register_pytree_node(Pairs, lambda value: ([value.parts], None), lambda parts, _context: torch.view_as_complex(next(iter(parts))))
+
+
+def _marked(value: object) -> object:
+    if value is None:
+        return Nothing()
+    return Pairs(torch.view_as_real(value)) if isinstance(value, registry.Composite) else value  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The findings of a trace: the graph, what it assumed of sizes and scalars, the tensors that the function closes over, how its
+    results are put together, and whether torch records something for gradients that the graph does not show."""
+
+    graph: Graph
+    guards: tuple[sympy.Basic, ...]
+    hidden: tuple[torch.Tensor, ...]
+    structure: Structure
+    conditions: ScalarProgram = NO_SCALARS
+    switches_gradients: bool = False
+
+
+class _Mode(TorchFunctionMode):
+    """Catches calls that have no traced operand while a trace is running: functions that make tensors of nothing, such as
+    torch.arange, and those of closed-over tensors alone, whose values may change from call to call."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        creator = registry.creator_of(func)
+        if creator is not None:
+            return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
+        name = getattr(func, "__name__", "")
+        written = [*args[:1], (kwargs or {}).get("out")] if _writes(name) else [(kwargs or {}).get("out")]
+        if name == "requires_grad_" and args[0].requires_grad is [*args[1:], *(kwargs or {}).values(), True][0]:
+            written = []  # it is so already
+        if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
+            what = f"{name} would write to a tensor that the kernel closes over"
+            raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+        if any(isinstance(a, torch.Tensor) for a in tree_leaves(args)):
+            apply = _traced_twin(func)
+            if apply is not None:
+                lifted = tree_map(lambda a: self.tracer.lift(a) if isinstance(a, torch.Tensor) else a, args)
+                return apply(lifted, kwargs or {})
+        if name in _DRAWING:
+            what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
+            raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
+        result = func(*args, **(kwargs or {}))
+        if not any(isinstance(a, (TracedTensor, registry.Composite)) for a in (*args, *(kwargs or {}).values())):
+            self.tracer.outside.observe(func, args, kwargs or {}, result)
+        return result
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Keeps what is around a call out of its trace, whose graph is good for later calls: modes, which replace operations, and hooks
+    of saved tensors, by which a checkpoint counts them.
+
+    The device of new tensors, which lies below all modes, stays.
+    """
+    modes = [pop_mode() for _ in range(function_modes())]
+    if modes and isinstance(modes[-1], DeviceContext):
+        push_mode(modes.pop())
+    can_hook = torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+    try:
+        with saved_tensors_hooks(_same, _same) if can_hook else nullcontext():
+            yield
+    finally:
+        for mode in reversed(modes):
+            push_mode(mode)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any] | None:
+    """A function of tensors on traced ones; None where it is not traced."""
+    twin = registry.twin_of_property(func)
+    if registry.handler_of(twin) is not None:
+        return partial(registry.call, twin)
+    operator = OPERATORS.get(func)
+    return None if operator is None else lambda args, kwargs: operator(*args, **kwargs)
+
+
+def _writes(name: str) -> bool:
+    """True if a method of torch's tensors writes to its first argument."""
+    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+
+
+_OPERATORS = "add sub mul truediv div floordiv mod pow and or xor lshift rshift"
+_WRITING = frozenset({"__setitem__", "__set__"} | {f"__i{name}__" for name in _OPERATORS.split()})
+_DRAWING = frozenset({"randperm", "multinomial", "poisson", "random_", "cauchy_", "geometric_", "log_normal_"})
+
+
+_RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tensors"
+
+
+def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
+    """Runs a function on traced values.
+
+    Args:
+        tracer: a fresh tracer, whose inputs have been made.
+        function: the user's function.
+        args: traced values and static values, as the function takes them.
+        kwargs: likewise.
+
+    Raises:
+        TraceError: when the function does something that no kernel can do.
+    """
+    try:
+        return _traced(tracer, function, args, kwargs)
+    except Exception:
+        if tracer.needs is not None:  # which torch may have taken for an argument that it does not know
+            raise tracer.needs from None
+        raise
+    finally:
+        tracer.finished = True
+        tracer.hidden.clear()  # values of the trace hold the tracer, and may stay for long
+
+
+def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
+    with _apart(), _Mode(tracer):
+        if refuses_changes() and tracer.records:  # a patched layer in training: its own code runs with its checkpoints
+            tracer.refuse_hooks()
+        RUNNING.count += 1
+        try:
+            returned = function(*args, **kwargs)
+        except TypeError as error:
+            if not any(name in str(error) for name in ("SymbolicSize", "TracedScalar", "TracedTensor")):
+                raise
+            if "SymbolicSize" in str(error):
+                tracer.require_literal_features()
+            raise TraceError(
+                f"a function got a value of the trace that it cannot take: {error}",
+                where=raised_at(error),
+                mend="use torch's functions on tensors",
+            ) from error
+        except RuntimeError as error:
+            if "TorchScript interpreter" not in str(error) or not str(error).rstrip().endswith("RuntimeError:"):
+                raise
+            mend = "call the Python function that it was made of, or call it outside of the kernel"
+            raise TraceError("a function of TorchScript got a value of the trace", where=raised_at(error), mend=mend) from None
+        finally:
+            RUNNING.count -= 1
+    writes = tracer.stored()
+    results, structure = tree_flatten(returned if returned is None else tree_map(_marked, returned))
+    if returned is None and writes:
+        results = []  # what it writes is all that it gives
+    elif not results and not writes:
+        raise TraceError("the kernel returns no tensor", where=returned_at(function), mend=_RESULTS)
+    if refuses_changes() and not writes:
+        _require_computed(results)
+    if refuses_changes():
+        _require_plain(returned)
+    outputs = [_result(_output(tracer, value, function)) for value in results]
+    if tracer.needs is not None:
+        raise tracer.needs
+    graph = tracer.builder.build(outputs, writes)
+    hidden = tuple(tensor for tensor, _ in tracer.hidden.values())
+    return Trace(graph, tuple(tracer.guards), hidden, structure, tracer.conditions(), tracer.switches_gradients)
+
+
+def _require_computed(results: Sequence[object]) -> None:
+    """Refuses a function that computes nothing, in the place of which a kernel would copy: the caller may write to the views.
+
+    Raises:
+        UnsupportedError: all results are the function's inputs, or views of them.
+    """
+    if results and all(isinstance(value, TracedTensor) and value._memory.parameter for value in results):
+        raise UnsupportedError("its results are its arguments, or views of them: there is nothing to compute")
+
+
+def _require_plain(returned: object) -> None:
+    """Refuses a function whose caller sees more of its results than their elements.
+
+    Raises:
+        UnsupportedError: a result has an attribute of the function's, or is there twice, as one object.
+    """
+    added = {name for value in tree_leaves(returned) if isinstance(value, TracedTensor) for name in vars(value)} - _OWN_ATTRIBUTES
+    if added:
+        raise UnsupportedError(f"it sets {min(added)!r} of its result, which a kernel's result does not have")
+    beside = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, (tuple, list)) else ()
+    tensors = [id(value) for value in beside if isinstance(value, TracedTensor)]
+    if len(set(tensors)) < len(tensors):
+        raise UnsupportedError("a tensor is twice among its results, of which a kernel makes two")
+
+
+_OWN_ATTRIBUTES = frozenset({"_tracer", "_position", "_memory", "_writes", "_root", "_argument"})
+"""Attributes of traced tensors."""
+
+
+def _result(value: TracedTensor) -> int:
+    """The node of a result: of a parameter that was written to, its last version, which is the caller's tensor itself."""
+    memory = value._memory
+    if memory.is_written and value._position == value._root:
+        return memory.version
+    is_copy = value._node.op is Op.PUT
+    return value._tracer.add(Op.COPY, value, role="result", write=0)._position if is_copy else value._position
+
+
+def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:
+    if value is None:
+        raise TraceError("the kernel returns None", where=returned_at(function), mend=_RESULTS)
+    if not isinstance(value, (TracedTensor, TracedScalar, torch.Tensor, SymbolicSize, int, float, np.generic)):
+        raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), mend=_RESULTS)
+    result = tracer.lift(value)
+    require_filled(result)
+    shape = tuple(simplify_dim(d) for d in result._node.shape)
+    if result._node.weak:
+        what = "the kernel returns a number, not a tensor"
+        raise TraceError(what, where=returned_at(function), mend="return a tensor that depends on an input")
+    return result if shape == result._node.shape else tracer.add(Op.RESHAPE, result, shape=shape)
+
+
+# Python's math.
+
+_OPS = {
+    "sqrt": Op.SQRT,
+    "exp": Op.EXP,
+    "expm1": Op.EXPM1,
+    "log1p": Op.LOG1P,
+    "log2": Op.LOG2,
+    "sin": Op.SIN,
+    "cos": Op.COS,
+    "tanh": Op.TANH,
+    "erf": Op.ERF,
+}
+_ORIGINALS: dict[str, Callable[..., Any]] = {}
+_LOCK = new_lock()
+_traces = 0
+
+
+def _log(x: Any, base: Any = None) -> Any:
+    return computed(Op.LOG, x) if base is None else computed(Op.LOG, x) / math.log(base)
+
+
+_TRACED: dict[str, Callable[..., Any]] = {name: partial(computed, op) for name, op in _OPS.items()} | {
+    "log": _log,
+    "pow": lambda x, y: (x * 1.0) ** y,
+    "fabs": lambda x: abs(x * 1.0),
+    "isnan": lambda x: x != x,
+    "isinf": lambda x: abs(x) == math.inf,
+    "isfinite": lambda x: abs(x) < math.inf,
+}
+"""By name in ``math``; the first argument is a traced scalar."""
+
+
+@contextmanager
+def traced_math() -> Iterator[None]:
+    """While it lasts, functions of ``math`` take run-time numbers."""
+    global _traces
+    with _LOCK:
+        _traces += 1
+        if _traces == 1:
+            _replace()
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _traces -= 1
+            if not _traces:
+                for name, function in _ORIGINALS.items():
+                    setattr(math, name, function)
+
+
+def _replace() -> None:
+    for name, traced in _TRACED.items():
+        _ORIGINALS[name] = getattr(math, name)
+        setattr(math, name, _wrapped(_ORIGINALS[name], traced))
+
+
+def _wrapped(function: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        first = _number(args[0]) if args else None
+        return function(*args) if first is None else traced(first, *args[1:])
+
+    return call
+
+
+def _number(value: Any) -> TracedScalar | None:
+    """A run-time number; None of a Python number and of anything else."""
+    if type(value) is SymbolicSize:
+        value.tracer.require_literal_feature(value.expr)
+        return value.tracer.scalar(value)
+    return value if type(value) is TracedScalar else None

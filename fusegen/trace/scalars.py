@@ -1,0 +1,477 @@
+"""Run-time numbers in a traced function: parameters that are ints or floats, sizes, what is made of them.
+
+A `TracedScalar` does as a Python number does. Arithmetic with numbers becomes weak nodes, which the host evaluates at each call
+(`passes.hoist`). A comparison is decided by the value that it has in this call, and becomes a condition of the variant. What needs
+the number itself (``math.sqrt(s)``, ``f"{s}"``, ``range(n)``) asks for the trace to begin again with the value in its place.
+"""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+
+import numpy as np
+import sympy
+import torch
+
+from fusegen.errors import TraceError
+from fusegen.ir.formula import operation
+from fusegen.ir.graph import Node
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Dim, same, simplify_dim
+from fusegen.trace import registry
+from fusegen.trace.needs import NeedsSize, NeedsStatic
+from fusegen.trace.user import here, is_shown_to_user
+
+if TYPE_CHECKING:
+    from fusegen.trace.tracer import Tracer
+
+
+class _Traced(Protocol):
+    @property
+    def _tracer(self) -> Tracer: ...
+
+    @property
+    def _position(self) -> int: ...
+
+    @property
+    def _node(self) -> Node: ...
+
+
+def leaves_of(value: _Traced) -> list[Node]:
+    """The scalars, sizes and constants that a number is made of."""
+    nodes = value._tracer.builder.nodes
+    below = {value._position: None}
+    stack = [value._position]
+    while stack:
+        new = [a for a in nodes[stack.pop()].args if a not in below]
+        below.update(dict.fromkeys(new))
+        stack += new
+    return [nodes[p] for p in below if not nodes[p].args]
+
+
+def require_static(value: _Traced) -> None:
+    """Asks for the run-time scalars and sizes that a number is made of to select code instead.
+
+    Raises:
+        NeedsStatic: the value is made of run-time scalars, and of sizes.
+        NeedsLiteral: it is made of sizes alone.
+    """
+    leaves = leaves_of(value)
+    names = sorted({str(leaf.attr("name")) for leaf in leaves if leaf.op is Op.SCALAR})
+    if names:
+        value._tracer.start_again(NeedsStatic(tuple(names)))
+    for leaf in leaves:
+        if leaf.op is Op.SIZE:
+            value._tracer.require_literal(cast(Dim, leaf.attr("size")))
+
+
+class TracedScalar:
+    """A number of the traced function that is known at each call only: a weak node of the graph."""
+
+    __array_ufunc__ = None  # numpy leaves operators to this class
+
+    def __init__(self, tracer: Tracer, position: int) -> None:
+        self._tracer = tracer
+        self._position = position
+
+    @property
+    def _node(self) -> Node:
+        return self._tracer.builder.nodes[self._position]
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class that ``isinstance`` sees: the number's own type."""
+        return number_type(self)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return registry.call(func, args, kwargs or {})
+
+    def as_size(self) -> NoReturn:
+        """Asks for the ints that it is made of to become sizes where that can be, else to select code.
+
+        Raises:
+            NeedsSize, NeedsStatic: always, but of sizes alone.
+        """
+        names = {str(leaf.attr("name")) for leaf in leaves_of(self) if leaf.op is Op.SCALAR}
+        if names and self._tracer.can_be_sizes(names):
+            self._tracer.start_again(NeedsSize(tuple(sorted(names))))
+        self.number()
+
+    def number(self, *args: object, **kwargs: object) -> NoReturn:
+        """Asks for the number itself.
+
+        Raises:
+            NeedsStatic, NeedsLiteral: always, but for a size that has no value.
+        """
+        require_static(self)
+        self._tracer.refuse_number(self._position)
+
+    def __getattr__(self, name: str) -> Any:
+        kind = number_type(self)
+        if not hasattr(kind, name) or name.startswith("__"):
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        self.number()
+
+    def __index__(self) -> NoReturn:
+        """torch asks sizes for it where it takes them one by one."""
+        self.as_size()
+
+    def __bool__(self: Any) -> bool:
+        return bool(self != 0)
+
+    def __copy__(self) -> TracedScalar:
+        return self
+
+    def __deepcopy__(self, memo: object) -> TracedScalar:
+        return self
+
+    def __pos__(self) -> TracedScalar:
+        return self
+
+    def __divmod__(self: Any, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self: Any, other: Any) -> Any:
+        return other // self, other % self
+
+
+_NEED_THE_NUMBER = [
+    "float",
+    "int",
+    "trunc",
+    "round",
+    "floor",
+    "ceil",
+    "complex",
+    "hash",
+    "str",
+    "repr",
+    "format",
+    "reduce_ex",
+    "array",
+    "invert",
+]
+_BINARY: dict[str, tuple[Op, Callable[..., Any]]] = {
+    "add": (Op.ADD, torch.add),
+    "sub": (Op.SUB, torch.sub),
+    "mul": (Op.MUL, torch.mul),
+    "truediv": (Op.DIV, torch.div),
+    "floordiv": (Op.FLOOR_DIVIDE, torch.floor_divide),
+    "mod": (Op.REMAINDER, torch.remainder),
+    "pow": (Op.POW, torch.pow),
+    "and": (Op.BITWISE_AND, torch.Tensor.__and__),
+    "or": (Op.BITWISE_OR, torch.Tensor.__or__),
+    "xor": (Op.BITWISE_XOR, torch.Tensor.__xor__),
+    "lshift": (Op.LEFT_SHIFT, torch.Tensor.__lshift__),
+    "rshift": (Op.RIGHT_SHIFT, torch.Tensor.__rshift__),
+}
+_COMPARISONS: dict[str, tuple[Op, Callable[..., Any]]] = {
+    "eq": (Op.EQ, torch.eq),
+    "ne": (Op.NE, torch.ne),
+    "lt": (Op.LT, torch.lt),
+    "le": (Op.LE, torch.le),
+    "gt": (Op.GT, torch.gt),
+    "ge": (Op.GE, torch.ge),
+}
+_OF_INTS = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGHT_SHIFT)
+
+
+def _operator(op: Op, function: Callable[..., Any], *, swapped: bool = False) -> Callable[[TracedScalar, Any], Any]:
+    def apply(self: TracedScalar, other: Any) -> Any:
+        if self._tracer.is_tensor(other):
+            return registry.call(function, (other, self) if swapped else (self, other), {})
+        number = _number(self, other)
+        if number is None:
+            return NotImplemented
+        pair = (number, self) if swapped else (self, number)
+        return computed(op, *pair)
+
+    return apply
+
+
+def _number(scalar: TracedScalar, other: Any) -> TracedScalar | None:
+    """A number that meets a scalar; None of what is no number. One that Python alone can compute with needs the value."""
+    if type(other) is bool:
+        other = int(other)
+    if type(other) is not int or -(2**63) <= other < 2**63:
+        found = scalar._tracer.as_scalar(other)
+        if found is not None or not isinstance(other, (numbers.Number, np.generic)):
+            return found
+    return scalar.number()
+
+
+def computed(op: Op, *operands: TracedScalar) -> Any:
+    """The result of an operation of numbers: a number, or the truth of a comparison."""
+    tracer = operands[0]._tracer
+    if op in _OF_INTS and any(o._node.dtype.is_float for o in operands):
+        operands[0].number()
+    if op is Op.POW:
+        operands = (_base(*operands), operands[1])
+    result = TracedScalar(tracer, tracer.add_number(op, *(o._position for o in operands)))
+    if result._node.dtype.torch is not torch.bool:
+        return result
+    holds = tracer.decide_number(result)
+    return np.bool_(holds) if number_type(result) is np.float64 else holds
+
+
+def number_type(value: _Traced) -> type:
+    """The type that Python would see: numpy's where a scalar of numpy's takes part."""
+    numbers = value._tracer.numbers
+    if any(type(numbers.get(str(leaf.attr("name")))) is np.float64 for leaf in leaves_of(value) if leaf.op is Op.SCALAR):
+        return np.float64
+    return float if value._node.dtype.is_float else int
+
+
+def _base(base: Any, exponent: Any) -> Any:
+    """The base of a power: of ints with a negative exponent, which Python computes in floats, a float."""
+    if base._node.dtype.is_float or exponent._node.dtype.is_float or exponent >= 0:
+        return base
+    return base * 1.0
+
+
+def _unary(op: Op) -> Callable[[TracedScalar], Any]:
+    return lambda self: computed(op, self)
+
+
+for _name, (_op, _function) in _BINARY.items():
+    setattr(TracedScalar, f"__{_name}__", _operator(_op, _function))
+    setattr(TracedScalar, f"__r{_name}__", _operator(_op, _function, swapped=True))
+for _name, (_op, _function) in _COMPARISONS.items():
+    setattr(TracedScalar, f"__{_name}__", _operator(_op, _function))
+for _name in _NEED_THE_NUMBER:
+    setattr(TracedScalar, f"__{_name}__", TracedScalar.number)
+for _name, _op in {"neg": Op.NEG, "abs": Op.ABS}.items():
+    setattr(TracedScalar, f"__{_name}__", _unary(_op))
+
+
+# Sizes.
+
+
+def stale() -> TraceError:
+    """The error of a value that is used outside of the trace that it belongs to."""
+    return TraceError(
+        "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and means "
+        "nothing afterwards",
+        where=here(),
+        mend="return it from the kernel, and store what the call gives",
+    )
+
+
+_INT = type("int", (int, torch.SymInt), {})
+"""The class that a traced size claims to be of: `torch.arange` and others look for nothing but numbers and torch's own sizes."""
+
+
+def _comparison(
+    function: Callable[[Any, Any], bool], relation: Callable[[Any, Any], sympy.Basic]
+) -> Callable[[SymbolicSize, object], bool]:
+    """A comparison of a size: with a number of the kernel one of scalars, with another size a relation that becomes a guard."""
+
+    def compare(self: SymbolicSize, other: object) -> bool:
+        other = _plain(other)
+        if self._is_value(other):
+            return function(self._as_number, other)
+        return self.tracer.decide(relation(self.expr, dim_of(other)))
+
+    return compare
+
+
+class SymbolicSize:
+    """A run-time size in a traced function. Arithmetic stays symbolic; a comparison becomes a guard of the variant."""
+
+    def __init__(self, tracer: Tracer, expr: sympy.Expr) -> None:
+        self.tracer = tracer
+        self.expr = expr
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class that ``isinstance`` sees: torch's sizes are ints."""
+        return int if self.tracer.finished else _INT
+
+    def _size(self, value: Dim) -> int | SymbolicSize:
+        return self.tracer.size(simplify_dim(value))
+
+    def __add__(self, other: object) -> Any:
+        return self._number(Op.ADD, torch.add, other) if self._is_value(other) else self._size(self.expr + dim_of(other))
+
+    def __sub__(self, other: object) -> Any:
+        return self._number(Op.SUB, torch.sub, other) if self._is_value(other) else self._size(self.expr - dim_of(other))
+
+    def __rsub__(self, other: object) -> Any:
+        return (
+            self._number(Op.SUB, torch.sub, other, swapped=True) if self._is_value(other) else self._size(dim_of(other) - self.expr)
+        )
+
+    def __mul__(self, other: object) -> Any:
+        return self._number(Op.MUL, torch.mul, other) if self._is_value(other) else self._size(self.expr * dim_of(other))
+
+    def __floordiv__(self, other: object) -> Any:
+        if self._is_value(other):
+            return self._number(Op.FLOOR_DIVIDE, torch.floor_divide, other)
+        return self._size(self.tracer.divide(self.expr, dim_of(other)))
+
+    def __mod__(self, other: object) -> Any:
+        return self._number(Op.REMAINDER, torch.remainder, other) if self._is_value(other) else self - self // other * other
+
+    def __rfloordiv__(self, other: object) -> Any:
+        if self._is_value(other):
+            return self._number(Op.FLOOR_DIVIDE, torch.floor_divide, other, swapped=True)
+        return self._size(self.tracer.divide(dim_of(other), self.expr))
+
+    def __rmod__(self, other: object) -> Any:
+        if self._is_value(other):
+            return self._number(Op.REMAINDER, torch.remainder, other, swapped=True)
+        return other - other // self * self  # a size or an int
+
+    def __divmod__(self, other: object) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: object) -> tuple[Any, Any]:
+        return other // self, other % self
+
+    def __truediv__(self, other: object) -> Any:
+        return self._number(Op.DIV, torch.div, other)
+
+    def __rtruediv__(self, other: object) -> Any:
+        return self._number(Op.DIV, torch.div, other, swapped=True)
+
+    def __pow__(self, other: object) -> Any:
+        return self._number(Op.POW, torch.pow, other)
+
+    def __rpow__(self, other: object) -> Any:
+        return other ** int(self)  # type: ignore[operator]
+
+    def __neg__(self) -> Any:
+        return self._size(-self.expr)
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    def bit_length(self) -> int:
+        """As of an int, whose value the variant is then bound to."""
+        return int(self).bit_length()
+
+    def _number(self, op: Op, function: Callable[..., Any], other: object, *, swapped: bool = False) -> Any:
+        """A function of the size as a number: a feature extent becomes literal, another size a run-time number."""
+        self.tracer.require_literal_feature(self.expr)
+        if isinstance(other, np.generic):  # numpy has rules of its own
+            return operation(op)(other, int(self)) if swapped else operation(op)(int(self), other)
+        size, number = self.tracer.scalar(self), self.tracer.as_scalar(_plain(other))
+        if number is None:
+            return registry.call(function, (other, size) if swapped else (size, other), {})
+        return computed(op, *((number, size) if swapped else (size, number)))
+
+    def _is_value(self, other: object) -> bool:
+        """True if arithmetic with it gives a number of the kernel, not another size."""
+        return isinstance(other, (bool, float, np.generic, TracedScalar)) or self.tracer.is_tensor(other)
+
+    @property
+    def _as_number(self) -> Any:
+        """The size as a scalar, which compares with any number."""
+        return self.tracer.scalar(self)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __eq__(self, other: object) -> bool:
+        other = _plain(other)
+        if isinstance(other, (float, TracedScalar)):
+            return bool(self._as_number == other)
+        if not isinstance(other, (int, SymbolicSize)):
+            return NotImplemented
+        return same(self.expr, dim_of(other)) or self.tracer.decide(sympy.Eq(self.expr, dim_of(other)))
+
+    __lt__ = _comparison(operator.lt, sympy.Lt)
+    __le__ = _comparison(operator.le, sympy.Le)
+    __gt__ = _comparison(operator.gt, sympy.Gt)
+    __ge__ = _comparison(operator.ge, sympy.Ge)
+
+    def __sym_max__(self, other: object) -> Any:
+        """The greater of two, for ``torch.sym_max``."""
+        return self if self >= other else other
+
+    def __sym_min__(self, other: object) -> Any:
+        """The lesser of two, for ``torch.sym_min``."""
+        return self if self <= other else other
+
+    def __hash__(self) -> int:
+        """The hash of the number, which it equals: the variant is then good for this value only."""
+        return hash(int(self))
+
+    def __index__(self) -> int:
+        """The size as a number: the variant is then good for this value only."""
+        return self.tracer.specialize(self.expr)
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        """The size as a number, as a scale such as 1/√d needs it: a feature extent becomes literal."""
+        self.tracer.require_literal_feature(self.expr)
+        self.tracer.require_no_parameter(self.expr)
+        raise TraceError(
+            f"the run-time size {self.expr} is used as a number",
+            where=here(),
+            mend="compute from a literal size (the last dim), or pass the number as a scalar parameter",
+        )
+
+    def __repr__(self) -> str:
+        return str(self._shown)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._shown, spec) if spec else str(self._shown)
+
+    @property
+    def _shown(self) -> Dim:
+        """The number, in texts of the user's, which may also select code: the variant is then good for this value only. The formula
+        in texts of ours, and where no value is known."""
+        is_known = not self.tracer.finished and {str(symbol) for symbol in self.expr.free_symbols} <= self.tracer.hints.keys()
+        return int(self) if is_known and is_shown_to_user() else self.expr
+
+
+def _on_bits(function: Callable[[Any, Any], int], *, swapped: bool = False) -> Callable[[SymbolicSize, Any], int]:
+    """An operation on a size's bits, of which nothing is symbolic: the variant is then good for this value only."""
+
+    def apply(self: SymbolicSize, other: Any) -> int:
+        return function(other, int(self)) if swapped else function(int(self), other)
+
+    return apply
+
+
+for _name in ("and_", "or_", "xor", "lshift", "rshift"):
+    _bits = getattr(operator, _name)
+    setattr(SymbolicSize, f"__{_name.strip('_')}__", _on_bits(_bits))
+    setattr(SymbolicSize, f"__r{_name.strip('_')}__", _on_bits(_bits, swapped=True))
+
+
+def _plain(value: object) -> object:
+    """A number as Python has it: bools and numpy's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return int(value) if isinstance(value, bool) else value
+
+
+def dim_of(value: object) -> Dim:
+    """A size as the graph writes it.
+
+    Raises:
+        TraceError: when the value is no size.
+    """
+    if isinstance(value, SymbolicSize):
+        if value.tracer.finished:
+            raise stale()
+        return value.expr
+    if isinstance(value, TracedScalar):
+        value.as_size()
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    if hasattr(value, "require_static"):  # of a traced tensor
+        value.require_static()
+        raise TraceError("a tensor is used as a size", where=here(), mend="use an int or a size of a traced tensor")
+    raise TraceError(f"{value!r} is no size", where=here(), mend="use an int or a size of a traced tensor")

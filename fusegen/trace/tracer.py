@@ -1,0 +1,484 @@
+"""The tracer: the state of one trace, of which traced values ask what they cannot answer alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import sympy
+import torch
+
+from fusegen.dtypes import SATURATES, DType, from_torch
+from fusegen.errors import TraceError, UnsupportedError
+from fusegen.ir.formula import evaluate, extract, formula
+from fusegen.ir.formula import relation as relation_of
+from fusegen.ir.graph import GraphBuilder, InputSpec, ScalarProgram, dependencies
+from fusegen.ir.infer import MismatchError, broadcast
+from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
+from fusegen.program.numbers import ERRORS
+from fusegen.trace.float8 import require_wide, without_overflow
+from fusegen.trace.memory import Memory, lies_in, require_current, require_filled, store
+from fusegen.trace.needs import NeedsLiteral, NeedsStatic, NeedsTie, sum_of
+from fusegen.trace.scalars import SymbolicSize, TracedScalar, stale
+from fusegen.trace.user import Argument, here, location
+from fusegen.trace.values import StrongTracedTensor, TracedTensor
+
+_OF_NUMBERS = frozenset(
+    {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
+)
+"""Operations that have no meaning for bools; torch refuses most of them as well."""
+
+
+_UNASKED = object()
+
+
+def _hooks_on_saved() -> object:
+    """The innermost hooks on tensors that torch saves for backward passes, as checkpoints put there; None for none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+class Outside(Protocol):
+    """The surroundings of a function: the tensors that it closes over."""
+
+    def input_of(self, tensor: torch.Tensor) -> InputSpec:
+        """A closed-over tensor as an input.
+
+        Raises:
+            TraceError: it cannot be found again in a later call.
+        """
+
+    def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Takes note of what torch answered about closed-over tensors while tracing: their sizes, or values."""
+
+    def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
+        """Takes note of what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+
+
+class Tracer:
+    """State of one trace: the graph in the making, and the guards.
+
+    Args:
+        name: the function's name.
+        hints: example values of the symbolic sizes, by name; may be incomplete.
+        device: what ``x.device`` answers.
+        outside: describes closed-over tensors.
+        numbers: values of the run-time scalars in this call, by name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hints: Mapping[str, int],
+        device: torch.device,
+        outside: Outside,
+        numbers: Mapping[str, int | float] | None = None,
+    ) -> None:
+        self.builder = GraphBuilder(name)
+        self.hints = dict(hints)
+        self.device = device
+        self.guards: dict[sympy.Basic, None] = {}
+        self.hidden: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
+        self.memories: list[Memory] = []  # of the parameters
+        self._arguments: dict[int, Argument] = {}
+        self.outside = outside
+        self.numbers = dict(numbers or {})
+        self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
+        self.tied: frozenset[str] = frozenset()  # those that share symbols with dims of their size
+        self.needs: Exception | None = None
+        self._conditions: dict[int, None] = {}
+        self.switches_gradients = False
+        self.records = torch.is_grad_enabled()
+        self._hooks: object = _UNASKED
+        self.finished = False  # what was made of it means nothing from then on
+        self._streams = itertools.count()
+
+    def refuse_hooks(self) -> None:
+        """Refuses from now on what is computed under hooks on saved tensors other than those that there are now."""
+        self._hooks = _hooks_on_saved()
+
+    # Values.
+
+    def value(self, position: int, memory: Memory | None = None) -> TracedTensor:
+        """A node as the user's function sees it.
+
+        Args:
+            memory: where it would lie, for a view.
+        """
+        kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
+        return kind(self, position, memory)
+
+    def parameter(self, spec: InputSpec, argument: Argument, *, declared: bool) -> TracedTensor:
+        """A tensor that the function takes.
+
+        Args:
+            spec: its sizes, dtype and strides.
+            argument: the caller's tensor as an object.
+            declared: whether the kernel says that it writes to it.
+        """
+        position = self.builder.input(spec)
+        self.memories.append(Memory(argument.parameter, declared=declared, position=position))
+        value = self.value(position, self.memories[-1])
+        value._argument = self._arguments[position] = argument
+        return value
+
+    def requires_grad(self, position: int) -> bool:
+        """Tells if autograd records a value: one of the tensors that it depends on requires a gradient."""
+        sources = dependencies(self.builder.nodes, position)
+        answers = [self._asks_for_gradient(source) for source in sources]
+        return any(answers) and (position in sources or torch.is_grad_enabled())
+
+    def _asks_for_gradient(self, source: int) -> bool:
+        if source in self._arguments:
+            argument = self._arguments[source]
+            self.outside.argument_asked(argument.name, "requires_grad", argument.requires_grad)
+            return argument.requires_grad
+        tensor = next((tensor for tensor, value in self.hidden.values() if value._position == source), None)
+        if tensor is None:
+            return False
+        with torch._C.DisableTorchFunction():
+            answer = tensor.requires_grad
+        self.outside.observe(torch.Tensor.requires_grad.__get__, (tensor,), {}, answer)  # type: ignore[attr-defined]
+        return answer
+
+    def stored(self) -> list[int]:
+        """The last version of each parameter that was written to."""
+        for memory in self.memories:
+            store(self.builder, memory)
+        return [memory.version for memory in self.memories if memory.is_written]
+
+    def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
+        """A new value."""
+        if self.finished or any(a._tracer is not self for a in args):
+            raise stale()
+        if self._hooks is not _UNASKED and self._hooks != _hooks_on_saved():
+            raise UnsupportedError(
+                "tensors that it saves are checkpointed, or have hooks", where=here(), mend="put these around it"
+            )
+        for operand in args:
+            require_current(operand)
+            if operand._memory.unfilled and (op.family is not Family.VIEW or op is Op.CONCAT):
+                require_filled(operand)
+        require_wide(op, [a._node.dtype for a in args])
+        if op is Op.CAST and attrs["dtype"] is DType.FLOAT8_E4M3FN and not SATURATES:
+            args = (without_overflow(args[0]),)
+        positions = [self._operand(op, a) for a in args]
+        numbers = {name: value for name, value in attrs.items() if name in op.row.numbers and type(value) is TracedScalar}
+        if numbers:
+            positions += [self.lift(value)._position for value in numbers.values()]
+            attrs = {name: value for name, value in attrs.items() if name not in numbers} | {"numbers": tuple(numbers)}
+        _require_numbers(attrs.values())
+        try:
+            position = self.builder.add(op, positions, location=location(), **attrs)
+            value = self.value(position, self._memory_of(op, args, position))
+        except MismatchError as error:
+            self.require_equal(error.sizes)
+            raise
+        _check_default_dtype(op, args, value)
+        if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
+            raise TraceError(f"{op.row.name} of bool", where=here(), mend="convert to a number dtype first")
+        return self._without_elements(value) if 0 in value._node.shape else value
+
+    def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> Memory | None:
+        """The memory in which a new value lies, if it is one that exists already."""
+        if op.family is not Family.VIEW or op is Op.CONCAT:
+            return None
+        memory = args[0]._memory
+        return None if op is Op.RESHAPE and self.is_copied(position, memory) else memory
+
+    def is_copied(self, position: int, memory: Memory, *, contiguous: bool = False) -> bool:
+        """Tells if torch copies a view of a declared parameter to reshape it, or to make it contiguous.
+
+        With a size of 1 it may be a view, so that the answer is one for other sizes alone.
+        """
+        if not memory.declared or lies_in(self.builder, position, memory, contiguous=contiguous):
+            return False
+        dims = self.builder.nodes[memory.version].shape
+        for symbol in sorted({s for dim in dims for s in getattr(dim, "free_symbols", ())}, key=str):
+            self.decide(sympy.Eq(symbol, 1))
+        return True
+
+    def _without_elements(self, value: TracedTensor) -> TracedTensor:
+        """A value that has no element, as a constant: nothing is read for it, and no index divided by its sizes."""
+        kind, shape = value._node.dtype, value._node.shape
+        zero = self.builder.constant(False if kind is DType.BOOL else 0.0 if kind.is_float else 0, dtype=kind)
+        return self.value(self.builder.add(Op.EXPAND, [zero], shape=shape))
+
+    def new_stream(self) -> int:
+        """The number of a further tensor of random bits of the key that a call draws."""
+        return next(self._streams)
+
+    def lift(self, value: object) -> TracedTensor:
+        """Any operand as a traced value: numbers become constants, closed-over tensors hidden inputs."""
+        if isinstance(value, TracedTensor):
+            if value._tracer is not self:
+                raise stale()
+            require_current(value)
+            return value
+        if type(value) is TracedScalar:
+            if value._tracer is not self:
+                raise stale()
+            return TracedTensor(self, value._position)
+        if isinstance(value, SymbolicSize):
+            return TracedTensor(self, self.builder.size(value.expr))
+        if isinstance(value, np.generic):
+            value = float(value) if isinstance(value, np.bool_) else value.item()  # which torch takes for a float
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise TraceError(f"the number {value} does not fit 64 bits", mend="use a float")
+        if isinstance(value, (bool, int, float)):
+            return self.value(self.builder.constant(value))
+        if isinstance(value, torch.Tensor):
+            return self._close_over(value)
+        raise TraceError(f"a {type(value).__name__} cannot take part in a kernel", where=here(), mend="pass a tensor or a number")
+
+    def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
+        if self.finished:
+            raise stale()
+        if id(tensor) not in self.hidden:
+            spec = self.outside.input_of(tensor)
+            position = self.builder.input(spec)
+            self.hidden[id(tensor)] = (tensor, self.value(position, Memory(spec.name, captured=True, position=position)))
+        return self.hidden[id(tensor)][1]
+
+    def constant(self, value: float | int | bool, dtype: DType | None = None) -> TracedTensor:
+        """A literal; with a dtype, as a zero-dimensional tensor of that type."""
+        return self.value(self.builder.constant(value, dtype=dtype))
+
+    def _operand(self, op: Op, value: TracedTensor) -> int:
+        """An operand's position; a number that meets what is not pointwise is a tensor of torch's default dtype."""
+        node = value._node
+        if op.family in (Family.POINTWISE, Family.LEAF) or not node.weak:
+            return value._position
+        dtype = from_torch(torch.get_default_dtype()) if node.dtype.is_float else node.dtype
+        return self.builder.add(Op.CAST, [value._position], location=location(), dtype=dtype)
+
+    # Numbers.
+
+    def scalar(self, value: object) -> TracedScalar:
+        """A number, or a size as a number."""
+        return value if type(value) is TracedScalar else TracedScalar(self, self.lift(value)._position)
+
+    def as_scalar(self, value: object) -> TracedScalar | None:
+        """A run-time number or a Python number as one; None of anything else."""
+        is_number = type(value) in (TracedScalar, SymbolicSize, int, float)
+        return self.scalar(value) if is_number else None
+
+    def is_tensor(self, value: object) -> bool:
+        """True if a number that meets it becomes an operand of a tensor's operation."""
+        return isinstance(value, (TracedTensor, torch.Tensor))
+
+    def add_number(self, op: Op, *positions: int) -> int:
+        """An operation of numbers."""
+        return self.builder.add(op, positions, location=location())
+
+    def decide_number(self, condition: TracedScalar) -> bool:
+        """The truth of a comparison of numbers in this call, which becomes a condition of the variant."""
+        try:
+            holds = bool(evaluate(self.builder.nodes, condition._position, self.numbers, self.hints))
+        except ERRORS:
+            condition.number()
+        except KeyError as missing:
+            what = f"the function needs the value of {missing}, which has none here"
+            raise TraceError(what, where=here(), mend="lower with example tensors and numbers") from None
+        position = condition._position if holds else self.add_number(Op.LOGICAL_NOT, condition._position)
+        self._conditions[position] = None
+        return holds
+
+    def conditions(self) -> ScalarProgram:
+        """The assumptions of the trace about numbers, in their order."""
+        return extract(self.builder.nodes, [(str(number), position) for number, position in enumerate(self._conditions)])
+
+    def refuse_number(self, position: int) -> NoReturn:
+        """Refuses a number that has no value while tracing."""
+        raise TraceError(
+            f"a run-time size is used as a number: {self.builder.nodes[position].op!r}",
+            where=here(),
+            mend="compute from a literal size (the last dim), or pass the number as a scalar parameter",
+        )
+
+    def start_again(self, need: Exception) -> NoReturn:
+        """Ends the trace; should the function catch that, it ends at its end."""
+        self.needs = self.needs or need
+        raise need
+
+    def can_be_sizes(self, names: Iterable[str]) -> bool:
+        """True if scalars can be symbols: ints; those that are 0, 1 or negative in a call select code in that call."""
+        return all(type(self.numbers.get(name)) is int for name in names)
+
+    def require_no_parameter(self, expr: object) -> None:
+        """Asks for ints that are used as sizes to select code: their values are needed."""
+        found = {str(s) for s in getattr(expr, "free_symbols", ())} & self.parameter_sizes.keys()
+        if found:
+            self.start_again(NeedsStatic(tuple(sorted(self.parameter_sizes[name] for name in found))))
+
+    # Sizes.
+
+    def size(self, dim: Dim) -> int | SymbolicSize:
+        """A size as the user's function sees it."""
+        if self.finished:
+            raise stale()
+        value = literal(dim)
+        return SymbolicSize(self, dim) if value is None else value
+
+    def divide(self, a: Dim, b: Dim) -> Dim:
+        """The quotient of sizes, rounded down as Python does; exact where that can be seen.
+
+        Raises:
+            ZeroDivisionError: of a division by 0, as Python does.
+        """
+        if same(b, 0):
+            raise ZeroDivisionError("integer division or modulo by zero")
+        quotient = exact_quotient(a, b)
+        if quotient is not None:
+            return quotient
+        if not self._is_positive(b):
+            a, b = -a, -b
+        if self._is_positive(a + 1):
+            return FloorDiv(sympy.sympify(a), sympy.sympify(b))
+        return -FloorDiv(sympy.expand(b - 1 - a), sympy.sympify(b))  # what is divided is not negative here either
+
+    def _is_positive(self, size: Dim) -> bool:
+        """True if a size is above 0; a guard where that is not certain."""
+        relation = sympy.Gt(sympy.expand(size), 0)
+        return self.decide(relation)
+
+    def decide(self, relation: sympy.Basic) -> bool:
+        """The truth of a relation of sizes, which becomes a guard unless it always holds.
+
+        Raises:
+            TraceError: when an example size is missing.
+        """
+        if self.finished:
+            raise stale()
+        if relation in (sympy.true, sympy.false):
+            return bool(relation)
+        holds = relation_of(relation)(self._hinted(relation))
+        self.guards[relation if holds else sympy.Not(relation)] = None
+        return holds
+
+    def specialize(self, expr: sympy.Expr) -> int:
+        """The value of a size, which the variant is then bound to."""
+        if self.finished:
+            raise stale()
+        self.require_no_parameter(expr)
+        value = formula(expr)(self._hinted(expr))
+        self.guards[sympy.Eq(expr, value)] = None
+        return value
+
+    def require_literal(self, *dims: Dim) -> None:
+        """Asks for sizes to be literal; first, for ints among them to share the symbols of dims, which may be all that is missing.
+
+        Raises:
+            NeedsTie: an int is one of the sizes.
+            NeedsStatic: an int shares a symbol already, or equals no dim.
+            NeedsLiteral: a size is an input's symbolic one whose value is known.
+        """
+        need = self._literal_need(dims)
+        if need is not None:
+            self.start_again(need)
+
+    def _literal_need(self, dims: Sequence[Dim]) -> NeedsLiteral | None:
+        symbols = {str(symbol) for dim in dims for symbol in getattr(dim, "free_symbols", ())}
+        untied = {name for symbol, name in self.parameter_sizes.items() if symbol in symbols} - self.tied
+        if untied:
+            self.start_again(NeedsTie(tuple(sorted(untied))))
+        for dim in dims:
+            self.require_no_parameter(dim)
+            for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
+                if symbol.name in self.hints:
+                    return NeedsLiteral(symbol.name)
+        return None
+
+    def require_literal_feature(self, dim: Dim) -> None:
+        """Asks for a size of last dims to be literal; leading sizes change from call to call, and stay as they are.
+
+        Raises:
+            NeedsLiteral: it is made of last dims alone.
+        """
+        symbols = {symbol.name for symbol in getattr(dim, "free_symbols", ())}
+        if symbols <= set(dict(self.builder.bounds)):
+            self.require_literal(dim)
+
+    def expects_at_most(self, dim: Dim, most: int) -> bool:
+        """Tells if a size is not above a number in this call, as far as is known; that a function asks for it is no guard."""
+        return self._are_known([dim]) and formula(dim)(self.hints) <= most
+
+    def _are_known(self, dims: Iterable[Dim]) -> bool:
+        return all(symbol.name in self.hints for dim in dims for symbol in getattr(dim, "free_symbols", ()))
+
+    def require_literal_features(self) -> None:
+        """Asks for every size of last dims to be literal: something takes plain numbers only.
+
+        Raises:
+            NeedsLiteral: one of them is not.
+        """
+        for name, _ in self.builder.bounds:
+            self.require_literal(sympy.Symbol(name))
+
+    def common_shape(self, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+        """The shape that some broadcast to.
+
+        Raises:
+            ShapeError: there is none.
+            NeedsTie, NeedsLiteral: as in `require_literal`, where there is one in this call.
+        """
+        try:
+            return broadcast([tuple(shape) for shape in shapes])
+        except MismatchError as error:
+            self.require_equal(error.sizes)
+            raise
+
+    def require_equal(self, sizes: Sequence[tuple[Dim, Dim]]) -> None:
+        """Asks for sizes to be sums of each other or literal, where they are equal in this call, though not for all values of their
+        symbols. Where they are not, that is a guard: the function may catch the error that follows.
+
+        Raises:
+            NeedsTie, NeedsLiteral: as in `require_literal`.
+            NeedsSum: one is the sum of others.
+        """
+        if not self._are_known(itertools.chain(*sizes)):
+            return
+        for one, other in sizes:
+            if formula(one)(self.hints) != formula(other)(self.hints):
+                self.decide(sympy.Eq(one, other))
+                return
+        need = self._literal_need(list(itertools.chain(*sizes)))
+        if need is not None:
+            self.start_again(next((each for pair in sizes if (each := sum_of(*pair, need)) is not None), need))
+
+    def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
+        missing = [s.name for s in expr.free_symbols if s.name not in self.hints]
+        if missing:
+            raise TraceError(
+                f"the function needs the value of the size {missing[0]}, which is symbolic here",
+                where=here(),
+                mend="lower with example tensors, or avoid branching on this size",
+            )
+        return {s.name: self.hints[s.name] for s in expr.free_symbols}
+
+
+def _require_numbers(values: Iterable[object]) -> None:
+    """Asks for numbers where the graph holds no others."""
+    for value in values:
+        if isinstance(value, TracedScalar):
+            value.number()
+        if isinstance(value, SymbolicSize):
+            float(value)
+        if isinstance(value, (tuple, list)):
+            _require_numbers(value)
+
+
+def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTensor) -> None:
+    """Refuses an operation of integers whose result is of torch's default dtype, where that is not float32.
+
+    Raises:
+        TraceError: the graph's float32 would not be what torch gives.
+    """
+    default = torch.get_default_dtype()
+    if default is torch.float32 or value._node.dtype is not DType.FLOAT32 or value._node.weak or op.row.result is Result.EXPLICIT:
+        return
+    if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
+        what = f"{op.row.name} of integers gives torch's default dtype, which is {default} here"
+        raise TraceError(what, where=here(), mend="cast first: .to(torch.float32), or the dtype that you want")

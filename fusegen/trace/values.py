@@ -1,0 +1,432 @@
+"""Traced tensors: what a function sees in the place of a caller's tensors, without values.
+
+`TracedTensor` implements ``__torch_function__`` and Tensor's operators and methods; each call is looked up in the table of
+`trace.registry` and becomes nodes of the graph. Everything that would need a value is an error that names the line.
+
+`StrongTracedTensor` is a real ``torch.Tensor`` as well, so that ``isinstance`` answers as it does without a kernel. The tensor
+underneath is empty and never asked for anything. Members of ``torch.Tensor`` are replaced one by one, as torch's own would first
+read their arguments, among which a run-time size is no number; what still reaches torch's operations is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+
+from fusegen.errors import DimError, IndexRangeError, ShapeError, TraceError, UnsupportedError
+from fusegen.ir.graph import Node
+from fusegen.ir.symbolic import product, same, simplify_dim
+from fusegen.trace import registry
+from fusegen.trace.memory import Memory, overwrite
+from fusegen.trace.scalars import SymbolicSize, TracedScalar, require_static, stale
+from fusegen.trace.user import here
+
+if TYPE_CHECKING:
+    from fusegen.trace.tracer import Tracer
+    from fusegen.trace.user import Argument
+
+
+class TracedTensor:
+    """A tensor (or run-time scalar) of the traced function: a node of the graph."""
+
+    _argument: Argument | None = None  # the caller's tensor, of a parameter
+
+    def __init__(self, tracer: Tracer, position: int, memory: Memory | None = None) -> None:
+        self._tracer = tracer
+        self._position = position
+        self._memory = memory or Memory(position=position)
+        self._writes, self._root = self._memory.writes, self._memory.value
+
+    @property
+    def _node(self) -> Node:
+        if self._tracer.finished:
+            raise stale()
+        return self._tracer.builder.nodes[self._position]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return registry.call(func, args, kwargs or {})
+
+    # What torch.Tensor knows without a value.
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes: literal ones as ints, the others symbolic."""
+        return Shape(self._tracer.size(d) for d in self._node.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """All sizes, or one."""
+        if dim is not None and (isinstance(dim, bool) or not -self.ndim <= dim < self.ndim):
+            raise DimError(f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), mend="count dims from 0, or from -1")
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self._node.shape)
+
+    def dim(self) -> int:
+        """Number of dims."""
+        return self.ndim
+
+    def numel(self) -> int | SymbolicSize:
+        """Number of elements."""
+        return self._tracer.size(simplify_dim(product(self._node.shape)))
+
+    ndimension, nelement = dim, numel
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self._node.dtype.itemsize
+
+    @property
+    def is_cuda(self) -> bool:
+        """True if the kernel is traced for a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """torch's dtype."""
+        return self._node.dtype.torch
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the kernel is traced for."""
+        return self._tracer.device
+
+    @property
+    def requires_grad(self) -> bool:
+        """True if autograd records the value, by the tensors that it depends on; the answer becomes a guard."""
+        return self._tracer.requires_grad(self._position)
+
+    @property
+    def T(self) -> Any:
+        """The transpose of a matrix."""
+        return registry.call(torch.Tensor.t, (self,), {})
+
+    @property
+    def mT(self) -> Any:
+        """The transpose of the last two dims."""
+        return registry.call(torch.adjoint, (self,), {})
+
+    def is_floating_point(self) -> bool:
+        """True if the dtype is a float."""
+        return self._node.dtype.is_float
+
+    def is_complex(self) -> bool:
+        """Always False: there are no complex numbers."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(torch.Tensor, name, None)
+        if method is None or name.startswith("__"):
+            self._require_no_attribute(name)
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        if not callable(method):
+            raise UnsupportedError(
+                f"Tensor.{name} cannot be traced", where=here(), mend="use functions of the tensor's values and sizes"
+            )
+        return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
+
+    def _require_no_attribute(self, name: str) -> None:
+        """Refuses to read what the caller set on the tensor; that it is absent becomes a guard.
+
+        Raises:
+            UnsupportedError: the argument carries an attribute of that name.
+        """
+        if self._argument is None or name.startswith("__"):
+            return
+        argument = self._argument
+        if name in argument.attributes:
+            what = f"the kernel reads the attribute {name!r} that the argument {argument.name!r} carries, which is not traced"
+            raise UnsupportedError(what, where=here(), mend=f"pass {argument.name}.{name} as a parameter of its own")
+        self._tracer.outside.argument_asked(argument.name, name, False)
+
+    def __getitem__(self, key: Any) -> Any:
+        return registry.call(torch.Tensor.__getitem__, (self, key), {})
+
+    def __len__(self) -> int:
+        return int(self._leading())
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def _leading(self) -> int | SymbolicSize:
+        if not self.ndim:
+            raise TraceError("iteration over a scalar", where=here(), mend="unsqueeze it, or use it as it is")
+        return self._tracer.size(self._node.shape[0])
+
+    # What needs a value.
+
+    def require_static(self) -> None:
+        """Asks for the run-time scalars and sizes that this value is made of to select code instead; a tensor is left as it is.
+
+        Raises:
+            NeedsStatic: the value is made of run-time scalars, and of sizes.
+            NeedsLiteral: it is made of sizes alone.
+        """
+        if self._node.weak:
+            require_static(self)
+
+    def __bool__(self) -> NoReturn:
+        self.require_static()
+        raise TraceError(
+            "a branch on a tensor's value cannot be traced",
+            where=here(),
+            mend="use torch.where(condition, a, b); for a flag, annotate the parameter as bool",
+        )
+
+    def __float__(self) -> NoReturn:
+        self.require_static()
+        raise TraceError("a tensor's value is needed while tracing, when there is none", where=here(), mend="keep it a tensor")
+
+    __int__ = __index__ = item = tolist = numpy = cpu = __float__
+
+    def __setitem__(self, key: object, value: object) -> None:
+        registry.call(torch.Tensor.__setitem__, (self, key, value), {})
+
+    def __repr__(self) -> str:
+        node = self._tracer.builder.nodes[self._position]  # of a finished trace as well
+        return f"<traced {node.dtype.short}[{', '.join(map(str, node.shape))}]>"
+
+    __hash__ = object.__hash__
+
+
+def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[[TracedTensor, Any], Any]:
+    def apply(self: TracedTensor, other: Any) -> Any:
+        return registry.call(function, (other, self) if swapped else (self, other), {})
+
+    return apply
+
+
+def _equality(function: Callable[..., Any]) -> Callable[[TracedTensor, Any], Any]:
+    """With what is no operand, as torch has it: Python then compares identities, so that ``x == None`` is False."""
+
+    def apply(self: TracedTensor, other: Any) -> Any:
+        return registry.call(function, (self, other), {}) if isinstance(other, _OPERANDS) else NotImplemented
+
+    return apply
+
+
+_OPERANDS = (TracedTensor, TracedScalar, SymbolicSize, torch.Tensor, np.generic, bool, int, float)
+
+
+BINARY_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "truediv": torch.div,
+    "floordiv": torch.floor_divide,
+    "mod": torch.remainder,
+    "pow": torch.pow,
+    "matmul": torch.matmul,
+    "and": torch.Tensor.__and__,
+    "or": torch.Tensor.__or__,
+    "xor": torch.Tensor.__xor__,
+    "lshift": torch.Tensor.__lshift__,
+    "rshift": torch.Tensor.__rshift__,
+}
+_EQUALITIES = {"eq": torch.eq, "ne": torch.ne}
+_ORDERS = {"lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+
+OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""The operators of traced tensors by those of torch's tensors, some of which are no function of torch by another name."""
+
+
+def _implement(name: str, operator: Callable[..., Any]) -> None:
+    setattr(TracedTensor, name, operator)
+    if hasattr(torch.Tensor, name):
+        OPERATORS[getattr(torch.Tensor, name)] = operator
+
+
+for _name, _function in BINARY_OPERATORS.items():
+    _implement(f"__{_name}__", _operator(_function))
+    _implement(f"__r{_name}__", _operator(_function, swapped=True))
+for _name, _function in _EQUALITIES.items():
+    _implement(f"__{_name}__", _equality(_function))
+for _name, _function in _ORDERS.items():
+    _implement(f"__{_name}__", _operator(_function))
+for _name, _unary in {"neg": torch.neg, "abs": torch.abs, "invert": torch.Tensor.__invert__}.items():
+    _implement(f"__{_name}__", lambda self, _f=_unary: registry.call(_f, (self,), {}))
+
+
+# The sizes of a traced tensor, as a tuple that behaves like ``torch.Size``.
+
+
+class Shape(tuple[Any, ...]):
+    """The sizes of a traced tensor: a ``torch.Size`` whose elements may be run-time sizes."""
+
+    __slots__ = ()
+
+    def numel(self) -> Any:
+        """The product of the sizes."""
+        return math.prod(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            found = super().__getitem__(key)
+        except IndexError:
+            what = f"the size of dim {key} of a tensor of {len(self)} dims"
+            raise IndexRangeError(what, where=here(), mend="give a tensor that has the dim") from None
+        return Shape(found) if isinstance(key, slice) else found
+
+    def __add__(self, other: Any) -> Any:
+        return Shape(super().__add__(tuple(other))) if isinstance(other, tuple) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return Shape((*other, *self)) if isinstance(other, tuple) else NotImplemented
+
+    def __mul__(self, count: Any) -> Any:
+        return Shape(super().__mul__(count))
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"torch.Size([{', '.join(map(repr, self))}])"
+
+
+_EMPTY = torch.empty(0, device="meta")
+
+
+class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,override]
+    """A tensor of the traced function; a number of it, which is weak, is a `TracedTensor` alone."""
+
+    def __new__(cls, *_: object) -> StrongTracedTensor:
+        """A tensor for torch to recognise."""
+        return torch.Tensor._make_subclass(cls, _EMPTY)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class that ``isinstance`` sees: that of the caller's tensor; what the function computes is a plain tensor."""
+        return torch.Tensor if self._argument is None else self._argument.type
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> NoReturn:
+        """Refuses what torch computes without asking ``__torch_function__``.
+
+        Raises:
+            UnsupportedError: always; there are no elements.
+        """
+        raise UnsupportedError(
+            f"torch's {func} needs a tensor's elements while tracing, when there are none",
+            where=here(),
+            mend="write it with torch's functions and operators, or call it outside of the kernel",
+        )
+
+    def __copy__(self) -> TracedTensor:
+        """The value itself, as torch has it."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> TracedTensor:
+        """A value that no write to a parameter changes."""
+        return registry.call(torch.clone, (self,), {}) if self._memory.declared else self
+
+    def __format__(self, spec: str) -> str:
+        """As it prints; a number's format needs a number.
+
+        Raises:
+            UnsupportedError: with a format.
+        """
+        return format(repr(self), spec) if not spec else self._refused(f"the format {spec!r} of a tensor")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Sets an attribute that torch's tensors do not have.
+
+        Raises:
+            UnsupportedError: for those that they have, and of an argument, which is the caller's.
+        """
+        own = vars(self)
+        if name not in own and (own.get("_argument") is not None or hasattr(torch.Tensor, name)) and not name.startswith("__"):
+            self._refused(f"setting Tensor.{name}")
+        object.__setattr__(self, name, value)
+
+    def _refused(self, what: str) -> NoReturn:
+        raise UnsupportedError(f"{what} cannot be traced", where=here(), mend="use functions of the tensor's values and sizes")
+
+    # What is the same for every tensor of a kernel: dense, without a history of gradients.
+
+    data = property(lambda self: registry.call(torch.Tensor.detach, (self,), {}))
+    real = property(lambda self: self)
+    layout = property(lambda self: torch.strided)
+    is_cpu = property(lambda self: self.device.type == "cpu")
+    itemsize = property(TracedTensor.element_size)
+    nbytes = property(lambda self: self.numel() * self.element_size())
+    H = property(
+        lambda self: registry.call(torch.Tensor.t, (self,), {}) if self.ndim in (0, 2) else self._refused("H of no matrix")
+    )
+    mH = TracedTensor.mT
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: TracedTensor, *args: Any, **kwargs: Any) -> Any:
+        return registry.call(function, (self, *args), kwargs)
+
+    return call
+
+
+def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: assigned(name, self, registry.call(function, (self, other), {}))
+
+
+def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTensor:
+    """An operation in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean.
+
+    Args:
+        name: of the operation.
+        target: the tensor, which is given back.
+        result: what the operation gives.
+
+    Raises:
+        TraceError: the tensor's dtype does not hold the result.
+        ShapeError: the result has another shape.
+        UnsupportedError: the tensor is a parameter that the kernel does not declare to write to.
+    """
+    if not torch.can_cast(result.dtype, target.dtype):
+        what = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
+        raise TraceError(what, where=here(), mend="write x = x + y, or convert an operand, as torch asks as well")
+    shapes = result._node.shape, target._node.shape
+    if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
+        what = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
+        raise ShapeError(what, where=here(), mend="write x = x + y")
+    overwrite(target, registry.call(torch.Tensor.to, (result, target.dtype), {}))
+    return target
+
+
+_SORTS = """
+    is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu
+    retains_grad
+"""
+"""Kinds that no tensor of a kernel is."""
+
+_NEVER = frozenset(_SORTS.split())
+_SPECIAL = """
+    __array__ __complex__ __contains__ __cuda_array_interface__ __delitem__ __dlpack__ __dlpack_device__ __pos__ __reduce_ex__
+    __reversed__
+"""
+"""Members with underscores that torch does not ask ``__torch_function__`` about as we want it."""
+
+_OTHERS = frozenset(_SPECIAL.split())
+
+
+def _replaced(name: str) -> Any:
+    """The replacement of a member of torch's tensors."""
+    member = getattr(torch.Tensor, name)
+    if callable(member):
+        return _method(member)
+    return property(lambda self: False if name in _NEVER else self._refused(f"Tensor.{name}"))
+
+
+for _name in dir(torch.Tensor):
+    if (_name in _OTHERS or not _name.startswith("__")) and _name not in {*vars(StrongTracedTensor), *vars(TracedTensor)}:
+        setattr(StrongTracedTensor, _name, _replaced(_name))
+for _name, _function in BINARY_OPERATORS.items():
+    if _name != "matmul":  # which torch does not have in place
+        setattr(StrongTracedTensor, f"__i{_name}__", _in_place(_name, _function))
