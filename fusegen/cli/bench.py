@@ -23,12 +23,9 @@ from fusegen.bench.resume import is_measured, resumed, with_row
 from fusegen.bench.run import run_case
 from fusegen.bench.standing import Standing, bars_table, judge_bars
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
-from fusegen.cli.arguments import add_inputs
-from fusegen.cli.device import chosen_device
-from fusegen.cli.document import print_document
+from fusegen.cli.arguments import add_inputs, are_own, chosen_device, given
 from fusegen.cli.load import load_all
-from fusegen.cli.own import are_own, given
-from fusegen.cli.terminal import Terminal
+from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
 from fusegen.extension.native import ensure_native, reason, wait
@@ -41,7 +38,7 @@ _TIMING = ("group", "providers", "out", "device", "quick", "tune", "latency", "s
 _TEXT = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     providers = ",".join(each.name for each in PROVIDERS)
     parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of the groups), or FILE.py:NAME")
@@ -61,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency", action="store_true", help="time first calls and the host's part of later ones instead")
 
 
-def run(options: argparse.Namespace, terminal: Terminal) -> int:
+def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
     """Times, stores, prints; 1 when a kernel of ours failed or became slower, or a bar that was asked for is not passed."""
     _check(options)
     if options.bars is not None:
