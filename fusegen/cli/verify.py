@@ -20,12 +20,10 @@ from fusegen.specs import SPECS, Spec, find
 from fusegen.target import Target
 from fusegen.verify.accuracy import Errors
 from fusegen.verify.cases import cases
-from fusegen.verify.check import LOST, Outcome, is_alive
-from fusegen.verify.emitted import ask_for_every_case
+from fusegen.verify.check import LOST, Outcome, Part, is_alive, verify_own
 from fusegen.verify.lowering import Prepared, can_run
-from fusegen.verify.own import Part, verify_own
 from fusegen.verify.record import LIST, TARGETS, folder_to_write, own_folder, path_of, read
-from fusegen.verify.run import Row, problems, store, verify
+from fusegen.verify.run import Row, ask_for_every_case, problems, store, verify
 
 _COLUMNS = ("spec", "dtype", "target", "passed", "worst error", "at", "eager's", "largest rms of eager's", "at")
 _NUMBERS = ("passed", "worst error", "eager's", "largest rms of eager's")
