@@ -1,4 +1,4 @@
-"""The arguments that a kernel is lowered with: a spec's own, or from shapes on the command line or in annotations."""
+"""The arguments that a kernel is lowered with: a spec's own, or from shapes on the command line or in annotations; its device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import inspect
 import math
 import re
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
 
@@ -16,14 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from fusegen import target as targets
-from fusegen.cli.device import nvidia_gpu
-from fusegen.cli.load import Found, load
+from fusegen.api import Kernel
+from fusegen.cli.load import Found, is_place, load
 from fusegen.cli.terminal import shortened
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError
 from fusegen.lowered import Lowered
 from fusegen.runtime.callables import by_position
+from fusegen.settings import settings
 from fusegen.specs import meta
 from fusegen.target import Backend, Target
 
@@ -41,7 +43,7 @@ _LONGEST_VALUE = 10_000  # characters of an argument's value
 _WORDS = {"true": True, "false": False, "none": None, "nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that say which kernel, for what arguments and for which machine."""
     parser.add_argument("kernel", metavar="NAME", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120, or cpu (default: this machine's GPU, else sm_90a)")
@@ -263,3 +265,94 @@ def _literal(text: str) -> Any:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two of deep nesting
             return text
+
+
+# The device that a command runs on.
+
+
+def nvidia_gpu() -> torch.device | None:
+    """This machine's GPU; None where torch sees none, or one that is not NVIDIA's."""
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return None
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def chosen_device(name: str | None) -> torch.device:
+    """The device that the user means; by default the GPU where there is one.
+
+    Raises:
+        ArgumentError: there is no GPU, or kernels would run through the emulator, whose times mean nothing.
+    """
+    gpu = nvidia_gpu()
+    if name == "cuda" and gpu is None:
+        raise ArgumentError("torch sees no NVIDIA GPU", mend="--device cpu")
+    if gpu is not None and name != "cpu":
+        return gpu
+    if settings().emulate:
+        what = "FUSEGEN_EMULATE is set, and the emulator is far too slow for these sizes"
+        raise ArgumentError(what, mend="unset FUSEGEN_EMULATE")
+    return torch.device("cpu")
+
+
+# Kernels of the user's own among the names that a command is given.
+
+
+@dataclass(frozen=True)
+class Given:
+    """A kernel, and the arguments that the command line gives it.
+
+    Attributes:
+        name: as the user wrote it.
+        kernel: the kernel.
+        arguments: by parameter, with meta tensors.
+    """
+
+    name: str
+    kernel: Kernel[..., Any]
+    arguments: dict[str, Any]
+
+    @property
+    def dtype(self) -> str:
+        """That of the first tensor."""
+        return next(from_torch(value.dtype).short for value in self.arguments.values() if isinstance(value, Tensor))
+
+
+def are_own(names: Sequence[str], options: argparse.Namespace) -> bool:
+    """Tells if the names are those of a user's own kernels.
+
+    Args:
+        names: which kernels.
+        options: with those of shapes and arguments.
+
+    Raises:
+        ArgumentError: prebuilt kernels are among them, or are given shapes.
+    """
+    own = [name for name in names if is_place(name)]
+    prebuilt = [name for name in names if not is_place(name)]
+    if own and prebuilt:
+        what = f"{own[0]} is a kernel of yours, and {prebuilt[0]} a prebuilt one, which has cases of its own"
+        raise ArgumentError(what, mend="run the command for each of them")
+    if not own and (word := next((word for word in ("shape", "arg") if getattr(options, word)), None)):
+        what = f"--{word} is for a kernel of yours: prebuilt ones have cases of their own"
+        raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
+    return bool(own)
+
+
+def given(kernels: Mapping[str, Found], options: argparse.Namespace, dtype: str | None, target: Target) -> Iterator[Given]:
+    """The kernels with their arguments.
+
+    Args:
+        kernels: by name.
+        options: with shapes and arguments.
+        dtype: of tensors whose shape does not say; None for the target's default.
+        target: what they are for.
+
+    Raises:
+        ArgumentError: an option cannot be understood, or a kernel takes no tensor.
+    """
+    for name, found in kernels.items():
+        arguments = meta_arguments(found, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
+        check_complete(found, arguments)
+        if not any(isinstance(value, Tensor) for value in arguments.values()):
+            raise ArgumentError(f"{name} takes no tensor", mend="make what it computes from a parameter")
+        yield Given(name, found.kernel, arguments)

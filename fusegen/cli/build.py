@@ -13,14 +13,13 @@ from fusegen.bundle.cpp import build_extension, build_sources
 from fusegen.bundle.kernels import described
 from fusegen.bundle.manifest import BuiltVariant, Manifest
 from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
-from fusegen.cli.document import print_document
 from fusegen.cli.load import Found, load_all
-from fusegen.cli.terminal import Terminal
+from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError
 from fusegen.target import Target
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to make")
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--call", metavar="NAME=SIZES[:DTYPE],…", action="append", default=[], help=call_help)
 
 
-def run(options: argparse.Namespace, terminal: Terminal) -> int:
+def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     """Builds, and says what there is."""
     found = _kernels(options)
     targets = [chosen_target(name) for name in _words(options.arch)]

@@ -4,29 +4,52 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 import fusegen
+from fusegen import target as targets
+from fusegen.api import Kernel
+from fusegen.bench.case import minimum_bytes
+from fusegen.bench.providers import copying
 from fusegen.bench.record import cpu_name
 from fusegen.bench.table import byte_rate
-from fusegen.cli.demo_stages import EAGER, FUSIONS, Compiled, Measured, Part, Timing
-from fusegen.cli.device import chosen_device
-from fusegen.cli.document import print_document
-from fusegen.cli.stages import stage_text
-from fusegen.cli.terminal import Terminal
+from fusegen.cli.arguments import chosen_device
+from fusegen.cli.show import Saving, saving, saving_fields, stage_text
+from fusegen.cli.terminal import Terminal, print_document
+from fusegen.compiler.backends import target_of
+from fusegen.compiler.extension import host_flags
+from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import from_torch
 from fusegen.errors import ToolNotFoundError
+from fusegen.ir.graph import Graph
+from fusegen.ir.reference import evaluate
+from fusegen.jit import nvrtc
+from fusegen.jit.host import compile_shared
+from fusegen.lowered import Lowered
+from fusegen.settings import cache_folder
+from fusegen.source import Source
+from fusegen.specs import find, materialize, meta
+from fusegen.specs.spec import Arguments
+from fusegen.target import Backend, Target
+from fusegen.threads import cached_property
+from fusegen.timing import microseconds
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
 
 
-def run(options: argparse.Namespace, terminal: Terminal) -> int:
+def run_demo(options: argparse.Namespace, terminal: Terminal) -> int:
     """Shows both fusions; 1 when one could not be run here."""
     start = time.perf_counter()
     device = chosen_device(options.device)
@@ -103,3 +126,237 @@ def _row(timing: Timing, measured: Measured) -> tuple[str, ...]:
     eager = next(each.microseconds for each in measured.timings if each.name == EAGER)
     errors = (f"{timing.rms_error:.1e}", f"{timing.greatest_error:.1e}")
     return timing.name, f"{timing.microseconds:.1f}", rate, f"{eager / timing.microseconds:.2f}×", *errors
+
+
+# Two fusions, stage by stage; each is compiled for every architecture and run on this machine.
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "sm_120")
+_SHOWN = "sm_90a"  # whose text is printed where there is no GPU
+_LINE_TEXT = re.compile(r"(# line \d+): .*")  # the lines stand right above in full
+EAGER = "torch eager"
+_HIDDEN, _WIDE = (8, 1024, 768), (8, 1024, 3072)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """One part of the demo."""
+
+    title: str
+    kernel: Kernel[..., Any]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def arguments(self, dtype: torch.dtype) -> Arguments:
+        """Meta tensors."""
+        return {name: meta(*shape, dtype=dtype) for name, shape in self.shapes.items()}
+
+
+FUSIONS = (
+    Fusion("GPT-2's activation, as transformers writes it", find("gelu_new").fresh(), {"x": _WIDE}),
+    Fusion(
+        "layer_norm + gelu + residual",
+        find("layer_norm_gelu_add").fresh(),
+        {"x": _HIDDEN, "weight": _HIDDEN[-1:], "bias": _HIDDEN[-1:], "residual": _HIDDEN},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Cubins of a kernel for one architecture.
+
+    Attributes:
+        milliseconds: of compiling, or of finding them in the cache.
+        sources: where their texts lie.
+    """
+
+    architecture: str
+    milliseconds: float
+    from_cache: bool
+    cubin_bytes: int
+    sources: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One of the things that are timed: the median, and for results what is wrong with them against float64."""
+
+    name: str
+    microseconds: float
+    rms_error: float | None
+    greatest_error: float | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run on this machine.
+
+    Attributes:
+        first_call_ms: tracing, the compiler or its cache, loading.
+        moved_bytes: that must be moved at least.
+        sources: where the texts lie.
+    """
+
+    first_call_ms: float
+    moved_bytes: int
+    timings: tuple[Timing, ...]
+    sources: tuple[Path, ...]
+
+
+class Part:
+    """A fusion on this machine, stage by stage; each is done when it is asked for.
+
+    Args:
+        fusion: what.
+        dtype: of its tensors.
+        device: where it runs.
+        progress: told what is being done.
+    """
+
+    def __init__(self, fusion: Fusion, dtype: torch.dtype, device: torch.device, progress: Callable[[str], None]) -> None:
+        self.fusion, self.dtype, self.device, self._progress = fusion, dtype, device, progress
+        self.arguments = fusion.arguments(dtype)
+        self.target = target_of(device)
+        self.shown = self.target if self.target.backend is Backend.CUDA else targets.target(_SHOWN)
+
+    @cached_property
+    def low(self) -> Lowered:
+        """Every stage, for this GPU or the one whose text is printed where there is none."""
+        return self.fusion.kernel.lower(**self.arguments, target=self.shown.name)
+
+    @cached_property
+    def saved(self) -> Saving:
+        """What is saved over eager."""
+        return saving(self.low, self.fusion.kernel.function, self.arguments)
+
+    @property
+    def trace(self) -> str:
+        """The graph as traced, without the text of the lines."""
+        return _LINE_TEXT.sub(r"\1", stage_text(self.low, "trace"))
+
+    @cached_property
+    def compiled(self) -> list[Compiled] | ToolNotFoundError:
+        """Cubins for every architecture: no GPU takes part in it."""
+        try:
+            nvrtc.nvrtc_version()
+            return [self._compile(name) for name in ARCHITECTURES]
+        except ToolNotFoundError as error:
+            return error
+
+    def _compile(self, architecture: str) -> Compiled:
+        self._progress(f"compiling {self.fusion.kernel.function.__name__} for {architecture} …")
+        return _compiled(self.fusion.kernel.lower(**self.arguments, target=architecture))
+
+    @cached_property
+    def measured(self) -> Measured | ToolNotFoundError:
+        """Times and errors on this machine."""
+        self._progress(f"timing {self.fusion.kernel.function.__name__} on {self.device} …")
+        try:
+            return _measure(self.fusion.kernel.function, materialize(self.arguments, self.device), self.target)
+        except ToolNotFoundError as error:
+            return error
+
+    def fields(self) -> dict[str, object]:
+        """All of it, for a document."""
+        missing = [each.one_line for each in (self.compiled, self.measured) if isinstance(each, ToolNotFoundError)]
+        return {
+            "title": self.fusion.title,
+            "kernel": self.fusion.kernel.function.__name__,
+            "target": self.shown.name,
+            "trace": self.trace,
+            "groups": stage_text(self.low, "groups"),
+            "saving": saving_fields(self.saved),
+            "sources": [source.kernel_text for source in self.low.sources],
+            "compiled": self.compiled if isinstance(self.compiled, list) else [],
+            "measured": self.measured if isinstance(self.measured, Measured) else None,
+            "missing": missing,
+        }
+
+
+# Compiling and running.
+
+
+def _compiled(low: Lowered) -> Compiled:
+    start = time.perf_counter()
+    binaries = [nvrtc.compile_cubin(source, low.target.name) for source in low.sources]
+    milliseconds = 1e3 * (time.perf_counter() - start)
+    size = sum(len(binary.cubin) for binary in binaries)
+    from_cache = all(binary.from_cache for binary in binaries)
+    return Compiled(low.target.name, milliseconds, from_cache, size, tuple(b.source_path for b in binaries))
+
+
+def _measure(function: Callable[..., Any], arguments: Arguments, target: Target) -> Measured:
+    """Times and errors.
+
+    Raises:
+        ToolNotFoundError: no compiler is there to run anything with.
+    """
+    kernel = fusegen.kernel(function)  # which has traced nothing yet
+    first, ours = _first_call(kernel, arguments)
+    eager = function(**arguments)
+    low = kernel.lower(**arguments)
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    known = {**Parameters.of(function).defaults, **arguments}
+    scalars = {name: known[name] for name, _ in low.traced.scalars}
+    off = errors(low.traced, tensors, {"fusegen": ours, EAGER: eager}, scalars)
+    moved = minimum_bytes(arguments, ours)
+    times = {
+        "fusegen": microseconds(lambda: kernel(**arguments), ours.device),
+        EAGER: microseconds(lambda: function(**arguments), ours.device),
+        "copy of as many bytes": microseconds(copying(moved, ours.device), ours.device),
+    }
+    timings = tuple(_timing(name, median, off.get(name)) for name, median in times.items())
+    return Measured(1e3 * first, moved, timings, tuple(_place(source, target) for source in low.sources))
+
+
+def _timing(name: str, median: float, off: Error | None) -> Timing:
+    return Timing(name, median, off.relative if off else None, off.greatest if off else None)
+
+
+def _first_call(kernel: Kernel[..., Any], arguments: Arguments) -> tuple[float, Tensor]:
+    start = time.perf_counter()
+    result: Tensor = kernel(**arguments)
+    if result.is_cuda:
+        torch.cuda.synchronize(result.device)
+    return time.perf_counter() - start, result
+
+
+def _place(source: Source, target: Target) -> Path:
+    """Where the source of a compiled kernel lies."""
+    if target.backend is Backend.CUDA:
+        return nvrtc.compile_cubin(source, target.name).source_path
+    return compile_shared(source.text, host_flags(), cache_folder("cpu")).with_suffix(".cpp")
+
+
+# Errors against the float64 oracle, slice by slice: the oracle keeps every intermediate value.
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far a result is off: root mean square over that of the exact result, and the greatest distance."""
+
+    relative: float
+    greatest: float
+
+
+def errors(
+    graph: Graph, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor], scalars: Mapping[str, float] | None = None
+) -> dict[str, Error]:
+    """The errors of several results of one function whose first dim is a batch: nothing crosses it.
+
+    Args:
+        graph: as traced, with one result.
+        inputs: by parameter; those of the results' rank are sliced along the batch.
+        results: by the name of who computed them.
+        scalars: values of run-time numbers.
+    """
+    rank = next(iter(results.values())).dim()
+    squares, greatest, exact = dict.fromkeys(results, 0.0), dict.fromkeys(results, 0.0), 0.0
+    for number in range(next(iter(results.values())).shape[0]):
+        part = {name: t[number : number + 1] if t.dim() == rank else t for name, t in inputs.items()}
+        (wanted,) = evaluate(graph, part, scalars)
+        exact += float(wanted.square().sum())
+        for name, result in results.items():
+            distance = (result[number : number + 1].cpu().to(torch.float64) - wanted).abs()
+            squares[name] += float(distance.square().sum())
+            greatest[name] = max(greatest[name], float(distance.max()))
+    return {name: Error(math.sqrt(squares[name] / exact), greatest[name]) for name in results}

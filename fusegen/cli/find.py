@@ -12,10 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fusegen.cli.arguments import refuse_twice, tensor_of
-from fusegen.cli.document import print_document
 from fusegen.cli.load import is_place, module_at, value_at
-from fusegen.cli.places import users_line
-from fusegen.cli.terminal import Terminal
+from fusegen.cli.terminal import Terminal, print_document, users_line
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError, BatchError, SpecNotFoundError
 from fusegen.integrations.find import Findings, find
@@ -25,7 +23,7 @@ _PROFILES = (".json", ".gz")
 _OPTION = "--batch 8x1024:i64"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_find_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     help_text = "FILE.py:NAME of a model, a function, or what makes a model; or a profiler's trace, .json or .json.gz"
     parser.add_argument("source", metavar="SOURCE", help=help_text)
@@ -34,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120 (default: that of the trace, else sm_90a)")
 
 
-def run(options: argparse.Namespace, terminal: Terminal) -> int:
+def run_find(options: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the findings."""
     terminal.progress(f"looking at {options.source}")
     found = _found(options)

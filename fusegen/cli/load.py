@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from fusegen.api import Kernel, Method
-from fusegen.cli.places import users_line
+from fusegen.cli.terminal import users_line
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError
 from fusegen.specs import Spec, find, is_prebuilt
 

@@ -16,12 +16,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import fusegen
 from fusegen import progress
-from fusegen.cli.places import users_line
-from fusegen.cli.terminal import Terminal, printable, shortened
+from fusegen.cli.terminal import Terminal, printable, shortened, users_line
 from fusegen.errors import ArgumentError, FusegenError, SpecNotFoundError, TargetError, ToolNotFoundError
 
 if TYPE_CHECKING:
@@ -40,43 +39,37 @@ class UsageError(FusegenError):
 _USER_MISTAKES = (UsageError, ArgumentError, SpecNotFoundError, TargetError)
 
 
-class CommandModule(Protocol):
-    """What the file of a command holds."""
-
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Terminal], int]
-
-
 @dataclass(frozen=True)
 class Command:
     """A subcommand.
 
     Attributes:
-        module: imported when the command is used: what it needs might be broken, and the doctor must start all the same.
+        module: has a function for the options and one that runs. It is imported when the command is used: what it needs might
+            be broken, and the doctor must start all the same.
         help: in one line.
     """
 
     module: str
     help: str
 
-    def load(self) -> CommandModule:
-        """Its file.
+    def function(self, name: str) -> Callable[..., Any]:
+        """A function of that module.
 
         Raises:
             ToolNotFoundError: something that it needs, torch say, is missing or broken.
         """
         try:
             with _objects_that_stay():
-                return cast(CommandModule, import_module(self.module))
+                return cast(Callable[..., Any], getattr(import_module(self.module), name))
         except Exception as error:  # a broken installation fails in any way
             what = f"fusegen cannot start: {type(error).__name__}: {_text(error)}"
             raise ToolNotFoundError(what, mend="fusegen doctor") from error
 
 
 COMMANDS = {
-    "list": Command("fusegen.cli.list", "the prebuilt fusions"),
+    "list": Command("fusegen.cli.show", "the prebuilt fusions"),
     "show": Command("fusegen.cli.show", "every stage of a kernel: trace, graph, groups, plan, CUDA or C++, PTX, SASS"),
-    "explain": Command("fusegen.cli.explain", "which kernels run, what each moves, and what is saved over torch eager"),
+    "explain": Command("fusegen.cli.show", "which kernels run, what each moves, and what is saved over torch eager"),
     "find": Command("fusegen.cli.find", "chains worth fusing, in a model of yours or in a profiler's trace"),
     "build": Command("fusegen.cli.build", "compile kernels into a folder, from which fg.load calls them without a compiler"),
     "demo": Command("fusegen.cli.demo", "two fusions of GPT-2's sizes: what is generated, and what it gains on this machine"),
@@ -85,8 +78,8 @@ COMMANDS = {
     "verify": Command(
         "fusegen.cli.verify", "kernels on this machine, against float64 and torch eager; the record of the prebuilt ones"
     ),
-    "doctor": Command("fusegen.cli.doctor", "what this machine has, what is missing, and how to get it"),
-    "cache": Command("fusegen.cli.cache", "what lies in the cache of compiled kernels; clear it"),
+    "doctor": Command("fusegen.cli.machine", "what this machine has, what is missing, and how to get it"),
+    "cache": Command("fusegen.cli.machine", "what lies in the cache of compiled kernels; clear it"),
 }
 
 
@@ -157,7 +150,7 @@ def _run(words: Sequence[str]) -> int:
     with reserved_stdout() as stream:
         terminal = Terminal(stream, sys.stderr)
         try:
-            return COMMANDS[options.command].load().run(options, terminal)
+            return int(COMMANDS[options.command].function(f"run_{options.command}")(options, terminal))
         finally:
             terminal.progress()
 
@@ -175,7 +168,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         part = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
         part.add_argument("--json", action="store_true", help="print one JSON document instead")
         if name == first:
-            command.load().add_arguments(part)
+            command.function(f"add_{name}_arguments")(part)
     return parser
 
 

@@ -1,29 +1,42 @@
-"""``fusegen show``: every stage of a kernel."""
+"""``fusegen list``, ``show`` and ``explain``: the prebuilt fusions, the stages of a kernel, and what its launches cost."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
 
-from fusegen.cli.arguments import add_arguments as add_kernel_arguments
-from fusegen.cli.arguments import lowered
-from fusegen.cli.document import print_document
-from fusegen.cli.stages import LANGUAGES, STAGES, available, own_text, stage_text
-from fusegen.cli.terminal import Terminal
-from fusegen.errors import ToolNotFoundError
+from fusegen.cli.arguments import add_kernel_arguments, lowered
+from fusegen.cli.terminal import Terminal, print_document
+from fusegen.eager_cost import EagerCost, eager_cost
+from fusegen.emit.cuda.spelling import FAST_MATH, approximated
+from fusegen.errors import ArgumentError, ToolNotFoundError
+from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
+from fusegen.passes.fuse import Group
+from fusegen.program.call import arrange
+from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Step
+from fusegen.schedule.report import roofline
+from fusegen.specs import FAMILIES, SPECS, Spec
+from fusegen.units import human_bytes
+from fusegen.verify.record import COMMAND, TARGETS, Record, own_folder, path_of, read
 
 _READ_FIRST = ("trace", "graph", "groups", "plan", "cuda", "cpp")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_kernel_arguments(parser)
     stage_help = "one stage alone, or all (default: up to the source)"
     parser.add_argument("--stage", choices=(*STAGES, "all"), help=stage_help)
 
 
-def run(options: argparse.Namespace, terminal: Terminal) -> int:
+def run_show(options: argparse.Namespace, terminal: Terminal) -> int:
     """Prints the stages; one that is asked for by name stands alone and complete, so that it can be piped into a file."""
     found, _, low = lowered(options)
     is_one = options.stage not in (None, "all")
@@ -74,3 +87,297 @@ def _print(terminal: Terminal, text: str, stage: str) -> None:
         terminal.code(text, LANGUAGES[stage])
     else:
         terminal.line(text)
+
+
+# Every stage of a lowered kernel as text.
+
+LANGUAGES = {"cuda": "cuda", "cpp": "cpp", "ptx": "ptx", "sass": "sass"}
+"""Stages that are code, with the name that highlighting knows each by."""
+
+STAGES = ("trace", "graph", "groups", "plan", *LANGUAGES)
+"""All stages, in order."""
+
+
+def available(low: Lowered) -> tuple[str, ...]:
+    """The stages that the target has, in order."""
+    return tuple(stage for stage in STAGES if stage not in LANGUAGES or stage in tuple(low.asm))
+
+
+def stage_text(low: Lowered, stage: str) -> str:
+    """The text of a stage.
+
+    Raises:
+        ArgumentError: the target has no such stage.
+        ToolNotFoundError: it takes a compiler or a disassembler that is not on this machine.
+    """
+    if stage not in available(low):
+        raise ArgumentError(f"{low.target.name} has no stage {stage!r}", mend=f"--stage {' | '.join(available(low))}")
+    if stage in LANGUAGES:
+        return low.asm[stage] if low.sources else f"// {low.graph.name}: nothing but library calls"
+    return _RULES[stage](low)
+
+
+def own_text(low: Lowered) -> str:
+    """The source without the primitives, each kernel's math and pipeline, and a line that says how to see the whole."""
+    language = low.sources[0].language
+    own = "\n".join(f"{source.banner}\n{source.kernel_text}" for source in low.sources)
+    names = dict.fromkeys(primitive.name for source in low.sources for primitive in source.primitives)
+    return f"{own}\n// {len(names)} primitives are left out: --stage {language} prints them too, as text that compiles by itself."
+
+
+def _groups(low: Lowered) -> str:
+    return "\n".join(f"{number}. {_group(low.graph, group)}" for number, group in enumerate(low.groups, 1))
+
+
+def _group(graph: Graph, group: Group) -> str:
+    shape = ", ".join(f"{extent}{'*' if d in group.domain.columns else ''}" for d, extent in enumerate(group.domain.shape))
+    lines = [f"{group.kind.value} over [{shape}]"]
+    lines += [f"   reads {_names(graph, group.inputs)}, writes {_names(graph, group.outputs)}"]
+    lines += [f"   computes on the way {_names(graph, group.anchors)}"] if group.anchors else []
+    return "\n".join(lines + ([f"   {group.reason}"] if group.reason else []))
+
+
+def _names(graph: Graph, positions: tuple[int, ...]) -> str:
+    return ", ".join(_name(graph, position) for position in positions) or "nothing"
+
+
+def _name(graph: Graph, position: int) -> str:
+    """A node as the stage ``graph`` calls it."""
+    node = graph.nodes[position]
+    if node.op in (Op.INPUT, Op.SCALAR):
+        return str(node.attr("name"))
+    return f"%{position} {node.op.row.name}"
+
+
+def _plans(low: Lowered) -> str:
+    return "\n".join(f"{number} {_step(step, low.sizes)}" for number, step in low.program.numbered)
+
+
+def _step(step: Step, sizes: Mapping[str, int]) -> str:
+    if isinstance(step, LibraryProduct):
+        shapes = [" × ".join(str(f(sizes)) for f in operand.shape) for operand in (step.a, step.b, step.out)]
+        return f"torch.matmul: ({shapes[0]}) @ ({shapes[1]}) -> ({shapes[2]})"
+    if isinstance(step, LibraryStep):
+        operands = ", ".join(f"({' × '.join(str(f(sizes)) for f in operand.shape)})" for operand in step.operands)
+        results = ", ".join(f"({' × '.join(str(f(sizes)) for f in shape)})" for shape in step.shapes)
+        return f"{step.function}: {operands} -> {results}"
+    if isinstance(step, LoopStep):
+        first, *_ = blocks = step.call.blocks(sizes)
+        lines = [f"{len(blocks)} times, here for the first block:", *(_step(inner, first) for inner in step.body.steps)]
+        return f"{step.body.graph.name}: " + "\n   ".join("\n".join(lines).splitlines())
+    return f"{step.kernel.name}: {_layout(step, sizes)}\n   {_fields(step.kernel.body)}"
+
+
+def _layout(launch: Launch, sizes: Mapping[str, int]) -> str:
+    text = f"grid {launch.grid(sizes)}, block {launch.block}"
+    return text + (f", {human_bytes(launch.shared_bytes)} shared" if launch.shared_bytes else "")
+
+
+def _fields(body: object) -> str:
+    """The plan that a kernel's body was made by, field by field."""
+    plan = getattr(body, "plan", None)
+    if not dataclasses.is_dataclass(plan):
+        return "no plan"
+    values = [(field.name, getattr(plan, field.name)) for field in dataclasses.fields(plan)]
+    shown = ", ".join(f"{name}={value.value if isinstance(value, Enum) else value}" for name, value in values)
+    return f"{type(plan).__name__}: {shown}"
+
+
+_RULES: Mapping[str, Callable[[Lowered], str]] = {
+    "trace": lambda low: str(low.traced),
+    "graph": lambda low: str(low.graph),
+    "groups": _groups,
+    "plan": _plans,
+}
+
+
+# ``fusegen explain``: the kernels that run, the bytes and operations of each, and the saving over eager.
+
+
+def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_kernel_arguments(parser)
+
+
+def run_explain(options: argparse.Namespace, terminal: Terminal) -> int:
+    """Prints the program and the saving."""
+    found, arguments, low = lowered(options)
+    saved = saving(low, found.kernel.function, arguments)
+    if options.json:
+        steps = [_fact(low, step) for step in low.program.steps]
+        sizes = {name: size for name, size in low.sizes.items() if "_stride" not in name}
+        _, workspace = arrange(low.program.call, low.sizes)
+        print_document(
+            terminal, "explain", kernel=found.name, target=low.target.name, sizes=sizes, steps=steps, workspace_bytes=workspace,
+            **saving_fields(saved),
+        )  # fmt: skip
+        return 0
+    terminal.line(low.explain())
+    terminal.line()
+    for line in saved.lines():
+        terminal.line(line)
+    return 0
+
+
+def saving_fields(saved: Saving) -> dict[str, object]:
+    """What a kernel costs and what eager costs, null where it cannot be counted, for a document."""
+    eager = saved.eager
+    counted = {"launches": eager.launches, "operations": eager.operations, "moved_bytes": eager.moved} if eager else None
+    return {"fusegen": {"launches": saved.steps, "moved_bytes": saved.moved}, "eager": counted}
+
+
+@dataclass(frozen=True)
+class StepFact:
+    """A step as the document states it.
+
+    Attributes:
+        name: of the kernel; None for a library's product.
+        kind: of the group.
+        grid, block: of the launch; None for a library's product.
+        shared_bytes: of a block.
+        read_bytes, written_bytes: of the whole step.
+        flops, flops_per_byte: operations of the whole step, and over its bytes.
+        flops_uncounted: the work that they leave out.
+        ridge_flops_per_byte: of the target's GPU; None where its peaks are not known.
+        bound: ``bandwidth``, ``arithmetic`` or ``launch latency``; None likewise.
+        reason: why it is made like this, if there is something to say.
+        fast_math: the functions that ``fast_math=True`` makes approximate, each with its documented error and the accurate one.
+    """
+
+    name: str | None
+    kind: str
+    grid: int | None
+    block: int | None
+    shared_bytes: int
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    flops_per_byte: float
+    flops_uncounted: tuple[str, ...]
+    ridge_flops_per_byte: float | None
+    bound: str | None
+    reason: str
+    fast_math: tuple[dict[str, str], ...] = ()
+
+
+def _fact(low: Lowered, step: Step) -> StepFact:
+    work = roofline(step, low.graph, low.sizes, low.target)
+    read, written = step.traffic.read(low.sizes), step.traffic.written(low.sizes)
+    bound = work.bound.value if work.bound else None
+    figures = (read, written, work.flops.count, work.intensity, work.flops.uncounted, work.ridge, bound)
+    if isinstance(step, LibraryProduct):
+        return StepFact(None, "library product", None, None, 0, *figures, step.reason)
+    if isinstance(step, LoopStep):
+        return StepFact(step.body.graph.name, step.group.kind.value, None, None, 0, *figures, step.body.call.described)
+    if isinstance(step, LibraryStep):
+        return StepFact(None, step.group.kind.value, None, None, 0, *figures, step.function)
+    kind, reason = step.group.kind.value, step.group.reason
+    found = [(op.row.name, FAST_MATH[op]) for op in approximated(low.graph, step.group)]
+    fast_math = tuple({"function": name, "error": each.error, "accurate": each.accurate} for name, each in found)
+    return StepFact(step.kernel.name, kind, step.grid(low.sizes), step.block, step.shared_bytes, *figures, reason, fast_math)
+
+
+# The savings of fusing, in words: launches and bytes of torch eager beside those of a program.
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Launches and bytes, of a program and of eager (None where eager cannot be counted)."""
+
+    steps: int
+    moved: int
+    eager: EagerCost | None
+
+    def lines(self) -> list[str]:
+        """As text."""
+        ours = f"fusegen: {_launches(self.steps)}, {human_bytes(self.moved)} moved"
+        if self.eager is None:
+            return [ours, "torch eager: cannot be counted, since the declaration does not run on meta tensors"]
+        names = ", ".join(self.eager.operations)
+        eager = f"torch eager: {_launches(self.eager.launches)} ({names}), {human_bytes(self.eager.moved)} moved"
+        return [eager, ours, self._verdict(self.eager)]
+
+    def _verdict(self, eager: EagerCost) -> str:
+        launches, moved = eager.launches - self.steps, eager.moved - self.moved
+        if launches < 0 or moved < 0:
+            bytes_moved = f"{human_bytes(self.moved)} against {human_bytes(eager.moved)}"
+            return f"nothing saved: {_launches(self.steps)} against {eager.launches}, {bytes_moved}"
+        return f"saved: {_launches(launches)}, {human_bytes(moved)}; {eager.moved / max(self.moved, 1):.1f}× less traffic"
+
+
+def saving(low: Lowered, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Saving:
+    """What a lowered kernel saves over its own declaration, run by torch."""
+    moved = sum(step.traffic.moved(low.sizes) for step in low.program.steps)
+    return Saving(len(low.program.steps), moved, eager_cost(function, arguments))
+
+
+def _launches(count: int) -> str:
+    return f"{count} launch{'' if count == 1 else 'es'}"
+
+
+# ``fusegen list``: the prebuilt fusions, their variants, and the GPUs that verified them.
+
+_LIST_COLUMNS = ("name", "variants", "gradients", "verified on", "formula")
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--family", choices=FAMILIES, help="the fusions of one family alone")
+
+
+def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
+    """Prints a row a spec. The records say what was verified; `verify --check` tells if that is what is emitted today."""
+    specs = [spec for spec in SPECS.values() if options.family in (None, spec.family)]
+    records = {spec.name: _records(spec, own_folder()) for spec in specs}
+    if options.json:
+        print_document(terminal, "list", specs=[_plain_spec(spec, records[spec.name]) for spec in specs])
+        return 0
+    for family in dict.fromkeys(spec.family for spec in specs):
+        terminal.title(family)
+        terminal.table(_LIST_COLUMNS, [_spec_row(spec, records[spec.name]) for spec in specs if spec.family == family])
+    unverified = [spec.name for spec in specs if not _verified_on(spec, records[spec.name])]
+    if unverified:
+        terminal.line(f"{len(unverified)} have no record of a GPU for all dtypes: {COMMAND} NAME, on a machine with one", "yellow")
+    return 0
+
+
+def _records(spec: Spec, folder: Path) -> dict[str, Record]:
+    """The records of a spec, by target."""
+    return {target: read(path_of(folder, target, spec.name)) for target in TARGETS}
+
+
+def _verified_on(spec: Spec, records: dict[str, Record]) -> list[str]:
+    """The GPUs that verified a spec in all its dtypes, for all targets that ship; nothing where one is missing."""
+    entries = [record.get(dtype.short) for record in records.values() for dtype in spec.dtypes]
+    found = [entry.environment.gpu for entry in entries if entry is not None]
+    return list(dict.fromkeys(found)) if len(found) == len(entries) else []
+
+
+def _gradients(spec: Spec) -> str:
+    return ", ".join(spec.trains) if isinstance(spec.trains, tuple) else "yes" if spec.trains else "–"
+
+
+def _spec_row(spec: Spec, records: dict[str, Record]) -> Sequence[str]:
+    verified = ", ".join(_model(gpu) for gpu in _verified_on(spec, records)) or "–"
+    return spec.name, " ".join(spec.variants) or "–", _gradients(spec), verified, spec.formula
+
+
+def _model(gpu: str) -> str:
+    """The model of a GPU without its maker: "H100" of "NVIDIA H100 80GB HBM3"."""
+    return gpu.removeprefix("NVIDIA ").partition(" ")[0]
+
+
+def _plain_spec(spec: Spec, records: dict[str, Record]) -> dict[str, object]:
+    return {
+        "name": spec.name,
+        "family": spec.family,
+        "formula": spec.formula,
+        "variants": list(spec.variants),
+        "aliases": {alias: f"{spec.name}:{variant}".rstrip(":") for alias, variant in spec.aliases.items()},
+        "dtypes": spec.dtypes,
+        "sizes": spec.sizes,
+        "gradients": spec.trains,
+        "verified": {
+            target: {dtype: entry.environment.gpu for dtype, entry in record.items()} for target, record in records.items()
+        },
+    }

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import json
+import math
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
+from enum import Enum
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, TextIO
 
+import fusegen
+
 if TYPE_CHECKING:
-    import rich.progress
     from rich.console import Console
+    from rich.progress import Progress as Bar
     from rich.table import Table
+
 
 _WIDE = 10_000  # columns: a pipe has no width to fit into
 _NARROWEST = 20  # columns, below which a table loses its cells
@@ -150,7 +161,7 @@ class Terminal:
             table.add_row(*row)
         self._progress.clear()
         if self.console is None:
-            self.stream.write(_plain(table))
+            self.stream.write(_plain_text(table))
         else:
             self.console.print(table)
 
@@ -165,7 +176,7 @@ def _console(stream: TextIO | None) -> Console | None:
     return console if stream is not None and console.is_terminal and console.width >= _NARROWEST else None
 
 
-def _bar(console: Console) -> rich.progress.Progress:
+def _bar(console: Console) -> Bar:
     """A bar that is drawn when a step begins, and never beside one: what is timed must be alone."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -173,7 +184,7 @@ def _bar(console: Console) -> rich.progress.Progress:
     return Progress(*columns, console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
 
 
-def _plain(table: Table) -> str:
+def _plain_text(table: Table) -> str:
     """A table as text without trailing blanks."""
     from rich.console import Console
 
@@ -199,3 +210,77 @@ def shortened(text: str, most: int) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+# ``--json``: what a command found as one JSON document, alone on stdout: an object with ``command`` and ``version`` (of this
+# package), then the command's own fields. An error is no document: stdout stays empty, and the line on stderr and the exit code are
+# those of the same command without ``--json``.
+
+
+def print_document(terminal: Terminal, command: str, **fields: object) -> None:
+    """Prints what a command found.
+
+    Args:
+        terminal: where to.
+        command: its name, as the user writes it.
+        fields: in the order in which they are printed; see `plain_value` for what they may hold.
+
+    Raises:
+        TypeError: a field holds something that has no form in JSON: a defect of ours.
+    """
+    head = {"command": command, "version": fusegen.__version__}
+    # ASCII alone: it can be printed in every encoding, and lone surrogates of file names stay readable.
+    terminal.line(json.dumps(head | {name: plain_value(value) for name, value in fields.items()}, indent=1, allow_nan=False))
+
+
+def plain_value(value: object) -> object:
+    """A value in JSON's terms.
+
+    Dataclasses become objects of their fields, mappings objects, sequences and sets lists (sets in order), dtypes their short
+    names, other enums their values, paths texts. Numbers that JSON lacks become the texts ``nan``, ``inf`` and ``-inf``.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(value, Enum):  # a dtype has a short name; its class would bring torch along
+        return plain_value(getattr(value, "short", value.value))
+    if value is None or isinstance(value, (bool, str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, PurePath):
+        return str(value)
+    return _plain_container(value)
+
+
+def _plain_container(value: object) -> object:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(each) for key, each in value.items()}
+    if isinstance(value, AbstractSet):
+        return [plain_value(each) for each in sorted(value)]
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [plain_value(each) for each in value]
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+
+
+# The line of a user's that raised an error.
+
+_OTHERS = (str(Path(fusegen.__file__).parent), sysconfig.get_path("stdlib"), "<")
+"""Beginnings of names of files that a user did not write: fusegen's, Python's, and those that are no files."""
+
+
+def users_line(error: BaseException) -> str | None:
+    """``FILE:LINE`` of the innermost frame in a file of the user's; None where there is none.
+
+    For a syntax error it is the line that cannot be read.
+    """
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith(_OTHERS) and "site-packages" not in filename

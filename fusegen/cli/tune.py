@@ -9,12 +9,9 @@ from dataclasses import dataclass
 import torch
 
 import fusegen as fg
-from fusegen.cli.arguments import add_inputs
-from fusegen.cli.device import nvidia_gpu
-from fusegen.cli.document import print_document
+from fusegen.cli.arguments import Given, add_inputs, given, nvidia_gpu
 from fusegen.cli.load import load_all
-from fusegen.cli.own import Given, given
-from fusegen.cli.terminal import Terminal
+from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
 from fusegen.schedule.report import plan_words
@@ -30,14 +27,14 @@ class _Tuned:
     tuning: Tuning
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--dtype", metavar="DTYPE", help="of tensors whose shape does not say (default: a module's own, else bf16)")
     add_inputs(parser)
 
 
-def run(options: argparse.Namespace, terminal: Terminal) -> int:
+def run_tune(options: argparse.Namespace, terminal: Terminal) -> int:
     """Measures, and says what is kept; 1 where no plan of a launch can be timed."""
     found = list(_tuned(options, _gpu(), terminal))
     terminal.progress()

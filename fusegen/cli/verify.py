@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from fusegen import target as targets
-from fusegen.cli.arguments import add_inputs
-from fusegen.cli.device import nvidia_gpu
-from fusegen.cli.document import print_document
-from fusegen.cli.own import are_own
-from fusegen.cli.terminal import Terminal
-from fusegen.cli.verify_own import verify_kernels
+from fusegen.cli.arguments import add_inputs, are_own, given, nvidia_gpu
+from fusegen.cli.load import load_all
+from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, TargetError
@@ -23,17 +20,16 @@ from fusegen.specs import SPECS, Spec, find
 from fusegen.target import Target
 from fusegen.verify.accuracy import Errors
 from fusegen.verify.cases import cases
-from fusegen.verify.check import LOST, Outcome, is_alive
-from fusegen.verify.emitted import ask_for_every_case
+from fusegen.verify.check import LOST, Outcome, Part, is_alive, verify_own
 from fusegen.verify.lowering import Prepared, can_run
 from fusegen.verify.record import LIST, TARGETS, folder_to_write, own_folder, path_of, read
-from fusegen.verify.run import Row, problems, store, verify
+from fusegen.verify.run import Row, ask_for_every_case, problems, store, verify
 
 _COLUMNS = ("spec", "dtype", "target", "passed", "worst error", "at", "eager's", "largest rms of eager's", "at")
 _NUMBERS = ("passed", "worst error", "eager's", "largest rms of eager's")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="specs (default: all), or FILE.py:NAME")
     add_inputs(parser)
@@ -48,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="run nothing: are the records there, and of what is emitted today?")
 
 
-def run(options: argparse.Namespace, terminal: Terminal) -> int:
+def run_verify(options: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies or checks; 1 when something is wrong, or when a record that was wanted could not be written."""
     if are_own(options.names, options):
         return verify_kernels(options, _device(), terminal)
@@ -180,3 +176,75 @@ def _plain_case(prepared: Prepared, outcome: Outcome) -> dict[str, object]:
     what = {"name": prepared.case.name, "arguments": str(prepared.case), "plan": prepared.plan, "sources": prepared.digests}
     found = {"verdict": outcome.word, "why": outcome.failure or outcome.skipped}
     return what | found | {"results": [asdict(verdict.errors) for verdict in outcome.verdicts]}
+
+
+# ``fusegen verify FILE.py:NAME``: a user's own kernel; no record is written.
+
+_OWN_COLUMNS = ("kernel", "dtype", "target", "tensor", "verdict", "worst error", "eager's", "rms of eager's")
+_OWN_NUMBERS = ("worst error", "eager's", "rms of eager's")
+_OF_RECORDS = ("target", "case", "record", "stale", "check")
+"""Options that are about the catalogue and its records."""
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A kernel in a dtype, and what came of each tensor."""
+
+    kernel: str
+    dtype: str
+    parts: tuple[Part, ...]
+
+
+def verify_kernels(options: argparse.Namespace, device: torch.device, terminal: Terminal) -> int:
+    """Verifies the kernels that the options name; 1 where one is wrong.
+
+    Raises:
+        ArgumentError: an option is for prebuilt kernels alone, or cannot be understood.
+    """
+    if word := next((word for word in _OF_RECORDS if getattr(options, word)), None):
+        raise ArgumentError(f"--{word} is for prebuilt kernels", mend=f"leave it out for {options.names[0]}")
+    target = target_of(device)
+    found = list(_checked(options, device, target, terminal))
+    terminal.progress()
+    if options.json:
+        print_document(terminal, "verify", rows=[_plain_own(each, target) for each in found], written=[])
+    else:
+        _print_own(found, target, terminal)
+    return 1 if any(part.verdict.failure for each in found for part in each.parts) else 0
+
+
+def _checked(options: argparse.Namespace, device: torch.device, target: Target, terminal: Terminal) -> Iterator[_Checked]:
+    """Each kernel for each dtype."""
+    kernels = load_all(options.names, options)
+    for dtype in dict.fromkeys(options.dtype or [None]):
+        for each in given(kernels, options, dtype, target):
+            terminal.progress(f"running {each.name}{f' {dtype}' if dtype else ''} …")
+            yield _Checked(each.name, each.dtype, verify_own(each.kernel, each.arguments, device))
+
+
+def _print_own(found: Sequence[_Checked], target: Target, terminal: Terminal) -> None:
+    rows = [_own_row(each, part, target) for each in found for part in each.parts]
+    terminal.table(_OWN_COLUMNS, rows, right=_OWN_NUMBERS)
+    for each in found:
+        for part in each.parts:
+            if reason := part.verdict.failure or part.skipped:
+                line = f"{each.kernel} {each.dtype}, {part.what}: {part.word}: {reason}"
+                terminal.line(line, "red" if part.verdict.failure else "yellow")
+
+
+def _own_row(each: _Checked, part: Part, target: Target) -> tuple[str, ...]:
+    head = (each.kernel, each.dtype, target.name, part.what, part.word)
+    if part.skipped:
+        return (*head, "–", "–", "–")
+    errors = part.verdict.errors
+    ratio = f"{errors.rms / errors.eager_rms:.3f}" if errors.eager_rms else "–"
+    return (*head, f"{errors.worst:.2e}", f"{errors.eager_worst:.2e}", ratio)
+
+
+def _plain_own(each: _Checked, target: Target) -> dict[str, object]:
+    tensors = [
+        {"name": p.what, "verdict": p.word, "why": p.verdict.failure or p.skipped, "errors": asdict(p.verdict.errors)}
+        for p in each.parts
+    ]
+    passed = not any(part.verdict.failure for part in each.parts)
+    return {"kernel": each.kernel, "dtype": each.dtype, "target": target.name, "passed": passed, "tensors": tensors}

@@ -1,4 +1,4 @@
-"""The cases of a spec: its example at many sizes, layouts and values, by rules that know no spec.
+"""The cases of a spec: its example at many sizes, layouts and values, by rules that know no spec; those layouts and values.
 
 A size of the example that some tensor's last dim depends on is a *feature*; all others but counts, as of heads, are *rows*. The
 kinds of kernels that the canonical example becomes on the largest target decide which further sizes are worth a case. A spec has
@@ -7,8 +7,10 @@ all cases in its narrowest element type, and a few in the others and for each of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
@@ -16,13 +18,214 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fusegen.dtypes import DType
+from fusegen.dtypes import DType, from_torch
 from fusegen.passes.fuse import GroupKind
 from fusegen.specs.operands import COUNTS
 from fusegen.specs.spec import Arguments, Spec
 from fusegen.threads import cached_property
-from fusegen.verify.layout import Layout
-from fusegen.verify.values import Values
+
+# The layout of an argument in memory, and tensors that lie so.
+
+Fill: TypeAlias = Callable[[tuple[int, ...]], Tensor]
+"""Makes a contiguous tensor of a shape."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor without its values.
+
+    Attributes:
+        dtype: of the elements.
+        shape: extents.
+        strides: in elements; 0 along a dim that is expanded.
+        offset: of the first element from the beginning of the storage, in elements.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """The layout of a tensor."""
+        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+
+    @property
+    def stored(self) -> int:
+        """Elements of the storage."""
+        if 0 in self.shape:
+            return 0
+        return self.offset + 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    def __str__(self) -> str:
+        """As in ``bf16 5x33 strides 40x1 offset 1``; row-major strides and an offset of 0 are not mentioned."""
+        text = f"{from_torch(self.dtype)!r} {_sizes(self.shape)}"
+        text += "" if self.strides == row_major(self.shape) else f" strides {_sizes(self.strides)}"
+        return text + (f" offset {self.offset}" if self.offset else "")
+
+    def stand_in(self) -> Tensor:
+        """A tensor that tells compilers as much as a real one; its values mean nothing.
+
+        A meta tensor has no address, so that memory of the host, which nobody touches, stands for what begins at an offset.
+        """
+        device = "cpu" if self.offset else "meta"
+        storage = torch.empty(self.stored, dtype=self.dtype, device=device)
+        return storage.as_strided(self.shape, self.strides, self.offset)
+
+    def tensor(self, fill: Fill, device: torch.device) -> Tensor:
+        """A tensor with values. Whatever else its storage holds is NaN (of integers, the greatest), which a kernel that reads it
+        cannot hide.
+
+        Args:
+            fill: gives the values; along an expanded dim there is one.
+            device: where.
+        """
+        values = fill(tuple(1 if stride == 0 else size for size, stride in zip(self.shape, self.strides, strict=True)))
+        if self == Layout(self.dtype, self.shape, row_major(self.shape)):
+            return values
+        unread = math.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max
+        storage = torch.full((self.stored,), unread, dtype=self.dtype, device=device)
+        storage.as_strided(values.shape, self.strides, self.offset).copy_(values)
+        return storage.as_strided(self.shape, self.strides, self.offset)
+
+    # Other layouts of the same shape.
+
+    def shifted(self) -> Layout:
+        """Begins one element later, so that no vector is aligned."""
+        return replace(self, offset=self.offset + 1)
+
+    def padded(self, amount: int) -> Layout:
+        """Rows that are longer than what is used of them."""
+        return replace(self, strides=row_major(self.shape, row=self.shape[-1] + amount))
+
+    def stepped(self) -> Layout:
+        """Every second element of a row."""
+        return replace(self, strides=row_major(self.shape, step=2))
+
+    def swapped(self, first: int, second: int) -> Layout:
+        """Two dims trade places in memory."""
+        order = list(range(len(self.shape)))
+        order[first], order[second] = order[second], order[first]
+        inner = row_major(tuple(self.shape[d] for d in order))
+        return replace(self, strides=tuple(inner[order.index(d)] for d in range(len(order))))
+
+    def expanded(self) -> Layout:
+        """One element along the first dim, seen as many."""
+        return replace(self, strides=(0, *self.strides[1:]))
+
+    def far_apart(self, stride: int) -> Layout:
+        """A stride between elements of the first dim that is as large as that."""
+        return replace(self, strides=(stride, *self.strides[1:]))
+
+
+def row_major(shape: tuple[int, ...], step: int = 1, row: int | None = None) -> tuple[int, ...]:
+    """The strides of a contiguous tensor, as torch gives them.
+
+    Args:
+        step: between neighbours along the last dim.
+        row: from a row to the next, where that is not what a row takes.
+    """
+    strides: list[int] = []
+    stride = step
+    for dim in reversed(range(len(shape))):
+        strides.insert(0, stride)
+        stride = row if row is not None and len(strides) == 1 else stride * max(1, shape[dim])
+    return tuple(strides)
+
+
+def _sizes(values: tuple[int, ...]) -> str:
+    return "x".join(map(str, values)) or "()"
+
+
+# What tensors are filled with: ordinary numbers, and those that numerics are afraid of.
+
+
+class Values(Enum):
+    """Numbers that the data of a case are drawn from; weights are always ordinary."""
+
+    ORDINARY = "ordinary"  # a standard normal distribution
+    MEAN_100 = "mean over deviation 100"  # a mean that a variance computed as E[x²] − mean² cancels against
+    TINY_VARIANCE = "tiny variance"  # rows that are almost constant
+    LARGE = "large"  # squares of which a row can just be summed up in what they are computed in
+    NEAR_OVERFLOW = "near overflow"  # half of what the dtype holds and more
+    INFINITE = "infinite"  # some rows have infinities of either sign
+    NAN = "nan"  # some rows have a NaN
+
+    def may_overflow(self, dtype: torch.dtype) -> bool:
+        """True if torch eager itself may be nowhere near the exact result: squares of large numbers are beyond float16."""
+        return self is Values.NEAR_OVERFLOW or (self is Values.LARGE and dtype is torch.float16)
+
+
+_LARGE = 2.0**56  # 2^112 squared; 2^14 of those stay below float32's 2^128
+
+
+def draw(values: Values, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:
+    """A contiguous tensor of such numbers; of a dtype of 8 bits, which torch draws none of, ordinary ones that were converted.
+
+    Args:
+        generator: of the device.
+    """
+    if dtype.itemsize == 1:
+        return (16 * torch.randn(shape, device=device, generator=generator)).to(dtype)
+    normal = torch.randn(shape, dtype=dtype, device=device, generator=generator)
+    return _RULES[values](normal) if normal.numel() else normal
+
+
+def _signed(normal: Tensor, low: float, high: float) -> Tensor:
+    """Magnitudes between two bounds, with the signs of a normal distribution."""
+    spread = (normal.double().abs() / 4).clamp(max=1)
+    return ((low + (high - low) * spread) * normal.double().sign()).to(normal.dtype)
+
+
+def _tiny_variance(normal: Tensor) -> Tensor:
+    """Units in the last place around a small number."""
+    return (2.0**-10 * (1 + torch.finfo(normal.dtype).eps * normal.double().round())).to(normal.dtype)
+
+
+def _large(normal: Tensor) -> Tensor:
+    high = min(_LARGE, torch.finfo(normal.dtype).max / 4)
+    return _signed(normal, high / 4, high)
+
+
+def _near_overflow(normal: Tensor) -> Tensor:
+    high = torch.finfo(normal.dtype).max
+    return _signed(normal, high / 2, high)
+
+
+def _infinite(normal: Tensor) -> Tensor:
+    rows = _some_rows(normal)
+    rows[1::8, 0] = math.inf
+    rows[2::8, -1] = -math.inf
+    rows[3::8, ::2] = -math.inf
+    rows[4::8] = -math.inf
+    rows[5::8, 0], rows[5::8, -1] = math.inf, -math.inf
+    return normal
+
+
+def _nan(normal: Tensor) -> Tensor:
+    _some_rows(normal)[1::4, -1] = math.nan
+    return normal
+
+
+def _some_rows(tensor: Tensor) -> Tensor:
+    """The first third of the rows: of several heads or batches, some stay as they are."""
+    rows = tensor.view(-1, tensor.shape[-1])
+    return rows[: -(-rows.shape[0] // 3)]
+
+
+_RULES: Mapping[Values, Callable[[Tensor], Tensor]] = {
+    Values.ORDINARY: lambda normal: normal,
+    Values.MEAN_100: lambda normal: normal + 100,
+    Values.TINY_VARIANCE: _tiny_variance,
+    Values.LARGE: _large,
+    Values.NEAR_OVERFLOW: _near_overflow,
+    Values.INFINITE: _infinite,
+    Values.NAN: _nan,
+}
+
+
+# Cases.
 
 Sizes: TypeAlias = Mapping[str, int]
 Move: TypeAlias = Callable[[Layout], Layout]
@@ -232,7 +435,8 @@ class _Cases:
         """The example's arguments, with layouts in place of meta tensors."""
         found = self.spec.example(self.dtype.torch, **sizes)
         layouts = {name: Layout.of(value) for name, value in found.items() if is_meta(value)}
-        return found | {name: (moves or {}).get(name, _as_it_is)(layout) for name, layout in layouts.items()}
+        changed = {name: move(layouts[name]) for name, move in (moves or {}).items()}
+        return found | layouts | changed
 
     def of_rank(self, least: int, move: Move) -> dict[str, Move]:
         """A change of memory for all tensors of so many dims and more that are not written to."""
@@ -242,10 +446,6 @@ class _Cases:
     def case(self, name: str, sizes: Sizes, moves: Mapping[str, Move] | None = None, **fields: Any) -> Case:
         """A case of some sizes."""
         return Case(name, self.arguments(sizes, moves), self.data, **fields)
-
-
-def _as_it_is(layout: Layout) -> Layout:
-    return layout
 
 
 def is_meta(value: object) -> bool:

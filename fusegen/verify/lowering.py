@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -19,15 +19,27 @@ from fusegen.compiler.tuned import untuned
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
+from fusegen.program.call import (
+    Call,
+    CallStep,
+    KernelLaunch,
+    LaunchArgument,
+    LibraryCall,
+    Loop,
+    MapArgument,
+    PointerArgument,
+    SizeArgument,
+    StridedOperand,
+    TensorMapSpec,
+)
+from fusegen.program.formula import Formula
 from fusegen.runtime.bound import scalars_of
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
 from fusegen.target import Backend, Target, cuda_targets
 from fusegen.threads import cached_property
-from fusegen.verify.cases import Case
-from fusegen.verify.layout import Layout
-from fusegen.verify.words import call_words
+from fusegen.verify.cases import Case, Layout
 
 _DIGITS = 32  # of a digest in a record
 
@@ -152,22 +164,22 @@ def can_run(target: Target, own: Target) -> bool:
 
 def plan_words(program: Program) -> tuple[str, ...]:
     """A line a step."""
-    return tuple(map(_step, program.steps))
+    return tuple(map(_planned_step, program.steps))
 
 
-def _step(step: Step) -> str:
+def _planned_step(step: Step) -> str:
     if isinstance(step, LibraryProduct):
         return "library product"
     if isinstance(step, LoopStep):
         return f"{step.group.kind.value}: {', '.join(plan_words(step.body))}"
     if isinstance(step, LibraryStep):
         return f"{step.group.kind.value}: {step.function}"
-    return f"{step.group.kind.value}: {' '.join(_fields(step))}"
+    return f"{step.group.kind.value}: {' '.join(_plan_fields(step))}"
 
 
-def _fields(launch: Launch) -> list[str]:
+def _plan_fields(launch: Launch) -> list[str]:
     plan = launch.kernel.body.plan
-    found = [_field(field.name, getattr(plan, field.name)) for field in dataclasses.fields(plan) if _is_said(plan, field)]
+    found = [_plan_field(field.name, getattr(plan, field.name)) for field in dataclasses.fields(plan) if _is_said(plan, field)]
     return [*found, *(["64-bit"] if launch.kernel.wide else [])]
 
 
@@ -176,7 +188,69 @@ def _is_said(plan: object, field: dataclasses.Field[object]) -> bool:
     return value is not False and value != field.default
 
 
-def _field(name: str, value: object) -> str:
+def _plan_field(name: str, value: object) -> str:
     if value is True:
         return name
     return f"{name}={value.value if isinstance(value, Enum) else value}"
+
+
+# Calls in words, for records: what reaches the device beside the texts of kernels, at the sizes of one call.
+
+Sizes = Mapping[str, int]
+
+
+def call_words(call: Call, sizes: Sizes) -> Iterator[str]:
+    """A line a buffer, a number that the host computes, and a step; equal lines are equal calls of equal kernels.
+
+    Args:
+        sizes: values of all sizes and strides.
+    """
+    for buffer in call.buffers:
+        yield f"{buffer.key}: {buffer.role.value} {buffer.dtype.short}{_numbers(buffer.shape, sizes)}"
+    for name, place in call.scalars.results:
+        yield f"{name} = {call.scalars.text(place, most=1 << 20)}"
+    for step in call.steps:
+        yield _step(step, sizes)
+    yield f"results {call.results}"
+
+
+def _step(step: CallStep, sizes: Sizes) -> str:
+    if isinstance(step, LibraryCall):
+        numbers = [*map(repr, step.settings), *(str(formula(sizes)) for formula in step.sizes)]
+        results = [f"{result.number}{result.order}:to:{result.buffer}" for result in step.results]
+        return " ".join([step.function, *numbers, *(_operand(operand, sizes) for operand in step.operands), *results])
+    if isinstance(step, Loop):
+        each = (" | ".join(call_words(step.body, block)) for block in step.blocks(sizes))
+        return f"loop on {step.operands}, zeros {step.zeros}: {' || '.join(each)}"
+    if not isinstance(step, KernelLaunch):
+        name = "added product" if step.adds(sizes) else "product"
+        return " ".join([name, *(_operand(operand, sizes) for operand in (step.a, step.b, step.out))])
+    maps = [_map(spec, sizes) for spec in step.tensor_maps]
+    arguments = [_argument(argument, sizes) for argument in step.arguments]
+    clusters = f" in clusters of {step.cluster}" if step.cluster > 1 else ""
+    overlap = ", overlapping" if step.overlaps else ""
+    head = f"launch {step.grid(sizes)} x {step.block}{clusters}, {step.shared_bytes} bytes{overlap}"
+    return " ".join([head, *maps, *arguments, *(["checks"] if step.checks else [])])
+
+
+def _argument(argument: LaunchArgument, sizes: Sizes) -> str:
+    if isinstance(argument, SizeArgument):
+        return str(argument.formula(sizes))
+    if isinstance(argument, PointerArgument):
+        return f"{'to' if argument.writable else 'from'}:{argument.buffer}"
+    if isinstance(argument, MapArgument):
+        return f"map:{argument.number}"
+    return f"{'float' if argument.is_float else 'int'}:{argument.name}"
+
+
+def _map(spec: TensorMapSpec, sizes: Sizes) -> str:
+    place = f"{'to' if spec.writable else 'from'}:{spec.buffer}+{spec.offset(sizes)}"
+    return f"{place}{_numbers(spec.shape, sizes)}{_numbers(spec.strides, sizes)}{list(spec.box)}"
+
+
+def _operand(operand: StridedOperand, sizes: Sizes) -> str:
+    return f"{operand.buffer}+{operand.offset(sizes)}{_numbers(operand.shape, sizes)}{_numbers(operand.strides, sizes)}"
+
+
+def _numbers(formulas: Sequence[Formula], sizes: Sizes) -> str:
+    return str([formula(sizes) for formula in formulas])

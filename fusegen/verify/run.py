@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import multiprocessing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 import torch
 
+from fusegen import target as targets
 from fusegen.compiler.backends import target_of
 from fusegen.dtypes import DType
-from fusegen.errors import CompileError
+from fusegen.emit.environment import generator
+from fusegen.errors import CompileError, FusegenError, SettingsError
+from fusegen.files import read_regular, write_atomically
 from fusegen.jit.nvrtc import compile_cubin, processors
+from fusegen.settings import cache_folder
 from fusegen.source import Source
+from fusegen.specs import SPECS
 from fusegen.specs.spec import Spec
 from fusegen.target import Target
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, check, is_alive
-from fusegen.verify.emitted import Emitted, ask_for_every_case, every_case
 from fusegen.verify.lowering import Prepared, prepare
 from fusegen.verify.record import LIST, CaseRecord, Entry, Where, listed, merge, path_of, read, where, write_unverified
 
@@ -175,13 +183,13 @@ def store(rows: Sequence[Row], folder: Path, device: torch.device) -> list[Path]
     for (target, spec), parts in together.items():
         if any(row.cases for row in parts) and all(row.passed for row in parts):
             path = path_of(folder, target, spec)
-            merge(path, target, spec, {row.dtype.short: _entry(row, here) for row in parts if row.cases})
+            merge(path, target, spec, {row.dtype.short: _record_entry(row, here) for row in parts if row.cases})
             written.append(path)
     write_unverified(folder)
     return written
 
 
-def _entry(row: Row, here: Where) -> Entry:
+def _record_entry(row: Row, here: Where) -> Entry:
     found = dict(row.kept) | {prepared.case.name: CaseRecord.of(prepared, outcome) for prepared, outcome in row.cases}
     order = [case.name for case in cases(row.spec, row.dtype) if case.name in found]
     return Entry(here, {name: found[name] for name in order})
@@ -278,3 +286,96 @@ def _change(now: Emitted, known: CaseRecord | None) -> str:
     if known.launches and known.launches != now.launches:
         return "launches its kernels otherwise"
     return "" if known.verdict in ("passed", "eager overflows") else f"has the verdict {known.verdict!r}"
+
+
+# What the cases of a spec become, as digests; remembered on disk for as long as nothing changes that decides it: to lower every
+# case of every spec takes minutes of a processor, and its result is a function of the package, its templates and the libraries
+# that they use.
+
+_WORTH_PROCESSES = 8  # of what is asked for at once: a process takes seconds to start
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What a case becomes.
+
+    Attributes:
+        arguments: in words.
+        sources: digests of the texts that are launched, with the compiler's flags.
+        launches: digest of how they are launched, and of what the library computes.
+    """
+
+    arguments: str
+    sources: tuple[str, ...]
+    launches: str
+
+
+Question: TypeAlias = tuple[Spec, DType, Target]
+
+
+def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted]:
+    """What all cases of a spec become, by their names.
+
+    Raises:
+        FusegenError: one cannot be lowered.
+    """
+    known = _recall(spec, dtype, target)
+    if known is not None:
+        return known
+    lowered = (prepare(spec, case, target) for case in cases(spec, dtype))
+    found = {each.case.name: Emitted(str(each.case), each.digests, each.launches) for each in lowered}
+    _remember(spec, dtype, target, found)
+    return found
+
+
+def ask_for_every_case(questions: Iterable[Question]) -> None:
+    """Finds out, in as many processes as there are processors, what `every_case` would have to find out one by one."""
+    unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and _recall(s, d, t) is None]
+    specs = dict.fromkeys(s.name for s, _, _ in reversed(unknown))  # the last in the list of specs take longest
+    workers = min(processors(), len(specs))
+    if workers < 2 or len(unknown) < _WORTH_PROCESSES:
+        return
+    parts = [(name, [(d, t.name) for s, d, t in unknown if s.name == name]) for name in specs]
+    # Without the garbage collector, which takes an eighth of the time: such a process is short, and needs half a gigabyte.
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=gc.disable) as pool:
+        for done in [pool.submit(_answer, *part) for part in parts]:
+            done.result()
+
+
+def _answer(spec: str, wanted: Iterable[tuple[DType, str]]) -> None:
+    """Lowers a spec in one process, so that what its cases depend on is found out once."""
+    for dtype, architecture in wanted:
+        with suppress(FusegenError):  # it is raised again where the answer is wanted
+            every_case(SPECS[spec], dtype, targets.target(architecture))
+
+
+# Files.
+
+
+def _is_shipped(spec: Spec) -> bool:
+    """Whether a spec is part of the package, whose files say what it is."""
+    return SPECS.get(spec.name) is spec
+
+
+def _path(spec: Spec, dtype: DType, target: Target) -> Path:
+    return cache_folder("emitted") / f"{target.name}-{spec.name}-{dtype.short}.json"
+
+
+def _recall(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted] | None:
+    """The remembered cases of a spec; None if there are none, or another generator made them."""
+    if not _is_shipped(spec):
+        return None
+    try:
+        data = json.loads(read_regular(_path(spec, dtype, target)))
+        found = {name: Emitted(c["arguments"], tuple(c["sources"]), c["launches"]) for name, c in data["cases"].items()}
+        return found if data["generator"] == generator() else None
+    except (OSError, SettingsError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # none there, or none of ours
+        return None
+
+
+def _remember(spec: Spec, dtype: DType, target: Target, found: Mapping[str, Emitted]) -> None:
+    if not _is_shipped(spec):
+        return
+    text = json.dumps({"generator": generator(), "cases": {name: asdict(each) for name, each in found.items()}})
+    with suppress(OSError, SettingsError):  # where nothing can be kept, it is found out again
+        write_atomically(_path(spec, dtype, target), text.encode())

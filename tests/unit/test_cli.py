@@ -13,7 +13,7 @@ import pytest
 
 from fusegen import FusegenError, __version__
 from fusegen.cli import demo, show
-from fusegen.cli.demo_stages import FUSIONS
+from fusegen.cli.demo import FUSIONS
 from fusegen.cli.main import COMMANDS
 from fusegen.jit import nvrtc
 from fusegen.specs import SPECS
@@ -303,12 +303,12 @@ FAILURES: list[tuple[BaseException, str]] = [
 def test_failures_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for error, part in FAILURES:
         with case(type(error).__name__):
-            monkeypatch.setattr(show, "run", _fails_with(error))
+            monkeypatch.setattr(show, "run_show", _fails_with(error))
             refused(run("show", "gelu"), part, code=1)
 
 
 def test_traceback_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "run", _fails_with(RuntimeError("inside")))
+    monkeypatch.setattr(show, "run_show", _fails_with(RuntimeError("inside")))
     result = run("--traceback", "show", "gelu")
     assert result.code == 1 and "Traceback" in result.err
     assert result.err.splitlines()[-1].startswith("error: RuntimeError: inside")

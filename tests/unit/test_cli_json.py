@@ -13,7 +13,7 @@ import pytest
 from fusegen import __version__
 from fusegen.bench.cases import GROUPS
 from fusegen.cli import bench, demo
-from fusegen.cli.demo_stages import ARCHITECTURES, FUSIONS
+from fusegen.cli.demo import ARCHITECTURES, FUSIONS
 from fusegen.cli.main import COMMANDS, main
 
 

@@ -156,7 +156,7 @@ def test_wrong_gradients_fail(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     def doubled(graph: Graph, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         return tuple(2 * gradient for gradient in differentiate(graph, *args, **kwargs))
 
-    monkeypatch.setattr("fusegen.verify.own.differentiate", doubled)
+    monkeypatch.setattr("fusegen.verify.check.differentiate", doubled)
     monkeypatch.setattr("fusegen.verify.accuracy._GREATEST", 0.5)
     found = tensors(run, "mine.py:normed", "--shape", "x=8x64", "--arg", "by=3.0", code=1)
     assert found["gradient by x"] == "failed"

@@ -9,9 +9,7 @@ from torch import Tensor
 from fusegen.dtypes import DType
 from fusegen.specs import SPECS, Spec
 from fusegen.specs.operands import tensor
-from fusegen.verify.cases import CANONICAL, Case, cases, is_meta
-from fusegen.verify.layout import Layout, row_major
-from fusegen.verify.values import Values, draw
+from fusegen.verify.cases import CANONICAL, Case, Layout, Values, cases, draw, is_meta, row_major
 from tests.naming import case as named
 
 CPU = torch.device("cpu")

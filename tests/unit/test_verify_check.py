@@ -19,7 +19,7 @@ from fusegen.specs import Spec
 from fusegen.specs.operands import tensor
 from fusegen.target import CPU
 from fusegen.verify.cases import cases
-from fusegen.verify.check import Outcome, check, materialize
+from fusegen.verify.check import Outcome, case_arguments, check
 from fusegen.verify.lowering import Prepared, prepare
 from fusegen.verify.run import verify
 from tests.naming import case
@@ -115,7 +115,7 @@ def test_nothing_is_run_after_a_case_that_the_device_does_not_survive(monkeypatc
 
 def test_a_case_has_the_same_numbers_each_time() -> None:
     (case,) = (case for case in cases(SHIFTED, DType.FLOAT32) if case.name == "transposed")
-    first, second = materialize(case, HOST), materialize(case, HOST)
+    first, second = case_arguments(case, HOST), case_arguments(case, HOST)
     assert torch.equal(first["x"], second["x"]) and first["x"].stride() == (1, 72)
 
 
@@ -150,9 +150,9 @@ def test_a_full_memory_is_emptied_and_tried_again(full: int, monkeypatch: pytest
         calls.append(None)
         if len(calls) <= full:
             raise torch.OutOfMemoryError("no memory")
-        return materialize(*arguments)
+        return case_arguments(*arguments)
 
-    monkeypatch.setattr("fusegen.verify.check.materialize", once_full)
+    monkeypatch.setattr("fusegen.verify.check.case_arguments", once_full)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=139 << 30))
     spec = Spec("shifted", shifted, "elementwise", OPERANDS, SHIFTED.own_sizes)
     case = cases(spec, DType.FLOAT32)[0]

@@ -12,12 +12,11 @@ from fusegen.dtypes import DType
 from fusegen.emit import environment
 from fusegen.specs import SPECS, Spec
 from fusegen.target import CPU, Target, target
-from fusegen.verify import emitted, run
+from fusegen.verify import run
 from fusegen.verify.cases import CANONICAL, Case, cases
-from fusegen.verify.emitted import every_case
 from fusegen.verify.lowering import Prepared, prepare
 from fusegen.verify.record import Entry, Where, path_of, read
-from fusegen.verify.run import Row, store, verify
+from fusegen.verify.run import Row, every_case, store, verify
 from tests.unit.test_verify_check import HOST, SHIFTED
 
 GELU, HOPPER, BF16, F32 = SPECS["gelu"], target("sm_90a"), DType.BFLOAT16, DType.FLOAT32
@@ -33,8 +32,8 @@ def lowered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         names.append(case.name)
         return prepare(spec, case, target)
 
-    monkeypatch.setattr(emitted, "prepare", counted)
-    monkeypatch.setattr(emitted, "cache_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(run, "prepare", counted)
+    monkeypatch.setattr(run, "cache_folder", lambda name: tmp_path / name)
     return names
 
 
@@ -49,7 +48,7 @@ def test_what_cases_become_is_found_out_once(lowered: list[str]) -> None:
 
 def test_a_changed_package_forgets(lowered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     every_case(GELU, BF16, HOPPER)
-    monkeypatch.setattr(emitted, "generator", lambda: "another")
+    monkeypatch.setattr(run, "generator", lambda: "another")
     every_case(GELU, BF16, HOPPER)
     assert lowered.count(CANONICAL) == 2
 
@@ -98,7 +97,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's identity for the CPU, and no case that is too large for it."""
     monkeypatch.setattr(run, "where", lambda device: HERE)
     monkeypatch.setattr(run, "cases", _few)
-    monkeypatch.setattr(emitted, "cases", _few)
 
 
 def _few(spec: Spec, dtype: DType) -> tuple[Case, ...]:

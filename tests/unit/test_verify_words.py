@@ -13,7 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.program.call import Call, KernelLaunch, MatrixProduct
 from fusegen.program.formula import formula_of
-from fusegen.verify.words import call_words
+from fusegen.verify.lowering import call_words
 from tests.naming import case
 from tests.unit.lowering import meta
 

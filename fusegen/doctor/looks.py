@@ -1,0 +1,436 @@
+"""Looks at the things that fusegen needs, one by one."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import fusegen
+from fusegen.errors import FusegenError, TargetError, ToolNotFoundError
+from fusegen.jit.cache import usage
+from fusegen.jit.host import HostCompiler, find_compiler
+from fusegen.jit.nvrtc import find_nvcc, find_nvdisasm
+from fusegen.settings import cache_folder, settings
+from fusegen.target import from_capability
+
+
+class State(Enum):
+    """How something is."""
+
+    FOUND = "ok"
+    MISSING = "missing"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a probe saw; the fields are those of a finding."""
+
+    state: State
+    version: str | None = None
+    where: str | None = None
+    detail: str | None = None
+    mend: str | None = None
+
+
+def found(version: str | None = None, where: str | None = None, detail: str | None = None) -> Look:
+    """It is there and works."""
+    return Look(State.FOUND, version, where, detail)
+
+
+def missing(detail: str, mend: str | None = None) -> Look:
+    """It is not there."""
+    return Look(State.MISSING, detail=detail, mend=mend)
+
+
+def broken(detail: str, mend: str | None = None, *, version: str | None = None, where: str | None = None) -> Look:
+    """It is there and does not work."""
+    return Look(State.BROKEN, version, where, detail, mend)
+
+
+# Python, its packages and this one.
+
+_OLDEST = (3, 11)
+_PACKAGES = ("jinja2", "sympy", "numpy", "rich")
+
+
+def look_at_python() -> Look:
+    """The interpreter."""
+    version = platform.python_version()
+    if sys.version_info < _OLDEST:
+        return broken("it is too old", "install Python 3.11 or newer", version=version, where=sys.executable)
+    return found(version, sys.executable)
+
+
+@lru_cache(maxsize=1)
+def told_by_package() -> Mapping[str, Any]:
+    """Where the templates are, by a process that imports all of this package.
+
+    Raises:
+        ProbeError: it cannot be imported.
+    """
+    return ask(
+        "import fusegen.api, fusegen.specs\nfrom fusegen.emit.environment import templates\nanswer(templates=str(templates()))"
+    )
+
+
+def look_at_fusegen() -> Look:
+    """This package: whether all of it can be imported."""
+    folder = Path(fusegen.__file__).parent
+    told_by_package()
+    return found(fusegen.__version__, str(folder), _installation(folder))
+
+
+def _installation(folder: Path) -> str:
+    kind = "a checkout" if (folder.parent / "pyproject.toml").is_file() else "installed"
+    try:
+        known = importlib.metadata.version("fusegen")
+    except importlib.metadata.PackageNotFoundError:
+        return f"{kind}, not installed"
+    return kind if known == fusegen.__version__ else f"{kind}; pip knows it as {known}: pip install it again"
+
+
+def look_at_packages() -> Look:
+    """Packages without a compiled part of CUDA."""
+    versions = {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
+    if lacking := [name for name in _PACKAGES if name not in versions]:
+        return missing(", ".join(lacking), f"pip install {' '.join(lacking)}")
+    ask("\n".join(f"import {name}" for name in _PACKAGES) + "\nanswer()")
+    return found(detail=", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def look_at_templates() -> Look:
+    """The texts that kernels are made of."""
+    folder = Path(told_by_package()["templates"])
+    count = sum(path.is_file() for path in folder.rglob("*"))
+    return found(where=str(folder), detail=f"{count} files")
+
+
+# Torch, and the GPUs that it sees.
+
+_ASK_TORCH = """
+import torch
+indices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+gpus = [(torch.cuda.get_device_name(i), *torch.cuda.get_device_capability(i)) for i in indices]
+answer(version=torch.__version__, where=torch.__file__, cuda=torch.version.cuda, hip=torch.version.hip, gpus=gpus)
+"""
+_INSTALL_TORCH = "pip install torch"
+
+
+@lru_cache(maxsize=1)
+def told_by_torch() -> Mapping[str, Any]:
+    """Torch's version and devices.
+
+    Raises:
+        ProbeError: torch cannot be imported.
+    """
+    return ask(_ASK_TORCH)
+
+
+def look_at_torch() -> Look:
+    """Torch itself."""
+    if importlib.util.find_spec("torch") is None:
+        return missing("not installed", _INSTALL_TORCH)
+    try:
+        told = told_by_torch()
+    except ProbeError as error:
+        return broken(error.what, f"{_INSTALL_TORCH} --force-reinstall")
+    built = f"built for CUDA {told['cuda']}" if told["cuda"] else "built for AMD GPUs" if told["hip"] else "built for CPUs only"
+    return found(told["version"], told["where"], built)
+
+
+def look_at_gpu() -> Look:
+    """GPUs, by torch; by the driver's own tool where torch sees none."""
+    told = told_by_torch()
+    if told["hip"]:
+        return missing("AMD GPUs are not supported", "kernels run on the CPU")
+    if not told["gpus"]:
+        return _unseen(bool(told["cuda"]), driver())
+    try:
+        targets = [f"{name} ({from_capability(major, minor).name})" for name, major, minor in told["gpus"]]
+    except TargetError as error:
+        return broken(error.what, error.mend, version=driver())
+    return found(driver(), detail=", ".join(targets))
+
+
+def _unseen(has_cuda: bool, version: str | None) -> Look:
+    if version is None:
+        return missing("no GPU: kernels run on the CPU")
+    mend = "look at CUDA_VISIBLE_DEVICES and at nvidia-smi" if has_cuda else "install a torch that is built for CUDA"
+    return broken("there is a GPU, and torch does not see it", mend, version=version)
+
+
+@lru_cache(maxsize=1)
+def driver() -> str | None:
+    """The driver's version; None where there is no driver, or no GPU."""
+    tool = shutil.which("nvidia-smi")
+    try:
+        done = run([tool, "--query-gpu=driver_version", "--format=csv,noheader"]) if tool else None
+    except ProbeError:
+        return None
+    lines: Sequence[str] = done.stdout.splitlines() if done and done.returncode == 0 else ()
+    return lines[0].strip() if lines else None
+
+
+# What CUDA kernels need from PyPI, and the toolkit's programs, which they do not need.
+
+_ASK_NVRTC = """
+from cuda.bindings import nvrtc
+from fusegen.jit.nvrtc import compile_ptx, nvrtc_version
+from fusegen.source import Source
+text = 'extern "C" __global__ void fg_probe(float* x) { x[threadIdx.x] *= 2.0f; }'
+compile_ptx(Source("probe", "fg_probe", "cuda", "", (), text, ""), "sm_80")
+try:
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+    where = load_nvidia_dynamic_lib("nvrtc").abs_path
+except Exception:
+    where = None
+answer(version=nvrtc_version(), where=where)
+"""
+_ASK_CORE = """
+from cuda.core import LaunchConfig, ObjectCode, Program, ProgramOptions, launch
+from cuda.core.utils import FileStreamProgramCache
+import cuda.core
+made = Program('extern "C" __global__ void fg_probe() {}', "c++", ProgramOptions(arch="sm_80", std="c++17")).compile("cubin")
+assert bytes(made.code)[:4] == b"\\x7fELF", "it compiles to something else than a cubin"
+answer(where=cuda.core.__file__)
+"""
+_INSTALL_CUDA = "pip install 'cuda-bindings[all]' cuda-core"
+
+
+def look_at_nvrtc() -> Look:
+    """NVRTC, by compiling a line with it."""
+    if not _is_there("cuda.bindings"):
+        return missing("cuda-bindings is not installed", _INSTALL_CUDA)
+    version = importlib.metadata.version("cuda-bindings")
+    try:
+        told = ask(_ASK_NVRTC)
+    except ProbeError as error:
+        return broken(error.what, _INSTALL_CUDA, version=f"cuda-bindings {version}")
+    return found(f"{told['version']} (cuda-bindings {version})", told["where"])
+
+
+def look_at_core() -> Look:
+    """cuda.core, by compiling a line with it."""
+    if not _is_there("cuda.core"):
+        return missing("cuda-core is not installed", _INSTALL_CUDA)
+    version = importlib.metadata.version("cuda-core")
+    try:
+        return found(version, ask(_ASK_CORE)["where"])
+    except ProbeError as error:
+        return broken(error.what, _INSTALL_CUDA, version=version)
+
+
+def look_at_nvcc() -> Look:
+    """The toolkit's compiler."""
+    chosen = settings().nvcc
+    if chosen is not None:
+        try:
+            return found(find_nvcc(chosen).version, chosen)
+        except ToolNotFoundError as error:
+            return broken(error.what, error.mend)
+    tool = shutil.which("nvcc")
+    if tool is None:
+        return missing("not on the PATH", "install the CUDA toolkit")
+    return _program(tool)
+
+
+def look_at_nvdisasm() -> Look:
+    """The toolkit's disassembler."""
+    tool = find_nvdisasm()
+    if tool is None:
+        return missing("not found", "pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit")
+    return _program(tool)
+
+
+def _program(tool: str) -> Look:
+    try:
+        done = run([tool, "--version"])
+    except ProbeError as error:
+        return broken(error.what, where=tool)
+    match = re.search(r"release (\d+\.\d+)", done.stdout)
+    return found(match[1], tool) if match else broken("it does not say its version", where=tool)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # its parent is not there
+        return False
+
+
+# The host: the settings, the C++ compiler, the cache.
+
+_FLAGS = ("-std=c++17", "-O2", "-fopenmp", "-march=native", "-shared", "-fPIC")
+_KERNEL = """
+#include <cmath>
+#include <omp.h>
+extern "C" int probe() {
+    int sum = 0;
+#pragma omp parallel for reduction(+ : sum)
+    for (int i = 0; i < 100; ++i) sum += i;
+    return sum;
+}
+"""
+_SUM = 4950
+_ELSEWHERE = "set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded"
+_COMPILER_MEND = "install g++ or clang++ with OpenMP, or set CXX to such a compiler"
+
+
+def look_at_settings() -> Look:
+    """The environment's variables."""
+    chosen = settings()
+    shown = [f"FUSEGEN_CACHE_DIR={chosen.cache_dir}", f"FUSEGEN_EMULATE={int(chosen.emulate)}", f"CXX={chosen.cxx or ''}"]
+    shown += [f"FUSEGEN_COMPILER={chosen.compiler}", f"FUSEGEN_NVCC={chosen.nvcc or ''}", f"FUSEGEN_NATIVE={int(chosen.native)}"]
+    return found(detail=", ".join(shown))
+
+
+def look_at_compiler() -> Look:
+    """The host compiler, by a small kernel with OpenMP that is built, loaded and called."""
+    try:
+        compiler = find_compiler(settings().cxx)
+    except ToolNotFoundError as error:
+        return missing(error.what, error.mend)
+    where = " ".join(compiler.command)
+    problem = _problem(compiler)
+    return (
+        found(compiler.version, where)
+        if problem is None
+        else broken(problem, _COMPILER_MEND, version=compiler.version, where=where)
+    )
+
+
+def look_at_native() -> Look:
+    """The native module, which is built at its first use."""
+    problem = ask("from fusegen.extension.native import failure\nanswer(problem=failure())")["problem"]
+    if problem:
+        return missing(f"calls run in Python, slower: {problem}", "let it be built: FUSEGEN_NATIVE=1, and a compiler that works")
+    return found(detail="calls run in C++, once it is built at the first use")
+
+
+def look_at_extensions() -> Look:
+    """Ninja and torch's headers; with the C++ compiler they are all that extensions need."""
+    try:
+        answer = ask("import ninja, torch.utils.cpp_extension as t\nanswer(ninja=ninja.BIN_DIR, headers=t.include_paths())")
+        done = run([str(Path(answer["ninja"], "ninja")), "--version"])
+    except ProbeError as error:
+        return missing(f"ninja cannot be used: {error.what}", "pip install ninja")
+    if not any(Path(folder, "torch", "library.h").is_file() for folder in answer["headers"]):
+        return missing("torch's headers are not there", "install torch from a wheel that has them, as those of PyPI do")
+    return found(f"ninja {done.stdout.strip()}", answer["ninja"])
+
+
+def _problem(compiler: HostCompiler) -> str | None:
+    with tempfile.TemporaryDirectory(prefix="fusegen-doctor-") as folder:
+        source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
+        source.write_text(_KERNEL, encoding="utf-8")
+        try:
+            done = run([*compiler.command, *_FLAGS, str(source), "-o", str(library)])
+            if done.returncode != 0:
+                return f"it cannot build a kernel with OpenMP: {failure(done)}"
+            told = ask(f"import ctypes\nanswer(sum=ctypes.CDLL({str(library)!r}).probe())")["sum"]
+        except ProbeError as error:
+            return error.what
+    return None if told == _SUM else f"what it builds computes {told} instead of {_SUM}"
+
+
+def look_at_cache() -> Look:
+    """The cache, by writing into it."""
+    folder = settings().cache_dir
+    try:
+        with tempfile.TemporaryFile(dir=cache_folder("cpu")) as file:
+            file.write(b"fusegen")
+    except OSError as error:
+        what = f"nothing can be written there: {error.strerror}"
+        return broken(what, _ELSEWHERE, where=str(folder))
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return broken("libraries there cannot be loaded: the file system is mounted noexec", _ELSEWHERE, where=str(folder))
+    kinds = usage(folder)
+    count, size = sum(kind.entries for kind in kinds), sum(kind.bytes for kind in kinds)
+    return found(where=str(folder), detail=f"{count} entries, {size / 2**20:.1f} MiB")
+
+
+# Questions to a Python of their own: a library that crashes, hangs or prints takes that process along, and not this one.
+
+_SECONDS = 120  # the first import of torch from a cold disk can take one minute
+
+
+class ProbeError(FusegenError):
+    """The question could not be answered."""
+
+
+def ask(code: str) -> Mapping[str, Any]:
+    """What a piece of Python answers.
+
+    Args:
+        code: calls ``answer(name=value, …)`` in the end; imports what this process could import.
+
+    Raises:
+        ProbeError: it failed, crashed, or took too long.
+    """
+    done = run([sys.executable, "-c", _frame(code)])
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(_MARK):
+            return dict(json.loads(line.removeprefix(_MARK)))
+    raise ProbeError(failure(done))
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, without input.
+
+    Raises:
+        ProbeError: it cannot be started, or takes too long.
+    """
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ProbeError(f"no answer within {_SECONDS} s") from None
+    except OSError as error:
+        raise ProbeError(f"{command[0]}: {error.strerror or error}") from None
+
+
+def failure(done: subprocess.CompletedProcess[str]) -> str:
+    """How a process failed: the last line that it printed, or the signal that ended it."""
+    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    if done.returncode < 0:
+        return f"crashed by {_signal(-done.returncode)}"
+    return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+_MARK = "fusegen-doctor "
+
+
+def _frame(code: str) -> str:
+    """The code with this process's search path, and the function that it answers with."""
+    return f"""
+import json, sys, warnings
+sys.path[:] = {sys.path!r}
+warnings.simplefilter("ignore")
+def answer(**values):
+    print({_MARK!r} + json.dumps(values), flush=True)
+{code}
+"""
