@@ -15,6 +15,7 @@ from fusegen.emit.views import checks_view, decode, fragment
 from fusegen.ir.symbolic import literal, product
 from fusegen.schedule.bodies import ColumnBody, RowBody
 from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
@@ -33,7 +34,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     columns = [view(r) for p in body.phases for r in p.column_sums]
     extent = product(body.column_axes.extents)
     pipeline = render(
-        "cpu/rows.cpp.jinja",
+        f"cpu/rows/{_pipeline(body.plan)}.cpp.jinja",
         names=names_of(kernel),
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(extent),
@@ -51,6 +52,11 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     reductions = [r for p in body.phases for r in (*(s.reduction for s in p.segments), *p.reductions, *p.column_sums)]
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
     return assemble(launch, target, math, pipeline)
+
+
+def _pipeline(plan: RowPlan) -> str:
+    """The template of a plan."""
+    return "tiles" if plan.tiled else "parts" if plan.resident else "rows"
 
 
 def _pairwise(body: RowBody) -> int:
