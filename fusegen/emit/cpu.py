@@ -26,6 +26,7 @@ from fusegen.schedule.bodies import Body, ColumnBody, PointwiseBody, RowBody, Sc
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.math import Function
 from fusegen.schedule.names import identifier
+from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source, section
 from fusegen.target import Target
@@ -47,7 +48,7 @@ def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
     columns = [view(r) for p in body.phases for r in p.column_sums]
     extent = product(body.column_axes.extents)
     pipeline = render(
-        "cpu/rows.cpp.jinja",
+        f"cpu/rows/{_pipeline(body.plan)}.cpp.jinja",
         names=names_of(kernel),
         rows=c_text(product(body.row_axes.extents)),
         columns=c_text(extent),
@@ -74,6 +75,11 @@ def _pairwise(body: RowBody) -> int:
         return _CHUNKS
     chunks = -(-last // body.plan.lanes) * math.prod(extent for extent in outer if extent is not None)
     return _CHUNKS if chunks > _CHUNKS else 0
+
+
+def _pipeline(plan: RowPlan) -> str:
+    """The template of a plan."""
+    return "tiles" if plan.tiled else "parts" if plan.resident else "rows"
 
 
 def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:

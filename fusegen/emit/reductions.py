@@ -81,6 +81,11 @@ class ReductionView:
         return len(self.components) == 1
 
     @property
+    def summed(self) -> bool:
+        """Whether a thread has several parts of it under way: of one value, or of sums about a pivot."""
+        return self.single or self.gathered is not None
+
+    @property
     def bytes(self) -> str:
         """Of a state, as an expression."""
         return " + ".join(f"sizeof({type_})" for _, type_ in self.components)

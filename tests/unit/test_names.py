@@ -27,7 +27,7 @@ def test_names_of_primitives_are_not_given_to_users() -> None:
     assert not free, "add them to _PRIMITIVES in fusegen/schedule/names.py"
 
 
-SKELETONS = [*TEMPLATES.glob("cuda/*.cu*.jinja"), *TEMPLATES.glob("cpu/*.jinja")]
+SKELETONS = [*TEMPLATES.glob("cuda/*.cu*.jinja"), *TEMPLATES.glob("cpu/*.jinja"), *TEMPLATES.glob("*/rows/*.jinja")]
 OF_LANES = ("contraction.cu.jinja", "mma.cu.jinja", "products.cuh.jinja", "attention.cu.jinja")
 """Their pipelines call wrappers, and user's names occur in these alone."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "cuda"
-SKELETONS = sorted(TEMPLATES.glob("*.cu.jinja"))
+SKELETONS = sorted([*TEMPLATES.glob("*.cu.jinja"), *TEMPLATES.glob("rows/*.jinja")])
 
 _FUNCTIONS = "exp|log|sqrt|rsqrt|tanh|erf|sin|cos|pow|sigmoid|maximum|minimum|fmax|fmin|fma|max|reciprocal|divide"
 CALL = re.compile(rf"\b_*(?:fast_)?(?!max\((?:\d+|i64\(\d+\)),)(?:{_FUNCTIONS})f?\w*\s*\(", re.IGNORECASE)

@@ -73,7 +73,7 @@ def test_the_generators_digest_sees_package_templates_and_libraries(tmp_path: Pa
         return environment.generator()
 
     package, folder = tmp_path / "package", tmp_path / "templates"
-    for path in (package / "ir/ops.py", folder / "cuda/rows.cu.jinja"):
+    for path in (package / "ir/ops.py", folder / "cuda/rows/shared.cu.jinja"):
         path.parent.mkdir(parents=True)
         path.write_text("one")
     monkeypatch.setattr(environment, "__file__", str(package / "emit/environment.py"))
@@ -81,7 +81,7 @@ def test_the_generators_digest_sees_package_templates_and_libraries(tmp_path: Pa
     found = [digest(), digest()]
     (package / "ir/ops.py").write_text("two")
     found.append(digest())
-    (folder / "cuda/rows.cu.jinja").write_text("two")
+    (folder / "cuda/rows/shared.cu.jinja").write_text("two")
     found.append(digest())
     monkeypatch.setattr(environment.sympy, "__version__", "0")  # type: ignore[attr-defined]
     found.append(digest())

@@ -19,6 +19,7 @@ from fusegen.emit.views import Offsets, call_view, checks_view, cuda_offsets, de
 from fusegen.ir.symbolic import product
 from fusegen.schedule.bodies import BANKS, ColumnBody, RowBody, ScanBody
 from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
@@ -64,9 +65,12 @@ def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) 
     phases = phase_views(body, offsets)
     of_segments = [s.reduction for p in body.phases for s in p.segments]
     reductions = [*of_segments, *(r for p in body.phases for r in (*p.reductions, *p.column_sums))]
+    components = [c.name for p in body.phases for r in p.reductions for c in r.components]
     lane_axis = body.column_axes.symbols[-1]
     pipeline = render(
-        "cuda/rows.cu.jinja",
+        f"cuda/rows/{_pipeline(body.plan)}.cu.jinja",
+        alignment=f"cuda/rows/{'unaligned' if body.plan.shifted else 'aligned'}.cuh.jinja",
+        sharing=f"cuda/rows/{_sharing(body.plan)}.cuh.jinja",
         **head(launch),
         index_type="i64" if kernel.wide else "i32",
         rows=c_text(product(body.row_axes.extents)),
@@ -85,11 +89,23 @@ def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) 
         kept=[fragment(a, offsets, lane_axis) for a in body.kept],
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
+        scratch=dict(zip(components, body.shared.scratch, strict=False)),  # none where a warp shuffles
         plan=body.plan,
         anchor=_anchor(body, offsets),
     )
     math = math_text([*reduction_functions(reductions), *row_functions(body)])
     return assemble(launch, target, math, pipeline)
+
+
+def _pipeline(plan: RowPlan) -> str:
+    """The template of a plan."""
+    held = "summed" if plan.resident else "registers"
+    return {Persistence.REGISTERS: held, Persistence.STAGED: "shared", Persistence.LOOPED: "multi_pass"}[plan.persistence]
+
+
+def _sharing(plan: RowPlan) -> str:
+    """The macros of the threads that share a row."""
+    return "cluster" if plan.cluster > 1 else "block" if plan.warps > 1 else "warp"
 
 
 def _anchor(body: RowBody, offsets: Offsets) -> dict[str, str | bool] | None:
