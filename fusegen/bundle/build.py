@@ -34,7 +34,6 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import autocast_dtype, from_torch
 from fusegen.errors import ArgumentError, BundleError
-from fusegen.guards.check import State
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lang import run
@@ -133,12 +132,13 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
 
 
 def _traced(wanted: Wanted) -> TracedCall:
-    """Traces a kernel for its arguments."""
     dispatcher = wanted.dispatcher
     values = dispatcher.arguments((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
     variant, captured = dispatcher.variants.of(values, wanted.target, device)
-    _require_known(wanted.name, variant.state)
+    if asked := variant.state.asked:
+        what = f"{wanted.name} asks for {', '.join(asked)} while it is traced, which a built kernel does not ask again"
+        raise BundleError(what, mend="pass what it depends on as an argument")
     names = (*dispatcher.parameters.names, *variant.state.names)
     return TracedCall(wanted, dispatcher, variant, names, (*values, *captured))
 
@@ -225,17 +225,6 @@ def _passes(traced: TracedCall, parameters: Sequence[Parameter], place: str) -> 
     sizes = dispatcher.variants.sizes(variant, traced.values[:count], traced.values[count:])
     call = Example(dict(zip(traced.names, traced.values, strict=True)), sizes, signature_of(variant, traced.names, traced.values))
     return built_passes(passes, variant, call, parameters, place)
-
-
-def _require_known(name: str, state: State) -> None:
-    """Refuses a function that depends on what a built kernel cannot look at.
-
-    Raises:
-        BundleError: naming it.
-    """
-    if state.asked:
-        what = f"{name} asks for {', '.join(state.asked)} while it is traced, which a built kernel does not ask again"
-        raise BundleError(what, mend="pass what it depends on as an argument")
 
 
 # Data.

@@ -194,7 +194,6 @@ def _canonical(content: object) -> bytes:
 
 
 def _check_program(names: Sequence[str], program: BuiltProgram, where: str) -> None:
-    """Refuses a program whose parts do not fit each other."""
     check_call(names, program.signature, program.call, where)
     if len(program.code) != len(program.call.launches):
         raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", mend=AGAIN)
@@ -215,7 +214,6 @@ def _check_passes(names: Sequence[str], variant: BuiltVariant, passes: BuiltPass
 
 
 def _check_variant(kernel: BuiltKernel, variant: BuiltVariant, where: str) -> None:
-    """Refuses a variant whose parts do not fit each other."""
     names = [parameter.plain for parameter in kernel.parameters]
     _check_program(names, variant, where)
     try:

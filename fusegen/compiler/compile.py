@@ -186,7 +186,6 @@ def compile_trace(request: Request, found: Trace, state: State) -> Variant:
 
 
 def _compiled(request: Request, found: Trace, state: State) -> Variant:
-    """Everything after the trace."""
     hints = dict(request.sizes.hints)
     compiled = compile_graph(found.graph, found.structure, request.target, hints, wide=request.wide)
     return Variant(
@@ -383,7 +382,6 @@ class Programs:
                 write_atomically(folder / name, sealed(self._written[key].encode()))
 
     def _name(self, sizes: Mapping[str, int], records: str = "") -> str:
-        """The name of a form's file."""
         given = sorted((name, size) for name, size in sizes.items() if name not in self._implied)
         return hashlib.sha256(repr((self._digest, given, records)).encode()).hexdigest()
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import owner
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import owner
 from fusegen.ir.text import type_text
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program

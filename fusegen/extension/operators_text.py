@@ -202,7 +202,6 @@ def _declared(parameter: Parameter, *, sym: bool) -> str:
 
 
 def _typed(parameter: Parameter, place: int = 0, *, default: bool = True) -> str:
-    """A parameter as schemas have it."""
     name = _schema_name(parameter)
     if parameter.role == "written":
         return f"Tensor(a{place}!) {name}"

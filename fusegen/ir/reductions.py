@@ -144,7 +144,6 @@ _LEAST, _GREATEST = ("-inf", str(-(2**63))), ("inf", str(2**63 - 1))
 
 
 def _single(name: str, identity: tuple[str, str], op: Op) -> Monoid:
-    """A reduction by one operation."""
     return Monoid((Component(name, identity),), lambda a, b: (a[0].apply(op, b[0]),), operation=op)
 
 

@@ -122,7 +122,6 @@ def _usage(root: Path, kind: Kind, ours: dict[Path, int]) -> Usage:
 
 
 def _ours(root: Path, kind: Kind) -> dict[Path, int]:
-    """Files of ours with their sizes."""
     try:
         if root.exists() and not root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

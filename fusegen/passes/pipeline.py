@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph, GraphBuilder, Location
+from fusegen.ir.index_map import chain
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import chain
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
 from fusegen.passes.heads import attention_in_four_dims

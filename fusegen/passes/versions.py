@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fusegen.ir.graph import Graph, GraphBuilder
+from fusegen.ir.index_map import base, gathers
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import base, gathers
 
 NEVER = 1 << 60
 """The number of a write that does not come."""

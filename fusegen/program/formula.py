@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -175,3 +175,9 @@ class Relation:
 
     def __str__(self) -> str:
         return f"{self.left} {self.sign} {self.right}"
+
+
+def limits(multiples: Iterable[tuple[str, int]], bounds: Iterable[tuple[str, int]]) -> tuple[Relation, ...]:
+    """Known multiples and bounds of sizes, as relations."""
+    found = [Relation(remainder(size(name), divisor), "==", formula_of(0)) for name, divisor in multiples]
+    return tuple(found + [Relation(size(name), "<=", formula_of(bound)) for name, bound in bounds])

@@ -160,7 +160,6 @@ def operation(name: str) -> Callable[..., Any]:
 
 
 def _by_torch(name: str) -> Callable[..., Any]:
-    """A function of torch's on numbers."""
     function = getattr(torch, name)
 
     def apply(*numbers: Any) -> Any:

@@ -138,6 +138,9 @@ def is_scalar(value: object) -> bool:
     return type(value) in _NUMBERS
 
 
+# Refusals.
+
+
 _OUTSIDE = "call the kernel outside of it; torch's own functions work inside"
 _NO_MEMORY = "pass a tensor with data; lower(...) of a kernel that is declared here, not loaded, inspects without"
 

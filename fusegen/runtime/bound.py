@@ -161,7 +161,7 @@ class Bound(Program):
     Args:
         program: what runs.
         facts: of its calls.
-        by_value: makes a call whose scalars Python refuses to compute with.
+        by_value: makes a call whose scalars Python refuses to compute with; None where no function is left to ask.
         state: what else the function read; None where no function is left to ask.
         hidden: the tensors that the function closes over.
         also: what else must hold of a call's values.
@@ -171,7 +171,7 @@ class Bound(Program):
         self,
         program: Runner,
         facts: Facts,
-        by_value: ByValue,
+        by_value: ByValue | None,
         state: State | None = None,
         hidden: Hidden = NOTHING,
         also: Condition | None = None,
@@ -197,6 +197,8 @@ class Bound(Program):
         try:
             scalars = NO_SCALARS if self._scalars is None else self._scalars(values)
         except ERRORS:  # which the user's own line shall raise, or catch
+            if self._by_value is None:
+                raise
             return self._by_value(values)
         if type(values) is GivenAway and tensors is not values:
             tensors = GivenAway(tensors)

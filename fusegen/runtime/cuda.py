@@ -343,6 +343,9 @@ def encoded(
     )
 
 
+# Loaded kernels.
+
+
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
 
 

@@ -16,9 +16,9 @@ from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
 from fusegen.ir.graph import Graph, Node
+from fusegen.ir.index_map import owner
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.reference import evaluate
-from fusegen.ir.strided import owner
 from fusegen.specs.spec import Arguments, Spec
 from fusegen.verify.accuracy import Errors, Verdict, judge_any
 from fusegen.verify.cases import Case

@@ -15,8 +15,8 @@ from fusegen.autodiff.derive import differentiated_inputs, differentiated_result
 from fusegen.compiler.tuned import untuned
 from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceError, VerificationError
 from fusegen.ir.formula import formula
+from fusegen.ir.index_map import owner
 from fusegen.ir.reference import differentiate, evaluate
-from fusegen.ir.strided import owner
 from fusegen.lang.running import inlined
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments

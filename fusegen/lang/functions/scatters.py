@@ -6,9 +6,9 @@ from typing import Any
 
 from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError, UnsupportedError
+from fusegen.ir.index_map import contiguous_strides
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 from fusegen.lang.functions import pointwise
 from fusegen.lang.functions.common import dtype_of, normalize_dim, tracer_of

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position
+from fusegen.ir.index_map import Position, StridedView, repeated_view, strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import StridedView, repeated_view, strided_view
 from fusegen.ir.symbolic import Axes, Dim, literal, same
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
 from fusegen.passes.fuse.contraction import is_tma_view

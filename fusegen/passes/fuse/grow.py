@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family
-from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import nominal, same
 from fusegen.passes.fuse.attention import attention_group
 from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
-from fusegen.ir.strided import StridedView
+from fusegen.ir.index_map import StridedView
 from fusegen.ir.symbolic import literal, same
 from fusegen.passes.fuse.contraction import ProductOperands, is_left_to_library, is_tma_view, product_operands
 from fusegen.target import Backend, Target
