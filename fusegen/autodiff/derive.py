@@ -301,5 +301,5 @@ def with_key(graph: Graph, name: str) -> Graph:
 
 
 def draws(graph: Graph) -> bool:
-    """Whether a graph has random bits without a key of their own."""
+    """Tells if a graph has random bits without a key of their own."""
     return any(node.op is Op.RANDOM and not node.args for _, node in graph)

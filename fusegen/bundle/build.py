@@ -243,7 +243,7 @@ def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[Parame
 
 
 def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) -> Signature:
-    """What a variant assumes of a call, as data.
+    """The assumptions of a variant about a call, as data.
 
     Args:
         variant: the program, compiled for ``values``.
@@ -288,7 +288,7 @@ _HOLDERS = {
 
 
 def structure_of(structure: run.Structure) -> Structure:
-    """How results are put together, as data.
+    """The structure of results, as data.
 
     Raises:
         BundleError: by something else than tuples, lists, dicts and named tuples.

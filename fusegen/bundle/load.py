@@ -186,7 +186,7 @@ class BuiltFunction(Plan):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """What it was built for."""
+        """The targets that it was built for."""
         return tuple(dict.fromkeys(variant.target for variant in self._kernel.variants))
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -343,7 +343,7 @@ def _signature(parameters: Sequence[Parameter]) -> inspect.Signature:
 
 
 def _pattern(values: Values) -> tuple[int, ...]:
-    """Which tensors of a call are one and the same."""
+    """A pattern that tells which tensors of a call are one and the same."""
     places: dict[int, int] = {}
     return tuple(places.setdefault(id(value), place) for place, value in enumerate(values) if isinstance(value, Tensor))
 

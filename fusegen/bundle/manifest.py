@@ -16,10 +16,10 @@ from fusegen.program.codec import decode, encode
 from fusegen.program.signature import Constant, Signature, Structure, Wiring, builder
 
 NAME = "manifest.json"
-"""Of the file."""
+"""The name of the file."""
 
 FORMAT = 8
-"""Of the manifest; one that is not this one is refused."""
+"""The version of the manifest's format; another one is refused."""
 
 AGAIN = "build it again, or copy the whole folder"
 """The mend of a folder that is not as it was built."""
@@ -128,7 +128,7 @@ class BuiltKernel:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder holds.
+    """The contents of a folder.
 
     Attributes:
         fusegen: the version that built it.

@@ -46,7 +46,7 @@ from fusegen.threads import cached_property, new_lock
 
 @dataclass(frozen=True)
 class Request:
-    """What is compiled.
+    """The subject of a compilation: a kernel for a kind of calls.
 
     Attributes:
         name: the kernel's name.
@@ -217,7 +217,7 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
 
 
 def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
-    """Whether 31 bits cannot hold what kernels count.
+    """Tells if 31 bits cannot hold what kernels count.
 
     Args:
         sizes: values of all sizes.
@@ -226,7 +226,7 @@ def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
 
 
 def guards_of(found: Trace) -> tuple[Relation, ...]:
-    """What a trace assumed of sizes."""
+    """The assumptions of a trace about sizes."""
     return tuple(map(relation, found.guards))
 
 

@@ -151,7 +151,7 @@ def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
 
 
 def given_of(graph: Graph, call: Call) -> Given:
-    """Where the sizes of a graph's call are."""
+    """The places of the sizes of a graph's call."""
     names = tuple(name for _, name in call.inputs)
     specs = {spec.name: spec for spec in graph.inputs}
     dims = [

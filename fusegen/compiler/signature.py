@@ -84,7 +84,7 @@ class Sum:
 
 @dataclass
 class History:
-    """What earlier calls of a kernel showed.
+    """Facts that earlier calls of a kernel showed.
 
     Attributes:
         extents: the first value of each last dim.
@@ -137,7 +137,7 @@ def input_specs(
     dim_names: Mapping[str, Sequence[str]],
     hidden: frozenset[str] = frozenset(),
 ) -> tuple[tuple[InputSpec, ...], Sizes]:
-    """What the compiler is told of some tensors.
+    """The description of some tensors for the compiler.
 
     Args:
         tensors: by parameter, in order.
@@ -162,7 +162,7 @@ def with_layout_of(spec: InputSpec, tensor: torch.Tensor) -> InputSpec:
 
 
 def hidden_spec(name: str, tensor: torch.Tensor) -> InputSpec:
-    """What the compiler is told of a tensor that a function closes over."""
+    """The description, for the compiler, of a tensor that a function closes over."""
     (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
     return spec
 

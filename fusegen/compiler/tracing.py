@@ -173,7 +173,7 @@ class Promotions:
 
     @property
     def count(self) -> int:
-        """How many programs there are."""
+        """The number of programs."""
         return sum(len(family.members) for family in self._families.values())
 
     def variant(self, request: Request, found: Trace, state: State, compile: Compile, fixed: Hashable) -> Variant:

@@ -56,7 +56,7 @@ class Node:
 
     @property
     def family(self) -> Family:
-        """How the operation treats indices."""
+        """The operation's treatment of indices."""
         return self.op.family
 
     @property
@@ -81,7 +81,7 @@ class Node:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What is known of an input tensor.
+    """The known facts about an input tensor.
 
     Attributes:
         name: the parameter's name.
@@ -126,7 +126,7 @@ NO_SCALARS = ScalarProgram()
 
 @dataclass(frozen=True, repr=False)
 class Graph:
-    """What a function computes.
+    """The computation of a function.
 
     Attributes:
         name: the function's name.
@@ -455,7 +455,7 @@ def _scalars_text(graph: Graph) -> str:
 
 
 def _host_lines(graph: Graph) -> list[str]:
-    """What the host computes of the call's numbers; a scalar that is passed as it is needs no line."""
+    """The lines that the host computes of the call's numbers; a scalar that is passed as it is needs no line."""
     nodes, results = graph.derived.nodes, graph.derived.results
     made = {p: name for name, p in reversed(results) if nodes[p].args}
     names = {p: made.get(p, f"n{p}") if node.args else _leaf_text(node) for p, node in enumerate(nodes)}

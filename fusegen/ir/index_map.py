@@ -1,4 +1,4 @@
-"""Where a node's element comes from: index maps of pointwise broadcasting and of views.
+"""The sources of a node's elements: index maps of pointwise broadcasting and of views.
 
 `sources` answers, for an element of a node, which elements of its operands it reads. Everything that the compiler
 knows of slices, reshapes, permutations, broadcasts, concatenations and gathers is in this file, and so are strides.
@@ -123,7 +123,7 @@ def _concat(graph: Graph, node: Node, index: Position, axes: Axes) -> tuple[Elem
 
 
 def _gather(graph: Graph, position: int, index: Position) -> tuple[ElementSource, ...]:
-    """Where a gather reads: in its operand at a value that is found when the kernel runs, and that value."""
+    """The places that a gather reads: in its operand at a value that is found when the kernel runs, and that value."""
     node = graph.nodes[position]
     dim = cast(int, node.attr("dim"))
     x, chosen = node.args
@@ -175,7 +175,7 @@ def reshape_blocks(source: Shape, result: Shape) -> tuple[tuple[tuple[int, ...],
 
 
 def _shorter(rights: Dim, lefts: Dim, has_right: bool, has_left: bool) -> bool:
-    """Whether the result's side should grow next: it is the smaller, or the source's is ahead by a factor."""
+    """Tells if the result's side should grow next: it is the smaller, or the source's is ahead by a factor."""
     if has_left and not has_right:
         return True
     a, b = literal(rights), literal(lefts)
@@ -238,7 +238,7 @@ def chosen(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[i
 
 
 def are_apart(graph: Graph, put: int, other: int) -> bool:
-    """Whether two places in one memory have certainly no element in common: the same views lead to slices that do not meet."""
+    """Tells if two places in one memory have certainly no element in common: the same views lead to slices that do not meet."""
     chains = [reversed(chain(graph, graph.nodes[p].args[0])[:-1]) for p in (put, other)]
     for one, two in zip(*chains, strict=False):
         a, b = graph.nodes[one], graph.nodes[two]
@@ -248,7 +248,7 @@ def are_apart(graph: Graph, put: int, other: int) -> bool:
 
 
 def _do_not_meet(one: Node, other: Node) -> bool:
-    """Whether two slices of a dim have no element in common, by where they begin and end."""
+    """Tells if two slices of a dim have no element in common, by where they begin and end."""
     starts, ends = [], []
     for node in (one, other):
         numbers = [literal(cast(Dim, node.attr(name))) for name in ("start", "length", "step")]
@@ -261,7 +261,7 @@ def _do_not_meet(one: Node, other: Node) -> bool:
 
 
 def address(graph: Graph, put: int, index: Position, axes: Axes) -> Position:
-    """Where in the version's shape an element of the place lies; an `IndexValue` where only a gather's index says it."""
+    """The place, in the version's shape, of an element of the place; an `IndexValue` where only a gather's index says it."""
     for position in chain(graph, graph.nodes[put].args[0])[:-1]:
         index = sources(graph, position, index, axes)[0].index
     return index

@@ -62,7 +62,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kind takes.
+    """The space that one kind takes.
 
     Attributes:
         name, holds: of the kind.
@@ -79,7 +79,7 @@ class Usage:
 
 
 def usage(root: Path) -> tuple[Usage, ...]:
-    """What each kind takes of a cache folder; of one that is not there, nothing.
+    """The space that each kind takes of a cache folder; of one that is not there, nothing.
 
     Raises:
         SettingsError: the folder cannot be read.

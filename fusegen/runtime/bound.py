@@ -39,7 +39,7 @@ def scalars_of(
 
 
 def condition_of(program: Numbers, sizes: Mapping[str, int], parameters: Sequence[str]) -> Condition | None:
-    """Whether a call's values are such as a variant assumes; None where it assumes nothing."""
+    """Tells if a call's values are such as a variant assumes; None where it assumes nothing."""
     return python_condition(program, _places(parameters), sizes) if program.results else None
 
 
@@ -59,7 +59,7 @@ NO_SCALARS: Mapping[str, float] = {}
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the calls that a bound program is good for.
+    """Facts about the calls that a bound program is good for.
 
     Attributes:
         call: what runs.
@@ -151,7 +151,7 @@ class Program:
 
 
 def _always(_: Values) -> Hidden:
-    """Of a function that reads nothing but its arguments."""
+    """The check of a function that reads nothing but its arguments."""
     return NOTHING
 
 
@@ -226,7 +226,7 @@ def unfollowed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 Check: TypeAlias = Callable[..., bool]
-"""Of tensors, one an argument."""
+"""A check of tensors, one an argument."""
 
 
 def check_of(tensors: Sequence[Tensor]) -> Check | None:

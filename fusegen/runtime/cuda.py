@@ -1,4 +1,4 @@
-"""What a launch on a CUDA device needs: loaded kernels, streams, tensor maps. Only this file touches a GPU."""
+"""Launches on a CUDA device: loaded kernels, streams, tensor maps. Only this file touches a GPU."""
 
 from __future__ import annotations
 

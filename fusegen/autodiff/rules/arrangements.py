@@ -156,7 +156,7 @@ class _Sparse:
 
 
 def _in_slices(place: Value, share: Dim) -> Value:
-    """Where a row is among those of all slices."""
+    """The place of a row among those of all slices."""
     return places(place, 0) * _size(place, share) + place
 
 

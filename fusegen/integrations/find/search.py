@@ -266,7 +266,7 @@ def _size(node: fx.Node) -> int:
 
 
 def _place(region: Region) -> Place:
-    """That of the last operation that is no matmul."""
+    """The source line of the last operation other than a matmul."""
     telling = [node for node in region.nodes if function_name(node) not in _PRODUCTS] or region.nodes
     place: Place = telling[-1].meta.get(PLACE, Place())
     return place
