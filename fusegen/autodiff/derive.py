@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from fusegen.autodiff.keep import Kept, Recompute, kept, large_values
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.arrangements import fitted
-from fusegen.autodiff.rules.pointwise import Gradients, refused
+from fusegen.autodiff.rules.primitives import Gradients, refused
 from fusegen.dtypes import DType
 from fusegen.errors import GradientError
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node, dependent
+from fusegen.ir.index_map import row_major
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import row_major
 from fusegen.ir.symbolic import same
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
@@ -296,5 +296,5 @@ def with_key(graph: Graph, name: str) -> Graph:
 
 
 def draws(graph: Graph) -> bool:
-    """Whether a graph has random bits without a key of their own."""
+    """Tells if a graph has random bits without a key of their own."""
     return any(node.op is Op.RANDOM and not node.args for _, node in graph)

@@ -1,4 +1,4 @@
-"""What a backward pass reads of the forward pass: the values that move the fewest bytes.
+"""Chooses which forward values the backward pass saves: those that move the fewest bytes.
 
 The rule. Inputs and results lie in memory anyway, so that they cost their bytes once, read by the backward pass; every other value
 costs them twice, since the forward pass has to write it first. Of all sets of values from which the backward pass can compute what
@@ -152,7 +152,7 @@ def _draws(node: Node) -> bool:
 
 
 class _Values:
-    """What keeping a value costs.
+    """The cost of keeping a value.
 
     Args:
         graph: of both passes.
@@ -176,7 +176,7 @@ class _Values:
             self._largest.append(0 if node.family in _NEVER_AGAIN else largest)
 
     def is_computed_again(self, position: int) -> bool:
-        """Whether the backward pass may compute a value of its operands."""
+        """Tells if the backward pass may compute a value of its operands."""
         node = self.graph.nodes[position]
         if node.op is Op.INPUT or self._recompute == "all":
             return node.op is not Op.INPUT and not _draws(node)
@@ -204,7 +204,7 @@ class _Values:
         return 2 * size + (1 if position in self._forward else 2)  # decides where bytes are equal
 
     def is_in_memory(self, position: int) -> bool:
-        """Whether a value lies in memory anyway, as the backward pass would keep it."""
+        """Tells if a value lies in memory anyway, as the backward pass would keep it."""
         node = self.graph.nodes[position]
         is_result = position in self.results and node.op not in _COMPARED and self.dtype(position) is node.dtype
         return is_result or node.op is Op.INPUT
@@ -280,7 +280,7 @@ class _Network:
             self._block(source, sink, distance)
 
     def _distances(self, sink: int) -> dict[int, int]:
-        """How far the sink is from each place from which it can be reached."""
+        """The distance of the sink from each place from which it can be reached."""
         distance = {sink: 0}
         queue = deque([sink])
         while queue:

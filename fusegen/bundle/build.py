@@ -34,7 +34,6 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import autocast_dtype, from_torch
 from fusegen.errors import ArgumentError, BundleError
-from fusegen.guards.check import State
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.program.formula import Relation
@@ -133,12 +132,13 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
 
 
 def _traced(wanted: Wanted) -> TracedCall:
-    """Traces a kernel for its arguments."""
     dispatcher = wanted.dispatcher
     values = dispatcher.arguments((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
     variant, captured = dispatcher.variants.of(values, wanted.target, device)
-    _require_known(wanted.name, variant.state)
+    if asked := variant.state.asked:
+        what = f"{wanted.name} asks for {', '.join(asked)} while it is traced, which a built kernel does not ask again"
+        raise BundleError(what, mend="pass what it depends on as an argument")
     names = (*dispatcher.parameters.names, *variant.state.names)
     return TracedCall(wanted, dispatcher, variant, names, (*values, *captured))
 
@@ -227,17 +227,6 @@ def _passes(traced: TracedCall, parameters: Sequence[Parameter], place: str) -> 
     return built_passes(passes, variant, call, parameters, place)
 
 
-def _require_known(name: str, state: State) -> None:
-    """Refuses a function that depends on what a built kernel cannot look at.
-
-    Raises:
-        BundleError: naming it.
-    """
-    if state.asked:
-        what = f"{name} asks for {', '.join(state.asked)} while it is traced, which a built kernel does not ask again"
-        raise BundleError(what, mend="pass what it depends on as an argument")
-
-
 # Data.
 
 
@@ -254,7 +243,7 @@ def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[Parame
 
 
 def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) -> Signature:
-    """What a variant assumes of a call, as data.
+    """The assumptions of a variant about a call, as data.
 
     Args:
         variant: the program, compiled for ``values``.
@@ -299,7 +288,7 @@ _HOLDERS = {
 
 
 def structure_of(structure: run.Structure) -> Structure:
-    """How results are put together, as data.
+    """The structure of results, as data.
 
     Raises:
         BundleError: by something else than tuples, lists, dicts and named tuples.

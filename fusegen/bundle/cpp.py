@@ -26,15 +26,15 @@ from fusegen.errors import BundleError
 from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
 from fusegen.extension.native import Texts, library_of
 from fusegen.extension.operators_text import UnitText
-from fusegen.extension.program_text import Assumed, limits
+from fusegen.extension.program_text import Assumed
 from fusegen.extension.sources_text import cmake_text, program_files
 from fusegen.extension.unit import header
 from fusegen.files import unsealed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
-from fusegen.ir.strided import in_row_major_order
+from fusegen.ir.index_map import in_row_major_order
 from fusegen.jit import nvrtc
-from fusegen.program.formula import Relation
+from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Argument, Constant, ExtentArgument, NumberArgument, TensorArgument
 from fusegen.schedule.names import plain

@@ -181,7 +181,7 @@ def fit(signature: Signature, call: Call, names: Sequence[str], values: Sequence
 
 
 def described(signature: Signature, names: Sequence[str]) -> str:
-    """What a program is good for, in words."""
+    """The calls that a program is good for, in words."""
     arguments = ", ".join(f"{name}: {argument}" for name, argument in zip(names, signature.arguments, strict=True))
     conditions = [*map(str, signature.relations), *(signature.conditions.text(place) for _, place in signature.conditions.results)]
     conditions += [f"{size} a multiple of {multiple}" for size, multiple in signature.multiples if multiple > 1]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,7 +131,6 @@ def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> Passes 
 
 
 def _wanted(names: Sequence[str], values: Values) -> set[str]:
-    """Names of the inputs by which autograd wants gradients."""
     if not torch.is_grad_enabled():
         return set()
     return {name for name, value in zip(names, values, strict=True) if isinstance(value, Tensor) and value.requires_grad}
@@ -187,7 +186,7 @@ class BuiltFunction(Plan):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """What it was built for."""
+        """The targets that it was built for."""
         return tuple(dict.fromkeys(variant.target for variant in self._kernel.variants))
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -213,7 +212,9 @@ class BuiltFunction(Plan):
 
     def statics(self) -> list[bool]:
         """Tells for each parameter whether a program is bound to its value."""
-        return [_is_static(self._kernel, place) for place in range(len(self._given))]
+        signatures = [variant.signature for variant in self._kernel.variants]
+        kinds = (Constant, ExtentArgument)
+        return [any(isinstance(s.arguments[n], kinds) for s in signatures) for n in range(len(self._given))]
 
     def check(self, values: Values) -> None:
         """Refuses what no kernel can work on."""
@@ -342,7 +343,7 @@ def _signature(parameters: Sequence[Parameter]) -> inspect.Signature:
 
 
 def _pattern(values: Values) -> tuple[int, ...]:
-    """Which tensors of a call are one and the same."""
+    """A pattern that tells which tensors of a call are one and the same."""
     places: dict[int, int] = {}
     return tuple(places.setdefault(id(value), place) for place, value in enumerate(values) if isinstance(value, Tensor))
 
@@ -351,11 +352,6 @@ def _alike(values: Values) -> Condition:
     """Tells of calls whether the same of their tensors are one."""
     pattern = _pattern(values)
     return lambda others: _pattern(others) == pattern
-
-
-def _is_static(kernel: BuiltKernel, place: int) -> bool:
-    """Whether a program is bound to the value of a parameter."""
-    return any(isinstance(variant.signature.arguments[place], (Constant, ExtentArgument)) for variant in kernel.variants)
 
 
 # A built pass of a kernel: a function of its tensors, of sizes and of run-time numbers.
@@ -436,7 +432,7 @@ class BuiltPass(Plan):
         kernels, device = self._kernels[number], _device(values)
         call = kernels.program.call
         run = bound_call(call, tuple, sizes, device, *kernels.on(device))
-        return Bound(run, Facts(call, Numbers(), {}, sizes, self._names), _uncomputable)
+        return Bound(run, Facts(call, Numbers(), {}, sizes, self._names), None)
 
     def _unfit(self, reasons: Reasons) -> ArgumentError:
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons)) or "nothing was built for as many rows"
@@ -467,8 +463,3 @@ def _in_rows(values: Values, places: range) -> list[Any]:
 
 def _device(values: Values) -> torch.device:
     return next(value.device for value in values if isinstance(value, Tensor))
-
-
-def _uncomputable(_: Values) -> NoReturn:
-    """Raises what Python raised of a call's numbers."""
-    raise

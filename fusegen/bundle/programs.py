@@ -154,7 +154,8 @@ def built_passes(
         parameters: of the kernel.
         place: the beginning of the folders' names.
     """
-    inputs = [_input(spec, call) for spec in passes.forward.graph.inputs]
+    specs = passes.forward.graph.inputs  # one that no call has is the key of random bits
+    inputs = [call.values[spec.name] if spec.name in call.values else _in_rows(spec, call.sizes) for spec in specs]
     forward = _programs(passes.forward, inputs, call, f"{place}-forward")
     backward = _programs(passes.backward, _saved(passes, inputs, call), call, f"{place}-backward")
     programs = [[program for program, _ in each] for each in (forward, backward)]
@@ -169,12 +170,6 @@ def _derivatives(passes: Passes, variant: Variant) -> tuple[tuple[str, ...], ...
     """For each result, the inputs by which it has a derivative."""
     found = {name: differentiated_results(variant.traced, (name,)) for name in passes.derivative.wrt}
     return tuple(tuple(name for name, has in found.items() if has[n]) for n in range(passes.derivative.results))
-
-
-def _input(spec: InputSpec, call: Example) -> Tensor:
-    """An input of the forward pass: that of the call, or the key of random bits."""
-    tensor: Tensor = call.values[spec.name] if spec.name in call.values else _in_rows(spec, call.sizes)
-    return tensor
 
 
 def _saved(passes: Passes, inputs: Sequence[Tensor], call: Example) -> list[Tensor]:

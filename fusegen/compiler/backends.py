@@ -27,7 +27,7 @@ from fusegen.target import Target
 from fusegen.trace.run import Structure
 
 _EMULATED = targets.target("sm_90a")
-"""What the emulator plays: Hopper, with its tensor cores and its copy engine."""
+"""The target that the emulator plays: Hopper, with its tensor cores and its copy engine."""
 
 
 _HOST = HostBackend()
@@ -130,7 +130,7 @@ def emulated_machine(target: Target, timing: Timing = EARLY) -> Machine:
 
 
 def builder(structure: Structure) -> PutTogether | None:
-    """What makes a function's results of its tensors: None for a tensor alone, of the plain kinds the constructor itself."""
+    """The constructor of results of their tensors: None for a tensor alone, of the plain kinds the constructor itself."""
     if structure.is_leaf():
         return None
     if structure.type in (tuple, list) and all(child.is_leaf() for child in structure.children()):

@@ -43,7 +43,7 @@ from fusegen.trace.user import Argument
 
 @dataclass(frozen=True)
 class Request:
-    """What is compiled.
+    """The subject of a compilation: a kernel for a kind of calls.
 
     Attributes:
         name: the kernel's name.
@@ -183,7 +183,6 @@ def compile_trace(request: Request, found: Trace, state: State) -> Variant:
 
 
 def _compiled(request: Request, found: Trace, state: State) -> Variant:
-    """Everything after the trace."""
     hints = dict(request.sizes.hints)
     compiled = compile_graph(found.graph, found.structure, request.target, hints, wide=request.wide)
     return Variant(
@@ -215,7 +214,7 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
 
 
 def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
-    """Whether 31 bits cannot hold what kernels count.
+    """Tells if 31 bits cannot hold what kernels count.
 
     Args:
         sizes: values of all sizes.
@@ -224,7 +223,7 @@ def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
 
 
 def guards_of(found: Trace) -> tuple[Relation, ...]:
-    """What a trace assumed of sizes."""
+    """The assumptions of a trace about sizes."""
     return tuple(map(relation, found.guards))
 
 
@@ -382,7 +381,6 @@ class Programs:
                 write_atomically(folder / name, sealed(self._written[key].encode()))
 
     def _name(self, sizes: Mapping[str, int], records: str = "") -> str:
-        """The name of a form's file."""
         given = sorted((name, size) for name, size in sizes.items() if name not in self._implied)
         return hashlib.sha256(repr((self._digest, given, records)).encode()).hexdigest()
 

@@ -114,7 +114,7 @@ class Dispatcher(Plan):
 
     @cached_property
     def _positional(self) -> int | None:
-        """How many arguments a call has that names none of them; None where some must be named."""
+        """The number of arguments of a call that names none of them; None where some must be named."""
         return None if self.parameters.keyword_only or self.parameters.variadic else len(self.parameters.names)
 
     # Calls.
@@ -356,7 +356,7 @@ class FlatDispatcher(Dispatcher):
         super().__init__(function, kernel.name, mutates, kernel._recorded_call, kernel._requires, *rules, origin)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatDispatcher:
-        """That of the copied kernel."""
+        """The dispatcher of the copied kernel."""
         return FlatDispatcher(copy.deepcopy(self._kernel, memo), self._layouts)
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:

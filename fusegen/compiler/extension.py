@@ -70,6 +70,9 @@ def host_flags() -> tuple[str, ...]:
     return (*_HOST_FLAGS, "-march=native", *vectors, f"-DFG_MACHINE={instruction_set()}")
 
 
+# Operators.
+
+
 _FLAGS = ("-O2",)
 _NOT_FOR_TORCH = ("-std=", "-fno-exceptions")  # torch's headers have a standard of their own, and throw
 
@@ -114,7 +117,8 @@ class _Call:
         try:
             found = self.operator(*tensors, *self.sizes, *numbers)
         except IndexError as error:
-            raise _out_of_range(error) from None
+            what, _, mend = str(error).partition("\n  try: ")
+            raise IndexRangeError(what, mend=mend or None) from None
         if self.put_together is None:
             return found
         return self.put_together([found] if isinstance(found, Tensor) else list(found or ()))
@@ -147,7 +151,7 @@ def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
 
 
 def given_of(graph: Graph, call: Call) -> Given:
-    """Where the sizes of a graph's call are."""
+    """The places of the sizes of a graph's call."""
     names = tuple(name for _, name in call.inputs)
     specs = {spec.name: spec for spec in graph.inputs}
     dims = [
@@ -155,8 +159,3 @@ def given_of(graph: Graph, call: Call) -> Given:
     ]
     strides = [(stride_name(name, d), n, f"stride({d})") for n, name in enumerate(names) for d in range(len(specs[name].shape))]
     return Given(names, tuple(dims + strides))
-
-
-def _out_of_range(error: IndexError) -> IndexRangeError:
-    what, _, mend = str(error).partition("\n  try: ")
-    return IndexRangeError(what, mend=mend or None)

@@ -49,7 +49,7 @@ Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], Choice]
 
 @dataclass(frozen=True)
 class _Fused:
-    """What fusion makes of a graph of which some products are left to the library.
+    """The result of fusion of a graph of which some products are left to the library.
 
     Attributes:
         graph: the graph; its products are those of the one that it was made of, in their order.
@@ -69,7 +69,7 @@ class _Fused:
 
 @dataclass(frozen=True)
 class _Decision:
-    """What fusion and lowering go by.
+    """The facts that fusion and lowering go by.
 
     Attributes:
         by_library: products that the library computes, by choice.
@@ -85,7 +85,7 @@ class _Decision:
 
     @property
     def key(self) -> Key:
-        """What makes a difference to the program."""
+        """The part that makes a difference to the program."""
         return self.by_library, tuple(self.plans.values())
 
 
@@ -185,7 +185,7 @@ class Forms:
         return self._first[key]
 
     def expected(self, sizes: Mapping[str, int]) -> Expected:
-        """What is expected of some sizes."""
+        """The expectation of some sizes."""
         return self._expected(self._classes(sizes))
 
     def choices(self, sizes: Mapping[str, int]) -> dict[int, Choice]:
@@ -212,7 +212,7 @@ class Forms:
         return _priced(self._fuse(frozenset()).groups)
 
     def _fuse(self, by_library: frozenset[int]) -> _Fused:
-        """What fusion decides where some products are left to the library."""
+        """The decision of fusion where some products are left to the library."""
         if by_library not in self._fused:
             graph = run(leave_to_library(self.graph, by_library), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
@@ -269,7 +269,7 @@ class Forms:
             by_library |= left
 
     def _choice(self, fused: _Fused, group: Group, expected: Expected) -> Choice:
-        """What is chosen for a launch of products, which goes by their own rows and depth alone."""
+        """The choice for a launch of products, which goes by their own rows and depth alone."""
         rows, depth = _dims(fused.graph, group.anchors[0])
         key = (fused.kind, group, expected.of(rows), expected.of(depth))
         if key not in self._chosen:

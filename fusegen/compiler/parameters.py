@@ -445,7 +445,6 @@ class _Text:
         return variable
 
     def _container(self, kind: type, keys: Sequence[object], values: Sequence[str]) -> str:
-        """A container of values."""
         if kind is list:
             return f"[{', '.join(values)}]"
         if kind is tuple:

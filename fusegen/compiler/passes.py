@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NoReturn
 
 from torch import Tensor
 from torch.utils._pytree import tree_structure
@@ -22,7 +21,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec, Location
 from fusegen.ir.infer import shape_text
 from fusegen.ir.symbolic import literal
-from fusegen.program.formula import Relation, formula_of, remainder, size
+from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Wiring
 from fusegen.runtime.arguments import WIDE, Values, check_memory, check_recorded, check_surroundings, check_values, span
@@ -158,16 +157,14 @@ class GraphKernel(Plan):
             compiled = self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors))
         measured = in_measured_form(compiled, known, device)
         facts = Facts(measured.call, Numbers(), {}, known, self.names)
-        return Bound(machine.bound(measured, known, device), facts, _uncomputable), NOTHING
+        return Bound(machine.bound(measured, known, device), facts, None), NOTHING
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:
         """The sizes, where all shapes are of them and what the graph assumes of them holds."""
         for spec, tensor in zip(self.graph.inputs, tensors, strict=True):
             if any(formula(dim)(sizes) != extent for dim, extent in zip(spec.shape, tensor.shape, strict=True)):
                 raise self._misshapen(spec, tensor, sizes)
-        assumed = [Relation(remainder(size(name), divisor), "==", formula_of(0)) for name, divisor in self.graph.multiples]
-        assumed += [Relation(size(name), "<=", formula_of(bound)) for name, bound in self.graph.bounds]
-        for relation in (*assumed, *self._relations):
+        for relation in (*limits(self.graph.multiples, self.graph.bounds), *self._relations):
             if not relation(sizes):
                 what = f"{self.graph.name} was traced for sizes of which {relation} holds, and here are {_text(sizes)}"
                 raise ArgumentError(what, mend="make, compile or export it again for these sizes")
@@ -185,13 +182,11 @@ class GraphKernel(Plan):
         )
 
 
-def _uncomputable(_: Values) -> NoReturn:
-    """Raises what Python raised of a call's numbers."""
-    raise
-
-
 def _text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
+
+
+# Passes.
 
 
 _MOST_KNOWN = 256

@@ -84,7 +84,7 @@ class Sum:
 
 @dataclass
 class History:
-    """What earlier calls of a kernel showed.
+    """Facts that earlier calls of a kernel showed.
 
     Attributes:
         extents: the first value of each last dim.
@@ -137,7 +137,7 @@ def input_specs(
     dim_names: Mapping[str, Sequence[str]],
     hidden: frozenset[str] = frozenset(),
 ) -> tuple[tuple[InputSpec, ...], Sizes]:
-    """What the compiler is told of some tensors.
+    """The description of some tensors for the compiler.
 
     Args:
         tensors: by parameter, in order.
@@ -162,7 +162,7 @@ def with_layout_of(spec: InputSpec, tensor: torch.Tensor) -> InputSpec:
 
 
 def hidden_spec(name: str, tensor: torch.Tensor) -> InputSpec:
-    """What the compiler is told of a tensor that a function closes over."""
+    """The description, for the compiler, of a tensor that a function closes over."""
     (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
     return spec
 
@@ -263,14 +263,10 @@ class _Sizes:
         """All symbolic sizes."""
         return Sizes(
             hints=tuple(self.hints.items()),
-            multiples=tuple((n, _divisor(e)) for n, e in self.features.items()),
+            multiples=tuple((n, min(MOST_ALIGNED, e & -e)) for n, e in self.features.items()),
             bounds=tuple((n, 1 << (e - 1).bit_length()) for n, e in self.features.items()),
             sources=tuple(self.sources.items()),
         )
-
-
-def _divisor(extent: int) -> int:
-    return min(MOST_ALIGNED, extent & -extent)
 
 
 def _spec(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...], is_hidden: bool) -> InputSpec:
@@ -293,11 +289,8 @@ def _strides(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[D
             strides.append(0)
             continue
         if stride != expected_value and size > 1:  # where a run-time size is 1, no stride matters
-            expected, expected_value = _unexpected(name, dim, stride), stride
+            expected = 1 if stride == 1 else stride_symbol(stride_name(name, dim))
+            expected_value = stride
         strides.append(expected)
         expected, expected_value = expected * shape[dim], expected_value * size
     return tuple(reversed(strides))
-
-
-def _unexpected(name: str, dim: int, stride: int) -> Dim:
-    return 1 if stride == 1 else stride_symbol(stride_name(name, dim))

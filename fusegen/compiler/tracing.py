@@ -60,7 +60,8 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, R
     except Exception as error:
         if isinstance(error, (NeedsStatic, NeedsLiteral, NeedsSum)) or not numbers:
             raise
-        _traced(_by_value(request), parameters)
+        by_value = replace(request, scalars=(), numbers=(), statics=request.statics + request.numbers)
+        _traced(by_value, parameters)
         raise NeedsStatic(numbers) from None
     if recorder.asks_for_types and numbers:  # of which a traced number cannot give the answer
         raise NeedsStatic(numbers)
@@ -69,11 +70,6 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, R
         what = f"{request.name} asks whether two tensors are one, and is given one tensor twice: {twice}"
         raise UnsupportedError(what, mend="pass a flag in place of the comparison")
     return found, recorder
-
-
-def _by_value(request: Request) -> Request:
-    """The same with values in place of run-time scalars."""
-    return replace(request, scalars=(), numbers=(), statics=request.statics + request.numbers)
 
 
 def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, Recorder]:
@@ -179,7 +175,7 @@ class Promotions:
 
     @property
     def count(self) -> int:
-        """How many programs there are."""
+        """The number of programs."""
         return sum(len(family.members) for family in self._families.values())
 
     def variant(self, request: Request, found: Trace, state: State, compile: Compile, fixed: Hashable) -> Variant:

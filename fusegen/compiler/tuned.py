@@ -40,7 +40,7 @@ Traits: TypeAlias = tuple[str, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Place:
-    """What a measurement is of: a kind of launch on a kind of device, at its extents.
+    """The subject of a measurement: a kind of launch on a kind of device, at its extents.
 
     Attributes:
         launch: digest of what it computes (`likeness`).
@@ -65,7 +65,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was chosen at some extents.
+    """The choice at some extents.
 
     Attributes:
         extents: rows and columns.
@@ -83,11 +83,11 @@ class Entry:
 
 
 _OF_THIS_JOB: dict[Place, Entry] = {}
-"""What another rank has measured: this process may see another disk."""
+"""Measurements of another rank: this process may see another disk."""
 
 
 def place_of(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> Place:
-    """Where the measurement of a launch is kept."""
+    """The place of a launch's measurement."""
     machine = f"{program.target.name}, {_device_words(device)}"  # the emulator plays a GPU on a CPU
     return Place(likeness(program.graph, launch.group), machine, extents(launch, sizes))
 
@@ -114,7 +114,7 @@ def untuned() -> Iterator[None]:
 
 
 def in_measured_form(compiled: C, sizes: Mapping[str, int], device: torch.device) -> C:
-    """What is compiled, with the plans that were measured for such sizes on such a device."""
+    """The compiled program, with the plans that were measured for such sizes on such a device."""
     records = "" if _IGNORING else _records()
     if not records:
         return compiled

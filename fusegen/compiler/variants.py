@@ -288,7 +288,6 @@ class Variants:
         return self._kept(request, found, state), found.hidden
 
     def _made(self, request: Request, found: Trace, state: State) -> Variant:
-        """The variant of a trace."""
         found = replace(found, graph=_with_facts_of_what_is_read(found.graph))
         fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
         return self._promotions.variant(request, found, state, compile_trace, fixed)
@@ -314,7 +313,8 @@ class Variants:
         literals = {d for spec in specs for d in spec.shape if isinstance(d, int)} - {*dict(sizes.hints).values()}
         numbers = {n: v for n, v in numbers.items() if n not in self.history.tied or v not in literals}
         symbols = {n: v for n, v in numbers.items() if n in self.history.sizes and type(v) is int and v > 1}
-        scalars = {n: _scalar_dtype(v) for n, v in numbers.items() if n not in self.history.sizes or type(v) is not int}
+        others = {n: v for n, v in numbers.items() if n not in self.history.sizes or type(v) is not int}
+        scalars = {n: DType.FLOAT64 if isinstance(v, float) else DType.INT64 for n, v in others.items()}
         numbers = {n: v for n, v in numbers.items() if n in symbols or n in scalars}
         statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in numbers)
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
@@ -363,10 +363,6 @@ def _places(size: str | int, request: Request) -> list[Place]:
     dims = [((spec.name, dim), extent) for spec in request.specs for dim, extent in enumerate(spec.shape)]
     last = {(spec.name, len(spec.shape) - 1) for spec in request.specs}
     return [place for place, extent in dims if str(extent) == str(size) and (isinstance(size, str) or place in last)]
-
-
-def _scalar_dtype(value: float) -> DType:
-    return DType.FLOAT64 if isinstance(value, float) else DType.INT64
 
 
 def _facts(request: Request) -> Key:

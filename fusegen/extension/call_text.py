@@ -114,6 +114,9 @@ def returned(results: Sequence[str]) -> str:
     return results[0] if len(results) == 1 else f"{{{', '.join(results)}}}" if results else ""
 
 
+# Calls.
+
+
 _KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
 """Element types of tensor maps, by their numbers in ``cuda.h``."""
 
@@ -379,7 +382,6 @@ class CallText:
         return f"fg::launch({entry.name}, device.index(), grid_{place}, {launch.block}, arguments, stream, {overlaps});"
 
     def _map(self, spec: TensorMapSpec) -> str:
-        """The arguments of a tensor map."""
         dtype = self._specs[spec.buffer].dtype
         place = f"{self._address(spec.buffer)} + {self.formula(spec.offset)} * {dtype.itemsize}, {_KINDS[dtype]}, {dtype.itemsize}"
         box = f"{{{', '.join(map(str, spec.box))}}}"

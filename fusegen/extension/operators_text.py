@@ -202,7 +202,6 @@ def _declared(parameter: Parameter, *, sym: bool) -> str:
 
 
 def _typed(parameter: Parameter, place: int = 0, *, default: bool = True) -> str:
-    """A parameter as schemas have it."""
     name = _schema_name(parameter)
     if parameter.role == "written":
         return f"Tensor(a{place}!) {name}"
@@ -293,7 +292,7 @@ def _keeping(number: int, kind: Kind, passes: Passes) -> dict[str, Any]:
 
 
 def _gradients(number: int, op: Operator, passes: Passes) -> dict[str, Any]:
-    """Which of the results' gradients a kind takes, and where the gradient of each argument is."""
+    """The results' gradients that a kind takes, and where the gradient of each argument is."""
     places = [place for place, p in enumerate(op.parameters) if p.role in _TENSORS]
     lines = []
     for edge, (argument, source) in enumerate(zip(places, passes.gradients, strict=True)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fusegen.dtypes import DType
 from fusegen.extension.call_text import DTYPES, CallText, Entry, number_name, size_name, sizes_text, spelled
 from fusegen.program.call import EVEN, ROOM, Call, Loop
-from fusegen.program.formula import Formula, Operator, Relation, formula_of, remainder, size
+from fusegen.program.formula import Formula, Operator, Relation
 from fusegen.program.numbers import BY_TORCH, Numbers, Operation, Scalar
 from fusegen.program.signature import TensorArgument
 from fusegen.schedule.names import stride_name
@@ -42,12 +42,6 @@ class Assumed:
     constants: tuple[tuple[str, int | float], ...] = ()
     wide: bool = False
     distinct: bool = False
-
-
-def limits(multiples: Sequence[tuple[str, int]], bounds: Sequence[tuple[str, int]]) -> tuple[Relation, ...]:
-    """Known multiples and bounds of sizes, as relations."""
-    found = [Relation(remainder(size(name), divisor), "==", formula_of(0)) for name, divisor in multiples]
-    return tuple(found + [Relation(size(name), "<=", formula_of(bound)) for name, bound in bounds])
 
 
 def program_lines(call: Call, assumed: Assumed, entries: Sequence[Entry]) -> list[str]:
@@ -160,10 +154,9 @@ class _Guards:
 
     def _numbers(self) -> list[str]:
         assumed = self._assumed
-        lines = [
-            f"const {'double' if dtype.is_float else 'int64_t'} {number_name(name)} = n[{place}].{_field(dtype)};"
-            for place, (name, dtype) in enumerate(assumed.numbers)
-        ]
+        kinds = {True: ("double", "real"), False: ("int64_t", "integer")}
+        numbers = [(name, *kinds[dtype.is_float]) for name, dtype in assumed.numbers]
+        lines = [f"const {kind} {number_name(name)} = n[{n}].{field};" for n, (name, kind, field) in enumerate(numbers)]
         return lines + self._conditions()
 
     def _conditions(self) -> list[str]:
@@ -206,10 +199,6 @@ def _narrow_counts(call: Call) -> list[str]:
 def _is_own(stride: Formula, shape: Sequence[Formula]) -> bool:
     """Tells if a stride is a name of its own, which may be any."""
     return stride.operator is Operator.SIZE and not any(stride.sizes <= extent.sizes for extent in shape)
-
-
-def _field(dtype: DType) -> str:
-    return "real" if dtype.is_float else "integer"
 
 
 def _unless(condition: str) -> str:

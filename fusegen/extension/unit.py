@@ -29,7 +29,7 @@ LIBRARY = "fusegen_extension"
 
 @dataclass(frozen=True)
 class Given:
-    """Where an operator's sizes are.
+    """The places of an operator's sizes.
 
     Attributes:
         tensors: names of the tensors, in the call's order.
@@ -149,6 +149,6 @@ def header(name: str) -> str:
 
 
 def runtime_for(programs: Iterable[Mapping[str, object]]) -> str:
-    """What some programs need to run. Functions that differ from one version of torch to another come where they are called."""
+    """The runtime of some programs. Functions that differ from one version of torch to another come where they are called."""
     calls_attention = any("fg::attention" in str(program["lines"]) for program in programs)
     return header("runtime.h") + (header("attention.h") if calls_attention else "")

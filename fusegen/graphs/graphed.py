@@ -2,90 +2,46 @@
 
 from __future__ import annotations
 
-import traceback
+import inspect
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.compiler import is_compiling
-from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import tree_map_only
 
-from fusegen.errors import FusegenError, UnsupportedError
+from fusegen.errors import UnsupportedError
 from fusegen.extension.native import ensure_native
-from fusegen.graphs.cache_memory import CacheMemory, CacheView, masks_left_out
-from fusegen.graphs.call import Call, SameForm, Step, Views, key_of, run_with, settings, without_tensors
-from fusegen.graphs.facts import OF_OTHERS, reached, watching
+from fusegen.graphs.call import CacheMemory, CacheView, Call, SameForm, Views, key_of, run_with, without_tensors
+from fusegen.graphs.facts import reached, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
-from fusegen.graphs.recording import GraphPool, Pools, Recording
+from fusegen.graphs.recording import GraphPool, PlainGraph, Pools, Recording, others
+from fusegen.graphs.surroundings import (
+    Step,
+    lengths_added,
+    masks_left_out,
+    reason_of,
+    recording_alone,
+    require_no_hooks,
+    same_settings,
+    with_whole_mask,
+)
 from fusegen.native import Choice
 from fusegen.runtime.watched import is_intercepted, is_transformed
-from fusegen.threads import new_lock
 from fusegen.trace import is_tracing
 
-_CAPTURING = "transformers.utils.output_capturing"
 _MOST = 32  # recorded calls of one function
 _MOST_MET = 256  # kinds of calls that have none
 _MOST_CHANGES = 8  # changes of a form's facts, before most of its calls run as they are
 _MOST_DROPPED = 4  # graphs of a form that gave way to other forms, likewise
 _MOST_PENDING = 4  # recordings of calls that are alike, where several wait for their backward passes
-_RECORDING = new_lock()  # by one thread at a time
 _BUSY = object()
-
-
-@dataclass
-class PlainGraph:
-    """A recorded call without gradients.
-
-    Attributes:
-        facts: says whether all is as it was recorded that the call reads beside its arguments.
-        memories: where the call's caches lie.
-        advances: for each cache, what a call adds to the lengths that it keeps as Python numbers.
-        roots: modules that the call reads, beside those among its arguments.
-        step: of a training step, its gradients and optimizers.
-    """
-
-    pool: GraphPool
-    recording: Recording
-    facts: Choice[Callable[[], bool]]
-    memories: Sequence[CacheMemory]
-    advances: Sequence[Sequence[int]]
-    roots: Sequence[nn.Module]
-    step: Step | None
-
-    def replay(self, call: Call) -> Any:
-        """The result of a call of the same form.
-
-        Raises:
-            UnsupportedError: it writes to an argument whose memory is also that of something else.
-        """
-        if self.recording.written:
-            self.require_own_memory(call)
-        with self.pool.in_order():
-            for memory, view in zip(self.memories, call.views, strict=True):
-                memory.bind(view)
-            result = self.recording(call.tensors, others(call))
-        if self.step is not None:
-            self.step.finish()
-        for view, numbers in zip(call.views, self.advances, strict=True):
-            for (held, name), number in zip(view.lengths, numbers, strict=True):
-                held[name] += number
-        return result
-
-    def require_own_memory(self, call: Call) -> None:
-        """Refuses a call whose recorded form writes to an argument that shares its memory: the graph has copies of them."""
-        held = (value for root in (*self.roots, *call.modules) for value in (*root.parameters(), *root.buffers()))
-        cached = (variables[name] for view in call.views for variables, name in view.slots)
-        places = Counter(each.untyped_storage().data_ptr() for each in (*call.tensors, *held, *cached))
-        if any(places[call.tensors[number].untyped_storage().data_ptr()] > 1 for number in self.recording.written):
-            raise UnsupportedError("it writes to an argument whose memory something else reads", mend="pass a clone")
 
 
 @dataclass
@@ -109,7 +65,7 @@ class GradientGraph:
         """
         if (result := self._replayed(call)) is not _BUSY:
             return result
-        with _recording():
+        with recording_alone():
             if len(self.recordings) >= _MOST_PENDING:
                 raise UnsupportedError(f"more than {_MOST_PENDING} calls wait for their backward passes")
             self.recordings.append(self.another(call))
@@ -125,11 +81,6 @@ class GradientGraph:
 
 
 Graph: TypeAlias = PlainGraph | GradientGraph
-
-
-def others(call: Call) -> list[object]:
-    """The arguments that are no tensors and may be a part of the result."""
-    return [*(view.cache() for view in call.views), *call.modules]
 
 
 @dataclass
@@ -333,8 +284,8 @@ class Graphed:
         """
         ensure_native()
         roots = [*self._roots, *call.modules]
-        _require_no_hooks(roots, self._outer)
-        with _recording():
+        require_no_hooks(roots, self._outer)
+        with recording_alone():
             try:
                 pool = self.pools.of(call.tensors[0].device)
                 leaves = (*call.tensors, *(parameter for root in roots for parameter in root.parameters()))
@@ -342,10 +293,10 @@ class Graphed:
                     record: Callable[..., Graph] = self._with_gradients
                 else:
                     record = self._plain
-                with _same_settings(pool.device.type), masks_left_out(self.original, args, kwargs):
+                with same_settings(pool.device.type), masks_left_out(self.original, args, kwargs):
                     graph = record(pool, roots, call, args, kwargs)
             except Exception as error:
-                met.reason = _words(error)
+                met.reason = reason_of(error)
                 raise
         met.reason = ""
         met.recorded += 1
@@ -365,7 +316,7 @@ class Graphed:
                 record = pool.record if step is None else pool.record_alone  # its gradients stay in the graph's memory
                 recording = Recording.of(record, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
             facts = reads.facts(() if step is None else (step.is_ready,))
-            advances = [_advances(view, saved) for view in call.views]
+            advances = [lengths_added(view, saved) for view in call.views]
             return PlainGraph(pool, recording, facts, memories, advances, self._roots, step)
         finally:
             for held, before in saved:
@@ -434,73 +385,6 @@ def _require_recordable(call: Call) -> None:
         raise UnsupportedError("a graph is being recorded around it")
 
 
-@contextmanager
-def _recording() -> Iterator[None]:
-    """Around a recording.
-
-    Raises:
-        UnsupportedError: another thread records one, or it fails.
-    """
-    if not _RECORDING.acquire(blocking=False):
-        raise UnsupportedError("another thread records a graph")
-    try:
-        yield
-    except Exception as error:
-        raise UnsupportedError(_words(error)) from error
-    finally:
-        _RECORDING.release()
-
-
-@contextmanager
-def _same_settings(device: str) -> Iterator[None]:
-    """Around a recorded run.
-
-    Raises:
-        UnsupportedError: it changes what torch is set to, which a replay would not.
-    """
-    before, dtype = settings(device), torch.get_default_dtype()
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
-        try:
-            yield
-            if settings(device) != before:
-                raise UnsupportedError("it changes what torch is set to", mend="do that outside of the call")
-        finally:
-            torch.set_default_dtype(dtype)
-
-
-def _advances(view: CacheView, saved: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[int]:
-    """The numbers that a run has added to the lengths of a cache.
-
-    Raises:
-        UnsupportedError: it has changed more than these.
-    """
-    before = {id(held): values for held, values in saved}
-    lengths = {(id(held), name) for held, name in view.lengths}
-    for held in view.parts:
-        for name, value in held.items():
-            if (id(held), name) not in lengths and value is not before[id(held)].get(name):
-                raise UnsupportedError(f"it changes {name!r} of its cache")
-    return [held[name] - before[id(held)][name] for held, name in view.lengths]
-
-
-def _require_no_hooks(roots: Iterable[nn.Module], outer: Sequence[nn.Module]) -> None:
-    """Refuses hooks inside of a recorded run, which a replay does not run; those by which transformers captures outputs are a part
-    of the forward pass.
-
-    Args:
-        outer: modules whose own forward hooks run outside of it.
-    """
-    if any(hooks for name, hooks in vars(module_hooks).items() if name.startswith("_global_") and isinstance(hooks, dict)):
-        raise UnsupportedError("there are hooks of all modules", mend="remove them")
-    for path, each in ((path, each) for root in roots for path, each in root.named_modules()):
-        held = vars(each)
-        is_outer = any(each is other for other in outer)
-        names = ("_backward_hooks", "_backward_pre_hooks", *(() if is_outer else ("_forward_hooks", "_forward_pre_hooks")))
-        hooks = [hook for name in names for hook in held[name].values()]
-        if "_hf_hook" in held or any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks):
-            raise UnsupportedError(f"{path or type(each).__name__} has hooks", mend="remove them")
-
-
 def words(several: Iterable[Graphed]) -> str:
     """The counts of recorded and replayed calls of some functions, and reasons for others, on one line."""
     several, reasons = list(several), Counter[str]()
@@ -526,15 +410,83 @@ def _is_watched() -> bool:
     return torch._C._current_graph_task_id() >= 0 or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
-def _words(error: Exception) -> str:
-    """Why a call cannot be recorded, with the line of the user's or the model's code that is in the way."""
-    while not isinstance(error, FusegenError) and isinstance(error.__context__, Exception):
-        error = error.__context__  # behind the error of a capture that it has ended
-    text = str(error).partition("\n")[0]
-    what = error.what if isinstance(error, FusegenError) else f"{type(error).__name__}: {text}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OF_OTHERS)]
-    return f"{what} · at: {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else what
-
-
 DEVICE = "cuda"
 """The kind of device whose calls are recorded."""
+
+
+# The forward pass of a model as CUDA graphs.
+
+
+_COMPILED = "get_compiled_call"
+
+
+class GraphedForward(Graphed):
+    """Stands in the place of a model's forward pass, for calls without gradients.
+
+    Args:
+        module: the model.
+        pools: of its graphs.
+
+    Attributes:
+        given: the forward pass that the module had as an attribute, another tool's or the user's own.
+        is_put: True if calls of the model come here; behind a wrapper that another tool has put there since, this object does
+            nothing any more once it is False.
+    """
+
+    def __init__(self, module: nn.Module, pools: Pools) -> None:
+        self.module = module
+        self.given: Callable[..., Any] | None = None
+        self.is_put = False
+        super().__init__(module, pools, [module])
+
+    def put(self) -> None:
+        """Takes the place of the forward pass, and of its compilation in ``generate``, which looks for a static cache."""
+        if self.is_put:
+            return
+        self.is_put = True
+        found = vars(self.module).get("forward")
+        if not isinstance(found, GraphedForward):  # a copied module holds the other one's
+            self.given = found
+        self._roots = self._outer = [self.module]
+        self.__signature__ = inspect.signature(self.original)  # read by `generate`
+        self.module.forward = self
+        if hasattr(type(self.module), _COMPILED):
+            setattr(self.module, _COMPILED, self.not_compiled)
+
+    def not_compiled(self, _: object) -> nn.Module:
+        """The model, whatever the settings of its compilation."""
+        return self.module
+
+    def remove(self) -> None:
+        """Puts back what was there, and frees the graphs."""
+        self.is_put = False
+        held = vars(self.module)
+        if getattr(held.get(_COMPILED), "__self__", None) is self:
+            delattr(self.module, _COMPILED)
+        if held.get("forward") is self:
+            if self.given is None:
+                del self.module.forward
+            else:
+                self.module.forward = self.given
+        self.forget()
+
+    @property
+    def original(self) -> Callable[..., Any]:
+        """The model's own forward pass."""
+        return self.given or partial(type(self.module).forward, self.module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of a forward pass."""
+        if torch.is_grad_enabled() or not self.is_put:  # layers have graphs of their own
+            return self.original(*args, **kwargs)
+        return super().__call__(*args, **with_whole_mask(kwargs))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state that a file or a copy holds: graphs are recorded anew."""
+        return {"module": self.module, "given": self.given, "is_put": self.is_put}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(state["module"], Pools())  # type: ignore[misc]
+        self.given = state["given"]
+        self.is_put = state["is_put"]
+        self.__signature__ = inspect.signature(self.original)

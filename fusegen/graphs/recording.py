@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusegen.errors import UnsupportedError
-from fusegen.graphs.cache_memory import NewCaches, is_cache
+from fusegen.graphs.call import CacheMemory, Call, NewCaches, is_cache
+from fusegen.graphs.surroundings import Step
 from fusegen.guards import is_plain
+from fusegen.native import Choice
 from fusegen.threads import new_lock
 
 T = TypeVar("T")
@@ -263,6 +265,59 @@ class Recording:
             tensors[number].detach().copy_(self.inputs[number])
         arguments = (*tensors, *others)
         return self.put_together([_given(leaf, arguments) for leaf in self.leaves])
+
+
+@dataclass
+class PlainGraph:
+    """A recorded call without gradients.
+
+    Attributes:
+        facts: says whether all is as it was recorded that the call reads beside its arguments.
+        memories: where the call's caches lie.
+        advances: for each cache, what a call adds to the lengths that it keeps as Python numbers.
+        roots: modules that the call reads, beside those among its arguments.
+        step: of a training step, its gradients and optimizers.
+    """
+
+    pool: GraphPool
+    recording: Recording
+    facts: Choice[Callable[[], bool]]
+    memories: Sequence[CacheMemory]
+    advances: Sequence[Sequence[int]]
+    roots: Sequence[nn.Module]
+    step: Step | None
+
+    def replay(self, call: Call) -> Any:
+        """The result of a call of the same form.
+
+        Raises:
+            UnsupportedError: it writes to an argument whose memory is also that of something else.
+        """
+        if self.recording.written:
+            self.require_own_memory(call)
+        with self.pool.in_order():
+            for memory, view in zip(self.memories, call.views, strict=True):
+                memory.bind(view)
+            result = self.recording(call.tensors, others(call))
+        if self.step is not None:
+            self.step.finish()
+        for view, numbers in zip(call.views, self.advances, strict=True):
+            for (held, name), number in zip(view.lengths, numbers, strict=True):
+                held[name] += number
+        return result
+
+    def require_own_memory(self, call: Call) -> None:
+        """Refuses a call whose recorded form writes to an argument that shares its memory: the graph has copies of them."""
+        held = (value for root in (*self.roots, *call.modules) for value in (*root.parameters(), *root.buffers()))
+        cached = (variables[name] for view in call.views for variables, name in view.slots)
+        places = Counter(each.untyped_storage().data_ptr() for each in (*call.tensors, *held, *cached))
+        if any(places[call.tensors[number].untyped_storage().data_ptr()] > 1 for number in self.recording.written):
+            raise UnsupportedError("it writes to an argument whose memory something else reads", mend="pass a clone")
+
+
+def others(call: Call) -> list[object]:
+    """The arguments that are no tensors and may be a part of the result."""
+    return [*(view.cache() for view in call.views), *call.modules]
 
 
 def static(tensor: Tensor) -> Tensor:

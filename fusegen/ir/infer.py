@@ -35,7 +35,7 @@ Shape: TypeAlias = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class Operand:
-    """What inference sees of a node."""
+    """The part of a node that inference sees."""
 
     shape: Shape
     dtype: DType

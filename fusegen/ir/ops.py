@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Family(Enum):
-    """What an operation does with indices; shapes, fusion and lowering go by it."""
+    """The treatment of indices by an operation; shapes, fusion and lowering go by it."""
 
     LEAF = "leaf"
     POINTWISE = "pointwise"
@@ -301,12 +301,12 @@ class Op(Enum):
 
     @property
     def family(self) -> Family:
-        """How the operation treats indices."""
+        """The operation's treatment of indices."""
         return self.row.family
 
     @property
     def is_primitive(self) -> bool:
-        """Whether the compiler emits the operation as it stands."""
+        """Tells if the compiler emits the operation as it stands."""
         return self.row.primitive
 
     def __repr__(self) -> str:

@@ -55,7 +55,7 @@ class Scalar:
 
     @property
     def is_number(self) -> bool:
-        """Whether this is a number, which takes the type of what it meets."""
+        """Tells if this is a number, which takes the type of what it meets."""
         return self.op is Op.CONSTANT
 
 
@@ -91,7 +91,7 @@ def _itself(element: Scalar, _index: Scalar) -> State:
 
 @dataclass(frozen=True)
 class Gathering:
-    """How states are combined by additions alone, however many they are: as sums about a pivot, which is one of them.
+    """The combination of states by additions alone, however many they are: as sums about a pivot, which is one of them.
 
     Attributes:
         pivot: the component of a state, and of an element's, that others are measured from.
@@ -144,7 +144,6 @@ _LEAST, _GREATEST = ("-inf", str(-(2**63))), ("inf", str(2**63 - 1))
 
 
 def _single(name: str, identity: tuple[str, str], op: Op) -> Monoid:
-    """A reduction by one operation."""
     return Monoid((Component(name, identity),), lambda a, b: (a[0].apply(op, b[0]),), operation=op)
 
 
@@ -158,7 +157,7 @@ def _placed(loses: Op, identity: tuple[str, str], prefers: Op, nowhere: tuple[st
     """
 
     def beats(a: Scalar, b: Scalar) -> Scalar:
-        """Whether a is better than b; NaN is better than every number."""
+        """Tells if a is better than b; NaN is better than every number."""
         is_number = b.apply(Op.EQ, b)
         return a.apply(loses, b).apply(Op.LOGICAL_NOT).apply(Op.LOGICAL_AND, is_number)
 

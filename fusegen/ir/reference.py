@@ -18,10 +18,10 @@ from fusegen.dtypes import DType
 from fusegen.ir import formula
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.graph import Graph, Node
+from fusegen.ir.index_map import chain
 from fusegen.ir.infer import Operand, operand_dtype
 from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.random import random_bits
-from fusegen.ir.strided import chain
 from fusegen.ir.symbolic import literal
 
 Rule: TypeAlias = Callable[..., Any]

@@ -55,7 +55,7 @@ class Modulo(sympy.Function):  # type: ignore[misc]
 
 
 class IndexValue(sympy.Function):  # type: ignore[misc]
-    """What a gather reads its operand at: ``IndexValue(node, extent, *index)`` for the element ``index`` of the gather ``node``.
+    """The index of a gather in its operand: ``IndexValue(node, extent, *index)`` for the element ``index`` of the gather ``node``.
 
     The kernel reads it, and checks that it is below the extent.
     """
@@ -129,7 +129,7 @@ _ATOMS = (int, sympy.Symbol, sympy.Integer)
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Whether two sizes are equal for all values of their symbols."""
+    """Tells if two sizes are equal for all values of their symbols."""
     if isinstance(a, _ATOMS) and isinstance(b, _ATOMS):  # most are; there is nothing to expand
         return a is b or bool(a == b)
     return bool(a == b) or sympy.expand(a - b) == 0
@@ -183,7 +183,7 @@ class Axes:
         return Modulo(sympy.sympify(rest), sympy.sympify(b))
 
     def below(self, index: Index, bound: Dim) -> bool:
-        """Whether index < bound is certain."""
+        """Tells if index < bound is certain."""
         top = self._greatest(index)
         if top is None:
             return False
@@ -206,7 +206,7 @@ class Axes:
         return (whole, rest) if whole == 0 or self.is_nonnegative(rest) else (sympy.Integer(0), sympy.expand(a))
 
     def is_nonnegative(self, index: sympy.Expr) -> bool:
-        """Whether a sum is certainly not below 0."""
+        """Tells if a sum is certainly not below 0."""
         least: sympy.Expr = sympy.Integer(0)
         for term in sympy.Add.make_args(index):
             most = sympy.Integer(0) if term.is_nonnegative else self._greatest(-term)

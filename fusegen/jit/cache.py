@@ -62,7 +62,7 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kind takes.
+    """The space that one kind takes.
 
     Attributes:
         name, holds: of the kind.
@@ -79,7 +79,7 @@ class Usage:
 
 
 def usage(root: Path) -> tuple[Usage, ...]:
-    """What each kind takes of a cache folder; of one that is not there, nothing.
+    """The space that each kind takes of a cache folder; of one that is not there, nothing.
 
     Raises:
         SettingsError: the folder cannot be read.
@@ -122,7 +122,6 @@ def _usage(root: Path, kind: Kind, ours: dict[Path, int]) -> Usage:
 
 
 def _ours(root: Path, kind: Kind) -> dict[Path, int]:
-    """Files of ours with their sizes."""
     try:
         if root.exists() and not root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

@@ -21,7 +21,7 @@ from fusegen.jit.process import Done, run
 from fusegen.settings import settings
 
 ARITHMETIC = ("-ffp-contract=off", "-fwrapv")
-"""What every text is compiled with: each operation rounds once, so that a value is the same number wherever it is computed, and
+"""The flags of every text: each operation rounds once, so that a value is the same number wherever it is computed, and
 integers wrap."""
 
 _VERSION_SECONDS, _BUILD_SECONDS = 60, 300

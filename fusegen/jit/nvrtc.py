@@ -32,8 +32,8 @@ _CACHE_BYTES = 1 << 30
 _STANDARD = "c++17"
 
 FLAGS = (f"--std={_STANDARD}", "--fmad=false")
-"""What decides about the meaning of a text, as NVRTC and nvcc take it. Each operation rounds once, so that a value is the same
-number wherever it is computed; contracted, `x * s` and `x * s - peak` would hold two."""
+"""Flags that decide about the meaning of a text, as NVRTC and nvcc take it. Each operation rounds once, so that a value is the
+same number wherever it is computed; contracted, `x * s` and `x * s - peak` would hold two."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def compile_ptx(source: Source, architecture: str) -> str:
 
 
 def _text(program: Any, size_of: Callable[[Any], tuple[Any, int]], fill: Callable[[Any, bytes], Any]) -> str:
-    """What NVRTC says of a program: its PTX, or the compiler's log."""
+    """The output of NVRTC for a program: its PTX, or the compiler's log."""
     _, size = size_of(program)
     text = b" " * size
     fill(program, text)

@@ -18,7 +18,7 @@ _is_ending = False
 
 @dataclass(frozen=True)
 class Done:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         code: its exit code, negative for a signal; None when it took too long.
@@ -30,7 +30,7 @@ class Done:
 
     @property
     def manner(self) -> str:
-        """How it ended, in words."""
+        """The end, in words."""
         if self.code is None:
             return "took too long"
         if self.code < 0:

@@ -20,7 +20,7 @@ from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
-from fusegen.ir.strided import in_row_major_order, owner
+from fusegen.ir.index_map import in_row_major_order, owner
 from fusegen.ir.symbolic import literal
 from fusegen.passes.rewrite import part_of
 from fusegen.program.formula import Relation
@@ -135,11 +135,9 @@ class GraphOperator:
         return f"{self.name}({', '.join(arguments)}) -> {results}"
 
     def _kind(self, scalar: str, dtype: DType) -> str:
-        """The type of a scalar in the schema."""
         return "Tensor" if scalar in self.assumed.boxed else "float" if dtype.is_float else "SymInt"
 
     def _run(self, *arguments: Any) -> Tensor | tuple[Tensor, ...] | None:
-        """The implementation."""
         tensors = arguments[: len(self.graph.inputs)]
         numbers = [n.item() if isinstance(n, Tensor) else n for n in arguments[len(self.graph.inputs) :]]
         if any(tensor.numel() == 0 for tensor in tensors):
@@ -226,6 +224,9 @@ def operator_of(assumed: Assumed) -> GraphOperator:
     if assumed.graph.writes:
         return GraphOperator.of(assumed, lambda _: None)  # a kernel that writes in place refuses tensors that require a gradient
     return GraphOperator.of(assumed, partial(_register, _Again(assumed)))
+
+
+# Gradients.
 
 
 def recording_operator_of(
@@ -323,7 +324,6 @@ class _Passes:
             self._backward(computed)
 
     def _sources(self, needed: Collection[str]) -> dict[str, int | str]:
-        """Where the wanted gradients come from."""
         return {n: s for n, s in zip(self.derivative.wrt, self.derivative.gradients, strict=True) if n in needed}
 
     def _backward(self, computed: tuple[int, ...]) -> GraphOperator:

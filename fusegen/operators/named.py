@@ -70,7 +70,6 @@ def require_closed(name: str, variant: Variant) -> None:
 
 
 def _type(kind: Any) -> str:
-    """A type as schemas have it."""
     if kind.kind() == "OptionalType":
         return f"{_type(kind.getElementType())}?"
     return "SymInt" if kind.kind() == "SymIntType" else str(kind)

@@ -33,8 +33,8 @@ from fusegen.errors import FusegenError
 from fusegen.guards import Recorder
 from fusegen.guards.places import BETWEEN
 from fusegen.ir.graph import Graph, Node
+from fusegen.ir.index_map import in_row_major_order, owner
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import in_row_major_order, owner
 from fusegen.ir.symbolic import literal
 from fusegen.operators.gradients import Assumed, GraphOperator, operator_of, recording_operator_of
 from fusegen.runtime.arguments import GREATEST, LEAST
@@ -246,7 +246,6 @@ class _Plan:
     # Where arguments come from.
 
     def _sources(self, ways: Mapping[str, str | None]) -> dict[str, str]:
-        """For each input and number its source."""
         sources = {name: f"{NUMBER}{ITEMS}{value!r}" for name, value in self._defaults.items()}
         sources |= {name: f"{BOXED if self._is_boxed(name) else VALUE}{ITEMS}{place}" for name, place in self._places.items()}
         for name, way in ways.items():
@@ -279,7 +278,6 @@ class _Plan:
         return ITEMS.join(taken)
 
     def _needed(self, hidden: Iterable[str], found: Trace) -> set[str]:
-        """Inputs that require a gradient."""
         given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[5]}
         return given | {name for name, tensor in zip(hidden, found.hidden, strict=True) if tensor.requires_grad}
 

@@ -171,7 +171,6 @@ def operator_for(
 
 
 def _results(lines: Sequence[str], function: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
-    """Calls the operator."""
     arguments = [_argument(line, function, values) for line in lines[2:]]
     found = getattr(torch.ops.fusegen, lines[0])(*arguments)
     results = [found] if isinstance(found, torch.Tensor) else found
@@ -180,7 +179,6 @@ def _results(lines: Sequence[str], function: Callable[..., Any], values: Sequenc
 
 
 def _argument(line: str, function: Callable[..., Any], values: Sequence[Any]) -> Any:
-    """An argument of an operator."""
     parts = line.split(ITEMS)
     if parts[0] == KEY:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=parts[1])

@@ -162,14 +162,11 @@ class _Summed(torch.autograd.Function):
         return _Copied.apply(gradients[0], ctx.name), None  # type: ignore[no-untyped-call]
 
 
-class ColumnParallelLinear(nn.Module):
-    """A linear layer of which each rank computes some of the outputs. All ranks give the same input.
+# Linear layers.
 
-    Args:
-        weight: this rank's rows of the weight: (outputs / ranks, inputs).
-        bias: this rank's part of the bias, or None.
-        ranks: the group.
-    """
+
+class _PartOfLinear(nn.Module):
+    """A rank's part of a linear layer."""
 
     bias: nn.Parameter | None
 
@@ -178,6 +175,21 @@ class ColumnParallelLinear(nn.Module):
         self.ranks = ranks
         self.weight = weight
         self.register_parameter("bias", bias)
+
+    def extra_repr(self) -> str:
+        """The sizes of this rank's part."""
+        outputs, inputs = self.weight.shape
+        return f"{inputs}, {outputs}, bias={self.bias is not None}, rank={self.ranks.rank} of {self.ranks.size}"
+
+
+class ColumnParallelLinear(_PartOfLinear):
+    """A linear layer of which each rank computes some of the outputs. All ranks give the same input.
+
+    Args:
+        weight: this rank's rows of the weight: (outputs / ranks, inputs).
+        bias: this rank's part of the bias, or None.
+        ranks: the group.
+    """
 
     @classmethod
     def from_module(cls, module: nn.Linear, group: GroupLike = None) -> ColumnParallelLinear:
@@ -204,12 +216,8 @@ class ColumnParallelLinear(nn.Module):
         """The same without a sum of gradients, for kernels that use x more than once."""
         return F.linear(x, self.weight, self.bias)
 
-    def extra_repr(self) -> str:
-        """The sizes of this rank's part."""
-        return _shown(self.weight, self.bias, self.ranks)
 
-
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(_PartOfLinear):
     """A linear layer of which each rank has some of the inputs; the products are summed over the ranks, by one all-reduce.
 
     Args:
@@ -217,14 +225,6 @@ class RowParallelLinear(nn.Module):
         bias: the whole bias, or None.
         ranks: the group.
     """
-
-    bias: nn.Parameter | None
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, ranks: Ranks) -> None:
-        super().__init__()
-        self.ranks = ranks
-        self.weight = weight
-        self.register_parameter("bias", bias)
 
     @classmethod
     def from_module(cls, module: nn.Linear, group: GroupLike = None) -> RowParallelLinear:
@@ -256,10 +256,6 @@ class RowParallelLinear(nn.Module):
         y = summed(partial, self.ranks)
         return y if self.bias is None else y + self.bias.to(y.dtype)  # under autocast, as torch has it
 
-    def extra_repr(self) -> str:
-        """The sizes of this rank's part."""
-        return _shown(self.weight, self.bias, self.ranks)
-
 
 def _require_plain(module: nn.Module) -> None:
     """Checks that a weight and a bias are all that a layer computes by. Hooks of a layer with DTensors are those by which
@@ -273,10 +269,6 @@ def _require_plain(module: nn.Module) -> None:
     if not is_linear or has_hooks or is_parametrized(module):
         what = f"{type(module).__name__} is no plain torch.nn.Linear, and its weight is not all that it computes by"
         raise ArgumentError(what, mend="merge adapters and parametrizations into the weight, and remove hooks, before it is split")
-
-
-def _shown(weight: Tensor, bias: Tensor | None, ranks: Ranks) -> str:
-    return f"{weight.shape[1]}, {weight.shape[0]}, bias={bias is not None}, rank={ranks.rank} of {ranks.size}"
 
 
 # A gated feed-forward block whose hidden features are split over ranks.

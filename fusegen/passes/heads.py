@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from fusegen.ir.graph import Graph, GraphBuilder, Node, Shape
+from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import Dim, exact_quotient, product, same, simplify_dim
 from fusegen.passes.fuse.attention import Recurrence, operands_of, weighted
 from fusegen.passes.rewrite import rebuilt

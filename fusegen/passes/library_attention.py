@@ -13,8 +13,8 @@ from typing import cast
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, GraphBuilder, Node, dependent
+from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import literal, nominal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
 from fusegen.passes.rewrite import rebuilt

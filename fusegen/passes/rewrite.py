@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph, GraphBuilder, Location
+from fusegen.ir.index_map import chain
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import chain
 from fusegen.passes.algebra import Value
 
 Rule: TypeAlias = Callable[[Value], Value]

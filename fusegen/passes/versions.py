@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fusegen.ir.graph import Graph, GraphBuilder
+from fusegen.ir.index_map import base, gathers
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import base, gathers
 from fusegen.passes.rewrite import rebuilt
 
 NEVER = 1 << 60

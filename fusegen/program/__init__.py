@@ -1,1 +1,1 @@
-"""What a call does, as data: formulas of sizes, numbers, memory, launches. Knows neither graphs nor sympy; can be written down."""
+"""The steps of a call, as data: formulas of sizes, numbers, memory, launches. Needs neither graphs nor sympy; can be saved."""

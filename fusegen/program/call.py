@@ -1,4 +1,4 @@
-"""What one call does, step by step, with every size as a formula: all that runs it, beside the kernels themselves."""
+"""The steps of one call, with every size as a formula: all that runs it, beside the kernels themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusegen.program.numbers import Numbers
 
 
 class Role(Enum):
-    """What a buffer is to the caller. Random bits are in no memory: what kernels get is the address of their key."""
+    """The role of a buffer for the caller. Random bits are in no memory: what kernels get is the address of their key."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -96,7 +96,7 @@ LaunchArgument: TypeAlias = MapArgument | PointerArgument | SizeArgument | Scala
 
 @dataclass(frozen=True)
 class RandomKey:
-    """What random bits are made of.
+    """The source of random bits.
 
     Attributes:
         buffer: the random bits.
@@ -254,7 +254,7 @@ CallStep: TypeAlias = "KernelLaunch | MatrixProduct | LibraryCall | Loop"
 
 @dataclass(frozen=True)
 class Call:
-    """What one call does.
+    """The steps of one call.
 
     Attributes:
         buffers: all buffers.
@@ -295,7 +295,7 @@ class Call:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random bits from torch's generator: two calls with the same tensors give other results."""
+        """Tells if it draws random bits from torch's generator: two calls with the same tensors give other results."""
         return any(key.source is None for key in self.keys) or any(map(_draws, self.steps))
 
     def largest(self, sizes: Mapping[str, int]) -> int:
@@ -388,7 +388,7 @@ class Slot:
     last: int
 
     def meets(self, other: Slot) -> bool:
-        """Whether both are needed in one step."""
+        """Tells if both are needed in one step."""
         return self.first <= other.last and other.first <= self.last
 
 

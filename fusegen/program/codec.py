@@ -88,7 +88,6 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _parts(kind: Any, count: int) -> tuple[Any, ...]:
-    """The types of a tuple's elements."""
     parts = get_args(kind)
     return (parts[0],) * count if parts[-1] is Ellipsis else parts
 

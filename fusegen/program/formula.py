@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Operator(Enum):
-    """What a formula is, as written in text and in files; a leaf by a word."""
+    """The kind of a formula, as written in text and in files; a leaf by a word."""
 
     INTEGER = "integer"
     SIZE = "size"
@@ -131,7 +131,7 @@ def size(name: str) -> Formula:
 
 
 def remainder(value: Formula, divisor: int) -> Formula:
-    """What is left of a value when it is divided."""
+    """The remainder of a value."""
     return Formula(Operator.REMAINDER, (value, formula_of(divisor)))
 
 
@@ -149,7 +149,7 @@ _COMPARED: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
 }
 SIGNS = tuple(_COMPARED)
-"""How relations are written."""
+"""The signs of relations."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Relation:
     right: Formula
 
     def __call__(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it holds for some sizes."""
+        """Tells if it holds for some sizes."""
         return _COMPARED[self.sign](self.left(sizes), self.right(sizes))
 
     @property
@@ -175,3 +175,9 @@ class Relation:
 
     def __str__(self) -> str:
         return f"{self.left} {self.sign} {self.right}"
+
+
+def limits(multiples: Iterable[tuple[str, int]], bounds: Iterable[tuple[str, int]]) -> tuple[Relation, ...]:
+    """Known multiples and bounds of sizes, as relations."""
+    found = [Relation(remainder(size(name), divisor), "==", formula_of(0)) for name, divisor in multiples]
+    return tuple(found + [Relation(size(name), "<=", formula_of(bound)) for name, bound in bounds])

@@ -68,11 +68,11 @@ BY_TORCH: dict[str, int] = {
 """Operations that torch computes, since Python has no operator for them, with the number of their operands."""
 
 ERRORS = (ArithmeticError, ValueError, TypeError)
-"""What arithmetic of numbers raises: a division by zero, an overflow, a complex number where none is known."""
+"""The errors of arithmetic of numbers: a division by zero, an overflow, a complex number where none is known."""
 
 
 def arity(operation: str) -> int | None:
-    """How many operands an operation has; None where it is unknown."""
+    """The number of operands of an operation; None where it is unknown."""
     if operation in SPELLED:
         return 1 + max(place for place in range(3) if f"{{{place}}}" in SPELLED[operation])
     return BY_TORCH.get(operation)
@@ -160,7 +160,6 @@ def operation(name: str) -> Callable[..., Any]:
 
 
 def _by_torch(name: str) -> Callable[..., Any]:
-    """A function of torch's on numbers."""
     function = getattr(torch, name)
 
     def apply(*numbers: Any) -> Any:
@@ -186,7 +185,7 @@ def python_function(
 
 
 def python_condition(program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Values], bool]:
-    """Whether the results of a program are true, one after the other: a later one may make sense only where the earlier hold.
+    """Tells if the results of a program are true, one after the other: a later one may make sense only where the earlier hold.
 
     Arguments as of `python_function`.
     """
@@ -216,7 +215,7 @@ class _Text:
         return function
 
     def lines_of(self, position: int) -> Iterator[str]:
-        """What has to be computed for a line, and is not yet."""
+        """The statements that a line needs and that are not written yet."""
         needed, stack = set[int](), [position]
         while stack:
             current = stack.pop()

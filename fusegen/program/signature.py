@@ -83,7 +83,7 @@ Argument: TypeAlias = TensorArgument | NumberArgument | ExtentArgument | Constan
 
 @dataclass(frozen=True)
 class Signature:
-    """What a program assumes of a call.
+    """The assumptions of a program about a call.
 
     Attributes:
         arguments: one a parameter.
@@ -121,7 +121,7 @@ class Signature:
 
 
 class Kind(Enum):
-    """What holds the parts."""
+    """The kind of container that holds the parts."""
 
     TENSOR = "tensor"
     COMPLEX = "complex"
@@ -150,12 +150,12 @@ class Structure:
 
     @property
     def tensors(self) -> int:
-        """How many tensors it holds."""
+        """The number of tensors that it holds."""
         return 1 if self.kind is Kind.TENSOR else sum(part.tensors for part in self.parts)
 
 
 def builder(structure: Structure) -> Callable[[list[Any]], Any] | None:
-    """What makes results of their tensors; None where the tensor is the result.
+    """The constructor of results of their tensors; None where the tensor is the result.
 
     A named tuple is of a class of its own, with the name and the fields of the function's.
 

@@ -50,7 +50,7 @@ def alignment(tensor: torch.Tensor, is_symbol: Sequence[bool]) -> int:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has elements: a meta or fake one stands for what an allocator would give."""
+    """Tells if a tensor has elements: a meta or fake one stands for what an allocator would give."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
@@ -110,7 +110,7 @@ def _autocast_dtypes() -> tuple[torch.dtype | None, ...]:
 
 
 def part(value: Any, is_static: bool) -> object:
-    """What a program for exact shapes depends on of an argument."""
+    """The part of a key that an argument contributes."""
     if isinstance(value, Tensor):
         return tensor_part(value)
     if not is_static and is_scalar(value):
@@ -119,7 +119,7 @@ def part(value: Any, is_static: bool) -> object:
 
 
 def tensor_part(value: Tensor) -> object:
-    """What it depends on of a tensor."""
+    """The part of a key that a tensor contributes."""
     kind = type(value)
     grad = value.requires_grad and torch.is_grad_enabled()
     address = value.data_ptr() if kind is Tensor or has_memory(value) else 0
@@ -129,13 +129,16 @@ def tensor_part(value: Tensor) -> object:
 
 
 def static_part(value: object) -> object:
-    """What an argument that selects code contributes: its value, or for an object its identity, which `State` looks after."""
+    """The part of a key of an argument that selects code: its value, or for an object its identity, which `State` looks after."""
     return id(value) if not is_plain(value) and has_identity(value) else exact(value)
 
 
 def is_scalar(value: object) -> bool:
-    """Whether a value is passed at run time: of a subclass of numbers, such as an enumeration, the value selects code."""
+    """Tells if a value is passed at run time: of a subclass of numbers, such as an enumeration, the value selects code."""
     return type(value) in _NUMBERS
+
+
+# Refusals.
 
 
 _OUTSIDE = "call the kernel outside of it; torch's own functions work inside"

@@ -39,7 +39,7 @@ def scalars_of(
 
 
 def condition_of(program: Numbers, sizes: Mapping[str, int], parameters: Sequence[str]) -> Condition | None:
-    """Whether a call's values are such as a variant assumes; None where it assumes nothing."""
+    """Tells if a call's values are such as a variant assumes; None where it assumes nothing."""
     return python_condition(program, _places(parameters), sizes) if program.results else None
 
 
@@ -59,7 +59,7 @@ NO_SCALARS: Mapping[str, float] = {}
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the calls that a bound program is good for.
+    """Facts about the calls that a bound program is good for.
 
     Attributes:
         call: what runs.
@@ -151,7 +151,7 @@ class Program:
 
 
 def _always(_: Values) -> Hidden:
-    """Of a function that reads nothing but its arguments."""
+    """The check of a function that reads nothing but its arguments."""
     return NOTHING
 
 
@@ -161,7 +161,7 @@ class Bound(Program):
     Args:
         program: what runs.
         facts: of its calls.
-        by_value: makes a call whose scalars Python refuses to compute with.
+        by_value: makes a call whose scalars Python refuses to compute with; None where no function is left to ask.
         state: what else the function read; None where no function is left to ask.
         hidden: the tensors that the function closes over.
         also: what else must hold of a call's values.
@@ -171,7 +171,7 @@ class Bound(Program):
         self,
         program: Runner,
         facts: Facts,
-        by_value: ByValue,
+        by_value: ByValue | None,
         state: State | None = None,
         hidden: Hidden = NOTHING,
         also: Condition | None = None,
@@ -197,6 +197,8 @@ class Bound(Program):
         try:
             scalars = NO_SCALARS if self._scalars is None else self._scalars(values)
         except ERRORS:  # which the user's own line shall raise, or catch
+            if self._by_value is None:
+                raise
             return self._by_value(values)
         if type(values) is GivenAway and tensors is not values:
             tensors = GivenAway(tensors)
@@ -224,7 +226,7 @@ def unfollowed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 Check: TypeAlias = Callable[..., bool]
-"""Of tensors, one an argument."""
+"""A check of tensors, one an argument."""
 
 
 def check_of(tensors: Sequence[Tensor]) -> Check | None:

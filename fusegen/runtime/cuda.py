@@ -1,4 +1,4 @@
-"""What a launch on a CUDA device needs: loaded kernels, streams, tensor maps. Only this file touches a GPU."""
+"""Launches on a CUDA device: loaded kernels, streams, tensor maps. Only this file touches a GPU."""
 
 from __future__ import annotations
 
@@ -341,6 +341,9 @@ def encoded(
         int(promotions.CU_TENSOR_MAP_L2_PROMOTION_L2_256B if promote else promotions.CU_TENSOR_MAP_L2_PROMOTION_NONE),
         int(names.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
     )
+
+
+# Loaded kernels.
 
 
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking

@@ -37,6 +37,9 @@ class GivenAway(list[Any]):
     """Values that the callee empties."""
 
 
+# Bound calls.
+
+
 Scalars: TypeAlias = Mapping[str, float]
 Registers: TypeAlias = list[Any]
 Run: TypeAlias = Callable[[Sequence[Tensor], Scalars], Any]

@@ -264,7 +264,6 @@ def attention_backward(
 
 
 def _by_autograd(wanted: Wanted, scale: float, is_causal: bool, gradient: Tensor, operands: list[Tensor]) -> list[Tensor]:
-    """The gradients from all scores."""
     with torch.enable_grad():
         q, k, v, bias = given = [x.detach().requires_grad_() for x in operands]
         values, _ = _ATEN._scaled_dot_product_attention_math(

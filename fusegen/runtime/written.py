@@ -1,4 +1,4 @@
-"""What a call asks of the tensors that it writes to, and what it leaves behind for autograd."""
+"""Checks of the tensors that a call writes to, and the counts of writes that autograd reads."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def count_writes(tensors: Sequence[Tensor]) -> None:
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors may share an element: they do not where they lie apart, or side by side in rows of one pitch."""
+    """Tells if two tensors may share an element: they do not where they lie apart, or side by side in rows of one pitch."""
     if not (one.numel() and other.numel()) or not _have_one_storage(one, other):
         return False
     distance = _offset(other) - _offset(one)
@@ -90,7 +90,7 @@ def _offset(tensor: Tensor) -> int:
 
 
 def _are_beside(one: Tensor, other: Tensor, distance: int, pitch: int) -> bool:
-    """Whether two tensors are rows of a pitch, in bytes, the parts of which do not meet.
+    """Tells if two tensors are rows of a pitch, in bytes, the parts of which do not meet.
 
     Args:
         distance: from a row of the first to the next one of the other.

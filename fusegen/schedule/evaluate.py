@@ -12,9 +12,8 @@ from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir import infer
 from fusegen.ir.graph import Graph, Location, Node, Shape, check_spread
-from fusegen.ir.index_map import Bounds, Position, holds, index_values, sources
+from fusegen.ir.index_map import Bounds, Position, buffer_strides, flat_offset, holds, index_values, sources
 from fusegen.ir.ops import Family, Op, Result
-from fusegen.ir.strided import buffer_strides, flat_offset
 from fusegen.ir.symbolic import Axes, Index, simplify_dim
 from fusegen.schedule.indices import Check, checked_index
 from fusegen.schedule.terms import Fused, Leaf, Read, Term, Terms, as_number

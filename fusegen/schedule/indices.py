@@ -16,9 +16,8 @@ from sympy.core.symbol import Str
 
 from fusegen.ir.formula import integer_text
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Bounds
+from fusegen.ir.index_map import Bounds, owner
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import owner
 from fusegen.ir.symbolic import Index
 
 

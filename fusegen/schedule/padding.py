@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.ir.graph import Graph, GraphBuilder, Node
+from fusegen.ir.index_map import ROW_MULTIPLE, may_pad, strided_view
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import ROW_MULTIPLE, may_pad, strided_view
 from fusegen.ir.symbolic import literal, nominal, product, same
 from fusegen.passes.fuse.contraction import is_heavy, products_of, rows_are_aligned
 from fusegen.passes.fuse.groups import strip_views

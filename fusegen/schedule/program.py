@@ -13,8 +13,8 @@ import sympy
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula, numbers_of
 from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import memory_shape
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import memory_shape
 from fusegen.ir.symbolic import Dim, product, simplify_dim
 from fusegen.passes.fuse import Group
 from fusegen.program.call import (

@@ -13,8 +13,8 @@ from typing import cast
 from fusegen.dtypes import DType
 from fusegen.errors import UnsupportedError
 from fusegen.ir.graph import GraphBuilder, Location, Node, Shape
+from fusegen.ir.index_map import contiguous_strides
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import Dim, literal, product, same, simplify_dim
 
 

@@ -21,9 +21,9 @@ from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceError, VerificationError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
+from fusegen.ir.index_map import owner
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.reference import differentiate, evaluate
-from fusegen.ir.strided import owner
 from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments, Spec
 from fusegen.threads import cached_property

@@ -10,9 +10,8 @@ from torch import Tensor
 from fusegen.dtypes import DType
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec
-from fusegen.ir.index_map import broadcast_index, identity_axes, sources
+from fusegen.ir.index_map import broadcast_index, identity_axes, sources, strided_view
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import size_symbol
 from tests.naming import case
 

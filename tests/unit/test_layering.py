@@ -49,7 +49,7 @@ ORDER = (
     ("lowered",),
     ("gradients",),
     ("api",),
-    ("graphs", "modules", "tuning"),
+    ("graphs", "tuning"),
     ("integrations.patch",),
     ("declare",),
     ("integrations.fx",),

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from fusegen.autodiff.rules.arrangements import ARRANGEMENTS
 from fusegen.autodiff.rules.compositions import COMPOSITIONS
-from fusegen.autodiff.rules.pointwise import LIBRARY, POINTWISE, Rule
-from fusegen.autodiff.rules.reductions import REDUCTIONS
+from fusegen.autodiff.rules.primitives import LIBRARY, POINTWISE, REDUCTIONS, Rule
 from fusegen.ir.ops import Op
 
 _OF_ROWS = (Op.SORTED, Op.SORT_KEY, Op.SORTED_VALUE, Op.MOMENTS, Op.NORMALIZER)

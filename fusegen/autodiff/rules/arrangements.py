@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from fusegen.autodiff.rules.pointwise import Gradients, Rule, nothing
-from fusegen.autodiff.rules.reductions import places
+from fusegen.autodiff.rules.primitives import Gradients, Rule, nothing, places
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Shape
+from fusegen.ir.index_map import contiguous_strides
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
 
@@ -157,7 +156,7 @@ class _Sparse:
 
 
 def _in_slices(place: Value, share: Dim) -> Value:
-    """Where a row is among those of all slices."""
+    """The place of a row among those of all slices."""
     return places(place, 0) * _size(place, share) + place
 
 
@@ -281,7 +280,6 @@ def _matmul(y: Value, dy: Value) -> Gradients:
 
 
 def _rows(x: Value) -> Value:
-    """All leading dims as one."""
     *rows, columns = x.node.shape
     return x if len(rows) == 1 else x.apply(Op.RESHAPE, shape=(simplify_dim(product(rows)), columns))
 

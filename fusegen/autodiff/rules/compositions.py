@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from fusegen.autodiff.rules.pointwise import Gradients, Rule
+from fusegen.autodiff.rules.primitives import Gradients, Rule
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import normalized_dims, standardized

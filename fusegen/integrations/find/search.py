@@ -181,7 +181,6 @@ class Search:
         return [(node, cost.moved) for node, cost in costs if cost is not None]
 
     def _cost_of(self, node: fx.Node) -> EagerCost | None:
-        """The cost of one operation in torch eager."""
         try:
             key = key_of(Region((node,), (node,)))
         except Unwritable:
@@ -200,7 +199,6 @@ class Search:
 
 
 def _finding(costs: Sequence[Cost], bandwidth: float, note: str) -> Finding:
-    """The finding of equal regions."""
     first = costs[0]
     function = first.function
     names = list(function.parameters.values())
@@ -268,7 +266,7 @@ def _size(node: fx.Node) -> int:
 
 
 def _place(region: Region) -> Place:
-    """That of the last operation that is no matmul."""
+    """The source line of the last operation other than a matmul."""
     telling = [node for node in region.nodes if function_name(node) not in _PRODUCTS] or region.nodes
     place: Place = telling[-1].meta.get(PLACE, Place())
     return place

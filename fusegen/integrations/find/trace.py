@@ -110,7 +110,6 @@ def trace_of(source: Any) -> Trace:
 
 
 def _exported(source: Any) -> Any:
-    """The document of a profile."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         try:
@@ -285,7 +284,6 @@ def _note(made: Sequence[fx.Node], operator: Operator) -> None:
 
 
 def _called(operator: Operator, recent: _Recent) -> Any:
-    """Calls an operator again."""
     args: list[Any] = []
     recent.taken = []
     for place in reversed(range(len(operator.shapes))):  # the last argument is the one that was made last, mostly

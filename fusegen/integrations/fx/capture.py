@@ -145,7 +145,6 @@ def meta_like(value: Tensor) -> Tensor:
 
 
 def _device_of(source: Any) -> torch.device:
-    """The device of a model's first parameter."""
     parameters = source.parameters() if isinstance(source, nn.Module) else ()
     return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
@@ -387,10 +386,6 @@ def _to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     return (Tensor.clone, (args[0],), {}) if dtype is None else (Tensor.to, (args[0], dtype), {})
 
 
-def _embedding(args: Sequence[Any], _: Mapping[str, Any]) -> Call:
-    return F.embedding, (args[1], args[0]), {}
-
-
 _RULES: Mapping[str, _Rule] = {
     "_log_softmax": _first(torch.log_softmax, 2),
     "_softmax": _first(torch.softmax, 2),
@@ -398,7 +393,7 @@ _RULES: Mapping[str, _Rule] = {
     "_unsafe_view": _method("reshape"),
     "clone": lambda args, kwargs: (Tensor.clone, (args[0],), {}),
     "dropout": _first(F.dropout, 3),
-    "embedding": _embedding,
+    "embedding": lambda args, _: (F.embedding, (args[1], args[0]), {}),
     "expand": _first(Tensor.expand, 2),
     "layer_norm": _first(F.layer_norm, 5),
     "linear": _first(F.linear, 3),

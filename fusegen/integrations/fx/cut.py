@@ -113,7 +113,6 @@ def _example(value: Any) -> Any:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """True if a node is a tensor's size, or arithmetic on such."""
     if node.op == "call_method":
         return node.target in ("size", "dim", "numel") and not isinstance(value_of(node), Tensor)
     is_number = isinstance(value_of(node), (int, float, torch.SymInt, torch.SymFloat)) and node.op == "call_function"
@@ -146,6 +145,9 @@ def _kind_of(ops: Iterable[Op]) -> Kind:
     if any(family in families for family in _HEAVY):
         return Kind.HEAVY
     return Kind.FREE if all(family in _NOTHING for family in families) else Kind.LIGHT
+
+
+# Regions.
 
 
 @dataclass(frozen=True)

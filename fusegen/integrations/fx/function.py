@@ -295,7 +295,6 @@ def _method(name: str, args: Sequence[str], named: Sequence[str]) -> str:
 
 
 def _index(value: Any, names: Mapping[fx.Node, str]) -> str:
-    """The text between brackets."""
     if isinstance(value, tuple) and value:
         return ", ".join(_index(each, names) for each in value) + ("," if len(value) == 1 else "")
     if isinstance(value, slice):

@@ -155,7 +155,7 @@ class EmptyCache(HandedCache):
     """Stands for a cache that holds nothing yet."""
 
     def get_seq_length(self, *_: Any) -> int:
-        """How many keys it holds."""
+        """The number of keys that it holds."""
         return 0
 
     def taken(self) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from fusegen.api import Kernel
-from fusegen.graphs.forward import GraphedForward
+from fusegen.graphs.graphed import GraphedForward
 from fusegen.guards import refusing_changes
 from fusegen.integrations.patch.caches import (
     Function,
@@ -240,7 +240,6 @@ def _shared(of: Callable[..., Function], function: Function, *settings: Hashable
 
 
 def _whole(function: Function) -> Function:
-    """All of a forward pass."""
     return function
 
 

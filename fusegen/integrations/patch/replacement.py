@@ -17,13 +17,13 @@ from torch.nn.parameter import is_lazy
 
 from fusegen.api import Kernel
 from fusegen.errors import ArgumentError
-from fusegen.graphs.forward import GraphedForward
+from fusegen.graphs.graphed import GraphedForward
 from fusegen.graphs.recording import Pools
 from fusegen.integrations.patch.caches import Function, hand_attention
 from fusegen.integrations.patch.forward import FusedForward, follow_copies
 from fusegen.integrations.patch.fused_call import FusedCall, Prepared
 from fusegen.integrations.patch.report import Report
-from fusegen.ir.strided import ROW_MULTIPLE, may_pad
+from fusegen.ir.index_map import ROW_MULTIPLE, may_pad
 from fusegen.progress import Layers
 from fusegen.runtime.callables import name_of, python_function
 
@@ -240,7 +240,6 @@ class PaddedLinear(FusedForward):
 
 
 def _padding(_: Function) -> Function:
-    """The layer's function with padded rows."""
     return _padded
 
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.graphs.forward import GraphedForward
-from fusegen.graphs.graphed import KernelGraphs, words
+from fusegen.graphs.graphed import GraphedForward, KernelGraphs, words
 from fusegen.integrations.patch.forward import FusedForward
 from fusegen.integrations.patch.fused_call import Fused, FusedCall
 

@@ -227,7 +227,9 @@ class _Rebuilt:
             elif node in self._last:  # at the latest here: what follows may change modes, or write
                 for read in self._read_outside(self._last[node]):
                     self._emit(read)
-        found = fx.GraphModule({**dict(self._old.named_modules()), **_attributes(self._old), **self._fused}, self._graph)
+        names = [str(node.target) for node in self._old.graph.nodes if node.op == "get_attr"]
+        attributes = {name: operator.attrgetter(name)(self._old) for name in names}
+        found = fx.GraphModule({**dict(self._old.named_modules()), **attributes, **self._fused}, self._graph)
         found.meta = dict(self._old.meta)
         return found
 
@@ -269,18 +271,6 @@ class _Rebuilt:
 
 def _item(values: Any, number: int) -> Any:
     return values[number]
-
-
-def _attributes(module: fx.GraphModule) -> dict[str, Any]:
-    """Tensors that the graph reads as attributes of the module."""
-    names = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
-    return {name: _attribute(module, name) for name in names}
-
-
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
-        module = getattr(module, name)
-    return module
 
 
 # The parts of a Dynamo graph between which nothing may move: writes in place, and calls whose effects are not known.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from fusegen.dtypes import DType
 from fusegen.ir.blocks import Blocks, rows_of, start_of
 from fusegen.ir.graph import Graph, GraphBuilder, Node
+from fusegen.ir.index_map import owner, row_major
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import owner, row_major
 from fusegen.ir.symbolic import nominal, product
 from fusegen.passes.blocks.region import Region, operand_dim, summed_dim
 

@@ -11,9 +11,8 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, sources
+from fusegen.ir.index_map import Position, StridedView, repeated_view, sources, strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import StridedView, repeated_view, strided_view
 from fusegen.ir.symbolic import Axes, Dim, Index, RunTimeNumber, literal, same
 from fusegen.passes.fuse.cone import Cone, domain_axes, walk
 from fusegen.passes.fuse.contraction import is_tma_view

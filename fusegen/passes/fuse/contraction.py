@@ -11,8 +11,8 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
+from fusegen.ir.index_map import StridedView, owner, strided_view
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import StridedView, owner, strided_view
 from fusegen.ir.symbolic import Dim, Stride, literal, nominal, product, same, simplify_dim
 from fusegen.passes.fuse.groups import Domain, Group, GroupKind
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import combinations
 
 from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import strided_view
 from fusegen.ir.symbolic import nominal, product, same
 from fusegen.passes.fuse.attention import attention_group
 from fusegen.passes.fuse.cone import Cone, domain_axes, reduced_dims, walk

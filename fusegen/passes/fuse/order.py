@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from fusegen.ir.graph import Graph
-from fusegen.ir.index_map import Position, broadcast_index, identity_axes
+from fusegen.ir.index_map import Position, address, are_apart, base, broadcast_index, gathers, identity_axes, owner
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import address, are_apart, base, gathers, owner
 from fusegen.ir.symbolic import nominal, product, same
 from fusegen.passes.fuse.cone import Cone, computed_index, walk
 from fusegen.passes.fuse.contraction import accumulation

@@ -13,10 +13,9 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Shape
-from fusegen.ir.index_map import Position
+from fusegen.ir.index_map import Position, StridedView
 from fusegen.ir.ops import Family
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.ir.strided import StridedView
 from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, linearize, literal, product, same, simplify_dim
 from fusegen.passes.fuse.contraction import ProductOperands, is_left_to_library, is_tma_view, product_operands
 from fusegen.target import Backend, Target

@@ -9,9 +9,8 @@ from math import gcd
 import sympy
 
 from fusegen.ir.formula import ceil_div, formula
-from fusegen.ir.index_map import Position
+from fusegen.ir.index_map import Position, StridedView, contiguous_strides
 from fusegen.ir.ops import Family
-from fusegen.ir.strided import StridedView, contiguous_strides
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, literal, product, same
 from fusegen.passes.fuse.contraction import ProductOperands
 from fusegen.passes.fuse.epilogue import is_a_head, position_of

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import may_pad, strided_view
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import may_pad, strided_view
 from fusegen.ir.symbolic import literal, product
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.contraction import is_heavy

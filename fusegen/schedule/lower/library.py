@@ -11,8 +11,16 @@ from typing import cast
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec, Node
-from fusegen.ir.index_map import identity_axes
-from fusegen.ir.strided import ROW_MULTIPLE, StridedView, flat_offset, may_pad, memory_shape, memory_strides, strided_view
+from fusegen.ir.index_map import (
+    ROW_MULTIPLE,
+    StridedView,
+    flat_offset,
+    identity_axes,
+    may_pad,
+    memory_shape,
+    memory_strides,
+    strided_view,
+)
 from fusegen.ir.symbolic import Dim, linearize, literal, same
 from fusegen.passes.fuse.cone import domain_axes
 from fusegen.passes.fuse.contraction import is_left_to_library, operand_base

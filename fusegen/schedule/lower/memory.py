@@ -8,9 +8,18 @@ from dataclasses import dataclass
 from fusegen.dtypes import DType
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
-from fusegen.ir.index_map import Position, identity_axes
+from fusegen.ir.index_map import (
+    Position,
+    address,
+    buffer_strides,
+    chosen,
+    flat_offset,
+    identity_axes,
+    memory_shape,
+    memory_strides,
+    owner,
+)
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.strided import address, buffer_strides, chosen, flat_offset, memory_shape, memory_strides, owner
 from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
 from fusegen.passes.fuse import Group, GroupKind
 from fusegen.passes.fuse.decide import ends_of

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fusegen.ir.formula import formula
-from fusegen.ir.index_map import Position
-from fusegen.ir.strided import StridedView, flat_offset, memory_shape, memory_strides
+from fusegen.ir.index_map import Position, StridedView, flat_offset, memory_shape, memory_strides
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
 from fusegen.passes.fuse import Domain, Group, GroupKind
 from fusegen.program.call import TensorMapSpec

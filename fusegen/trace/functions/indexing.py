@@ -11,9 +11,9 @@ import torch
 
 from fusegen.dtypes import DType
 from fusegen.errors import DimError, ShapeError, TraceError, UnsupportedError
+from fusegen.ir.index_map import contiguous_strides
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
-from fusegen.ir.strided import contiguous_strides
 from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
 from fusegen.trace.functions import pointwise
 from fusegen.trace.functions.common import binary, dtype_of, normalize_dim, tracer_of, unsupported_argument
