@@ -4,21 +4,88 @@ training steps, the catalogue, and sweeps."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from fusegen.bench import builders
-from fusegen.bench.bar_cases import BAR_CASES
-from fusegen.bench.case import Case, Sizes
-from fusegen.bench.catalogue import CATALOGUE_CASES
-from fusegen.bench.chains import chain, moved_bytes
+import fusegen as fg
+from fusegen.bench import declarations
+from fusegen.bench.case import Case, TrainingCase, Way, minimum_bytes
+from fusegen.bench.declarations import Sizes
+from fusegen.bench.providers import NATIVE_BACKWARD, SDPA, SDPA_CAUSAL, SDPA_MASK
 from fusegen.bench.record import TRAINING
-from fusegen.bench.rivals import NATIVE_BACKWARD, SDPA, SDPA_CAUSAL, SDPA_MASK
-from fusegen.bench.training_cases import TRAINING_CASES
+from fusegen.specs import SPECS, find
+from fusegen.specs.operands import COUNTS
+from fusegen.specs.spec import Arguments, Spec
+from fusegen.threads import cached_property
+
+# Cases over rows and columns, of which only the bytes count.
+
+_CPU_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What cases of one name share.
+
+    Attributes:
+        build: their arguments.
+        tensors: of the case's whole shape that are read or written.
+        rival: what eager is, if not the declaration.
+        draws: whether results differ from call to call.
+    """
+
+    build: Callable[[torch.dtype, Sizes], Arguments]
+    tensors: int
+    rival: Way | None = None
+    draws: bool = False
+
+
+CHAINS: Mapping[str, Chain] = {
+    "gelu": Chain(declarations.one, 2),
+    "gelu_new": Chain(declarations.one, 2),
+    "bias_gelu_add": Chain(declarations.bias_residual, 3),
+    "gelu_dropout_add": Chain(declarations.residual, 3, draws=True),
+    "bias_dropout_add": Chain(declarations.bias_residual, 3, draws=True),
+    "ln_gelu_dropout_add": Chain(declarations.affine_residual, 3, draws=True),
+    "swiglu": Chain(declarations.gated, 3),
+    "layer_norm": Chain(declarations.affine, 2),
+    "layer_norm_gelu_add": Chain(declarations.affine_residual, 3),
+    "layer_norm_backward": Chain(declarations.norm_backward, 3, NATIVE_BACKWARD),
+    "rms_norm": Chain(declarations.weight, 2),
+    "add_rms_norm": Chain(declarations.weight_residual, 4),
+    "softmax": Chain(declarations.one, 2),
+    "column_sum": Chain(declarations.one, 1),
+    "transposed_copy": Chain(declarations.one, 2),
+}
+
+
+def chain(group: str, name: str, sizes: Sizes, dtype: torch.dtype = torch.bfloat16, cpu_dtype: torch.dtype = torch.float32) -> Case:
+    """A case; on a CPU with fewer rows, so that it moves no more than some 64 MiB.
+
+    Args:
+        group, sizes, dtype, cpu_dtype: the case's.
+        name: of the table.
+    """
+    found = CHAINS[name]
+    fewer = max(1, min(sizes[0], _CPU_BYTES // moved_bytes(name, (1, *sizes[1:]), cpu_dtype)))
+    cpu_sizes = (fewer, *sizes[1:])
+    return Case(name, sizes, cpu_sizes, found.build, found.rival, None, group, dtype, cpu_dtype, found.draws)
+
+
+def moved_bytes(name: str, sizes: Sizes, dtype: torch.dtype) -> int:
+    """Bytes that a case moves, but for operands of one row."""
+    return CHAINS[name].tensors * math.prod(sizes) * dtype.itemsize
+
+
+# Sweeps of sizes that nobody chose.
 
 T = TypeVar("T")
 
@@ -70,6 +137,8 @@ SWEEPS: Mapping[str, tuple[Case, ...]] = {group: tuple(islice(_cases(group), _CA
 """By group."""
 
 
+# What the README shows, what other libraries are known by, what limits the kernels.
+
 _CPU = (4096, 4096)
 _CPU_HEADS, _CPU_NARROW = (1, 4, 512, 128), (1, 4, 512, 64)
 
@@ -88,28 +157,28 @@ def _causal_flops(sizes: Sizes) -> int:
 
 
 _PUBLIC = (
-    Case("gelu", (16384, 8192), _CPU, builders.one),
-    Case("gelu_new", (8, 1024, 3072), (8, 1024, 3072), builders.one),
-    Case("bias_gelu_add", (16384, 8192), _CPU, builders.bias_residual),
-    Case("gelu_dropout_add", (16384, 8192), _CPU, builders.residual, draws=True),
-    Case("layer_norm", (32768, 1024), (8192, 1024), builders.affine),
-    Case("layer_norm", (16384, 4096), _CPU, builders.affine),
-    Case("layer_norm", (8192, 8192), (2048, 8192), builders.affine),
-    Case("layer_norm", (4096, 16384), (1024, 16384), builders.affine),
-    Case("layer_norm", (2048, 65536), (256, 65536), builders.affine),
-    Case("layer_norm_gelu_add", (16384, 8192), _CPU, builders.affine_residual),
-    Case("rms_norm", (16384, 4096), _CPU, builders.weight),
-    Case("softmax", (16384, 4096), _CPU, builders.one),
-    Case("softmax", (4096, 16384), (1024, 16384), builders.one),
-    Case("layer_norm_backward", (16384, 4096), _CPU, builders.norm_backward, NATIVE_BACKWARD),
-    Case("linear_bias_gelu", (8192, 8192, 8192), (512, 1024, 1024), builders.product, flops=_product_flops),
-    Case("linear_bias_gelu", (8192, 16384, 4096), (512, 2048, 512), builders.product, flops=_product_flops),
-    Case("flash_attention", (4, 16, 4096, 128), _CPU_HEADS, builders.heads, SDPA, _attention_flops),
-    Case("flash_attention_causal", (4, 16, 4096, 128), _CPU_HEADS, builders.heads, SDPA_CAUSAL, _causal_flops),
-    Case("flash_attention_alibi", (4, 16, 4096, 128), _CPU_HEADS, builders.heads_and_slopes, SDPA_MASK, _causal_flops),
-    Case("flash_attention", (4, 16, 4096, 64), _CPU_NARROW, builders.heads, SDPA, _attention_flops),
-    Case("flash_attention_causal", (4, 16, 4096, 64), _CPU_NARROW, builders.heads, SDPA_CAUSAL, _causal_flops),
-    Case("flash_attention_alibi", (4, 16, 4096, 64), _CPU_NARROW, builders.heads_and_slopes, SDPA_MASK, _causal_flops),
+    Case("gelu", (16384, 8192), _CPU, declarations.one),
+    Case("gelu_new", (8, 1024, 3072), (8, 1024, 3072), declarations.one),
+    Case("bias_gelu_add", (16384, 8192), _CPU, declarations.bias_residual),
+    Case("gelu_dropout_add", (16384, 8192), _CPU, declarations.residual, draws=True),
+    Case("layer_norm", (32768, 1024), (8192, 1024), declarations.affine),
+    Case("layer_norm", (16384, 4096), _CPU, declarations.affine),
+    Case("layer_norm", (8192, 8192), (2048, 8192), declarations.affine),
+    Case("layer_norm", (4096, 16384), (1024, 16384), declarations.affine),
+    Case("layer_norm", (2048, 65536), (256, 65536), declarations.affine),
+    Case("layer_norm_gelu_add", (16384, 8192), _CPU, declarations.affine_residual),
+    Case("rms_norm", (16384, 4096), _CPU, declarations.weight),
+    Case("softmax", (16384, 4096), _CPU, declarations.one),
+    Case("softmax", (4096, 16384), (1024, 16384), declarations.one),
+    Case("layer_norm_backward", (16384, 4096), _CPU, declarations.norm_backward, NATIVE_BACKWARD),
+    Case("linear_bias_gelu", (8192, 8192, 8192), (512, 1024, 1024), declarations.product, flops=_product_flops),
+    Case("linear_bias_gelu", (8192, 16384, 4096), (512, 2048, 512), declarations.product, flops=_product_flops),
+    Case("flash_attention", (4, 16, 4096, 128), _CPU_HEADS, declarations.heads, SDPA, _attention_flops),
+    Case("flash_attention_causal", (4, 16, 4096, 128), _CPU_HEADS, declarations.heads, SDPA_CAUSAL, _causal_flops),
+    Case("flash_attention_alibi", (4, 16, 4096, 128), _CPU_HEADS, declarations.heads_and_slopes, SDPA_MASK, _causal_flops),
+    Case("flash_attention", (4, 16, 4096, 64), _CPU_NARROW, declarations.heads, SDPA, _attention_flops),
+    Case("flash_attention_causal", (4, 16, 4096, 64), _CPU_NARROW, declarations.heads, SDPA_CAUSAL, _causal_flops),
+    Case("flash_attention_alibi", (4, 16, 4096, 64), _CPU_NARROW, declarations.heads_and_slopes, SDPA_MASK, _causal_flops),
 )
 """The slices' own; sizes of a product are rows, outputs, inputs."""
 
@@ -152,6 +221,202 @@ def _limits() -> Iterator[Case]:
         for name in names:
             yield chain("limits", name, sizes)
 
+
+# The group ``bars``: what the bars of `tests/tools/bars.py` are set for and no other group of chosen sizes has.
+
+_BAR_POINTWISE: Mapping[Sizes, Sequence[str]] = {
+    (16384, 8192): ("swiglu",),
+    (1024, 50257): ("gelu", "gelu_new", "swiglu"),
+    (8191, 8191): ("gelu", "gelu_new", "bias_gelu_add", "swiglu"),
+    (1399, 100003): ("gelu", "gelu_new", "bias_gelu_add", "swiglu"),
+}
+
+_BAR_ROWS: Mapping[Sizes, Sequence[str]] = {
+    (32768, 1024): ("rms_norm", "add_rms_norm", "layer_norm_gelu_add"),
+    (32768, 2048): ("layer_norm", "rms_norm", "softmax"),
+    (16384, 3072): ("layer_norm", "add_rms_norm", "layer_norm_gelu_add"),
+    (16384, 4096): ("layer_norm_gelu_add",),
+    (8192, 5120): ("rms_norm", "softmax", "add_rms_norm"),
+    (8192, 6144): ("layer_norm", "softmax", "layer_norm_gelu_add"),
+    (8192, 8192): ("softmax", "add_rms_norm"),
+    (6000, 11008): ("rms_norm", "softmax", "add_rms_norm"),
+    (4096, 12288): ("layer_norm", "rms_norm", "add_rms_norm"),
+    (4096, 16384): ("add_rms_norm", "layer_norm_gelu_add"),
+    (4096, 18432): ("rms_norm", "softmax", "layer_norm_gelu_add"),
+    (3000, 20480): ("rms_norm", "add_rms_norm"),
+    (2048, 65536): ("add_rms_norm", "layer_norm_gelu_add"),
+    (512, 262144): ("add_rms_norm", "layer_norm_gelu_add"),
+    (64, 1048576): ("add_rms_norm", "layer_norm_gelu_add"),
+    (32768, 3001): ("layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add"),
+    (1024, 50257): ("add_rms_norm", "layer_norm_gelu_add"),
+    (1399, 100003): ("layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add"),
+}
+"""With what the other groups have, every name meets most lengths."""
+
+_BAR_DROPOUTS: Mapping[Sizes, Sequence[str]] = {
+    (16384, 4096): ("bias_dropout_add",),
+    (16384, 8192): ("ln_gelu_dropout_add",),
+}
+
+TALL: Sequence[Sizes] = ((16384, 4096), (1000000, 64))
+"""What is transposed, and whose rows are summed: rows as models have them, and a million short ones."""
+
+
+def _bars() -> Iterator[Case]:
+    for table in (_BAR_POINTWISE, _BAR_ROWS, _BAR_DROPOUTS):
+        for sizes, names in table.items():
+            for name in names:
+                yield chain("bars", name, sizes)
+
+
+def _tall_bars() -> Iterator[Case]:
+    for sizes in TALL:
+        yield chain("bars", "column_sum", sizes)
+        for dtype in (torch.bfloat16, torch.float32):
+            yield chain("bars", "transposed_copy", sizes, dtype)
+
+
+BAR_CASES: tuple[Case, ...] = (*_bars(), *_tall_bars())
+"""In the order of the tables."""
+
+
+# The group ``training``: steps of rows, attention, matmuls, layers and losses, as models have them.
+
+_CPU_ROWS = (256, 512)
+_STEP_HEADS, _CPU_STEP_HEADS = (4, 16, 4096, 128), (1, 2, 64, 32)
+_CPU_LAYER = (2, 16, 128)
+_CPU_LOGITS = (64, 1000)
+_BERT_LARGE = ((8, 128, 1024), (8, 512, 1024), (64, 128, 1024))
+
+Build = Callable[[torch.dtype, Sizes], Arguments]
+
+
+# The arithmetic of a step. The backward pass of a matmul is two, and that of attention computes the scores again: 2.5 times the
+# forward pass.
+
+
+def _matmul_step_flops(sizes: Sizes) -> int:
+    return 3 * 2 * math.prod(sizes)
+
+
+def _gated_mlp_step_flops(sizes: Sizes) -> int:
+    return 3 * _matmul_step_flops(sizes)
+
+
+def _attention_step_flops(sizes: Sizes) -> int:
+    batch, heads, positions, channels = sizes
+    return 7 * 2 * batch * heads * positions**2 * channels
+
+
+def _causal_step_flops(sizes: Sizes) -> int:
+    return _attention_step_flops(sizes) // 2
+
+
+def _encoder_step_flops(sizes: Sizes) -> int:
+    batch, positions, width = sizes
+    return 12 * _matmul_step_flops((batch * positions, width, width)) + _attention_step_flops((batch, 1, positions, width))
+
+
+def _step(name: str, sizes: Sizes, cpu_sizes: Sizes, build: Build, **options: Any) -> TrainingCase:
+    return TrainingCase(name, sizes, cpu_sizes, build, group=TRAINING, **options)
+
+
+_layer = partial(_step, cpu_sizes=_CPU_LAYER, build=declarations.encoder, flops=_encoder_step_flops, draws=True)
+_fused_layer = partial(_layer, build=declarations.transformer_layer)
+
+TRAINING_CASES: tuple[TrainingCase, ...] = (
+    _step("layer_norm", (16384, 4096), _CPU_ROWS, declarations.affine),
+    _step("rms_norm", (16384, 4096), _CPU_ROWS, declarations.weight),
+    _step("add_rms_norm", (16384, 4096), _CPU_ROWS, declarations.weight_residual),
+    _step("ln_gelu_dropout_add", (16384, 8192), _CPU_ROWS, declarations.affine_residual, draws=True),
+    _step("gelu_dropout_add", (16384, 8192), _CPU_ROWS, declarations.residual, draws=True),
+    _step("swiglu", (16384, 8192), _CPU_ROWS, declarations.gated),
+    _step("softmax", (16384, 4096), _CPU_ROWS, declarations.one),
+    _step("rotary", _STEP_HEADS, _CPU_STEP_HEADS, declarations.rotated, fixed=("cos", "sin")),
+    _step("scale_mask_softmax", (8, 16, 1024, 1024), (2, 2, 64, 64), declarations.masked),
+    _step("sdpa", _STEP_HEADS, _CPU_STEP_HEADS, declarations.heads, flops=_attention_step_flops),
+    _step("sdpa_causal", _STEP_HEADS, _CPU_STEP_HEADS, declarations.heads, flops=_causal_step_flops),
+    _step("soft_cap_attention", _STEP_HEADS, _CPU_STEP_HEADS, declarations.heads, flops=_attention_step_flops),
+    _step("bias_attention", _STEP_HEADS, _CPU_STEP_HEADS, declarations.heads_and_bias, flops=_attention_step_flops),
+    _layer("encoder_pre_norm", (16, 512, 1024)),
+    _layer("encoder_pre_norm", (8, 128, 1024)),
+    _layer("encoder_post_norm", (16, 512, 1024)),
+    _layer("encoder_post_norm", (8, 128, 1024)),
+    *(_fused_layer(f"transformer_layer_{place}_norm", sizes) for place in ("pre", "post") for sizes in _BERT_LARGE),
+    _step("linear_bias_gelu", (8192, 16384, 4096), (64, 128, 64), declarations.product, flops=_matmul_step_flops),
+    _step("swiglu_mlp", (8192, 14336, 4096), (64, 128, 64), declarations.gated_mlp, flops=_gated_mlp_step_flops),
+    _step("cross_entropy", (8192, 32000), _CPU_LOGITS, declarations.logits),
+    _step("cross_entropy", (4096, 128256), _CPU_LOGITS, declarations.logits),
+    _step("linear_cross_entropy", (4096, 4096, 32000), (64, 32, 1000), declarations.classified, flops=_matmul_step_flops),
+    _step("embedding_layer_norm", (16, 1024, 32000, 1024), (2, 16, 1000, 128), declarations.tokens, tables=("table",)),
+)
+"""Sizes are those of the builders; of linear_bias_gelu and swiglu_mlp rows, outputs or hidden channels, inputs."""
+
+
+# The group ``catalogue``: prebuilt fusions that are one pass over memory, each variant at its canonical sizes, beside a copy.
+
+_FAMILIES = ("elementwise", "gated", "normalization", "softmax", "loss", "heads", "rotary", "embedding", "quantization")
+_ELSEWHERE = ("linear_cross_entropy", "linear_quant", "split_rotary_cache")
+"""Specs of these families that multiply matrices, or write a part of a cache: a copy of their arguments says nothing of them."""
+
+_CATALOGUE_CPU_SIZE = 64
+
+
+@dataclass(frozen=True)
+class CatalogueCase(Case):
+    """A variant of a prebuilt fusion as the catalogue shows it; its sizes are those that its operands' shapes name."""
+
+    @cached_property
+    def kernel(self) -> fg.Kernel[..., Any]:
+        """The declaration, which knows of no other case."""
+        return find(self.name).fresh()
+
+    def meta_arguments(self) -> Arguments:
+        """The arguments without memory, but for those whose values matter."""
+        return self.build(self.dtype, self.sizes)
+
+    @cached_property
+    def bytes(self) -> int:
+        """The bytes that any way of computing must move: of a table the rows that are asked for, twice a tensor that is written in
+        place, and twice one of which a scale is made."""
+        arguments = self.meta_arguments()
+        results = self.kernel.function(**{n: v.to("meta") if isinstance(v, Tensor) else v for n, v in arguments.items()})
+        leaves = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+        if self.name.startswith("embedding"):
+            table = arguments.pop("weight")
+            leaves.append(table[:1].expand(arguments["input"].numel(), -1))
+        if self.name.endswith(":per_tensor"):
+            tensors = [v for v in arguments.values() if isinstance(v, Tensor)]
+            largest = max(map(Tensor.numel, tensors))
+            made_of = [v for v in tensors if v.numel() == largest]
+            leaves += (
+                made_of if self.name.startswith("gated") else made_of[:1]
+            )  # a sum of two is a result, which alone is read again
+        return minimum_bytes(arguments, leaves)
+
+
+def _catalogue_cases() -> Iterator[CatalogueCase]:
+    for spec in SPECS.values():
+        if spec.family in _FAMILIES and spec.name not in _ELSEWHERE:
+            yield from map(_catalogue_case, spec.all_variants)
+
+
+def _catalogue_case(spec: Spec) -> CatalogueCase:
+    sizes = tuple(spec.sizes.values())
+    smaller = tuple(size if name in COUNTS else min(size, _CATALOGUE_CPU_SIZE) for name, size in spec.sizes.items())
+    # Results of 8 bits are judged by `fusegen verify`: a scale moves many numbers across the middle between two others.
+    is_unlike = "seed" in spec.operands or spec.family == "quantization"
+    return CatalogueCase(spec.name, sizes, smaller, _builder(spec), group="catalogue", draws=is_unlike)
+
+
+def _builder(spec: Spec) -> Callable[[torch.dtype, Sizes], Arguments]:
+    return lambda dtype, sizes: spec.example(dtype, **dict(zip(spec.sizes, sizes, strict=True)))
+
+
+CATALOGUE_CASES: tuple[CatalogueCase, ...] = tuple(_catalogue_cases())
+
+
+# All groups.
 
 GROUPS: Mapping[str, tuple[Case, ...]] = {
     "public": _PUBLIC,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from fusegen.bench import peers
 from fusegen.bench.case import Case, Way
 from fusegen.errors import ArgumentError
 from fusegen.specs.spec import Arguments
@@ -144,13 +147,186 @@ def copying(moved: int, device: torch.device) -> Call:
     return lambda: target.copy_(source)
 
 
+# What torch has for a case that is better than running the declaration.
+
+
+def _native_backward(arguments: Arguments) -> Call:
+    """torch's own backward, given the statistics that its forward keeps."""
+    x, dy, weight = (arguments[name] for name in ("x", "dy", "weight"))
+    features = [x.shape[-1]]
+    _, mean, rstd = torch.native_layer_norm(x, features, weight, None, 1e-5)
+    backward = torch.ops.aten.native_layer_norm_backward
+    bias = torch.zeros_like(weight)
+    return lambda: backward(dy, x, features, mean, rstd, weight, bias, [True, True, True])
+
+
+def _attention(**options: Any) -> Callable[[Arguments], Call]:
+    def prepare(arguments: Arguments) -> Call:
+        q, k, v = (arguments[name] for name in "qkv")
+        return lambda: F.scaled_dot_product_attention(q, k, v, **options)
+
+    return prepare
+
+
+def _biased_attention(arguments: Arguments) -> Call:
+    """With the bias as a mask in memory, which is the only way in which torch's function takes one."""
+    mask = _alibi(arguments["q"], arguments["slopes"])
+    return _attention(attn_mask=mask)(arguments)
+
+
+def _alibi(q: Tensor, slopes: Tensor) -> Tensor:
+    positions = torch.arange(q.shape[-2], device=q.device)
+    distance = positions - positions.unsqueeze(-1)
+    bias = slopes.view(-1, 1, 1).to(q.dtype) * distance.to(q.dtype)
+    return bias.masked_fill_(distance > 0, -math.inf).unsqueeze(0)
+
+
+SDPA = Way("F.scaled_dot_product_attention", _attention())
+SDPA_CAUSAL = Way("F.scaled_dot_product_attention(is_causal)", _attention(is_causal=True))
+SDPA_MASK = Way("F.scaled_dot_product_attention(attn_mask)", _biased_attention)
+NATIVE_BACKWARD = Way("native_layer_norm_backward, given mean and rstd", _native_backward)
+
+
+# The kernels of other libraries, for the cases that they know. They are imported when they are called for.
+
+_LIGER_LONGEST, _QUACK_LONGEST = 65536, 262144  # elements of a row
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+
+
+def liger(case: Case) -> Way | None:
+    """Liger-Kernel's functions, which take a row as one block."""
+    return _LIGER.get(case.name) if case.sizes[-1] <= _LIGER_LONGEST else None
+
+
+def quack(case: Case) -> Way | None:
+    """quack's functions."""
+    return _QUACK.get(case.name) if case.sizes[-1] <= _QUACK_LONGEST else None
+
+
+def flashinfer(case: Case) -> Way | None:
+    """FlashInfer's functions, for 16-bit numbers in groups of 16 bytes."""
+    fits = case.dtype in _SIXTEEN_BITS and case.sizes[-1] % 8 == 0
+    return _FLASHINFER.get(case.name) if fits else None
+
+
+# Liger.
+
+
+def _liger_layer_norm(arguments: Arguments) -> Call:
+    function = _liger("layer_norm", "LigerLayerNormFunction")
+    return lambda: function.apply(arguments["input"], arguments["weight"], arguments["bias"], 1e-5)
+
+
+def _liger_layer_norm_backward(arguments: Arguments) -> Call:
+    forward, backward = _liger("layer_norm", "layer_norm_forward"), _liger("layer_norm", "layer_norm_backward")
+    x, dy, weight = (arguments[name] for name in ("x", "dy", "weight"))
+    bias = torch.zeros_like(weight)
+    _, _, mean, rstd, *_ = forward(x, weight, bias, 1e-5)
+    return lambda: backward(dy, x, weight, bias, mean, rstd)
+
+
+def _liger_rms_norm(arguments: Arguments) -> Call:
+    function = _liger("rms_norm", "LigerRMSNormFunction")
+    return lambda: function.apply(arguments["input"], arguments["weight"], 1e-6, 0.0, "llama", False)
+
+
+def _liger_softmax(arguments: Arguments) -> Call:
+    function = _liger("softmax", "LigerSoftmaxFunction")
+    return lambda: function.apply(arguments["input"])
+
+
+def _liger_swiglu(arguments: Arguments) -> Call:
+    function = _liger("swiglu", "LigerSiLUMulFunction")
+    return lambda: function.apply(arguments["gate"], arguments["up"])
+
+
+def _liger(module: str, name: str) -> Any:
+    return getattr(import_module(f"liger_kernel.ops.{module}"), name)
+
+
+_LIGER: Mapping[str, Way] = {
+    "layer_norm": Way("LigerLayerNormFunction", _liger_layer_norm),
+    "layer_norm_backward": Way("Liger's layer_norm_backward, given mean and rstd", _liger_layer_norm_backward),
+    "rms_norm": Way("LigerRMSNormFunction", _liger_rms_norm),
+    "softmax": Way("LigerSoftmaxFunction", _liger_softmax),
+    "swiglu": Way("LigerSiLUMulFunction", _liger_swiglu),
+}
+
+
+# quack.
+
+
+def _quack_layer_norm(arguments: Arguments) -> Call:
+    function = import_module("quack.rmsnorm").layernorm_fwd
+    x, weight, bias = arguments["input"], arguments["weight"].float(), arguments["bias"].float()
+    return lambda: function(x, weight, bias, eps=1e-5)
+
+
+def _quack_rms_norm(arguments: Arguments) -> Call:
+    function = import_module("quack.rmsnorm").rmsnorm
+    return lambda: function(arguments["input"], arguments["weight"], eps=1e-6)
+
+
+def _quack_add_rms_norm(arguments: Arguments) -> Call:
+    function = import_module("quack.rmsnorm").rmsnorm
+    return lambda: function(arguments["x"], arguments["weight"], residual=arguments["residual"], eps=1e-6, prenorm=True)
+
+
+def _quack_softmax(arguments: Arguments) -> Call:
+    function = import_module("quack.softmax").softmax
+    return lambda: function(arguments["input"])
+
+
+_QUACK: Mapping[str, Way] = {
+    "layer_norm": Way("quack's layernorm_fwd, with float32 weights", _quack_layer_norm),
+    "rms_norm": Way("quack's rmsnorm", _quack_rms_norm),
+    "add_rms_norm": Way("quack's rmsnorm with a residual", _quack_add_rms_norm),
+    "softmax": Way("quack's softmax", _quack_softmax),
+}
+
+
+# FlashInfer.
+
+
+def _flashinfer_rms_norm(arguments: Arguments) -> Call:
+    function = import_module("flashinfer.norm").rmsnorm
+    return lambda: function(arguments["input"], arguments["weight"], 1e-6)
+
+
+def _flashinfer_add_rms_norm(arguments: Arguments) -> Call:
+    """Both results overwrite the operands: each call goes on from what the last one left."""
+    function = import_module("flashinfer.norm").fused_add_rmsnorm
+    x, residual = arguments["x"].clone(), arguments["residual"].clone()
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        function(x, residual, arguments["weight"], 1e-6)
+        return x, residual
+
+    return call
+
+
+def _flashinfer_swiglu(arguments: Arguments) -> Call:
+    function = import_module("flashinfer.activation").silu_and_mul
+    packed = torch.cat((arguments["gate"], arguments["up"]), -1)
+    return lambda: function(packed)
+
+
+_FLASHINFER: Mapping[str, Way] = {
+    "rms_norm": Way("FlashInfer's rmsnorm", _flashinfer_rms_norm),
+    "add_rms_norm": Way("FlashInfer's fused_add_rmsnorm, in place", _flashinfer_add_rms_norm),
+    "swiglu": Way("FlashInfer's silu_and_mul, of gate and up in one tensor", _flashinfer_swiglu),
+}
+
+
+# Everybody.
+
 PROVIDERS = (
     Provider("fusegen", _never, _fusegen),
     Provider("eager", _never, _eager),
     Provider("compile", _compile_missing, _compile),
-    Provider("liger", _on_gpu("liger_kernel.ops.layer_norm"), _forward(peers.liger)),
-    Provider("quack", _on_gpu("quack.rmsnorm", "quack.softmax"), _forward(peers.quack)),
-    Provider("flashinfer", _on_gpu("flashinfer.norm", "flashinfer.activation"), _forward(peers.flashinfer)),
+    Provider("liger", _on_gpu("liger_kernel.ops.layer_norm"), _forward(liger)),
+    Provider("quack", _on_gpu("quack.rmsnorm", "quack.softmax"), _forward(quack)),
+    Provider("flashinfer", _on_gpu("flashinfer.norm", "flashinfer.activation"), _forward(flashinfer)),
     Provider("copy", _never, _copy, computes=False),
 )
 """Everybody; a table of a record has its columns in this order."""

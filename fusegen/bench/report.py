@@ -5,18 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup, escape
 
-from fusegen.bench.cells import facts, full_table, losses_table, trouble_table, words
-from fusegen.bench.plots import require_plots
 from fusegen.bench.record import Record
-from fusegen.bench.standing import bars_page, judge_bars
-from fusegen.bench.table import group_timers, latency_table
-from fusegen.bench.verdict import LEVEL_MICROSECONDS, LEVEL_SHARE, Verdict, judge, losses
-from fusegen.emit.environment import html_environment
+from fusegen.bench.table import (
+    LEVEL_MICROSECONDS,
+    LEVEL_SHARE,
+    Verdict,
+    facts,
+    full_table,
+    group_timers,
+    judge,
+    latency_table,
+    losses,
+    losses_table,
+    trouble_table,
+    words,
+)
+from fusegen.emit.environment import html_environment, render
 from fusegen.errors import ArgumentError
 from fusegen.files import write_atomically
 
@@ -43,7 +53,7 @@ def report(record: Record) -> str:
         ArgumentError: the library for charts is not installed.
     """
     require_plots()
-    from fusegen.bench.charts import blocks
+    from fusegen.bench import charts
 
     verdicts = [judge(row) for row in record.rows]
     return (
@@ -57,8 +67,7 @@ def report(record: Record) -> str:
             margin=f"{LEVEL_SHARE:.0%} or {LEVEL_MICROSECONDS} µs",
             losses=losses_table(losses(verdicts)),
             trouble=trouble_table(verdicts),
-            bars=bars_page(judge_bars(record)),
-            blocks=blocks,
+            blocks=charts,
             rows=record.rows,
             verdicts=verdicts,
             groups=[(group, full_table(of)) for group, of in _groups(verdicts).items()],
@@ -81,10 +90,48 @@ def _environment() -> jinja2.Environment:
     """The environment of pages with what the report's template calls."""
     made = html_environment()
     made.filters["breakable"] = _breakable
-    made.filters["svg"] = Markup  # of `charts/svg.py`, which a library for XML has written
+    made.filters["svg"] = Markup  # of `drawing.py`, which a library for XML has written
     return made
 
 
 def _breakable(name: str) -> Markup:
     """A name that may go on in the next line behind each underscore and dot."""
     return Markup("<wbr>").join(escape(part) for part in _PARTS.findall(name))
+
+
+# The speed-ups as an SVG of its own, for a README: it has its own ground, so that it is legible on any.
+
+_PLOT_WIDTH = 640.0
+_PLOT_FONT = "svg { font-family: system-ui, sans-serif; }\n"
+
+
+def plot(record: Record, *, group: str = "public") -> str:
+    """The SVG's text: the same in each run.
+
+    Raises:
+        ArgumentError: there is nothing to draw, or the library for charts is not installed.
+    """
+    require_plots()
+    from fusegen.bench.charts import described, speedups
+    from fusegen.bench.drawing import PAPER, styled, svg
+
+    verdicts = [judge(row) for row in record.rows if row.group == group]
+    if not any(verdict.speedup for verdict in verdicts):
+        raise ArgumentError(f"the record has no speed-up in the group {group!r}", mend="choose another group")
+    title = f"Speed-up of fusegen against the fastest peer, {record.environment.device}"
+    with styled("plot"):
+        figure = speedups(verdicts, _PLOT_WIDTH, stacked=False, head=22.0)
+        figure.set_facecolor(PAPER)
+        figure.text(0.5, 1 - 6 / (72 * figure.get_figheight()), title, ha="center", va="top", fontweight="bold")
+        style = render("bench/colours.css") + _PLOT_FONT
+        return svg(figure, key="plot", title=title, description=described(verdicts), style=style) + "\n"
+
+
+def require_plots() -> None:
+    """Refuses what needs charts where the library for them is not installed.
+
+    Raises:
+        ArgumentError: saying what to install.
+    """
+    if find_spec("matplotlib") is None:
+        raise ArgumentError("a report has charts, and matplotlib is not installed", mend="pip install 'fusegen[bench]'")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -16,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 import fusegen as fg
 from fusegen.bench.case import Case, Way, minimum_bytes
 from fusegen.bench.providers import Provider
-from fusegen.bench.record import Row, Timing
+from fusegen.bench.record import Environment, Record, Row, Timing, read
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.tuned import untuned
-from fusegen.errors import FusegenError
+from fusegen.errors import ArgumentError, FusegenError
 from fusegen.schedule.program import Launch, LoopStep
 from fusegen.specs.spec import Arguments
 from fusegen.timing import Call, Times, interleaved, timer_name
@@ -244,3 +245,41 @@ def _norm(tensor: Tensor) -> float:
 
 def _shapes(results: Sequence[Tensor]) -> str:
     return ", ".join("x".join(map(str, t.shape)) for t in results)
+
+
+# Runs that go on with a stored record.
+
+_SAME = ("device", "driver", "cuda", "torch", "fusegen", "commit", "timer")
+"""What rows of one record have in common."""
+
+
+def resumed(path: Path, here: Environment) -> Record:
+    """What an earlier run of this benchmark left; nothing where there was none.
+
+    Args:
+        path: of its record.
+        here: what this process measures on.
+
+    Raises:
+        ArgumentError: the file is no record, or one that was measured on something else.
+    """
+    if not path.exists():
+        return Record(here, (), ())
+    found = read(path)
+    for field in (*_SAME, *(("threads",) if here.kind == "cpu" else ())):
+        old, new = getattr(found.environment, field), getattr(here, field)
+        if old != new:
+            raise ArgumentError(f"{path} was measured with another {field}: {old}, not {new}", mend="another file with --out")
+    return replace(found, environment=here)
+
+
+def is_measured(case: Case, providers: Sequence[Provider], rows: Sequence[Row]) -> bool:
+    """Whether rows have a case with a timing of each provider that knows it."""
+    wanted = {each.name for each in providers if each.way(case) is not None}
+    return any(row.key == case.key and wanted <= {timing.provider for timing in row.timings} for row in rows)
+
+
+def with_row(rows: Sequence[Row], row: Row) -> tuple[Row, ...]:
+    """The rows with one more, in place of an older one of the same case."""
+    by_key = {each.key: each for each in rows} | {row.key: row}
+    return tuple(by_key.values())

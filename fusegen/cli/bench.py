@@ -11,17 +11,12 @@ from typing import Any
 import torch
 
 from fusegen.bench import latency
-from fusegen.bench.case import Case
+from fusegen.bench.case import OWN_PROVIDERS, Case, own_case
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.comparison import Comparison, check_same_device, compare
-from fusegen.bench.own import OWN_PROVIDERS, own_case
-from fusegen.bench.plots import require_plots
 from fusegen.bench.providers import PROVIDERS, Chosen, Provider, choose
-from fusegen.bench.record import FORMAT, Record, Row, check_place, environment, read, write
-from fusegen.bench.report import write_report
-from fusegen.bench.resume import is_measured, resumed, with_row
-from fusegen.bench.run import run_case
-from fusegen.bench.standing import Standing, bars_table, judge_bars
+from fusegen.bench.record import FORMAT, Comparison, Record, Row, check_place, check_same_device, compare, environment, read, write
+from fusegen.bench.report import require_plots, write_report
+from fusegen.bench.run import is_measured, resumed, run_case, with_row
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
 from fusegen.cli.arguments import add_inputs, are_own, chosen_device, given
 from fusegen.cli.load import load_all
@@ -44,14 +39,15 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of the groups), or FILE.py:NAME")
     groups = ", ".join(GROUPS)
     parser.add_argument("--group", metavar="GROUP", choices=GROUPS, nargs="+", help=f"of {groups} (default: public)")
-    add_own_arguments(parser)
+    dtype_help = "of your kernel's tensors whose shape does not say (default: a module's own, else bf16, on the CPU f32)"
+    parser.add_argument("--dtype", metavar="DTYPE", help=dtype_help)
+    add_inputs(parser)
     parser.add_argument("--providers", metavar="A,B,C", help=f"who computes them, of {providers} (default: all that are there)")
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record here, case by case")
     parser.add_argument("--resume", action="store_true", help="keep what FILE.json of --out has, and measure the rest")
     parser.add_argument("--show", metavar="FILE.json", type=Path, help="print a stored record; nothing is timed")
     parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as a page with charts (fusegen[bench])")
     parser.add_argument("--compare", metavar="OLD.json", type=Path, help="say what became slower since; then the exit code is 1")
-    parser.add_argument("--bars", metavar="FILE.json", type=Path, help="say which bars a stored record reaches; 1 where not all")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
     parser.add_argument("--tune", action="store_true", help="measure each kernel's plans before, and keep the fastest")
@@ -59,10 +55,8 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Times, stores, prints; 1 when a kernel of ours failed or became slower, or a bar that was asked for is not passed."""
+    """Times, stores, prints; 1 when a kernel of ours failed or became slower."""
     _check(options)
-    if options.bars is not None:
-        return print_bars(read(options.bars), terminal, as_json=options.json)
     old = None if options.compare is None else read(options.compare)
     record = _measure(options, terminal, old) if options.show is None else read(options.show)
     comparison = None if old is None else compare(old, record)
@@ -84,12 +78,10 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ArgumentError: saying which.
     """
-    check_own(options)
-    if options.bars is not None and (word := _beside(options, *_TIMING, "resume", "show", "report", "compare")):
-        raise ArgumentError(f"--bars judges a stored record, and {word} asks for something else", mend="leave one of them out")
+    _check_own(options)
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume goes on with the record of --out", mend="fusegen bench --out FILE.json --resume")
-    if options.show is not None and (word := _beside(options, *_TIMING)):
+    if options.show is not None and (word := _beside_record(options)):
         raise ArgumentError(f"--show times nothing, and {word} says what to time", mend="leave one of them out")
     for word, path in (("--show", options.show), ("--out", options.out), ("--compare", options.compare)):
         if path is not None and options.report is not None and path.resolve() == options.report.resolve():
@@ -101,11 +93,11 @@ def _check(options: argparse.Namespace) -> None:
         check_place(options.report, "--report")
 
 
-def _beside(options: argparse.Namespace, *words: str) -> str | None:
-    """A name, or an option of these words, that makes no sense beside a stored record."""
+def _beside_record(options: argparse.Namespace) -> str | None:
+    """A name or an option that makes no sense beside a stored record."""
     if options.names:
         return str(options.names[0])
-    return next((f"--{word}" for word in words if getattr(options, word)), None)
+    return next((f"--{word}" for word in _TIMING if getattr(options, word)), None)
 
 
 # Measuring.
@@ -125,7 +117,9 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None
         return _stored(replace(record, latency=latency.measure(device)), options.out)
     providers = None if options.providers is None else options.providers.split(",")
     if are_own(options.names, options):
-        chosen, cases = choose_for_own(providers, device), own_cases(options, device)
+        chosen = _choose_for_own(providers, device)
+        kernels = given(load_all(options.names, options), options, options.dtype, target_of(device))
+        cases: tuple[Case, ...] = tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)
     else:
         chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)
     if options.resume:
@@ -225,20 +219,6 @@ def _print_comparison(comparison: Comparison, terminal: Terminal) -> None:
         terminal.line(f"slower: {change.case} {change.shape} {change.dtype}: {change.old_us:.1f} to {change.new_us:.1f} µs", "red")
 
 
-# ``fusegen bench --bars``: which bars a stored record reaches.
-
-
-def print_bars(record: Record, terminal: Terminal, *, as_json: bool) -> int:
-    """Prints them; 1 where one is not reached, or not measured in all of its cases."""
-    results = judge_bars(record)
-    if as_json:
-        print_document(terminal, "bench", environment=record.environment, bars=results)
-    else:
-        terminal.line(heading(record.environment))
-        terminal.table(*bars_table(results), right=("measured", "fall short", "least"))
-    return 0 if all(each.standing is Standing.PASS for each in results) else 1
-
-
 # ``fusegen bench FILE.py:NAME``: a user's own kernel as cases of the benchmark.
 
 
@@ -246,20 +226,13 @@ _OF_CASES = ("group", "latency")
 """Options that say which of the benchmark's own cases to time."""
 
 
-def add_own_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say for which arguments a kernel is timed."""
-    dtype_help = "of your kernel's tensors whose shape does not say (default: a module's own, else bf16, on the CPU f32)"
-    parser.add_argument("--dtype", metavar="DTYPE", help=dtype_help)
-    add_inputs(parser)
-
-
-def check_own(options: argparse.Namespace) -> None:
+def _check_own(options: argparse.Namespace) -> None:
     """Refuses options that contradict the kernels' names.
 
     Raises:
         ArgumentError: saying which.
     """
-    if options.show is not None or options.bars is not None:
+    if options.show is not None:
         return  # refused beside names and all that says what to time
     if not are_own(options.names, options):
         if options.dtype is not None:
@@ -270,7 +243,7 @@ def check_own(options: argparse.Namespace) -> None:
         raise ArgumentError(f"--{word} is of the benchmark's own cases", mend=f"leave it out for {options.names[0]}")
 
 
-def choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen:
+def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen:
     """The providers of these names, or all that compute any kernel and that a device has.
 
     Raises:
@@ -283,14 +256,3 @@ def choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen:
     if unfit := [each.name for each in chosen.providers if each.name not in OWN_PROVIDERS]:
         raise ArgumentError(f"{unfit[0]} cannot compute a kernel of yours", mend=f"--providers {','.join(OWN_PROVIDERS)}")
     return chosen
-
-
-def own_cases(options: argparse.Namespace, device: torch.device) -> tuple[Case, ...]:
-    """The kernels that the options name, each as a case.
-
-    Raises:
-        ArgumentError, SpecNotFoundError: a kernel cannot be found, or an option cannot be understood.
-        TraceError: a kernel does something that cannot be traced.
-    """
-    kernels = given(load_all(options.names, options), options, options.dtype, target_of(device))
-    return tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)

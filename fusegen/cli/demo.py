@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,6 @@ from torch import Tensor
 import fusegen
 from fusegen import target as targets
 from fusegen.api import Kernel
-from fusegen.bench.accuracy import Error, errors
 from fusegen.bench.case import minimum_bytes
 from fusegen.bench.providers import copying
 from fusegen.bench.record import cpu_name
@@ -30,6 +30,8 @@ from fusegen.compiler.host_launch import host_flags
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import from_torch
 from fusegen.errors import ToolNotFoundError
+from fusegen.ir.graph import Graph
+from fusegen.ir.reference import evaluate
 from fusegen.jit import nvrtc
 from fusegen.jit.host import compile_shared
 from fusegen.lowered import Lowered
@@ -323,3 +325,38 @@ def _place(source: Source, target: Target) -> Path:
     if target.backend is Backend.CUDA:
         return nvrtc.compile_cubin(source, target.name).source_path
     return compile_shared(source.text, host_flags(), cache_folder("cpu")).with_suffix(".cpp")
+
+
+# Errors against the float64 oracle, slice by slice: the oracle keeps every intermediate value.
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far a result is off: root mean square over that of the exact result, and the greatest distance."""
+
+    relative: float
+    greatest: float
+
+
+def errors(
+    graph: Graph, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor], scalars: Mapping[str, float] | None = None
+) -> dict[str, Error]:
+    """The errors of several results of one function whose first dim is a batch: nothing crosses it.
+
+    Args:
+        graph: as traced, with one result.
+        inputs: by parameter; those of the results' rank are sliced along the batch.
+        results: by the name of who computed them.
+        scalars: values of run-time numbers.
+    """
+    rank = next(iter(results.values())).dim()
+    squares, greatest, exact = dict.fromkeys(results, 0.0), dict.fromkeys(results, 0.0), 0.0
+    for number in range(next(iter(results.values())).shape[0]):
+        part = {name: t[number : number + 1] if t.dim() == rank else t for name, t in inputs.items()}
+        (wanted,) = evaluate(graph, part, scalars)
+        exact += float(wanted.square().sum())
+        for name, result in results.items():
+            distance = (result[number : number + 1].cpu().to(torch.float64) - wanted).abs()
+            squares[name] += float(distance.square().sum())
+            greatest[name] = max(greatest[name], float(distance.max()))
+    return {name: Error(math.sqrt(squares[name] / exact), greatest[name]) for name in results}

@@ -19,11 +19,11 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import tuning
-from fusegen.bench.lanes import bias_gelu, layer_norm_gelu_add
 from fusegen.schedule.plan import LanePlan
 from fusegen.timing import Call, Times
 from fusegen.tuning import _check_alike
 from tests.gpu.test_mma import by_warps
+from tests.tools.lanes import bias_gelu, layer_norm_gelu_add
 
 BF16, F32 = torch.bfloat16, torch.float32
 Case = tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], torch.dtype], ...]]

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.bench import latency
-from fusegen.bench.accuracy import errors
 from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.providers import PROVIDERS
 from fusegen.bench.record import Latency, Record, Row, Timing, environment, read, write
 from fusegen.bench.run import run_case
 from fusegen.bench.table import group_tables
+from fusegen.cli.demo import errors
 from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError
 from fusegen.specs import SPECS, meta

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
 
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.record import Row
-from fusegen.bench.standing import BARS, AtLeast, Bar, BarResult, Losses, Standing, judge_bars
+from fusegen.bench.record import Row, write
 from tests.naming import case
+from tests.tools import bars
+from tests.tools.bars import BARS, AtLeast, Bar, BarResult, Losses, Standing, judge_bars
 from tests.unit.bench_records import ENVIRONMENT, failed, record, row, wrong
 
+ROOT = Path(__file__).resolve().parents[2]
 BY_NAME = {bar.name: bar for bar in BARS}
 
 
@@ -92,3 +98,28 @@ def test_a_cpu_reaches_no_bar() -> None:
     bars = [Bar("a bar", AtLeast("copy", 0.5), (rows[0].key,))]
     on_cpu = replace(record(*rows), environment=replace(ENVIRONMENT, kind="cpu"))
     assert [judge_bars(each, bars)[0].standing for each in (record(*rows), on_cpu)] == [Standing.PASS, Standing.NONE]
+
+
+# The tool.
+
+
+@pytest.mark.parametrize(("microseconds", "code", "standing"), [(100.0, 0, "pass"), (105.0, 1, "fail"), (None, 1, "not measured")])
+def test_the_tool_prints_bars_of_a_stored_record(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    microseconds: float | None,
+    code: int,
+    standing: str,
+) -> None:
+    path, measured = tmp_path / "bench.json", row(fusegen=microseconds, copy=96.0) if microseconds else row("other")
+    monkeypatch.setattr(bars, "judge_bars", partial(judge_bars, bars=[Bar("one", AtLeast("copy", 0.95), (row().key,))]))
+    write(record(measured), path)
+    assert bars.main(str(path)) == code
+    out = capsys.readouterr().out
+    assert f" one  at least 95.0% of copy  {standing} " in f" {out}".replace("\n", "\n ") and "NVIDIA H200" in out
+
+
+def test_the_stored_run_is_judged_though_it_lacks_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bars.main(str(ROOT / "docs/bench/h200.json")) in (0, 1)
+    assert capsys.readouterr().out.count("\n") == 2 + len(BARS)

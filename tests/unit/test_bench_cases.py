@@ -6,8 +6,7 @@ import hashlib
 
 import torch
 
-from fusegen.bench.cases import GROUPS, SWEEPS
-from fusegen.bench.chains import CHAINS, moved_bytes
+from fusegen.bench.cases import CHAINS, GROUPS, SWEEPS, moved_bytes
 from tests.naming import case as named
 
 ALL = [case for group, cases in GROUPS.items() if group != "catalogue" for case in cases]

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fusegen import timing
-from fusegen.bench import peers
+from fusegen.bench import providers
 from fusegen.bench.case import Case, Way
-from fusegen.bench.chains import chain
+from fusegen.bench.cases import chain
 from fusegen.bench.providers import PROVIDERS, Provider, choose, copying
 from fusegen.bench.run import compare, reference, run_case
 from fusegen.errors import ArgumentError
@@ -57,12 +57,12 @@ def test_a_broken_installation_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_other_libraries_leave_out_what_they_do_not_know() -> None:
-    for function in (peers.liger, peers.quack, peers.flashinfer):
+    for function in (providers.liger, providers.quack, providers.flashinfer):
         assert function(_small("gelu")) is None
-    assert peers.liger(_small("softmax", 2, 65536)) is not None and peers.liger(_small("softmax", 2, 65537)) is None
-    assert peers.quack(_small("softmax", 2, 262144)) is not None and peers.quack(_small("softmax", 2, 262145)) is None
-    assert peers.flashinfer(_small("rms_norm")) is not None and peers.flashinfer(_small("rms_norm", 2, 33)) is None
-    assert peers.flashinfer(_small("rms_norm", dtype=torch.float32)) is None
+    assert providers.liger(_small("softmax", 2, 65536)) is not None and providers.liger(_small("softmax", 2, 65537)) is None
+    assert providers.quack(_small("softmax", 2, 262144)) is not None and providers.quack(_small("softmax", 2, 262145)) is None
+    assert providers.flashinfer(_small("rms_norm")) is not None and providers.flashinfer(_small("rms_norm", 2, 33)) is None
+    assert providers.flashinfer(_small("rms_norm", dtype=torch.float32)) is None
 
 
 def test_torch_compile_gets_what_eager_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,8 @@ import torch
 
 from fusegen.bench.case import Case
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.comparison import compare
-from fusegen.bench.record import Latency, Record, Row, Timing, environment, read, write
-from fusegen.bench.resume import resumed
+from fusegen.bench.record import Latency, Record, Row, Timing, compare, environment, read, write
+from fusegen.bench.run import resumed
 from fusegen.bench.table import comparison_table
 from fusegen.cli import bench
 from fusegen.cli.main import main

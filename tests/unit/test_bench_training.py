@@ -16,15 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen import timing as clock
-from fusegen.bench.case import Way
+from fusegen.bench.case import TrainingCase, Way
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.cells import full_table
 from fusegen.bench.providers import PROVIDERS, Provider
 from fusegen.bench.record import Record, Row, write
 from fusegen.bench.run import peak_bytes, run_case
-from fusegen.bench.table import group_tables, group_timers
-from fusegen.bench.training import TrainingCase
-from fusegen.bench.verdict import judge
+from fusegen.bench.table import full_table, group_tables, group_timers, judge
 from fusegen.cli import bench
 from fusegen.timing import timer_name
 from tests.unit import bench_records
@@ -213,8 +210,7 @@ def test_the_command_shows_memory_and_timer(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="charts need matplotlib")
 def test_steps_are_in_tables_and_in_no_chart_of_rates() -> None:
-    from fusegen.bench.charts.bandwidth import moving
-    from fusegen.bench.charts.roofline import memory_roof, product_roof, products
+    from fusegen.bench.charts import memory_roof, moving, product_roof, products
     from fusegen.bench.report import report
 
     found = _record()

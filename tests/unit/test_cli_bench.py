@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,10 @@ import torch
 
 import fusegen as fg
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.record import write
-from fusegen.bench.standing import BARS, AtLeast, Bar, judge_bars
 from fusegen.cli import bench
 from fusegen.compiler import tuned
 from fusegen.errors import ArgumentError
 from tests.naming import case
-from tests.unit.bench_records import record, row
 from tests.unit.commands import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,36 +71,8 @@ def test_bench_shows_or_times(run: Run) -> None:
             assert refused.code == 2 and "--show times nothing" in refused.err and words[0] in refused.err
 
 
-def test_bars_are_of_a_stored_record_alone(run: Run) -> None:
-    for words in (["gelu"], ["--out", "x"], ["--compare", "x"]):
-        with case(words):
-            names, others = (words, []) if words == ["gelu"] else ([], words)
-            refused = run("bench", *names, "--bars", str(ROOT / "docs/bench/h200.json"), *others)
-            assert refused.code == 2 and "--bars judges a stored record" in refused.err and words[0] in refused.err
-
-
-@pytest.mark.parametrize(("microseconds", "code", "standing"), [(100.0, 0, "pass"), (105.0, 1, "fail"), (None, 1, "not measured")])
-def test_bars(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, microseconds: float | None, code: int, standing: str
-) -> None:
-    path, measured = tmp_path / "bench.json", row(fusegen=microseconds, copy=96.0) if microseconds else row("other")
-    monkeypatch.setattr("fusegen.cli.bench.judge_bars", partial(judge_bars, bars=[Bar("one", AtLeast("copy", 0.95), (row().key,))]))
-    write(record(measured), path)
-    result = run("bench", "--bars", str(path))
-    assert result.code == code and f" one  at least 95.0% of copy  {standing} " in result.out and "NVIDIA H200" in result.out
-    found = run("bench", "--bars", str(path), "--json")
-    (bar,) = json.loads(found.out)["bars"]
-    assert found.code == code and bar["standing"] == standing and bar["measured"] == (1 if microseconds else 0)
-    assert bar["short"] == ([list(row().key)] if standing == "fail" else [])
-
-
-def test_the_stored_run_is_judged_though_it_lacks_cases(run: Run) -> None:
-    result = run("bench", "--bars", str(ROOT / "docs/bench/h200.json"))
-    assert result.code in (0, 1) and not result.err and result.out.count("\n") == 2 + len(BARS)
-
-
 def test_bench_without_the_library_for_charts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.bench.plots.find_spec", lambda name: None)
+    monkeypatch.setattr("fusegen.bench.report.find_spec", lambda name: None)
     refused = run("bench", "--show", str(ROOT / "docs/bench/h200.json"), "--report", str(tmp_path / "page.html"))
     assert refused.code == 2 and "fusegen[bench]" in refused.err and not list(tmp_path.iterdir())
 

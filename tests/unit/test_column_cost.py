@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.lanes import FUNCTIONS, Measured, inputs, read
 from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.program import Launch
 from fusegen.schedule.ranking import preferred
 from fusegen.schedule.words import plan_words
 from fusegen.target import target
+from tests.tools.lanes import FUNCTIONS, Measured, inputs, read
 
 MEASURED = Path(__file__).parents[2] / "docs/costs/columns-h200.json"
 HOPPER = target("sm_90a")

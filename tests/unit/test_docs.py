@@ -21,7 +21,7 @@ from types import ModuleType
 import pytest
 
 from fusegen.bench import record, table
-from fusegen.bench.verdict import Outcome, judge, ratio_text, tally
+from fusegen.bench.table import Outcome, judge, ratio_text, tally
 from fusegen.cli.main import main
 from fusegen.lowered import Lowered
 from fusegen.specs import FAMILIES, SPECS

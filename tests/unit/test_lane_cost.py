@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.bench.lanes import FUNCTIONS, inputs, read
 from fusegen.schedule.plan import PointwisePlan, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.ranking import preferred
 from fusegen.schedule.words import plan_words
 from fusegen.target import target
+from tests.tools.lanes import FUNCTIONS, inputs, read
 
 MEASURED = Path(__file__).parents[2] / "docs/costs/lanes-h200.json"
 HOPPER = target("sm_90a")

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.bench.cells import full_table, words
-from fusegen.bench.plot import plot, write_plot
 from fusegen.bench.record import Record, read
-from fusegen.bench.report import report, write_report
-from fusegen.bench.verdict import Outcome, compared, judge, tally
+from fusegen.bench.report import plot, report, write_report
+from fusegen.bench.table import Outcome, compared, full_table, judge, tally, words
 from fusegen.errors import ArgumentError
 from tests.naming import case
 from tests.unit.bench_records import ENVIRONMENT, everything, failed, record, row, timing, wrong
@@ -171,9 +169,10 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_without_matplotlib_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for write in (write_report, write_plot):
-        with pytest.raises(ArgumentError, match=r"pip install 'fusegen\[bench\]'"):
-            write(everything(), tmp_path / "report")
+    with pytest.raises(ArgumentError, match=r"pip install 'fusegen\[bench\]'"):
+        write_report(everything(), tmp_path / "report")
+    with pytest.raises(ArgumentError, match=r"pip install 'fusegen\[bench\]'"):
+        plot(everything())
     assert not list(tmp_path.iterdir())
 
 
@@ -192,6 +191,6 @@ def test_the_readmes_plot_is_of_the_stored_run(accept: bool) -> None:
     if pinned is None or version("matplotlib") != pinned[1]:
         pytest.skip("another matplotlib than the pinned one, which places letters elsewhere")
     if accept:
-        write_plot(read(STORED), PLOT)
+        PLOT.write_text(plot(read(STORED)), encoding="utf-8")
     elif PLOT.read_text(encoding="utf-8") != plot(read(STORED)):
         pytest.fail(f"{PLOT.name} is not of {STORED.name}; {_ACCEPT}", pytrace=False)

@@ -1,6 +1,6 @@
 """What products take on this machine's GPU, with each plan and by the library: what `fusegen/schedule/cost.py` was fitted to.
 
-``python -m fusegen.bench.products FILE.json`` measures products of few and of many rows, ``… FILE.json epilogues`` those of
+``python -m tests.tools.products FILE.json`` measures products of few and of many rows, ``… FILE.json epilogues`` those of
 training, whose epilogues read and write several values an element. Weights are cold: there are more of them than a cache holds.
 """
 
@@ -205,7 +205,7 @@ def _microseconds(calls: Sequence[Callable[[], object]]) -> float:
 
 
 def _replayed(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()
     end.record()

@@ -1,7 +1,7 @@
 """What points, rows and sums of columns take on this machine's GPU, with each plan: what `fusegen/schedule/lane_cost.py` and
 `fusegen/schedule/column_cost.py` were fitted to.
 
-``python -m fusegen.bench.lanes FILE.json [SECONDS] [lanes|columns] [LONGEST]`` measures cases in a fixed random order until the
+``python -m tests.tools.lanes FILE.json [SECONDS] [lanes|columns] [LONGEST]`` measures cases in a fixed random order until the
 time is over. With a longest row, it measures shorter ones alone, in place of those that the file has of them.
 """
 

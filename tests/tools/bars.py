@@ -1,21 +1,24 @@
-"""Whether a record reaches the bars."""
+"""The bars that stored records of `fusegen bench` are to reach.
+
+``python -m tests.tools.bars FILE.json`` says which a record does; it ends with 1 where one is not reached, or not measured in all
+of its cases.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import itemgetter
+from pathlib import Path
 from typing import TypeAlias
 
-from fusegen.bench.bar_cases import TALL
 from fusegen.bench.case import Case
-from fusegen.bench.cases import GROUPS
-from fusegen.bench.cells import NOTHING, Cell, Line, Page
-from fusegen.bench.chains import moved_bytes
-from fusegen.bench.record import Key, Record
-from fusegen.bench.table import Table
-from fusegen.bench.verdict import COPY, Outcome, Verdict, judge, name_of, times
+from fusegen.bench.cases import GROUPS, TALL, moved_bytes
+from fusegen.bench.record import Key, Record, read
+from fusegen.bench.table import COPY, NOTHING, Outcome, Table, Verdict, heading, judge, name_of, times
+from fusegen.cli.terminal import Terminal
 
 Measured: TypeAlias = tuple[float, Verdict]
 """A case with its ratio."""
@@ -57,7 +60,7 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Losses:
-    """Few cases are losses, as `verdict.py` counts them; one that is wrong or failed is a loss without bounds.
+    """Few cases are losses, as `judge` counts them; one that is wrong or failed is a loss without bounds.
 
     Attributes:
         most: the share of all cases that may be losses.
@@ -164,7 +167,7 @@ BARS: tuple[Bar, ...] = (
 """All bars. Layer norm backward is to take 125 µs where a copy takes 94."""
 
 
-# The bars of a record as a table, for a terminal and for the report.
+# The bars of a record as a table.
 
 
 _MEASURED, _SHORT, _LEAST = "measured", "fall short", "least"
@@ -178,17 +181,6 @@ def bars_table(results: Sequence[BarResult]) -> Table:
 def _line(result: BarResult) -> tuple[str, ...]:
     found = result.least or NOTHING, result.furthest or NOTHING
     return result.bar, result.wants, result.standing.value, _share(result), str(len(result.short)), *found
-
-
-def bars_page(results: Sequence[BarResult]) -> Page:
-    """The same for the report; no line where the record has no case of any bar, as that of a CPU."""
-    shown = results if any(each.measured for each in results) else ()
-    return Page(("it is", _MEASURED, _SHORT, _LEAST), tuple(Line(each.bar, each.wants, _cells(each)) for each in shown))
-
-
-def _cells(result: BarResult) -> tuple[Cell, ...]:
-    standing = Cell(result.standing.value, kind="bad" if result.standing is Standing.FAIL else "words")
-    return standing, Cell(_share(result)), Cell(str(len(result.short))), Cell(result.least or NOTHING, result.furthest)
 
 
 def _share(result: BarResult) -> str:
@@ -260,3 +252,16 @@ def _standing(short: int, measured: int, cases: int) -> Standing:
 
 def _case(verdict: Verdict) -> str:
     return f"{name_of(verdict.row)} {verdict.row.dtype}"
+
+
+def main(path: str) -> int:
+    """Prints how a stored record stands to each bar."""
+    record = read(Path(path))
+    results, terminal = judge_bars(record), Terminal(sys.stdout)
+    terminal.line(heading(record.environment))
+    terminal.table(*bars_table(results), right=(_MEASURED, _SHORT, _LEAST))
+    return 0 if all(each.standing is Standing.PASS for each in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
