@@ -195,17 +195,13 @@ def read(path: Path) -> Record:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {data['format']}, not {FORMAT}")
-        rows = tuple(_row(row) for row in data["rows"])
+        rows = tuple(_make(Row, {**row, "timings": tuple(_make(Timing, each) for each in row["timings"])}) for row in data["rows"])
         latency = tuple(_make(Latency, row) for row in data["latency"])
         return Record(_make(Environment, data["environment"]), rows, latency)
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=_MEND) from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ArgumentError(f"{path} is no record of fusegen bench ({error})", mend=_MEND) from None
-
-
-def _row(data: Mapping[str, Any]) -> Row:
-    return _make(Row, {**data, "timings": tuple(_make(Timing, timing) for timing in data["timings"])})
 
 
 def _make(kind: type[T], data: Mapping[str, Any]) -> T:

@@ -363,17 +363,17 @@ def full_table(verdicts: Sequence[Verdict]) -> Page:
     names = providers(rows)
     memory = [name for name in names if has_memory(rows, name)]
     columns = ("speed-up", *(f"{name} µs" for name in names), *(f"{name} MiB" for name in memory))
-    cells = [(_speedup(v), *(_time_cell(v, name) for name in names), *_memory_cells(v.row, memory), *_derived(v)) for v in verdicts]
+    cells = [
+        (
+            Cell(ratio_text(v.speedup) if v.speedup else NOTHING, v.outcome.value),
+            *(_time_cell(v, name) for name in names),
+            *(Cell(mebibytes(v.row.timing(name))) for name in memory),
+            *_derived(v),
+        )
+        for v in verdicts
+    ]
     lines = (Line(v.row.case, _about(v.row), of) for v, of in zip(verdicts, cells, strict=True))
     return Page((*columns, "rate", "of copy", "off by", "launches"), tuple(lines), _notes(rows, names))
-
-
-def _memory_cells(row: Row, names: Sequence[str]) -> tuple[Cell, ...]:
-    return tuple(Cell(mebibytes(row.timing(name))) for name in names)
-
-
-def _speedup(verdict: Verdict) -> Cell:
-    return Cell(ratio_text(verdict.speedup) if verdict.speedup else NOTHING, verdict.outcome.value)
 
 
 def _derived(verdict: Verdict) -> tuple[Cell, ...]:

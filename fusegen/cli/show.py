@@ -73,13 +73,10 @@ def _print_all(terminal: Terminal, low: Lowered, stages: Sequence[str]) -> None:
     for stage in stages:
         terminal.title(f"{stage} ({low.target.name})" if stage in LANGUAGES else stage)
         try:
-            _print(terminal, _text(low, stage), stage)
+            text = own_text(low) if stage in ("cuda", "cpp") and low.sources else stage_text(low, stage)
+            _print(terminal, text, stage)
         except ToolNotFoundError as error:
             terminal.line(error.one_line, "yellow")
-
-
-def _text(low: Lowered, stage: str) -> str:
-    return own_text(low) if stage in ("cuda", "cpp") and low.sources else stage_text(low, stage)
 
 
 def _print(terminal: Terminal, text: str, stage: str) -> None:

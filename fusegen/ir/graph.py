@@ -105,7 +105,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class ScalarProgram:
-    """Numbers that the host computes of others, by Python's rules (`ir.scalar_program`).
+    """Numbers that the host computes of others, by Python's rules (`ir.formula`).
 
     Attributes:
         nodes: leaves and operations, operands before their users.
@@ -140,7 +140,7 @@ class Graph:
         derived: what the kernels' scalars are made of; before `passes.hoist`, nothing, and they are the function's own.
         writes: the last version of each input that is written to, a `PUT`.
         fast_math: True if its float32 math may use the hardware's approximate functions, and contract products into sums.
-        padded: nodes in memory of the call's own whose rows are padded there (`ir.strided.memory_shape`).
+        padded: nodes in memory of the call's own whose rows are padded there (`ir.index_map.memory_shape`).
     """
 
     name: str
@@ -187,7 +187,7 @@ class Graph:
 
     @cached_property
     def known_views(self) -> dict[object, object]:
-        """The strided views that `ir.strided` has found, by node, and what repeats: fusion asks for them again and again."""
+        """The strided views that `ir.index_map` has found, by node, and what repeats: fusion asks for them again and again."""
         return {}
 
     @cached_property

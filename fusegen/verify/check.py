@@ -82,7 +82,8 @@ def check(spec: Spec, case: Case, prepared: Sequence[Prepared], device: torch.de
         prepared: the case, lowered for each target.
         device: where.
     """
-    if device.type == "cpu" and _is_large(case):
+    layouts = [value for value in case.arguments.values() if isinstance(value, Layout)]
+    if device.type == "cpu" and any(layout.stored > _MOST_ON_CPU for layout in layouts):
         return tuple(Outcome(skipped="too large for a CPU") for _ in prepared)
     try:
         arguments, yardstick = _measured(spec, case, prepared[0], device)
@@ -123,10 +124,6 @@ def _measured(spec: Spec, case: Case, lowered: Prepared, device: torch.device) -
     gc.collect()
     torch.cuda.empty_cache()
     return measured()
-
-
-def _is_large(case: Case) -> bool:
-    return any(value.stored > _MOST_ON_CPU for value in case.arguments.values() if isinstance(value, Layout))
 
 
 def case_arguments(case: Case, device: torch.device) -> Arguments:
@@ -319,13 +316,7 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
 
 
 class _Check:
-    """A kernel and the arguments of a call.
-
-    Args:
-        kernel: the kernel.
-        arguments: by parameter, with values.
-        device: where.
-    """
+    """A kernel and the arguments of a call, with values."""
 
     def __init__(self, kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> None:
         self.kernel, self.arguments, self.device = kernel, arguments, device

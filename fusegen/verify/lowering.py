@@ -78,7 +78,7 @@ class Prepared:
     @cached_property
     def digests(self) -> tuple[str, ...]:
         """Of the texts without their comments and of the flags that they are compiled with, shortened."""
-        return tuple(_digest(source) for source in self.sources)
+        return tuple(_shortened("\0".join((source.digest, *FLAGS))) for source in self.sources)
 
     @cached_property
     def launches(self) -> str:
@@ -122,10 +122,6 @@ class Prepared:
         program = machine_of(device).bound(variant, sizes, device)
         tensors = [arguments[name] for _, name in variant.call.inputs]
         return program.call(tensors, scalars(values) if scalars else {})
-
-
-def _digest(source: Source) -> str:
-    return _shortened("\0".join((source.digest, *FLAGS)))
 
 
 def _shortened(text: str) -> str:

@@ -1,6 +1,6 @@
 """Skeletons of products on tensor cores as values: what each asks of a machine and of operands.
 
-Which of them a machine prefers says its target (`Target.products`). How a skeleton is laid out is in `schedule.lower.products`, by
+Which of them a machine prefers says its target (`Target.products`). How a skeleton is laid out is in `schedule.lower.contraction`, by
 its name; what it emits goes by its plan.
 """
 
