@@ -1,7 +1,7 @@
 """Skeletons of products on tensor cores as values: what each asks of a machine and of operands.
 
-Which of them a machine prefers says its target (`Target.products`). How a skeleton is laid out is in `schedule.lower.contraction`, by
-its name; what it emits goes by its plan.
+A machine's target says which it prefers (`Target.products`). The layout of each is in `schedule.lower.contraction`, by its name;
+what it emits goes by its plan.
 """
 
 from __future__ import annotations
