@@ -430,7 +430,7 @@ def roofline_block(verdicts: Sequence[Verdict]) -> Block | None:
 
 
 def roofline_legend(verdicts: Sequence[Verdict]) -> Block:
-    """Which mark is which case of the roofline."""
+    """The legend of marks, one a case of the roofline."""
     return _legend("roofline-legend", {name: replace(look, dash="none") for name, look in case_looks(verdicts).items()})
 
 
@@ -451,7 +451,7 @@ def _memory_words(roof: Roof | None) -> str:
 
 
 def provider_legend(rows: Sequence[Row]) -> Block | None:
-    """Which mark is which provider, in all charts of bytes."""
+    """The legend of providers, in all charts of bytes."""
     found = looks(providers(moving(rows)))
     return _legend("legend", found) if found else None
 

@@ -268,27 +268,27 @@ def gated(dtype: torch.dtype, sizes: Sizes) -> Arguments:
 
 
 def weight(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """What a norm without a bias takes."""
+    """Arguments of a norm without a bias."""
     return _over(sizes, dtype, x=2, weight=1)
 
 
 def weight_residual(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """What a norm of a sum takes."""
+    """Arguments of a norm of a sum."""
     return _over(sizes, dtype, x=2, residual=2, weight=1)
 
 
 def affine(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """What a norm takes."""
+    """Arguments of a norm."""
     return _over(sizes, dtype, x=2, weight=1, bias=1)
 
 
 def affine_residual(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """What a norm takes, and what is added to it."""
+    """Arguments of a norm, and a tensor that is added to it."""
     return _over(sizes, dtype, x=2, weight=1, bias=1, residual=2)
 
 
 def norm_backward(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """What a norm's backward takes."""
+    """Arguments of a norm's backward."""
     return _over(sizes, dtype, x=2, dy=2, weight=1)
 
 

@@ -324,12 +324,12 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
 
 
 def row_accesses(body: RowBody) -> list[Access]:
-    """What a row kernel reads."""
+    """The accesses by which a row kernel reads."""
     return [*body.kept, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
 
 
 def placed_accesses(body: RowBody) -> list[Access]:
-    """What a row kernel writes, element by element."""
+    """The accesses by which a row kernel writes, element by element."""
     return [a for phase in body.phases for a in (*phase.writes, *phase.segment_writes)]
 
 

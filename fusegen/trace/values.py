@@ -428,5 +428,5 @@ for _name in dir(torch.Tensor):
     if (_name in _OTHERS or not _name.startswith("__")) and _name not in {*vars(StrongTracedTensor), *vars(TracedTensor)}:
         setattr(StrongTracedTensor, _name, _replaced(_name))
 for _name, _function in BINARY_OPERATORS.items():
-    if _name != "matmul":  # which torch does not have in place
+    if _name != "matmul":  # torch has none in place
         setattr(StrongTracedTensor, f"__i{_name}__", _in_place(_name, _function))

@@ -188,7 +188,7 @@ def _share(result: BarResult) -> str:
 
 
 class Standing(Enum):
-    """How a record stands to a bar."""
+    """The result of a bar."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -220,7 +220,7 @@ class BarResult:
 
 
 def judge_bars(record: Record, bars: Sequence[Bar] = BARS) -> list[BarResult]:
-    """How a record stands to each bar; bars are a GPU's, and that of a CPU has none of their cases."""
+    """The results of all bars for a record; bars are a GPU's, and that of a CPU has none of their cases."""
     rows = record.rows if record.environment.kind == "cuda" else ()
     verdicts = {row.key: judge(row) for row in rows}
     return [_judged(bar, [verdicts[key] for key in bar.cases if key in verdicts]) for bar in bars]

@@ -338,7 +338,7 @@ def _product(a: TracedTensor, in_a: str, b: TracedTensor, in_b: str, result: str
     rows, columns = ("".join(c for c in letters if c not in shared) for letters in (in_a, in_b))
     left, right = _ordered(a, in_a, batch + rows + summed), _ordered(b, in_b, batch + summed + columns)
     of_a, of_b = (dict(zip(letters, x._node.shape, strict=True)) for letters, x in ((in_a, a), (in_b, b)))
-    if summed:  # which torch computes by bmm
+    if summed:  # by bmm in torch
         left, right = autocasted(torch.bmm, left, right)
     sizes = of_a | {c: size for c, size in of_b.items() if c not in of_a or same(of_a[c], 1)}
     if summed and (rows or columns):
