@@ -8,15 +8,15 @@ from math import prod
 
 from fusegen.dtypes import DType
 from fusegen.emit.cuda.spelling import FAST_MATH, approximated
+from fusegen.families.gemm.choose import Choice
+from fusegen.families.registry import expected_times
+from fusegen.families.roofline import Roofline, roofline
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.infer import shape_text
 from fusegen.program.call import arrange, bytes_of, peak_of
 from fusegen.program.formula import Formula
-from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
-from fusegen.schedule.ranking import expected_times
-from fusegen.schedule.report import Roofline, launch_words, plan_words, roofline
 from fusegen.target import Target
 from fusegen.units import human_bytes
 
@@ -65,7 +65,7 @@ def explain_title(step: Step) -> str:
         return f"{step.body.graph.name}: loop over blocks of {step.blocks.extent} rows"
     if isinstance(step, LibraryStep):
         return f"{step.function} (library){_NOTES.get(step.function, '')}"
-    return f"{step.kernel.name}: {launch_words(step)}"
+    return f"{step.kernel.name}: {step.words}"
 
 
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> list[str]:
@@ -151,10 +151,10 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     times = expected_times(step, sizes, target)
     if step.plan not in times:
         return []
-    others = sorted((time, plan_words(plan)) for plan, time in times.items() if plan != step.plan)
+    others = sorted((time, plan.words) for plan, time in times.items() if plan != step.plan)
     beside = "".join(f"; {time:.1f} µs with {words}" for time, words in others[:1])
     more = f" (best of {len(others)} others)" if len(others) > 1 else ""
-    return [f"expected: {times[step.plan]:.1f} µs with {plan_words(step.plan)}{beside}{more}"]
+    return [f"expected: {times[step.plan]:.1f} µs with {step.plan.words}{beside}{more}"]
 
 
 def _at_peak(work: Roofline) -> list[str]:

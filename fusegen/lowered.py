@@ -9,11 +9,11 @@ from fusegen.compiler.compile import Compiled
 from fusegen.compiler.forms import Form, Forms
 from fusegen.describe import Stages, page, summary
 from fusegen.explain import SavedValue, explain, explain_saved
+from fusegen.families.gemm.choose import Choice
+from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
-from fusegen.passes.fuse import Group
 from fusegen.program.call import bytes_of
-from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 from fusegen.target import Backend, Target

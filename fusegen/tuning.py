@@ -19,11 +19,10 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.tuned import Entry, Place, chosen, entries, entry_of, keep, place_of, remember
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.runtime.arguments import Values
-from fusegen.schedule.lower import Pins
+from fusegen.schedule.kernel import Plan
+from fusegen.schedule.lower.context import Pins
 from fusegen.schedule.lower.precision import has_jumps
-from fusegen.schedule.plan import LanePlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.report import plan_words
 from fusegen.timing import Times, interleaved
 
 _MARGIN = 0.98  # of the time of what nobody measured: what is hardly faster today may be slower tomorrow
@@ -47,7 +46,7 @@ class Candidate:
         error: why not.
     """
 
-    plan: LanePlan
+    plan: Plan
     times: Times | None
     error: str | None = None
 
@@ -66,9 +65,9 @@ class TunedLaunch:
     name: str
     place: Place
     candidates: tuple[Candidate, ...]
-    plan: LanePlan
+    plan: Plan
 
-    def pin(self, plan: LanePlan) -> None:
+    def pin(self, plan: Plan) -> None:
         """Keeps a candidate, whatever was measured; `tune` leaves it alone from then on. Kernels that were called already with such
         shapes go on as they are.
 
@@ -85,7 +84,7 @@ class TunedLaunch:
         lines = [f"{self.name}, {rows} x {columns}:"]
         for each in self.candidates:
             time = f"{each.times.median:10.1f} us" if each.times else f"{each.error:>13}"
-            lines.append(f"{'->' if each.plan == self.plan else '  '} {time}  {plan_words(each.plan)}")
+            lines.append(f"{'->' if each.plan == self.plan else '  '} {time}  {each.plan.words}")
         return "\n".join(lines)
 
 
@@ -177,7 +176,7 @@ def _of_rank_0(measure: Callable[[], Tuning]) -> Tuning:
 
 
 def _words(candidates: Sequence[Candidate]) -> list[tuple[str, float]]:
-    return [(plan_words(each.plan), each.times.median) for each in candidates if each.times]
+    return [(each.plan.words, each.times.median) for each in candidates if each.times]
 
 
 class _Tuner:
@@ -194,7 +193,7 @@ class _Tuner:
         self.machine = machine_of(device)
         self.variant, self.hidden = dispatcher.variants.of(values, self.machine.target, device)
         self.sizes = dispatcher.variants.sizes(self.variant, values, self.hidden)
-        self.pins: dict[tuple[int, ...], LanePlan] = {}
+        self.pins: dict[tuple[int, ...], Plan] = {}
 
     def tuning(self) -> Tuning:
         """Measures all launches that have several plans."""
@@ -240,7 +239,7 @@ class _Tuner:
         return lambda: (bound(values, self.hidden), written)
 
 
-def _in_order(launch: Launch) -> list[LanePlan]:
+def _in_order(launch: Launch) -> list[Plan]:
     """The plans of a launch; the one that it has comes first."""
     return sorted(launch.candidates, key=lambda plan: plan != launch.plan)
 
@@ -249,17 +248,17 @@ def _here(place: Place) -> list[Entry]:
     return [entry for entry in entries(place) if entry.extents == place.extents]
 
 
-def _pinned(place: Place, candidates: Sequence[LanePlan]) -> LanePlan | None:
+def _pinned(place: Place, candidates: Sequence[Plan]) -> Plan | None:
     return chosen(place, candidates) if any(entry.pinned for entry in _here(place)) else None
 
 
-def _candidate(plan: LanePlan, times: Times | Exception) -> Candidate:
+def _candidate(plan: Plan, times: Times | Exception) -> Candidate:
     if isinstance(times, Exception):
         return Candidate(plan, None, f"{type(times).__name__}: {times}".partition("\n")[0])
     return Candidate(plan, times)
 
 
-def _fastest(candidates: Sequence[Candidate]) -> LanePlan:
+def _fastest(candidates: Sequence[Candidate]) -> Plan:
     """The fastest plan; the first where none is clearly faster."""
     timed = [(each.times.median, each.plan) for each in candidates if each.times]
     first = candidates[0]
@@ -269,7 +268,7 @@ def _fastest(candidates: Sequence[Candidate]) -> LanePlan:
     return plan if first.times is None or time < _MARGIN * first.times.median else first.plan
 
 
-def _check_alike(name: str, plan: LanePlan, found: Sequence[Any], wanted: Sequence[Any], share: float) -> None:
+def _check_alike(name: str, plan: Plan, found: Sequence[Any], wanted: Sequence[Any], share: float) -> None:
     """Refuses plans that give other results.
 
     Args:
@@ -280,7 +279,7 @@ def _check_alike(name: str, plan: LanePlan, found: Sequence[Any], wanted: Sequen
     """
     for one, other in zip(found, wanted, strict=True):
         if isinstance(one, Tensor) and not _alike(one, other, math.ceil(share * one.numel())):
-            what = f"{name} gives other results with the plan {plan_words(plan)}"
+            what = f"{name} gives other results with the plan {plan.words}"
             raise VerificationError(what, mend="please report the declaration and its shapes")
 
 

@@ -24,6 +24,7 @@ from fusegen.compiler.passes import GraphKernel, Passes, PassRules
 from fusegen.compiler.signature import with_layout_of
 from fusegen.emit.environment import unit_text
 from fusegen.errors import ArgumentError, BundleError, GradientError, UnsupportedError
+from fusegen.families.gemm.heuristics import CLASSES
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec
 from fusegen.jit import nvrtc
@@ -32,7 +33,6 @@ from fusegen.program.formula import Relation, formula_of
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Argument, ExtentArgument, NumberArgument, Signature, TensorArgument
 from fusegen.runtime.devices import instruction_set
-from fusegen.schedule.heuristics.contraction import CLASSES
 from fusegen.schedule.names import stride_name
 from fusegen.settings import cache_folder
 from fusegen.target import Backend, Target

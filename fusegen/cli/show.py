@@ -15,13 +15,13 @@ from fusegen.cli.terminal import Terminal, print_document
 from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.emit.cuda.spelling import FAST_MATH, approximated
 from fusegen.errors import ArgumentError, ToolNotFoundError
+from fusegen.families.roofline import roofline
+from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
-from fusegen.passes.fuse import Group
 from fusegen.program.call import arrange
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Step
-from fusegen.schedule.report import roofline
 from fusegen.specs import FAMILIES, SPECS, Spec
 from fusegen.units import human_bytes
 from fusegen.verify.record import COMMAND, TARGETS, Record, own_folder, path_of, read
@@ -128,7 +128,7 @@ def _groups(low: Lowered) -> str:
 
 def _group(graph: Graph, group: Group) -> str:
     shape = ", ".join(f"{extent}{'*' if d in group.domain.columns else ''}" for d, extent in enumerate(group.domain.shape))
-    lines = [f"{group.kind.value} over [{shape}]"]
+    lines = [f"{group.kind.name} over [{shape}]"]
     lines += [f"   reads {_names(graph, group.inputs)}, writes {_names(graph, group.outputs)}"]
     lines += [f"   computes on the way {_names(graph, group.anchors)}"] if group.anchors else []
     return "\n".join(lines + ([f"   {group.reason}"] if group.reason else []))
@@ -265,10 +265,10 @@ def _fact(low: Lowered, step: Step) -> StepFact:
     if isinstance(step, LibraryProduct):
         return StepFact(None, "library product", None, None, 0, *figures, step.reason)
     if isinstance(step, LoopStep):
-        return StepFact(step.body.graph.name, step.group.kind.value, None, None, 0, *figures, step.body.call.described)
+        return StepFact(step.body.graph.name, step.group.kind.name, None, None, 0, *figures, step.body.call.described)
     if isinstance(step, LibraryStep):
-        return StepFact(None, step.group.kind.value, None, None, 0, *figures, step.function)
-    kind, reason = step.group.kind.value, step.group.reason
+        return StepFact(None, step.group.kind.name, None, None, 0, *figures, step.function)
+    kind, reason = step.group.kind.name, step.group.reason
     found = [(op.row.name, FAST_MATH[op]) for op in approximated(low.graph, step.group)]
     fast_math = tuple({"function": name, "error": each.error, "accurate": each.accurate} for name, each in found)
     return StepFact(step.kernel.name, kind, step.grid(low.sizes), step.block, step.shared_bytes, *figures, reason, fast_math)

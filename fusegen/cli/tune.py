@@ -14,7 +14,6 @@ from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
-from fusegen.schedule.report import plan_words
 from fusegen.specs import materialize
 from fusegen.tuning import TunedLaunch, Tuning
 
@@ -80,7 +79,7 @@ def _plain(each: _Tuned) -> dict[str, object]:
 
 def _plain_launch(launch: TunedLaunch) -> dict[str, object]:
     plans = [
-        {"plan": plan_words(each.plan), "microseconds": each.times and each.times.median, "error": each.error}
+        {"plan": each.plan.words, "microseconds": each.times and each.times.median, "error": each.error}
         for each in launch.candidates
     ]
-    return {"name": launch.name, "extents": launch.place.extents, "plan": plan_words(launch.plan), "candidates": plans}
+    return {"name": launch.name, "extents": launch.place.extents, "plan": launch.plan.words, "candidates": plans}

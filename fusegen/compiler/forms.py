@@ -10,29 +10,33 @@ from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, TypeAlias, cast
 
+from fusegen.compiler.lower import agreed, emit, lower
 from fusegen.compiler.pipeline import Rules, Stage, run
-from fusegen.emit import emit
+from fusegen.families.attention.cost import attentions_of, takes_library
+from fusegen.families.attention.family import products_of_attention
+from fusegen.families.gemm.choose import Choice, choose
+from fusegen.families.gemm.heuristics import CLASSES, Expected, class_of, depth_of, rows_of
+from fusegen.families.gemm.operands import leave_to_library
+from fusegen.families.gemm.pipelines import WGMMA
+from fusegen.families.gemm.plan import ContractionPlan
+from fusegen.families.registry import FAMILIES, preferred, program_time
+from fusegen.families.rows.family import is_faster_apart
+from fusegen.families.rows.match import apart
+from fusegen.families.rows.plan import RowPlan
+from fusegen.fusion import Group, fuse
+from fusegen.fusion.groups import products_of
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import InBlocks, in_blocks
-from fusegen.passes.fuse import Group, apart, fuse
-from fusegen.passes.fuse.contraction import leave_to_library, products_of
-from fusegen.passes.fuse.decide import products_of_attention
-from fusegen.passes.fuse.skeletons import WGMMA
 from fusegen.passes.whole import Cuts, by_rows, cuts_of
 from fusegen.program.call import ROOM, Call, Role, rows_of_block
 from fusegen.program.formula import Formula
-from fusegen.schedule.attention_cost import attentions_of, takes_library
-from fusegen.schedule.choose import Choice, choose
-from fusegen.schedule.heuristics.contraction import CLASSES, Expected, class_of, depth_of, rows_of
-from fusegen.schedule.lower import Bodies, Pins, lower
-from fusegen.schedule.lower.driver import agreed
-from fusegen.schedule.plan import ContractionPlan, LanePlan, RowPlan
+from fusegen.schedule.kernel import Plan
+from fusegen.schedule.lower.context import Bodies, Pins
 from fusegen.schedule.program import Program, row_bytes, sum_bytes
-from fusegen.schedule.ranking import is_faster_apart, preferred, program_time
 from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
@@ -169,7 +173,7 @@ class Forms:
         bodies = self._bodies(sizes)
         fused = self._with_first_plans(classes, _NONE, bodies).program.launches
         split = frozenset(launch.group.outputs for launch in fused if is_faster_apart(launch, sizes, self._target))
-        plans: dict[tuple[int, ...], LanePlan] = {}
+        plans: dict[tuple[int, ...], Plan] = {}
         for launch in self._with_first_plans(classes, split, bodies).program.launches:
             wanted = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
             if wanted is not None and wanted != launch.plan:
@@ -216,7 +220,7 @@ class Forms:
         if by_library not in self._fused:
             graph = run(leave_to_library(self.graph, by_library), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
-            self._fused[by_library] = _Fused(graph, fuse(graph, self._target), kind)
+            self._fused[by_library] = _Fused(graph, fuse(graph, self._target, FAMILIES), kind)
         return self._fused[by_library]
 
     @cached_property

@@ -10,23 +10,24 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from fusegen.families.attention.heads import attention_in_four_dims
+from fusegen.families.attention.library import with_library_attention
+from fusegen.families.gemm.padding import with_copied_rows
+from fusegen.families.gemm.partials import TILED, reduced_by_tiles
+from fusegen.families.gemm.split import split_products
+from fusegen.families.registry import FAMILIES
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.passes.expand import EXPANSIONS, expand
 from fusegen.passes.few import put_in_order
 from fusegen.passes.frames import ORDERLESS, reframed
-from fusegen.passes.heads import attention_in_four_dims
 from fusegen.passes.hoist import hoist
-from fusegen.passes.library_attention import with_library_attention
 from fusegen.passes.moments import with_capped_peaks, with_moments, with_peaks
-from fusegen.passes.partials import TILED, reduced_by_tiles
 from fusegen.passes.rewrite import rewritten
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.simplify import simplify
-from fusegen.passes.split import split_products
 from fusegen.passes.versions import separate_writes
 from fusegen.passes.wide import RUNNING, SPREADS, with_wide_sums
-from fusegen.schedule.padding import with_copied_rows
 from fusegen.target import Backend, Target
 
 
@@ -106,7 +107,7 @@ PASSES = (
     Pass("split products", Stage.READY, lambda graph, rules: split_products(graph, rules.target), (_PRODUCTS, (Op.SLICE,))),
     Pass("separate writes", Stage.READY, lambda graph, _: separate_writes(graph), ((Op.PUT,),)),
     Pass("copied rows", Stage.FUSION, lambda graph, rules: with_copied_rows(graph, rules.target), (_PRODUCTS,)),
-    Pass("tiles", Stage.FUSION, lambda graph, rules: reduced_by_tiles(graph, rules.target), (_PRODUCTS, TILED)),
+    Pass("tiles", Stage.FUSION, lambda graph, rules: reduced_by_tiles(graph, rules.target, FAMILIES), (_PRODUCTS, TILED)),
     Pass("moments", Stage.FUSION, lambda graph, _: with_moments(graph), ((Op.SUM,), (Op.SUB,)), _CUDA),
     Pass("peaks", Stage.FUSION, lambda graph, _: with_peaks(graph), ((Op.NORMALIZER,),), _CUDA),
     Pass("capped peaks", Stage.FUSION, lambda graph, _: with_capped_peaks(graph), ((Op.TANH,), (Op.AMAX,))),

@@ -22,8 +22,8 @@ import torch
 
 from fusegen.compiler.compile import Compiled
 from fusegen.files import read_regular, write_atomically, writing_to
+from fusegen.schedule.kernel import Plan
 from fusegen.schedule.likeness import extents, likeness
-from fusegen.schedule.plan import LanePlan
 from fusegen.schedule.program import Launch, Program
 from fusegen.settings import cache_folder, settings
 
@@ -92,12 +92,12 @@ def place_of(program: Program, launch: Launch, sizes: Mapping[str, int], device:
     return Place(likeness(program.graph, launch.group), machine, extents(launch, sizes))
 
 
-def described(plan: LanePlan) -> dict[str, Any]:
+def described(plan: Plan) -> dict[str, Any]:
     """A plan as JSON holds it."""
     return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(plan).items()}
 
 
-def entry_of(at: Extents, plan: LanePlan, times: Sequence[tuple[str, float]], *, pinned: bool = False) -> Entry:
+def entry_of(at: Extents, plan: Plan, times: Sequence[tuple[str, float]], *, pinned: bool = False) -> Entry:
     """An entry with a plan."""
     return Entry(at, described(plan), plan.traits, tuple(times), pinned)
 
@@ -131,7 +131,7 @@ def _records() -> str:
     return repr((sorted(files), sorted(map(repr, _OF_THIS_JOB.items())))) if files or _OF_THIS_JOB else ""
 
 
-def _pins(program: Program, sizes: Mapping[str, int], device: torch.device) -> Iterator[tuple[tuple[int, ...], LanePlan]]:
+def _pins(program: Program, sizes: Mapping[str, int], device: torch.device) -> Iterator[tuple[tuple[int, ...], Plan]]:
     for launch in program.launches:
         if len(launch.candidates) > 1:
             plan = chosen(place_of(program, launch, sizes, device), launch.candidates)
@@ -139,7 +139,7 @@ def _pins(program: Program, sizes: Mapping[str, int], device: torch.device) -> I
                 yield launch.group.outputs, plan
 
 
-def chosen(place: Place, candidates: Sequence[LanePlan]) -> LanePlan | None:
+def chosen(place: Place, candidates: Sequence[Plan]) -> Plan | None:
     """The candidate that measurements speak for; None where there are none nearby."""
     near = [(_distance(entry.extents, place.extents), entry) for entry in entries(place)]
     distance, entry = min(near, key=lambda pair: pair[0], default=(math.inf, None))
@@ -149,7 +149,7 @@ def chosen(place: Place, candidates: Sequence[LanePlan]) -> LanePlan | None:
     return exact if exact is not None or distance == 0 else _most_alike(entry.traits, candidates)
 
 
-def _most_alike(traits: Traits, candidates: Sequence[LanePlan]) -> LanePlan | None:
+def _most_alike(traits: Traits, candidates: Sequence[Plan]) -> Plan | None:
     kind, numbers = traits
     alike = [plan for plan in candidates if plan.traits[0] == kind and len(plan.traits[1]) == len(numbers)]
     return min(alike, key=lambda plan: math.dist(plan.traits[1], numbers), default=None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fusegen.families.gemm.choose import Choice
 from fusegen.ir.graph import Graph, type_text
 from fusegen.ir.index_map import owner
 from fusegen.ir.ops import Op
-from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Program
 from fusegen.source import Source
 

@@ -1,5 +1,1 @@
 """Kernels to text. All decisions have been made before; templates are pipelines, the math is printed from terms."""
-
-from fusegen.emit.driver import emit
-
-__all__ = ["emit"]

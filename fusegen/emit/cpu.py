@@ -1,133 +1,24 @@
-"""The CPU: C++ with SIMD and OpenMP; kernels of points, rows, columns and scans, and the spelling of operations."""
+"""The CPU: C++ with SIMD and OpenMP; loops over axes, files of three parts, and the spelling of operations."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.dtypes import DType
-from fusegen.emit.environment import EVERYTHING, Uses, banner, c_text, primitives_of, render
+from fusegen.emit.environment import EVERYTHING, Uses, banner, c_text, primitives_of
 from fusegen.emit.math import Form, Language, Precedence, bitwise, function, function_text
-from fusegen.emit.reductions import (
-    column_sum,
-    kinds,
-    phase_views,
-    placed_accesses,
-    reduction_functions,
-    row_accesses,
-    row_functions,
-    view,
-)
-from fusegen.emit.views import call_view, checks_view, cpu_offsets, decode, entry, fragment, kernel_parameters
+from fusegen.emit.views import decode, entry, kernel_parameters
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Axes, literal, product
-from fusegen.schedule.bodies import Body, ColumnBody, PointwiseBody, RowBody, ScanBody
+from fusegen.ir.symbolic import Axes, product
 from fusegen.schedule.kernel import Kernel
 from fusegen.schedule.math import Function
 from fusegen.schedule.names import identifier
-from fusegen.schedule.plan import RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source, section
 from fusegen.target import Target
 
-# Row kernels and the combination of column sums in C++.
-
-
-_CHUNKS = 32  # one after the other: so few that sums are as near as torch's, so many that pairs cost nothing
-
-
-def emit_rows(kernel: Kernel, launch: Launch, target: Target) -> Source:
-    """The source of a row kernel."""
-    body = kernel.body
-    assert isinstance(body, RowBody)
-    offsets = cpu_offsets(kernel).found_first([*row_accesses(body), *placed_accesses(body)], body.column_axes.symbols)
-    checks = checks_view(body.checks, offsets, body.column_axes)
-    lane_axis = body.column_axes.symbols[-1]
-    partials = {a.name: fragment(a, offsets, lane_axis) for a in body.partials}
-    columns = [view(r) for p in body.phases for r in p.column_sums]
-    extent = product(body.column_axes.extents)
-    pipeline = render(
-        f"cpu/rows/{_pipeline(body.plan)}.cpp.jinja",
-        names=names_of(kernel),
-        rows=c_text(product(body.row_axes.extents)),
-        columns=c_text(extent),
-        columns_known=literal(extent) is not None,
-        row_decode=[*decode(body.row_axes, "row", "Index"), *offsets.lines.values(), *checks.once],
-        checks=checks.lanes,
-        nest=NestView.of(body.column_axes, "column_outer"),
-        phases=phase_views(body, offsets),
-        kinds=kinds(r for p in body.phases for r in (*(s.reduction for s in p.segments), *p.reductions)),
-        sum_arrays=[component for r in columns for component in r.components],
-        sums=[(r, [partials[name] for name, _ in r.components]) for r in columns],
-        plan=body.plan,
-        pairwise=_pairwise(body),
-    )
-    reductions = [r for p in body.phases for r in (*(s.reduction for s in p.segments), *p.reductions, *p.column_sums)]
-    math = math_text([*reduction_functions(reductions), *row_functions(body)])
-    return assemble(launch, target, math, pipeline)
-
-
-def _pairwise(body: RowBody) -> int:
-    """Chunks after which what lanes have gathered is put aside, to be combined by pairs; 0 where rows are known to be no longer."""
-    *outer, last = (literal(extent) for extent in body.column_axes.extents)
-    if last is None or any(extent is None for extent in outer):
-        return _CHUNKS
-    chunks = -(-last // body.plan.lanes) * math.prod(extent for extent in outer if extent is not None)
-    return _CHUNKS if chunks > _CHUNKS else 0
-
-
-def _pipeline(plan: RowPlan) -> str:
-    """The template of a plan."""
-    return "tiles" if plan.tiled else "parts" if plan.resident else "rows"
-
-
-def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
-    """The source of the kernel that combines column sums."""
-    body = kernel.body
-    assert isinstance(body, ColumnBody)
-    offsets = cpu_offsets(kernel)
-    lane_axis = body.column_axes.symbols[-1]
-    pipeline = render(
-        "cpu/columns.cpp.jinja",
-        names=names_of(kernel),
-        nest=NestView.of(body.column_axes, "row"),
-        sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
-        parts=body.parts,
-        plan=body.plan,
-    )
-    math = math_text(reduction_functions(s.reduction for s in body.sums))
-    return assemble(launch, target, math, pipeline)
-
-
-def emit_pointwise(kernel: Kernel, launch: Launch, target: Target) -> Source:
-    """The source of a pointwise kernel."""
-    body = kernel.body
-    assert isinstance(body, PointwiseBody)
-    lane_axis = body.axes.symbols[-1]
-    offsets = cpu_offsets(kernel).found_first(body.reads, [lane_axis])
-    placed = cpu_offsets(kernel).found_first(body.writes, [lane_axis])
-    checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
-    reads = [fragment(a, offsets, lane_axis) for a in body.reads]
-    pipeline = render(
-        "cpu/pointwise.cpp.jinja",
-        names=names_of(kernel),
-        nest=NestView.of(body.axes, "row"),
-        indices=[*offsets.lines.values(), *checks.once],
-        checks=checks.lanes,
-        reads=reads,
-        places=[*placed.lines.values()],
-        writes=[replace(fragment(a, placed, lane_axis), checked=kernel.checks) for a in body.writes],
-        call=call_view(body.call, offsets, lane_axis),
-        plan=body.plan,
-    )
-    return assemble(launch, target, math_text([body.call.function]), pipeline)
-
-
 # Loop nests over axes: chunks run along the last axis, all others are one loop.
-
-
-# Pointwise kernels in C++.
 
 
 @dataclass(frozen=True)
@@ -165,32 +56,6 @@ class NestView:
     def flat(self) -> bool:
         """Whether there is only one axis."""
         return not self.outer
-
-
-def emit_scan(kernel: Kernel, launch: Launch, target: Target) -> Source:
-    """The source of a scan's kernel."""
-    body = kernel.body
-    assert isinstance(body, ScanBody)
-    offsets = cpu_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
-    checks = checks_view(body.checks, offsets, body.column_axes)
-    lane_axis = body.column_axes.symbols[-1]
-    reads = [fragment(a, offsets, lane_axis) for a in body.reads]
-    pipeline = render(
-        "cpu/scan.cpp.jinja",
-        names=names_of(kernel),
-        rows=c_text(product(body.row_axes.extents)),
-        columns=c_text(product(body.column_axes.extents)),
-        row_decode=[*decode(body.row_axes, "row", "Index"), *offsets.lines.values(), *checks.once],
-        checks=checks.lanes,
-        reads=reads,
-        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
-        scans=[view(r) for r in body.scans],
-        lift=call_view(body.lift, offsets, lane_axis),
-        finish=call_view(body.finish, offsets, lane_axis),
-        plan=body.plan,
-    )
-    math = math_text([*reduction_functions(body.scans), body.lift.function, body.finish.function])
-    return assemble(launch, target, math, pipeline)
 
 
 @dataclass(frozen=True)
@@ -334,12 +199,3 @@ CPP = Language(
     nan={DType.FLOAT32: '__builtin_nanf("")', DType.FLOAT64: '__builtin_nan("")'},
 )
 """The language of every CPU kernel."""
-
-
-EMITTERS: dict[type[Body], Callable[[Kernel, Launch, Target], Source]] = {
-    PointwiseBody: emit_pointwise,
-    RowBody: emit_rows,
-    ColumnBody: emit_columns,
-    ScanBody: emit_scan,
-}
-"""The emitter of each kind of kernel."""

@@ -23,9 +23,7 @@ from fusegen.files import read_regular, sealed, unsealed, write_atomically
 from fusegen.ir.formula import integer_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Index
-from fusegen.schedule.bodies import RowBody
 from fusegen.schedule.program import Launch
-from fusegen.schedule.report import launch_words, row_reason
 from fusegen.settings import cache_folder
 from fusegen.source import Primitive, Source
 from fusegen.target import Backend, Target
@@ -76,11 +74,11 @@ def needed(lines: Sequence[str], text: str) -> list[str]:
 
 def banner(launch: Launch, target: Target) -> str:
     """Lines of comment; grid and bytes are formulas of the sizes."""
-    lines = [f"{launch.kernel.name}: {launch_words(launch)}, emitted by fusegen for {target.name}."]
+    lines = [f"{launch.kernel.name}: {launch.words}, emitted by fusegen for {target.name}."]
     body = launch.kernel.body
     if target.backend is not Backend.CPU:
         shared = f", {launch.shared_bytes} bytes of shared memory" if launch.shared_bytes else ""
-        reason = f": {row_reason(body.plan, sums_columns=bool(body.partials))}" if isinstance(body, RowBody) else ""
+        reason = f": {body.reason}" if body.reason else ""
         lines.append(f"Grid {launch.grid}, block {launch.block}{shared}{reason}.")
     lines.append(f"Reads {launch.traffic.read} bytes, writes {launch.traffic.written}.")
     return "\n".join(f"// {line}" for line in lines)

@@ -7,15 +7,19 @@ computes all of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 from fusegen.dtypes import DType
-from fusegen.ir.ops import Op
+from fusegen.ir.graph import Node
+from fusegen.ir.ops import Family, Op
 from fusegen.ir.reductions import SHORT_ROW, operation_of
 from fusegen.ir.symbolic import literal, same
 from fusegen.passes.algebra import Value
-from fusegen.passes.fuse.rows import MOST, is_of_few
+
+MOST = 16
+"""Values of a row that a kernel computes one by one."""
 
 _LONGEST_ORDER = 1024
 """Elements of a row up to which a kernel puts all of it in order. On an H100, 8192 rows of 64 take 22 µs, by torch 60; of 1024 258
@@ -29,6 +33,27 @@ _ABOVE = 0x7F800002 << 32
 """A number above all keys, and exact as a float64."""
 
 _EXTREMES = (Op.MAX, Op.MIN)
+
+
+def is_of_few(nodes: Sequence[Node], position: int) -> bool:
+    """True if a value is computed, point by point, of numbers of a row that stand side by side."""
+    last = len(nodes[position].shape) - 1
+    stack, seen = [position], set[int]()
+    while stack:
+        position = stack.pop()
+        node = nodes[position]
+        if position in seen:
+            continue
+        seen.add(position)
+        if node.op is Op.CONCAT and node.attr("dim") == last and all(_is_number_of_row(nodes[a], last) for a in node.args):
+            return True
+        if node.family is Family.POINTWISE or node.op in (Op.EXPAND, Op.SLICE):
+            stack += node.args
+    return False
+
+
+def _is_number_of_row(node: Node, last: int) -> bool:
+    return len(node.shape) == last + 1 and same(node.shape[last], 1) and node.family is Family.REDUCTION
 
 
 def first_few(x: Value) -> Value | None:

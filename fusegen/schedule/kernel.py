@@ -4,11 +4,83 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fusegen.dtypes import DType
-from fusegen.schedule.bodies import Body
+from fusegen.ir.symbolic import Dim
 from fusegen.schedule.math import Fast, Function, Parameter, Result
 from fusegen.schedule.terms import Leaf, Term, Terms
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layout of a kernel on the machine: a frozen dataclass a pipeline, chosen by pure heuristics.
+
+    Attributes:
+        fixes_threads: whether its threads a block are its own; else they can be as many as those of launches beside it.
+    """
+
+    fixes_threads: ClassVar[bool] = True
+
+    @property
+    def traits(self) -> tuple[str, tuple[float, ...]]:
+        """What it has in common with plans for other sizes: a kind, and numbers of which a factor of two counts as one."""
+        raise NotImplementedError(type(self).__name__)
+
+    @property
+    def words(self) -> str:
+        """What tells it from the others that a launch could have."""
+        raise NotImplementedError(type(self).__name__)
+
+
+class Body:
+    """What kernels of one pipeline do: a frozen dataclass a pipeline, with the functions, how operands are touched, and the plan.
+
+    Attributes:
+        plan: its layout.
+        can_be_part: whether it needs nothing but its blocks, so that several launches can be parts of one.
+    """
+
+    plan: Plan
+    can_be_part: ClassVar[bool] = False
+
+    @property
+    def chosen(self) -> Plan | None:
+        """The plan, where it is one of several that would do."""
+        return None
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that can reach each other's shared memory."""
+        return 1
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """Blocks that registers must leave room for on a multiprocessor."""
+        return 1
+
+    @property
+    def counts(self) -> tuple[Dim, ...]:
+        """How many rows and columns it goes through, where it reduces or scans them."""
+        return ()
+
+    @property
+    def tile_dtypes(self) -> frozenset[DType]:
+        """Types of what comes and leaves tile by tile, of which there may be no pointer."""
+        return frozenset()
+
+    @property
+    def reason(self) -> str:
+        """Why it is laid out as it is on a GPU; empty where the plan says it all."""
+        return ""
+
+    def words(self, kind: str) -> str:
+        """What it is, and how it is laid out.
+
+        Args:
+            kind: of the group that it computes, in words.
+        """
+        return kind
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 
+from fusegen.fusion.groups import Group, computed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.symbolic import literal, product
-from fusegen.passes.fuse.groups import Group, computed
 from fusegen.schedule.program import Launch
 
 _DIMS = ("dim", "dims", "part")
@@ -32,7 +32,7 @@ def extents(launch: Launch, sizes: Mapping[str, int]) -> tuple[int, int]:
 def _lines(graph: Graph, group: Group) -> Iterator[str]:
     inside = computed(graph, group)
     numbers = {position: number for number, position in enumerate(sorted({*group.inputs, *inside}))}
-    yield f"{group.kind.value} {group.domain.rows} {group.domain.columns} {[numbers[p] for p in group.outputs]}"
+    yield f"{group.kind.name} {group.domain.rows} {group.domain.columns} {[numbers[p] for p in group.outputs]}"
     if graph.fast_math:
         yield "fast math"
     for position, number in numbers.items():

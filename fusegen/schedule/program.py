@@ -10,13 +10,13 @@ from typing import TypeAlias, cast
 
 import sympy
 
+from fusegen.fusion import Group
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula, numbers_of
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import memory_shape
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product, simplify_dim
-from fusegen.passes.fuse import Group
 from fusegen.program.call import (
     Buffer,
     Call,
@@ -38,10 +38,8 @@ from fusegen.program.call import (
 )
 from fusegen.program.formula import Formula, formula_of, size
 from fusegen.program.numbers import Numbers
-from fusegen.schedule.bodies import Body, PointwiseBody, RowBody, ScanBody, TileBody
-from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.kernel import Kernel, Plan
 from fusegen.schedule.names import scalar_identifier
-from fusegen.schedule.plan import LanePlan
 from fusegen.target import Target
 from fusegen.threads import cached_property
 
@@ -95,22 +93,27 @@ class Launch:
     shared_bytes: int
     traffic: Traffic
     extra: tuple[Formula, ...] = ()
-    candidates: tuple[LanePlan, ...] = ()
+    candidates: tuple[Plan, ...] = ()
     overlaps: bool = False
     part: int = 0
 
     def __repr__(self) -> str:
-        return f"<launch of {self.kernel.name}: {self.group.kind.value}, grid {self.grid}, block {self.block}>"
+        return f"<launch of {self.kernel.name}: {self.group.kind.name}, grid {self.grid}, block {self.block}>"
 
     @property
-    def plan(self) -> LanePlan | None:
+    def words(self) -> str:
+        """What it is, and how its body is laid out."""
+        return self.kernel.body.words(self.group.kind.name)
+
+    @property
+    def plan(self) -> Plan | None:
         """The plan that was chosen of several."""
-        return self.kernel.body.plan if isinstance(self.kernel.body, (PointwiseBody, TileBody, RowBody)) else None
+        return self.kernel.body.chosen
 
     @property
     def cluster(self) -> int:
         """Blocks that can reach each other's shared memory."""
-        return self.kernel.body.plan.cluster if isinstance(self.kernel.body, RowBody) else 1
+        return self.kernel.body.cluster
 
     @property
     def call(self) -> KernelLaunch:
@@ -340,7 +343,7 @@ class Program:
             steps=tuple(_call_of(step) for step in self._together),
             results=self.results,
             scalars=Numbers(derived.lines, tuple((scalar_identifier(name), place) for name, place in derived.results)),
-            counts=tuple(dict.fromkeys(count for launch in self.launches for count in _counts(launch.kernel.body))),
+            counts=tuple(dict.fromkeys(count for launch in self.launches for count in map(formula, launch.kernel.body.counts))),
             keys=tuple(RandomKey(b.key, self._key_source(b)) for b in self.buffers if b.role is Role.RANDOM),
         )
 
@@ -387,10 +390,3 @@ def sum_bytes(blocks: Blocks) -> Formula:
     """The bytes of all that the blocks of a loop add to."""
     sums = (spec for spec, is_sum in zip(blocks.results, blocks.sums, strict=True) if is_sum)
     return formula(simplify_dim(sum((product(spec.shape) * spec.dtype.itemsize for spec in sums), sympy.Integer(0))))
-
-
-def _counts(body: Body) -> tuple[Formula, ...]:
-    """How many rows and columns a kernel goes through that reduces or scans them."""
-    if not isinstance(body, (RowBody, ScanBody)):
-        return ()
-    return formula(product(body.row_axes.extents)), formula(product(body.column_axes.extents))

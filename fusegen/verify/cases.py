@@ -19,7 +19,10 @@ import torch
 from torch import Tensor
 
 from fusegen.dtypes import DType, from_torch
-from fusegen.passes.fuse import GroupKind
+from fusegen.families.attention.match import ATTENTION
+from fusegen.families.gemm.epilogue import CONTRACTION
+from fusegen.families.rows.match import COLUMN, ROW, ROW_COLUMN
+from fusegen.fusion import GroupKind
 from fusegen.specs.operands import COUNTS
 from fusegen.specs.spec import Arguments, Spec
 from fusegen.threads import cached_property
@@ -348,9 +351,9 @@ class _Cases:
 
     def long_rows(self) -> Iterator[Case]:
         """Every way of keeping a row: by a warp, by a block, in shared memory, not at all."""
-        if not self.kinds & {GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN}:
+        if not self.kinds & {ROW, COLUMN, ROW_COLUMN}:
             return
-        if GroupKind.CONTRACTION in self.kinds:  # whose weights would be larger than any memory
+        if CONTRACTION in self.kinds:  # whose weights would be larger than any memory
             yield from (self.case(f"rows of {n}", self.sized(dict.fromkeys(self.features, n))) for n in (200, 256, 12000))
             return
         few = {} if self.counted == 1 else {**dict.fromkeys(self.rows, 1), self.rows[-1]: 7}
@@ -358,14 +361,14 @@ class _Cases:
             yield self.case(f"rows of {features}", self.sized(few | dict.fromkeys(self.features, features)))
         many = few | dict.fromkeys(self.features, 24576) | {self.rows[-1]: max(1, 300 // self.counted)}
         yield self.case("many staged rows", self.sized(many))
-        if GroupKind.ROW_COLUMN in self.kinds:  # of fewer rows the columns may be summed apart
+        if ROW_COLUMN in self.kinds:  # of fewer rows the columns may be summed apart
             for features, rows in ((512, 40000), (2200, 10000)):
                 sizes = self.sized(dict.fromkeys(self.features, features) | {self.rows[-1]: rows})
                 yield self.case(f"many rows of {features}", sizes)
 
     def products(self) -> Iterator[Case]:
         """Tiles of every width, some not full; operands that are contiguous along their other dim."""
-        if GroupKind.CONTRACTION not in self.kinds:
+        if CONTRACTION not in self.kinds:
             return
         for features in (64, 96, 136, 192, 264, 520):
             yield self.case(f"product of {features}", self.sized(dict.fromkeys(self.features, features) | {self.rows[-1]: 200}))
@@ -381,7 +384,7 @@ class _Cases:
 
     def attention(self) -> Iterator[Case]:
         """Both widths of heads, with tiles of queries and of keys that are not full."""
-        if GroupKind.ATTENTION not in self.kinds:
+        if ATTENTION not in self.kinds:
             return
         queries, keys = self.rows[-2:]
         for width in (self.wide(1, 0), self.wide(2, 0)):

@@ -167,10 +167,10 @@ def _planned_step(step: Step) -> str:
     if isinstance(step, LibraryProduct):
         return "library product"
     if isinstance(step, LoopStep):
-        return f"{step.group.kind.value}: {', '.join(plan_words(step.body))}"
+        return f"{step.group.kind.name}: {', '.join(plan_words(step.body))}"
     if isinstance(step, LibraryStep):
-        return f"{step.group.kind.value}: {step.function}"
-    return f"{step.group.kind.value}: {' '.join(_plan_fields(step))}"
+        return f"{step.group.kind.name}: {step.function}"
+    return f"{step.group.kind.name}: {' '.join(_plan_fields(step))}"
 
 
 def _plan_fields(launch: Launch) -> list[str]:

@@ -14,8 +14,8 @@ from fusegen import target as targets
 from fusegen import tuning
 from fusegen.compiler import backends, forms
 from fusegen.compiler.emulator import Buffer, EmulatedSource, emulate
-from fusegen.schedule.heuristics import rows
-from fusegen.schedule.plan import LanePlan
+from fusegen.families.rows import heuristics
+from fusegen.schedule.kernel import Plan
 from fusegen.timing import Call, Times
 
 Launch = Callable[..., None]
@@ -68,18 +68,18 @@ def compared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(tuning, "_in_order", lambda launch: list({_form(p): p for p in in_order(launch)[::-1]}.values())[::-1])
 
 
-def _form(plan: LanePlan) -> tuple[object, ...]:
+def _form(plan: Plan) -> tuple[object, ...]:
     """What a plan's text depends on beside its numbers: of most of these, whether they are 0, 1 or more."""
     given = {each.name: getattr(plan, each.name) for each in fields(plan)}
     numbers = [value if name == "lanes" or type(value) is not int else min(value, 2) for name, value in given.items()]
-    return type(plan), *numbers, (plan.threads > 32) - (plan.threads < 32), getattr(plan, "finishes", False)
+    return type(plan), *numbers, (given["threads"] > 32) - (given["threads"] < 32), getattr(plan, "finishes", False)
 
 
 @pytest.fixture
 def small_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of few processors, whose blocks share rows of a few thousand elements."""
-    monkeypatch.setattr(rows, "_STAGING", ((2, 1), (4, 1), (1, 1)))
-    monkeypatch.setattr(rows, "_STAGING_THREADS", range(32, 1025))
-    monkeypatch.setattr(rows, "_STAGED_GROUPS", 32)
-    monkeypatch.setattr(rows, "_STAGED_SHARE", 32)
+    monkeypatch.setattr(heuristics, "_STAGING", ((2, 1), (4, 1), (1, 1)))
+    monkeypatch.setattr(heuristics, "_STAGING_THREADS", range(32, 1025))
+    monkeypatch.setattr(heuristics, "_STAGED_GROUPS", 32)
+    monkeypatch.setattr(heuristics, "_STAGED_SHARE", 32)
     monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=16))

@@ -15,11 +15,11 @@ from fusegen.compiler.backends import Machine, emulated_machine
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.emulator import EARLY, EmulatedSource, Timing, load_emulated
 from fusegen.compiler.forms import Forms
+from fusegen.families.gemm.choose import Choice, choose
+from fusegen.families.gemm.heuristics import Expected
+from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
-from fusegen.passes.fuse import Group
 from fusegen.runtime.bound import scalars_of
-from fusegen.schedule.choose import Choice, choose
-from fusegen.schedule.heuristics.contraction import Expected
 from fusegen.source import Source
 from fusegen.target import Target
 from tests.naming import case

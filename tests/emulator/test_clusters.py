@@ -13,10 +13,10 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler import backends
 from fusegen.compiler.emulator import EARLY, Timing
+from fusegen.families.rows import heuristics
+from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.lowered import Lowered
-from fusegen.schedule.heuristics import rows
 from fusegen.schedule.lower import context
-from fusegen.schedule.plan import Persistence, RowPlan
 from fusegen.schedule.program import Launch
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn
@@ -29,9 +29,9 @@ emulated = pytest.mark.usefixtures("own_cache", "emulated", "made_up_times", "sm
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block holds so little that rows of a few thousand elements are shared by several."""
-    monkeypatch.setattr(rows, "_MOST_THREADS", 128)
-    monkeypatch.setattr(rows, "_CLUSTER_BLOCKS", (96, 128))
-    monkeypatch.setattr(rows, "_MOST_ELEMENTS", 16)
+    monkeypatch.setattr(heuristics, "_MOST_THREADS", 128)
+    monkeypatch.setattr(heuristics, "_CLUSTER_BLOCKS", (96, 128))
+    monkeypatch.setattr(heuristics, "_MOST_ELEMENTS", 16)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def shared_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[RowPlan]]
             taken.append(next(p for p in found if getattr(p, "cluster", 1) == cluster))
             return taken[-1]
 
-        monkeypatch.setattr(rows, "_CLUSTERS", (cluster,))
+        monkeypatch.setattr(heuristics, "_CLUSTERS", (cluster,))
         monkeypatch.setattr(context.Context, "chosen", chosen)
         return taken
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.schedule.lower import context
-from fusegen.schedule.plan import Persistence, RowPlan
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

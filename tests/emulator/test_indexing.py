@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.passes.fuse import GroupKind
+from fusegen.families.attention.match import ATTENTION
+from fusegen.families.gemm.epilogue import CONTRACTION
+from fusegen.families.pointwise.lower import POINTWISE
+from fusegen.families.rows.match import ROW
+from fusegen.fusion import GroupKind
 from tests.emulator.test_epilogues import BF16, heads, tensor, weight
 from tests.unit.indexed import indices
-
-POINTWISE, ROW = GroupKind.POINTWISE, GroupKind.ROW
-CONTRACTION, ATTENTION = GroupKind.CONTRACTION, GroupKind.ATTENTION
 
 
 def residual_rows(x: Tensor, w: Tensor, table: Tensor, ids: Tensor) -> Tensor:

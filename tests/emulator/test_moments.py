@@ -13,11 +13,11 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler.passes import forget_programs
+from fusegen.families.rows import heuristics
+from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.ir.ops import Op
 from fusegen.passes import moments
-from fusegen.schedule.heuristics import rows
 from fusegen.schedule.lower import context
-from fusegen.schedule.plan import Persistence, RowPlan
 from tests.naming import case
 from tests.unit.eager import agree, randn
 
@@ -35,7 +35,7 @@ def all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers of one block hold no row of a few thousand elements."""
-    monkeypatch.setattr(rows, "_MOST_REGISTERS", 2)
+    monkeypatch.setattr(heuristics, "_MOST_REGISTERS", 2)
 
 
 def norm(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import forms
-from fusegen.schedule.plan import LanePlan, RowPlan
+from fusegen.families.rows.plan import RowPlan
+from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
 from tests.unit.eager import agree, ints, randn
 
@@ -56,9 +57,9 @@ def test_every_plan(name: str) -> None:
 
 def test_rows_are_worked_on_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread without a row goes along with the last one, which others write over."""
-    found: list[LanePlan] = []
+    found: list[Plan] = []
 
-    def preferred(launch: Launch, *_: object) -> LanePlan:
+    def preferred(launch: Launch, *_: object) -> Plan:
         found.append(next(plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.threads < 32))
         return found[-1]
 

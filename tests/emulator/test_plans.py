@@ -14,8 +14,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import target as targets
 from fusegen.compiler import backends, variants
-from fusegen.schedule.bodies import RowBody
-from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.families.rows.plan import Persistence, RowBody, RowPlan
 from fusegen.target import Target
 from tests.naming import case
 from tests.unit.eager import agree, randn

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import forms
-from fusegen.schedule.plan import LanePlan, Persistence, RowPlan
+from fusegen.families.rows.plan import Persistence, RowPlan
+from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
 from tests.naming import case
 from tests.unit.eager import agree, randn
@@ -134,7 +135,7 @@ def test_rows_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that share a row, in registers or staged: each holds whole segments."""
     for name, persistence in {"held": Persistence.REGISTERS, "staged": Persistence.STAGED}.items():
 
-        def preferred(launch: Launch, *_: object, persistence: Persistence = persistence) -> LanePlan:
+        def preferred(launch: Launch, *_: object, persistence: Persistence = persistence) -> Plan:
             plans = (plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is persistence)
             return next(plan for plan in plans if plan.cluster > 1)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler import backends
 from fusegen.compiler.emulator import EARLY, Timing
+from fusegen.families.rows.plan import RowPlan
 from fusegen.schedule.lower import context
-from fusegen.schedule.plan import RowPlan
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.schedule.bodies import RowBody
-from fusegen.schedule.plan import Persistence, RowPlan
+from fusegen.families.rows.plan import Persistence, RowBody, RowPlan
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fusegen import target as targets
 from fusegen.compiler import backends, forms
-from fusegen.schedule.plan import LanePlan, Persistence, RowPlan
+from fusegen.families.rows.plan import Persistence, RowPlan
+from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn
@@ -35,7 +36,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Choose:
     def planned(wanted: Callable[[RowPlan], bool]) -> list[RowPlan]:
         found: list[RowPlan] = []
 
-        def preferred(launch: Launch, *_: object) -> LanePlan | None:
+        def preferred(launch: Launch, *_: object) -> Plan | None:
             rows = [plan for plan in launch.candidates if isinstance(plan, RowPlan)]
             found.extend([plan for plan in rows if wanted(plan)][:1])
             return found[-1] if rows else None

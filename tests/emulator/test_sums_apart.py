@@ -11,8 +11,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import forms
-from fusegen.passes.fuse import GroupKind
-from fusegen.schedule import ranking
+from fusegen.families.rows import family
+from fusegen.families.rows.match import COLUMN, ROW
 from fusegen.specs.registry import SPECS
 from tests.naming import case
 from tests.unit.eager import agree, randn
@@ -49,13 +49,13 @@ def test_two_kernels_give_what_torch_gives(names: Sequence[str]) -> None:
         function, inputs = CASES[name]
         with case(name):
             launches = fg.kernel(function).lower(*inputs, target="sm_90a").program.launches
-            assert {launch.group.kind for launch in launches} == {GroupKind.ROW, GroupKind.COLUMN}
+            assert {launch.group.kind for launch in launches} == {ROW, COLUMN}
             agree(function, inputs)
 
 
 @pytest.mark.usefixtures("made_up_times", "compared")
 def test_two_kernels_can_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "is_faster_apart", ranking.is_faster_apart)  # which `made_up_times` does not ask
+    monkeypatch.setattr(forms, "is_faster_apart", family.is_faster_apart)  # which `made_up_times` does not ask
     function, inputs = CASES["a norm"]
     tuned = fg.tune(fg.kernel(function), *inputs)
     assert len(tuned.launches) == 2

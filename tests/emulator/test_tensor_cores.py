@@ -15,11 +15,11 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler.emulator import Timing
+from fusegen.families.attention.lower import _PLANS
+from fusegen.families.gemm.choose import Choice
+from fusegen.families.gemm.heuristics import Expected, candidates, shape_of
+from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
-from fusegen.passes.fuse import Group
-from fusegen.schedule.choose import Choice
-from fusegen.schedule.heuristics.contraction import Expected, candidates, shape_of
-from fusegen.schedule.lower.attention import _PLANS
 from fusegen.target import Target
 from tests.emulator import tensor_cores
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, UNIT, check, run

@@ -14,7 +14,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import target as targets
 from fusegen.compiler import backends, variants
-from fusegen.schedule.plan import TilePlan
+from fusegen.families.pointwise.plan import TilePlan
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.passes.fuse import GroupKind
+from fusegen.families.gemm.epilogue import CONTRACTION
+from fusegen.families.rows.match import ROW
 from tests.emulator.tensor_cores import EVERY_TIMING, ONCE, results
 from tests.emulator.test_epilogues import BF16, compare, tensor, weight
 
@@ -59,7 +60,7 @@ def test_rows_are_read_once(half: int, target: str) -> None:
     for function, given in cases.items():
         many = [torch.empty(4096 if len(t) == len(given[0]) else len(t), *t.shape[1:], dtype=BF16, device="meta") for t in given]
         low = fg.kernel(function).lower(*many, target=target)
-        assert [group.kind for group in low.groups] == [GroupKind.CONTRACTION, GroupKind.ROW]
+        assert [group.kind for group in low.groups] == [CONTRACTION, ROW]
         wide = low.graph.nodes[low.groups[0].anchors[0]].shape[-1]
         assert all(low.graph.nodes[p].shape[-1] != wide for p in low.groups[1].inputs)
     for function, got in results(cases, target, 1, ONCE if target == "sm_80" else EVERY_TIMING[1:3]):

@@ -12,10 +12,11 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import FusegenError
+from fusegen.families.attention.match import ATTENTION
+from fusegen.families.library import LIBRARY_CALL
 from fusegen.ir.ops import Op
 from fusegen.ir.reference import evaluate, widen
 from fusegen.lowered import Lowered
-from fusegen.passes.fuse import GroupKind
 from fusegen.program.call import Role
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import LibraryProduct, LibraryStep
@@ -195,8 +196,8 @@ def claims(prepared: Prepared, *, sharp: bool = False) -> tuple[tuple[Tensor, ..
         scalars,
         approximate=low.target.name != "cpu",
         stored=stored,
-        streamed=bool(kinds & {GroupKind.ATTENTION, GroupKind.CALL}),
-        masked_by_sums=GroupKind.CALL in kinds,
+        streamed=bool(kinds & {ATTENTION, LIBRARY_CALL}),
+        masked_by_sums=LIBRARY_CALL in kinds,
         factor=4.0 if device == "cuda" else 1.0,
         sharp=sharp,
     )

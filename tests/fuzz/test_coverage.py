@@ -11,8 +11,11 @@ import fusegen as fg
 from fusegen.compiler import forms
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
+from fusegen.families.attention.match import ATTENTION
+from fusegen.families.gemm.epilogue import CONTRACTION
+from fusegen.families.library import LOOP
+from fusegen.fusion import GroupKind
 from fusegen.ir.ops import Op
-from fusegen.passes.fuse import GroupKind
 from tests.fuzz.batch import drawn
 from tests.fuzz.program import Program
 from tests.fuzz.rules import OF_SERIES, OF_STATISTICS, OF_WRITES
@@ -25,8 +28,8 @@ CHOSEN_BY_SIZE = {Op.ATTENTION, Op.ATTENTION_BACKWARD, Op.BLOCKS}
 OF_GPUS = {Op.SORTED}
 """Operations that kernels for GPUs alone have: on the CPU torch puts whole rows in order."""
 KINDS = {
-    "cpu": set(GroupKind) - {GroupKind.CONTRACTION, GroupKind.ATTENTION, GroupKind.LOOP},
-    "sm_90a": set(GroupKind) - {GroupKind.LOOP},
+    "cpu": set(GroupKind) - {CONTRACTION, ATTENTION, LOOP},
+    "sm_90a": set(GroupKind) - {LOOP},
 }
 """Kinds of groups that a target has: products and attention are the library's on the CPU; loops are for larger values."""
 

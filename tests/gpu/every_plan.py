@@ -19,11 +19,12 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import tuning
-from fusegen.schedule.plan import LanePlan
+from fusegen.schedule.kernel import Plan
 from fusegen.timing import Call, Times
 from fusegen.tuning import _check_alike
 from tests.gpu.test_mma import by_warps
-from tests.tools.lanes import bias_gelu, layer_norm_gelu_add
+from tests.gpu.test_slices import layer_norm_gelu_add
+from tests.tools.lanes import bias_gelu
 
 BF16, F32 = torch.bfloat16, torch.float32
 Case = tuple[Callable[..., Any], tuple[tuple[tuple[int, ...], torch.dtype], ...]]
@@ -121,7 +122,7 @@ def _untimed(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times]:
     return dict.fromkeys(calls, Times(0.0, 0.0, 0.0))
 
 
-def _alike_on_the_host(name: str, plan: LanePlan, *results: Sequence[Any]) -> None:
+def _alike_on_the_host(name: str, plan: Plan, *results: Sequence[Any]) -> None:
     _check_alike(name, plan, *([t.cpu() if isinstance(t, Tensor) else t for t in each] for each in results))
 
 

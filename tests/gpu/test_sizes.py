@@ -35,7 +35,7 @@ def randn(*shape: int) -> Tensor:
 
 
 def kinds(kernel: Kernel[..., object], *inputs: Tensor) -> list[str]:
-    return [group.kind.value for group in kernel.lower(*inputs).groups]
+    return [group.kind.name for group in kernel.lower(*inputs).groups]
 
 
 def close(got: Tensor, wanted: Tensor, tolerance: float = 2e-2) -> None:

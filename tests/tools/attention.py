@@ -1,6 +1,6 @@
 """The time that attention takes on this machine's GPU, by a kernel of ours and by torch's.
 
-`fusegen/schedule/attention_cost.py` was fitted to it. ``python -m tests.tools.attention FILE.json`` measures.
+`fusegen/families/attention/cost.py` was fitted to it. ``python -m tests.tools.attention FILE.json`` measures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bench.record import environment
 from fusegen.compiler.backends import machine_of
-from fusegen.schedule.attention_cost import AttentionSize
+from fusegen.families.attention.cost import AttentionSize
 from fusegen.timing import Call, interleaved, timer_name
 from tests.tools.products import variant_of, write_cases
 

@@ -1,5 +1,5 @@
-"""What points, rows and sums of columns take on this machine's GPU, with each plan: what `fusegen/schedule/lane_cost.py` and
-`fusegen/schedule/column_cost.py` were fitted to.
+"""What points, rows and sums of columns take on this machine's GPU, with each plan: what `fusegen/families/rows/cost.py` and
+`fusegen/families/rows/column_cost.py` were fitted to.
 
 ``python -m tests.tools.lanes FILE.json [SECONDS] [lanes|columns] [LONGEST]`` measures cases in a fixed random order until the
 time is over. With a longest row, it measures shorter ones alone, in place of those that the file has of them.
@@ -24,7 +24,6 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.bench.record import Environment, environment
 from fusegen.files import write_atomically
-from fusegen.schedule.report import plan_words
 from fusegen.timing import timer_name
 from fusegen.tuning import measured
 
@@ -157,7 +156,7 @@ def measure(sweep: Sweep, seconds: float, longest: float = math.inf) -> Iterator
             if time.monotonic() > end:
                 return
             for launch in measured(kernel, *inputs(name, rows, columns, dtype, "cuda")).launches:
-                times = {plan_words(each.plan): round(each.times.median, 2) for each in launch.candidates if each.times}
+                times = {each.plan.words: round(each.times.median, 2) for each in launch.candidates if each.times}
                 yield Measured(name, rows, columns, str(dtype).removeprefix("torch."), times)
 
 

@@ -1,4 +1,4 @@
-"""What products take on this machine's GPU, with each plan and by the library: what `fusegen/schedule/cost.py` was fitted to.
+"""What products take on this machine's GPU, with each plan and by the library: what `fusegen/families/gemm/cost.py` was fitted to.
 
 ``python -m tests.tools.products FILE.json`` measures products of few and of many rows, ``… FILE.json epilogues`` those of
 training, whose epilogues read and write several values an element. Weights are cold: there are more of them than a cache holds.
@@ -24,11 +24,11 @@ from fusegen.bench.record import Environment, environment
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.forms import Choose, Forms
+from fusegen.families.gemm.choose import Choice
+from fusegen.families.gemm.heuristics import candidates, shape_of
+from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.files import write_atomically
 from fusegen.runtime.instructions import Runner
-from fusegen.schedule.choose import Choice
-from fusegen.schedule.heuristics.contraction import candidates, shape_of
-from fusegen.schedule.plan import ContractionPlan
 
 SHAPES = ((1024, 1024), (2048, 2048), (4096, 4096), (8192, 2048), (16384, 4096), (4096, 16384))
 ROWS = (8, 33, 64, 128, 192, 256, 512, 768, 1024, 2048, 4096, 8192)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.fusion import GroupKind
 from fusegen.lowered import Lowered
-from fusegen.passes.fuse import GroupKind
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

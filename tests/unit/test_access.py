@@ -10,10 +10,10 @@ import sympy
 import torch
 
 import fusegen as fg
+from fusegen.families.pointwise.plan import PointwiseBody
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Dim, axis_symbol, size_symbol, stride_symbol
 from fusegen.schedule.access import Access, Pattern, is_alike, vector_width
-from fusegen.schedule.bodies import PointwiseBody
 
 N = size_symbol("n")
 ROW, LANE = axis_symbol("i0"), axis_symbol("i1")

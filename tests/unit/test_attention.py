@@ -12,10 +12,12 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.dtypes import DType
+from fusegen.families.attention.lower import common_factor
+from fusegen.families.attention.match import ATTENTION
+from fusegen.families.pointwise.lower import POINTWISE
+from fusegen.fusion import GroupKind
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
-from fusegen.passes.fuse import GroupKind
-from fusegen.schedule.lower.attention import common_factor
 from fusegen.schedule.terms import Leaf, Term, Terms
 from tests.unit.lowering import lowered, meta
 from tests.unit.ptxas import figures
@@ -26,7 +28,7 @@ def qkv(width: int, keys: int = 256) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check(low: Lowered) -> None:
-    assert [group.kind for group in low.groups] == [GroupKind.ATTENTION]
+    assert [group.kind for group in low.groups] == [ATTENTION]
     for source in low.sources:
         found = figures(source)
         assert found.spilled == 0 and not found.warnings
@@ -107,7 +109,7 @@ def test_a_packed_tensor_and_an_epilogue_stay_in_one_kernel() -> None:
 
     qkv, gate = (torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in ((2, 100, 768), (2, 4, 100, 64)))
     low = fg.kernel(packed).lower(qkv, gate, target="sm_90a")
-    assert [group.kind for group in low.groups] == [GroupKind.ATTENTION]
+    assert [group.kind for group in low.groups] == [ATTENTION]
 
 
 def test_attention_that_is_needed_before_its_epilogue_is_not_computed_twice() -> None:
@@ -117,7 +119,7 @@ def test_attention_that_is_needed_before_its_epilogue_is_not_computed_twice() ->
 
     q, k, v = (torch.empty(2, 4, 100, 64, dtype=torch.bfloat16, device="meta") for _ in range(3))
     low = fg.kernel(both).lower(q, k, v, target="sm_90a")
-    assert [group.kind for group in low.groups] == [GroupKind.ATTENTION, GroupKind.POINTWISE]
+    assert [group.kind for group in low.groups] == [ATTENTION, POINTWISE]
 
 
 def test_what_only_looks_like_attention_is_not() -> None:
@@ -147,9 +149,9 @@ def test_what_only_looks_like_attention_is_not() -> None:
     def two_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.softmax(q @ k.mT + k @ q.mT, -1) @ v
 
-    assert kinds(plain) == [GroupKind.ATTENTION]
+    assert kinds(plain) == [ATTENTION]
     for function in (other_peak, other_mass, least, other_axis, two_products):
-        assert GroupKind.ATTENTION not in kinds(function), function.__name__
+        assert ATTENTION not in kinds(function), function.__name__
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float64])
@@ -160,7 +162,5 @@ def test_a_result_of_another_kind_is_no_epilogue(dtype: torch.dtype) -> None:
         return (plain(q, k, v) > 0).to(dtype)
 
     low = lowered(attend, *qkv(64))
-    assert GroupKind.POINTWISE in {group.kind for group in low.groups}
-    assert all(
-        low.graph.nodes[p].dtype.is_float for group in low.groups if group.kind is GroupKind.ATTENTION for p in group.outputs
-    )
+    assert POINTWISE in {group.kind for group in low.groups}
+    assert all(low.graph.nodes[p].dtype.is_float for group in low.groups if group.kind is ATTENTION for p in group.outputs)

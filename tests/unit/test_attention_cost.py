@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.schedule.attention_cost import AttentionSize, takes_library
+from fusegen.families.attention.cost import AttentionSize, takes_library
 
 MEASURED = Path(__file__).parents[2] / "docs/costs/attention-h100.json"
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fusegen as fg
+from fusegen.fusion import decide
 from fusegen.passes import frames
-from fusegen.passes.fuse import decide
 
 X = torch.empty(64, 32, device="meta")
 

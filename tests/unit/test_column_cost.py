@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.passes.fuse import GroupKind
+from fusegen.families.registry import preferred
+from fusegen.families.rows.match import COLUMN, ROW, ROW_COLUMN
+from fusegen.fusion import GroupKind
 from fusegen.schedule.program import Launch
-from fusegen.schedule.ranking import preferred
-from fusegen.schedule.report import plan_words
 from fusegen.target import target
 from tests.tools.lanes import FUNCTIONS, Measured, inputs, read
 
@@ -37,7 +37,7 @@ def test_the_choice_is_close_to_the_best_that_was_measured() -> None:
         launch, sizes = launch_of(case)
         plan = preferred(launch, sizes, HOPPER)
         assert plan is not None
-        ratios.append(case.microseconds[plan_words(plan)] / min(case.microseconds.values()))
+        ratios.append(case.microseconds[plan.words] / min(case.microseconds.values()))
     assert len(ratios) >= 230 and statistics.geometric_mean(ratios) < 1.03
     assert statistics.quantiles(ratios, n=10)[-1] < 1.12 and max(ratios) < 1.8
 
@@ -54,8 +54,8 @@ def kinds(rows: int, name: str = "sm_90a") -> list[GroupKind]:
 
 
 def test_sums_stand_apart_while_a_cache_holds_what_is_read_twice() -> None:
-    assert kinds(1000) == [GroupKind.ROW, GroupKind.COLUMN]
-    assert kinds(4000) == [GroupKind.ROW_COLUMN, GroupKind.ROW_COLUMN], "the second combines what the blocks have summed"
+    assert kinds(1000) == [ROW, COLUMN]
+    assert kinds(4000) == [ROW_COLUMN, ROW_COLUMN], "the second combines what the blocks have summed"
 
 
 def written_over(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,4 +68,4 @@ def written_over(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 def test_nothing_stands_apart_of_a_program_that_writes_over_what_it_reads() -> None:
     x, w = torch.empty(1000, 4096, device="meta"), torch.empty(4096, device="meta")
     low = fg.kernel(written_over, mutates=("x",)).lower(x, w, target="sm_90a")
-    assert GroupKind.ROW_COLUMN in {launch.group.kind for launch in low.program.launches}
+    assert ROW_COLUMN in {launch.group.kind for launch in low.program.launches}

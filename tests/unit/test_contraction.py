@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.lowered import Lowered
-from fusegen.passes.fuse import GroupKind
 from fusegen.schedule.program import LibraryProduct
 from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
@@ -41,7 +41,7 @@ def test_a_float32_output_gets_accurate_functions() -> None:
 @pytest.mark.parametrize("function", [lambda x, w: torch.relu(x @ w), lambda x, w: torch.relu(x.mT @ w)], ids=["nn", "tn"])
 def test_operands_may_be_contiguous_along_either_dim(function: Callable[..., object]) -> None:
     low = lowered(function, meta(128, 128), meta(128, 384))
-    assert kinds(low) == [GroupKind.CONTRACTION]
+    assert kinds(low) == [CONTRACTION]
     check_compiles(low)
 
 

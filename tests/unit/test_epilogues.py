@@ -10,11 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.families.gemm.epilogue import CONTRACTION
+from fusegen.families.gemm.plan import ContractionBody
+from fusegen.families.library import LIBRARY_PRODUCT
+from fusegen.families.pointwise.lower import POINTWISE
+from fusegen.families.rows.match import ROW
+from fusegen.fusion.groups import Part
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
-from fusegen.passes.fuse import GroupKind
-from fusegen.passes.fuse.groups import Part
-from fusegen.schedule.bodies import ContractionBody
 from tests.unit.eager import agree, randn
 from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
@@ -78,7 +81,7 @@ def test_columns_of_the_next_head_are_in_no_accumulator() -> None:
         moved = torch.cat((y[:, 64:], y[:, :64]), -1).unflatten(-1, (-1, 128))  # from head to head
         return (y.unflatten(-1, (-1, 128)) + moved).flatten(1)
 
-    assert kinds(lowered(function, meta(64, 64), meta(512, 64))) == [GroupKind.LIBRARY, GroupKind.POINTWISE]
+    assert kinds(lowered(function, meta(64, 64), meta(512, 64))) == [LIBRARY_PRODUCT, POINTWISE]
 
 
 def test_heads_that_no_tile_holds_whole_are_rotated_by_another_kernel() -> None:
@@ -86,7 +89,7 @@ def test_heads_that_no_tile_holds_whole_are_rotated_by_another_kernel() -> None:
         return rotated(F.linear(x, w).unflatten(-1, (-1, 80)).transpose(1, 2), cos, sin)
 
     low = lowered(function, meta(2, 64, 64), meta(160, 64), meta(64, 80), meta(64, 80))
-    assert kinds(low) == [GroupKind.LIBRARY, GroupKind.POINTWISE]
+    assert kinds(low) == [LIBRARY_PRODUCT, POINTWISE]
 
 
 def test_an_end_is_no_wider_than_what_it_is_made_of() -> None:
@@ -95,7 +98,7 @@ def test_an_end_is_no_wider_than_what_it_is_made_of() -> None:
         return F.rms_norm(y.float(), (512,)).to(y.dtype)
 
     low = lowered(function, meta(64, 64), meta(512, 64), meta(512))
-    assert kinds(low) == [GroupKind.CONTRACTION, GroupKind.ROW]
+    assert kinds(low) == [CONTRACTION, ROW]
     assert [b.dtype.itemsize for b in low.program.buffers if b.node in low.groups[0].outputs] == [2]
 
 
@@ -105,14 +108,14 @@ def test_columns_that_overlap_are_computed_once() -> None:
         return y[:, 8:40].relu(), y[:, 32:].exp()
 
     low = lowered(function, meta(64, 64), meta(64, 64))
-    assert kinds(low).count(GroupKind.LIBRARY) == 1 and GroupKind.CONTRACTION not in kinds(low)
+    assert kinds(low).count(LIBRARY_PRODUCT) == 1 and CONTRACTION not in kinds(low)
 
 
 @pytest.mark.parametrize("function", [lambda y: (F.rms_norm(y * 2, (4096,)), y.mean(-1)), lambda y: (y.sum(-1), y.sum(0))])
 def test_where_a_kernel_takes_a_row_it_has_all_statistics_of_it(function: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
     low = lowered(lambda x, w, b: function(F.linear(x, w, b)), meta(4096, 512), meta(4096, 512), meta(4096))
     epilogue, *_ = low.groups
-    assert epilogue.kind is GroupKind.CONTRACTION and len(epilogue.outputs) == 1
+    assert epilogue.kind is CONTRACTION and len(epilogue.outputs) == 1
 
 
 def test_a_row_that_is_written_in_place_has_its_statistics_there() -> None:
@@ -168,7 +171,7 @@ def test_norms_of_queries_and_keys_and_rotations_are_one_launch_with_v() -> None
 
     tables = meta(1024, 128), meta(1024, 128)
     low = lowered(function, meta(4, 1024, 2048), meta(2048, 2048), meta(512, 2048), meta(512, 2048), *tables)
-    assert kinds(low) == [GroupKind.CONTRACTION] and sorted(part.head for part in parts(low)) == [1, 128, 128]
+    assert kinds(low) == [CONTRACTION] and sorted(part.head for part in parts(low)) == [1, 128, 128]
     assert not figures(low.sources[0]).warnings
 
 
@@ -184,4 +187,4 @@ def test_norms_of_queries_and_keys_and_rotations_are_one_launch_with_v() -> None
 )
 def test_what_is_combined_beyond_a_head_is_a_kernel_of_its_own(function: Callable[[Tensor], Tensor]) -> None:
     low = lowered(lambda x, w: function(F.linear(x, w).unflatten(-1, (-1, 64))), meta(64, 64), meta(512, 64))
-    assert kinds(low)[0] is GroupKind.LIBRARY and len(kinds(low)) > 1
+    assert kinds(low)[0] is LIBRARY_PRODUCT and len(kinds(low)) > 1

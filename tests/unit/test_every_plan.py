@@ -6,7 +6,8 @@ import pytest
 
 import fusegen as fg
 from fusegen.compiler import forms
-from fusegen.schedule.plan import PointwisePlan, RowPlan
+from fusegen.families.pointwise.plan import PointwisePlan
+from fusegen.families.rows.plan import RowPlan
 from tests.gpu.every_plan import BY_WARPS, CASES, Case, arguments
 
 FLAGS = ("shifted", "tiled", "finishes", "keeps_shared", "drains", "defers")

@@ -19,10 +19,11 @@ from fusegen.compiler import forms, variants
 from fusegen.compiler.compile import Programs
 from fusegen.compiler.forms import Form, Forms
 from fusegen.compiler.passes import forget_programs
+from fusegen.families.gemm.heuristics import CLASSES
+from fusegen.families.gemm.plan import ContractionBody, ContractionPlan, MmaPlan
+from fusegen.families.pointwise.plan import PointwisePlan
 from fusegen.lowered import Lowered
-from fusegen.schedule.bodies import ContractionBody
-from fusegen.schedule.heuristics.contraction import CLASSES
-from fusegen.schedule.plan import ContractionPlan, LanePlan, MmaPlan, PointwisePlan
+from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import LibraryProduct, Program
 from fusegen.source import Source
 from tests.unit.eager import randn
@@ -236,7 +237,7 @@ def test_a_kernel_on_other_lines_has_a_text_of_its_own(plans: Callable[[], int])
 def test_texts_of_two_plans_with_one_call_stay_apart(plans: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that nobody has run are kept without their texts, which may differ all the same."""
 
-    def texts(first: LanePlan, second: LanePlan) -> list[tuple[Source, ...]]:
+    def texts(first: Plan, second: Plan) -> list[tuple[Source, ...]]:
         chosen = {64: first, 128: second}
         monkeypatch.setattr(forms, "preferred", lambda _, sizes, *__: chosen[sizes["x_dim0"]])
         plans()

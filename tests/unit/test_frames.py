@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusegen.passes.fuse import GroupKind
+from fusegen.families.pointwise.lower import POINTWISE
+from fusegen.families.rows.match import ROW
 from tests.naming import case
 from tests.unit.eager import agree, randn
 from tests.unit.gate import some
@@ -60,7 +61,7 @@ def arguments(*, rows: int = 5) -> tuple[Tensor, ...]:
 def test_is_one_kernel() -> None:
     for function in ONE_KERNEL:
         with case(function.__name__):
-            assert kinds(lowered(function, *arguments())) == [GroupKind.ROW]
+            assert kinds(lowered(function, *arguments())) == [ROW]
 
 
 @pytest.mark.usefixtures("either")
@@ -104,4 +105,4 @@ def test_values_of_what_is_used_otherwise_too(name: str) -> None:
 
 def test_a_norm_that_is_a_result_too_is_not_computed_twice() -> None:
     low = lowered(lambda x: (n := F.normalize(x, dim=-1), arranged(n) * 2), torch.empty(2, 5, HEADS * HEAD))
-    assert kinds(low) == [GroupKind.ROW, GroupKind.POINTWISE]
+    assert kinds(low) == [ROW, POINTWISE]

@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.passes.fuse import Group, GroupKind
+from fusegen.families.pointwise.lower import POINTWISE
+from fusegen.families.rows.match import COLUMN, ROW, ROW_COLUMN
+from fusegen.fusion import Group, GroupKind
 from fusegen.program.call import arrange
 from tests.naming import case
 from tests.unit.eager import agree, randn
 
-P, R, C, RC = GroupKind.POINTWISE, GroupKind.ROW, GroupKind.COLUMN, GroupKind.ROW_COLUMN
+P, R, C, RC = POINTWISE, ROW, COLUMN, ROW_COLUMN
 
 
 def groups(function: Callable[..., Any], *shapes: tuple[int, ...]) -> tuple[Group, ...]:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.families.attention import match
 from fusegen.ir.ops import Op
-from fusegen.passes.fuse.groups import GroupKind
 from tests.naming import case
 from tests.unit.eager import agree, randn
 from tests.unit.gate import some
@@ -122,14 +122,14 @@ def test_one_launch() -> None:
     for function, inputs in ATTENTION.items():
         with case(function.__name__):
             low = fg.kernel(function).lower(*map(longer, inputs), target="sm_90a")
-            assert [group.kind for group in low.groups] == [GroupKind.ATTENTION] and len(low.program.steps) == 1
+            assert [group.kind for group in low.groups] == [match.ATTENTION] and len(low.program.steps) == 1
 
 
 def test_layers_of_attention() -> None:
     inputs = tuple(randn(2, length, CHANNELS) for length in (5, 7, 7))
     agree(of_one_another, inputs)
     low = fg.kernel(of_one_another).lower(*map(longer, inputs), target="sm_90a")
-    assert [group.kind for group in low.groups].count(GroupKind.ATTENTION) == 3
+    assert [group.kind for group in low.groups].count(match.ATTENTION) == 3
 
 
 def test_what_the_kernel_cannot_read_stays_as_it_is_written() -> None:

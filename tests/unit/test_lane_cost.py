@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.schedule.plan import PointwisePlan, RowPlan
+from fusegen.families.pointwise.plan import PointwisePlan
+from fusegen.families.registry import preferred
+from fusegen.families.rows.plan import RowPlan
 from fusegen.schedule.program import Launch
-from fusegen.schedule.ranking import preferred
-from fusegen.schedule.report import plan_words
 from fusegen.target import target
 from tests.tools.lanes import FUNCTIONS, inputs, read
 
@@ -40,7 +40,7 @@ class Case:
         """What the plan took that is chosen, over what the best did."""
         plan = preferred(self.launch, self.sizes, HOPPER)
         assert plan is not None
-        return self.times[plan_words(plan)] / min(self.times.values())
+        return self.times[plan.words] / min(self.times.values())
 
 
 @cache

@@ -17,7 +17,7 @@ import fusegen as fg
 from fusegen.compiler import forms
 from fusegen.errors import BundleError
 from fusegen.extension import call_text
-from fusegen.passes.fuse import GroupKind
+from fusegen.families.library import LOOP
 from fusegen.program import call
 from fusegen.program.call import Role
 from tests.naming import case
@@ -213,7 +213,7 @@ def test_random_bits_of_a_key_that_a_call_draws_are_drawn_once() -> None:
         return weights @ v, (weights != 0).sum(1)
 
     low = fg.kernel(dropped).lower(Q, K, V)
-    assert GroupKind.LOOP not in {group.kind for group in low.groups}
+    assert LOOP not in {group.kind for group in low.groups}
 
 
 @pytest.mark.deep

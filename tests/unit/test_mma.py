@@ -13,10 +13,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.explain import explain
-from fusegen.passes.fuse.skeletons import MMA_SYNC
-from fusegen.schedule.heuristics.contraction import ProductShape
-from fusegen.schedule.heuristics.mma import mma_plan
-from fusegen.schedule.plan import ContractionPlan, MmaPlan
+from fusegen.families.gemm.heuristics import ProductShape, mma_plan
+from fusegen.families.gemm.pipelines import MMA_SYNC
+from fusegen.families.gemm.plan import ContractionPlan, MmaPlan
 from fusegen.schedule.program import Launch, LibraryProduct, Program
 from fusegen.target import cuda_targets, target
 from tests.unit.gate import some

@@ -14,7 +14,8 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import ops
 from fusegen.errors import IndexRangeError, ShapeError, TraceError
-from fusegen.passes.fuse import GroupKind
+from fusegen.families.library import LIBRARY_CALL
+from fusegen.families.rows.match import ROW
 from tests.naming import case
 from tests.unit.eager import agree, agree_each, ints, programs, randn, refused
 
@@ -84,20 +85,20 @@ def test_few_of_a_row_are_one_kernel_with_all_around() -> None:
     for name, (function, given) in FUSED.items():
         with case(name):
             kernel = agree(function, given)
-            assert [group.kind for group in kernel.lower(*given).groups] == [GroupKind.ROW]
+            assert [group.kind for group in kernel.lower(*given).groups] == [ROW]
 
 
 def test_rows_of_several_short_lengths_are_one_kernel_each() -> None:
     kernel = agree(router, (randn(7, 64),), (randn(7, 8),), (randn(9, 128),))
     assert programs(kernel) == 3
     for length in (8, 64):
-        assert [group.kind for group in kernel.lower(randn(7, length)).groups] == [GroupKind.ROW]
+        assert [group.kind for group in kernel.lower(randn(7, length)).groups] == [ROW]
 
 
 def test_whole_rows_are_put_in_order_by_the_kernel_on_gpus() -> None:
     for before in (lambda x: 2 * x.softmax(-1), lambda x: F.layer_norm(x, (640,), x[0], x[0])):
         low = fg.kernel(lambda x, before=before: before(x).sort(-1).values).lower(randn(7, 640), target="sm_90a")
-        assert [group.kind for group in low.groups] == [GroupKind.ROW]
+        assert [group.kind for group in low.groups] == [ROW]
 
 
 def test_longer_rows_are_sorted_by_torch_with_all_around_fused() -> None:
@@ -108,7 +109,7 @@ def test_longer_rows_are_sorted_by_torch_with_all_around_fused() -> None:
 
     given = randn(3, 5000), torch.rand(3, 1) + 0.5
     kinds = [group.kind for group in agree(nucleus, given).lower(*given).groups]
-    assert kinds.count(GroupKind.CALL) == 1 and len(kinds) <= 4
+    assert kinds.count(LIBRARY_CALL) == 1 and len(kinds) <= 4
 
 
 def test_rows_of_any_length_at_run_time() -> None:

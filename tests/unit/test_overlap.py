@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.emit.cuda import EMITTERS
 from fusegen.errors import ToolNotFoundError
+from fusegen.families.gemm.plan import ContractionPlan, MmaPlan
+from fusegen.families.registry import FAMILIES
+from fusegen.families.rows.plan import RowBody, RowPlan
 from fusegen.jit import nvrtc
-from fusegen.schedule.bodies import RowBody
-from fusegen.schedule.plan import ContractionPlan, MmaPlan, RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import CPU
@@ -125,7 +125,10 @@ def test_every_skeleton_is_among_the_cases() -> None:
         for launch, _ in overlapping(function, *inputs, target=on)
     }
     bodies = {body for body, _, _ in found}
-    assert bodies == set(EMITTERS) and {plan for _, plan, _ in found} >= {ContractionPlan, MmaPlan}
+    assert bodies == {body for family in FAMILIES for body in family.cuda} and {plan for _, plan, _ in found} >= {
+        ContractionPlan,
+        MmaPlan,
+    }
     assert {tiled for body, _, tiled in found if body is RowBody} == {False, True}
 
 

@@ -11,12 +11,11 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import forms
+from fusegen.families.gemm import operands, padding
+from fusegen.families.roofline import step_flops
 from fusegen.lowered import Lowered
-from fusegen.passes.fuse import contraction
 from fusegen.program import call
-from fusegen.schedule import padding
 from fusegen.schedule.program import LibraryProduct
-from fusegen.schedule.report import step_flops
 from tests.unit.lowering import lowered, meta
 
 BF16 = torch.bfloat16
@@ -146,7 +145,7 @@ def test_small_matmuls_stay_as_they_are() -> None:
 @pytest.fixture
 def padded_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are padded, and copied for it, at sizes that are quick to emulate."""
-    monkeypatch.setattr(contraction, "_HEAVY", 0)
+    monkeypatch.setattr(operands, "_HEAVY", 0)
     monkeypatch.setattr(padding, "_pays", lambda *_: True)
 
 

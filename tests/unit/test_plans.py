@@ -10,11 +10,13 @@ import torch
 
 import fusegen as fg
 from fusegen.errors import VerificationError
+from fusegen.families.attention.lower import attention_plan
+from fusegen.families.attention.plan import AttentionPlan
+from fusegen.families.gemm.heuristics import ProductShape, contraction_plan
+from fusegen.families.gemm.plan import ContractionPlan
+from fusegen.families.rows.heuristics import RowFeatures, row_plans
+from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.ir.symbolic import Axes, axis_symbol
-from fusegen.schedule.heuristics.contraction import ProductShape, contraction_plan
-from fusegen.schedule.heuristics.rows import RowFeatures, row_plans
-from fusegen.schedule.lower.attention import attention_plan
-from fusegen.schedule.plan import AttentionPlan, ContractionPlan, Persistence, RowPlan
 from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets, target
 from tests.naming import case

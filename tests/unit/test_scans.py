@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.passes.fuse import GroupKind
+from fusegen.families.pointwise.lower import POINTWISE
+from fusegen.families.scan import SCAN
+from fusegen.fusion import GroupKind
 from tests.unit.eager import agree, ints, randn
 from tests.unit.gate import some
 
@@ -59,7 +61,7 @@ def test_math_before_and_behind() -> None:
         return (x.exp() * s).cumsum(-1) / (scale + torch.arange(x.shape[-1])) - x * x.abs().cumsum(-1)
 
     agree(function, (randn(3, 40), randn(3, 1).abs() + 1, 0.5), (randn(3, 1000), randn(1000).abs() + 1, 2.5))
-    assert kinds(function, randn(3, 40), randn(3, 1), 0.5) == [GroupKind.SCAN]
+    assert kinds(function, randn(3, 40), randn(3, 1), 0.5) == [SCAN]
 
 
 @pytest.mark.usefixtures("either")
@@ -73,7 +75,7 @@ def test_what_is_read_elsewhere_lies_in_memory() -> None:
         return total / total[..., -1:]
 
     agree(normalized, (randn(3, 40).abs(),))
-    assert kinds(normalized, randn(3, 40)) == [GroupKind.SCAN, GroupKind.POINTWISE]
+    assert kinds(normalized, randn(3, 40)) == [SCAN, POINTWISE]
 
 
 # Running extrema and logarithms of sums.
@@ -118,4 +120,4 @@ def test_a_running_extremum_and_its_place_are_of_one_kernel_each() -> None:
         return values.exp(), indices + 1
 
     agree(function, (randn(3, 40),))
-    assert kinds(function, randn(3, 40)) == [GroupKind.SCAN, GroupKind.SCAN]
+    assert kinds(function, randn(3, 40)) == [SCAN, SCAN]

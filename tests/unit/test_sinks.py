@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
+from fusegen.families.attention.match import ATTENTION
 from fusegen.ir.ops import Op
-from fusegen.passes.fuse.groups import GroupKind
 from tests.unit.eager import agree, randn
 from tests.unit.gate import some
 
@@ -75,7 +75,7 @@ def test_one_launch(function: Callable[..., Tensor]) -> None:
     meta = (torch.empty(x.shape, dtype=torch.bfloat16, device="meta") for x in inputs(128, 192))
     low = fg.kernel(function).lower(*meta, target="sm_90a")
     kinds = [group.kind for group in low.groups]
-    assert kinds[-1] is GroupKind.ATTENTION and len(low.program.steps) == (2 if function is of_each_query else 1)
+    assert kinds[-1] is ATTENTION and len(low.program.steps) == (2 if function is of_each_query else 1)
 
 
 def stays_apart(function: Callable[..., Tensor]) -> None:
@@ -83,7 +83,7 @@ def stays_apart(function: Callable[..., Tensor]) -> None:
     agree(function, inputs(5, 7))
     meta = (torch.empty(x.shape, dtype=torch.bfloat16, device="meta") for x in inputs(128, 192))
     low = fg.kernel(function).lower(*meta, target="sm_90a")
-    assert GroupKind.ATTENTION not in {group.kind for group in low.groups}
+    assert ATTENTION not in {group.kind for group in low.groups}
 
 
 ADDENDS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {

@@ -23,7 +23,7 @@ from fusegen.compiler.backends import machine_of
 from fusegen.compiler.passes import forget_programs
 from fusegen.compiler.tuned import in_measured_form, untuned
 from fusegen.errors import ArgumentError, VerificationError
-from fusegen.schedule.plan import LanePlan
+from fusegen.schedule.kernel import Plan
 from fusegen.timing import Call, Times
 from tests.naming import case
 from tests.unit.eager import randn
@@ -59,7 +59,7 @@ def softmax(x: Tensor) -> Tensor:
     return F.softmax(x, -1)
 
 
-def plan_of(function: Callable[..., Any], *arguments: Any) -> LanePlan | None:
+def plan_of(function: Callable[..., Any], *arguments: Any) -> Plan | None:
     """The plan that a call of a kernel that nobody has called runs."""
     dispatcher = fg.kernel(function)._dispatcher
     variant, hidden = dispatcher.variants.of(list(arguments), machine_of(CPU).target, CPU)

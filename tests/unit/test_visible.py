@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.schedule.bodies import AttentionBody
+from fusegen.families.attention.plan import AttentionBody
 from tests.naming import case
 
 QUERIES, KEYS = 96, 160

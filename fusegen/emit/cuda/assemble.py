@@ -12,7 +12,6 @@ from fusegen.emit.cuda.spelling import CUDA
 from fusegen.emit.environment import Uses, banner, code_of, primitives_of, render
 from fusegen.emit.math import function_text
 from fusegen.emit.views import entry, kernel_parameters
-from fusegen.schedule.bodies import AttentionBody, Body, ContractionBody, PointwiseBody, RowBody
 from fusegen.schedule.math import Function
 from fusegen.schedule.program import Launch, is_of_one_block, whole_launch
 from fusegen.source import Source, section
@@ -97,14 +96,7 @@ def _stored(launch: Launch) -> frozenset[DType]:
     """Types of elements in memory; what is drawn is 16 bits of a key."""
     pointers = launch.kernel.pointers
     drawn = {d for p in pointers if p.stream is not None for d in (DType.INT16, DType.INT64)}
-    return frozenset({p.dtype for p in pointers} | drawn | _tiled(launch.kernel.body))
-
-
-def _tiled(body: Body) -> set[DType]:
-    """Types of what comes and leaves tile by tile, of which there may be no pointer."""
-    if isinstance(body, ContractionBody):
-        return {body.input_dtype, *(r.dtype for part in body.parts for r in part.results)}
-    return {body.input_dtype, body.output_dtype} if isinstance(body, AttentionBody) else set()
+    return frozenset({p.dtype for p in pointers} | drawn | launch.kernel.body.tile_dtypes)
 
 
 def _count(word: str, pipeline: str) -> int:
@@ -139,7 +131,7 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
     pipeline = render(
         "cuda/parts.cu.jinja",
         entry=entry(whole.kernel),
-        bounds=f"{whole.block}, {max(map(_blocks_per_sm, large or parts))}",
+        bounds=f"{whole.block}, {max(part.kernel.body.blocks_per_sm for part in large or parts)}",
         overlaps=whole.overlaps,
         counts=[f"blocks_{number}" for number in range(1, len(parts))],
         parameters=kernel_parameters(whole.kernel),
@@ -163,7 +155,3 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
 def _arguments(part: Launch) -> list[str]:
     """The names of a part's parameters, which are the kernel's."""
     return [declared.split()[-1] for declared in kernel_parameters(part.kernel)]
-
-
-def _blocks_per_sm(part: Launch) -> int:
-    return part.kernel.body.plan.blocks_per_sm if isinstance(part.kernel.body, (RowBody, PointwiseBody)) else 1

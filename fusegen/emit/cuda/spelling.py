@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from fusegen.dtypes import DType
 from fusegen.emit.math import Form, Language, Precedence, function
+from fusegen.fusion import Group
+from fusegen.fusion.groups import computed
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.passes.fuse import Group
-from fusegen.passes.fuse.groups import computed
 from fusegen.schedule.math import Fast
 
 _BUILTINS = {

@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_flatten
 from fusegen import target as targets
 from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
+from fusegen.families.roofline import PEAKS
 from fusegen.integrations.find.finding import Finding, Findings, Observation
 from fusegen.integrations.find.search import searched, searched_trace
 from fusegen.integrations.find.trace import trace_of
 from fusegen.integrations.fx.capture import captured
-from fusegen.schedule.report import PEAKS
 from fusegen.target import Backend, Target
 
 __all__ = ["Finding", "Findings", "Observation", "find"]

@@ -12,12 +12,12 @@ from torch import Tensor, fx
 from fusegen.api import Kernel
 from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.errors import FusegenError
+from fusegen.families.roofline import LAUNCH_SECONDS
 from fusegen.integrations.find.finding import Finding, Findings, Observation, Pattern
 from fusegen.integrations.find.trace import LAUNCHES, SECONDS, DeviceKernel, Trace, replayed
 from fusegen.integrations.fx.capture import EPOCH, PLACE, Place
 from fusegen.integrations.fx.cut import Kind, Kinds, Region, example_of, is_convex, is_part, region_of, regions_of
 from fusegen.integrations.fx.function import IMPORTS, RegionFunction, Unwritable, function_name, region_function
-from fusegen.schedule.report import LAUNCH_SECONDS
 from fusegen.target import Target
 
 _IMPORTS = "\n".join([*IMPORTS, "", "import fusegen as fg", "", ""])

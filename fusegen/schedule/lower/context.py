@@ -9,39 +9,37 @@ from typing import TypeAlias, TypeVar
 import sympy
 
 from fusegen.dtypes import DType
+from fusegen.fusion import Group
+from fusegen.fusion.groups import computed, read_in_part
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import Bounds, Position
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, product
-from fusegen.passes.fuse import Group
-from fusegen.passes.fuse.groups import computed, read_in_part
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, size_names, vector_width
-from fusegen.schedule.bodies import Body
 from fusegen.schedule.evaluate import substitute
 from fusegen.schedule.indices import Check, checks_apart, has_checks, loaded_buffers, scalars_in
-from fusegen.schedule.kernel import Kernel, Pointer
+from fusegen.schedule.kernel import Body, Kernel, Plan, Pointer
 from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.math import Argument, Fast, Origin
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
-from fusegen.schedule.plan import ContractionPlan, LanePlan
 from fusegen.schedule.program import Program, Traffic
 from fusegen.schedule.terms import Leaf, Read, Terms
 from fusegen.target import Target
 
-Plans: TypeAlias = Mapping[tuple[int, ...], ContractionPlan]
+Plans: TypeAlias = Mapping[tuple[int, ...], Plan]
 """Of launches of products, by their products."""
 
-Pins: TypeAlias = Mapping[tuple[int, ...], LanePlan]
+Pins: TypeAlias = Mapping[tuple[int, ...], Plan]
 """Plans that were asked for, by the outputs of the group."""
 
 Bodies: TypeAlias = Mapping[Blocks, tuple[Program, Formula]]
 """The program of each loop's body, and the bytes that it takes for each row."""
 
-P = TypeVar("P", bound=LanePlan)
+P = TypeVar("P", bound=Plan)
 
 
 @dataclass
@@ -76,7 +74,7 @@ class Context:
     written: int | None = None
     pins: Pins = field(default_factory=dict)
     bodies: Bodies = field(default_factory=dict)
-    candidates: tuple[LanePlan, ...] = field(init=False, default=())
+    candidates: tuple[Plan, ...] = field(init=False, default=())
     names: Namer = field(init=False)
 
     def __post_init__(self) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusegen.dtypes import DType
+from fusegen.fusion import Group
+from fusegen.fusion.decide import ends_of
+from fusegen.fusion.groups import READ, strip_views
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import (
@@ -21,9 +24,6 @@ from fusegen.ir.index_map import (
 )
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
-from fusegen.passes.fuse import Group, GroupKind
-from fusegen.passes.fuse.decide import ends_of
-from fusegen.passes.fuse.groups import READ, strip_views
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula
 from fusegen.schedule.names import Namer
@@ -32,8 +32,6 @@ from fusegen.threads import cached_property
 
 _ROUNDED = (Op.ATTENTION, Op.ATTENTION_BACKWARD, Op.TOPK)
 """Operations whose results torch gives in the operands' dtype."""
-
-_PRODUCTS = (GroupKind.LIBRARY, GroupKind.CALL, GroupKind.LOOP, GroupKind.CONTRACTION, GroupKind.ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -119,13 +117,13 @@ class Memory:
     @cached_property
     def _read_by_products(self) -> frozenset[int]:
         """Nodes that a matrix product reads, in their logical dtype."""
-        return frozenset(p for group in self.groups if group.kind in _PRODUCTS for p in group.inputs)
+        return frozenset(p for group in self.groups if group.kind.reads_as_typed for p in group.inputs)
 
     @cached_property
     def _wide(self) -> frozenset[int]:
         """Values that stay as wide as they were computed until they are read: statistics, and what the library makes of 16-bit
         floats, but for products that every kernel stores."""
-        products = {p for group in self.groups if group.kind in (GroupKind.LIBRARY, GroupKind.CALL) for p in group.outputs}
+        products = {p for group in self.groups if group.kind.is_library for p in group.outputs}
         products -= {p for p in products if self.graph.nodes[p].op in _ROUNDED}
         halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_stored_anyway(self.graph, p)}
         return frozenset(halves | {p for p, node in self.graph if node.family is Family.REDUCTION})

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from fusegen.dtypes import DType
+from fusegen.fusion import Group
+from fusegen.fusion.groups import computed, strip_views
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.passes.fuse import Group
-from fusegen.passes.fuse.groups import computed, strip_views
 from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.math import Fast
 

@@ -1,0 +1,1 @@
+"""Families of kernels, each in a folder or file of its own; `registry` lists them."""

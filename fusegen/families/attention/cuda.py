@@ -1,0 +1,88 @@
+"""Streaming attention in CUDA, for tensor cores of Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusegen.emit.cuda.assemble import assemble, math_text
+from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
+from fusegen.emit.cuda.spelling import CUDA
+from fusegen.emit.environment import render
+from fusegen.emit.math import function, function_text
+from fusegen.emit.views import entry
+from fusegen.families.attention.plan import AttentionBody
+from fusegen.ir.ops import Op
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.math import Fast, Function
+from fusegen.schedule.program import Launch
+from fusegen.schedule.reductions import combine_function, identity_function
+from fusegen.source import Source
+from fusegen.target import Target
+
+_INLINE = "__device__ __forceinline__"
+_COORDINATES = (("batch", 1), ("head", 1), ("query", 1))
+
+_OFFSET = "Of a query's first channel in the output."
+_SEEN = "How many keys a query sees at most: those beyond have no weight."
+
+# Weights stand beside one that is about 1, the peak's own: what is below the smallest normal number may be nothing.
+_WEIGHTS = replace(CUDA, fast={Fast.ROUNDED: {**CUDA.fast[Fast.ROUNDED], Op.EXP2: function("fast_exp2")}})
+
+
+def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of streaming attention."""
+    body = kernel.body
+    assert isinstance(body, AttentionBody)
+    fields, parameters, values = operand_parts(kernel, "i64" if kernel.wide else "i32")
+    (out,) = (p for p in kernel.pointers if p.writable)
+    pipeline = render(
+        "cuda/attention.cu.jinja",
+        entry=entry(kernel),
+        overlaps=launch.overlaps,
+        input_type=body.input_dtype.spelling,
+        output_type=body.output_dtype.spelling,
+        operand_parameters=parameters,
+        operand_arguments=values,
+        out=out.name,
+        plan=body.plan,
+        is_bounded=body.seen is not None,
+        has_sink=body.has_sink,
+    )
+    return assemble(launch, target, "\n".join(_math(kernel, body, fields)), pipeline)
+
+
+def _math(kernel: Kernel, body: AttentionBody, fields: Sequence[str]) -> list[str]:
+    index = "i64" if kernel.wide else "i32"
+    keys, channels = Place(_COORDINATES, "key", index), Place(_COORDINATES, "channel", index)
+    score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, (("s", "float"),))
+    finish = Wrapper(
+        "finish",
+        "Finishes two neighbouring channels of a query.",
+        ("const float (&total)[2]", "float mass", *(["float peak"] if body.has_sink else [])),
+        channels,
+        (("out", body.output_dtype.spelling),),
+    )
+    return [
+        operands_text(fields),
+        math_text([body.score.function]),
+        wrapper_text(kernel, body.score, score),
+        math_text(_reductions(body)),
+        _weights_text(body.weights),
+        math_text([body.finish.function]),
+        wrapper_text(kernel, body.finish, finish),
+        offset_text("out_offset", _OFFSET, body.out_offset, body.finish.axes, channels, last=False),
+        *([] if body.seen is None else [offset_text("seen_keys", _SEEN, body.seen, body.score.axes, keys, last=False)]),
+    ]
+
+
+def _reductions(body: AttentionBody) -> list[Function]:
+    return [
+        identity_function("peak_identity", body.peak.op, body.peak.dtype),
+        combine_function("peak_combine", body.peak.op, body.peak.dtype),
+        combine_function("mass_combine", body.mass.op, body.mass.dtype),
+    ]
+
+
+def _weights_text(functions: Sequence[Function]) -> str:
+    return "\n".join(function_text(f, _WEIGHTS, _INLINE) for f in functions)

@@ -1,0 +1,337 @@
+"""Streaming attention: the functions of its recurrence, from the graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sympy
+
+from fusegen.dtypes import DType
+from fusegen.errors import VerificationError
+from fusegen.families.attention.match import AttentionMatch, AttentionOperands, Recurrence, Separation, seen_keys
+from fusegen.families.attention.plan import AttentionBody, AttentionPlan
+from fusegen.families.gemm.placement import place, tensor_map
+from fusegen.fusion.accumulator import LANES
+from fusegen.ir.formula import ceil_div, formula
+from fusegen.ir.graph import Location
+from fusegen.ir.index_map import Position
+from fusegen.ir.ops import Op
+from fusegen.ir.reductions import REDUCTIONS
+from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same
+from fusegen.program.formula import Formula, minimum
+from fusegen.schedule.access import divisor
+from fusegen.schedule.evaluate import Evaluator
+from fusegen.schedule.kernel import Kernel, cut
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.lanes import (
+    PAIR,
+    LaneMath,
+    accumulator_of,
+    is_in_octets,
+    lane_checks,
+    lane_function,
+    lane_kernel,
+    lane_position,
+    pair_axes,
+)
+from fusegen.schedule.math import Fast, Function, LaneFunction, Parameter
+from fusegen.schedule.names import scalar_identifier
+from fusegen.schedule.program import Launch, Step
+from fusegen.schedule.reductions import reduction_of
+from fusegen.schedule.terms import SMALL, Leaf, Term, Terms
+
+WORDS = ("batch", "head", "query")
+"""What the math calls its first coordinates."""
+
+_TAKEN = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", *WORDS)
+_LINE = 64  # channels that a box of the copy engine holds: 128 bytes
+
+
+def lower_attention(context: Context) -> Sequence[Step]:
+    """The launch of attention, and a copy where its result is wanted as another view."""
+    (root,) = context.group.outputs
+    match: AttentionMatch = context.group.match
+    recurrence, operands = match.recurrence, match.operands
+    for word in _TAKEN:
+        context.names.take(word)
+    plan = attention_plan(_literal(operands.q.shape[-1]), _literal(operands.v.shape[-1]), operands.sharing)
+    scored, finished = pair_axes(context.graph.nodes[recurrence.scores].shape), pair_axes(context.graph.nodes[root].shape)
+    placement = place(context, root, lane_position(finished, 0), finished, lambda offset: is_in_octets(context, finished, offset))
+    score, unit = _score(context, recurrence, scored, plan)
+    finish = _finish(context, root, recurrence, finished, unit)
+    body = AttentionBody(
+        input_dtype=context.graph.nodes[recurrence.values].dtype,
+        output_dtype=context.dtype(placement.buffer),
+        score=score,
+        finish=finish,
+        weights=weight_functions(recurrence.separation, unit, context.graph.locations[recurrence.weights]),
+        peak=reduction_of(context.graph, recurrence.first, str, fast=Fast.NONE, name="peak"),
+        mass=reduction_of(context.graph, recurrence.second, str, fast=Fast.NONE, name="mass"),
+        out_offset=sympy.expand(placement.offset - LANES * PAIR),
+        has_sink=recurrence.sink is not None,
+        seen=_identified(seen_keys(context.graph, recurrence.scores, scored.symbols[-2])),
+        plan=plan,
+    )
+    offsets = [body.out_offset, *([] if body.seen is None else [body.seen])]
+    kernel = lane_kernel(context, body, (score, finish), (placement.buffer,), offsets)
+    return [_launch(context, kernel, operands, plan), *placement.copies]
+
+
+def _identified(bound: Index | None) -> Index | None:
+    """A bound with its run-time numbers by their names in emitted text."""
+    if bound is None or isinstance(bound, int):
+        return bound
+    return bound.subs({n: RunTimeNumber(scalar_identifier(n.name), integer=True) for n in bound.atoms(RunTimeNumber)})
+
+
+def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, float]:
+    """What a query and two keys score, and in which unit."""
+    graph = context.graph
+    evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes, "product"))
+    roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
+    unit, roots = common_factor(evaluator.terms, roots)
+    keys = graph.nodes[recurrence.scores].shape[-1]
+    optional = keys if divisor(sympy.sympify(keys), context.multiples) % LANES else None
+    words = _words(axes, "key")
+    checks = lane_checks(evaluator, [(recurrence.scores, lane_position(axes, 0))], optional)
+    math = LaneMath(evaluator.terms, roots, axes, words, {}, optional, checks, SMALL // max(plan.head_dim, plan.value_dim))
+    # Weights are rounded to 16 bits before they meet the values, whatever the output is.
+    return lane_function(context, math, f"{context.name}_score", fast=max(context.fast, Fast.ROUNDED)), unit
+
+
+def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:
+    """What becomes of the weighted sum of two channels."""
+    accumulator = accumulator_of(context.graph, recurrence.values, axes, "total")
+    evaluator = _Normalised(context.graph, axes, context.stored, accumulator, recurrence=recurrence, unit=unit)
+    roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))
+    math = LaneMath(evaluator.terms, roots, axes, _words(axes, "channel"), {}, checks=evaluator.checks())
+    return lane_function(context, math, f"{context.name}_finish", fast=context.fast)
+
+
+class _Normalised(Evaluator):
+    """Divides the weighted sum by the mass of the weights: it does not depend on the key, so that it waits until the end.
+
+    A mass of 0, where all keys are masked, gives 0 where the recurrence is guarded; the sum is 0 then, and stays it.
+
+    Args:
+        unit: what the peak must be multiplied by.
+    """
+
+    def __init__(self, *args: Any, recurrence: Recurrence, unit: float) -> None:
+        super().__init__(*args)
+        self.recurrence = recurrence
+        self.unit = unit
+
+    def _anchor(self, position: int, index: Position) -> int:
+        total = super()._anchor(position, index)
+        dtype = self.terms.items[total].dtype
+        location = self.graph.locations[position]
+        mass = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "mass"))
+        if self.recurrence.sink is not None:
+            mass = self.terms.put(Term(Op.ADD, (mass, self._weight_of(self.recurrence.sink, index, dtype)), dtype), location)
+        one = self._constant(1.0, dtype)
+        if self.recurrence.guarded:
+            none = self.terms.put(Term(Op.EQ, (mass, self._constant(0.0, dtype)), DType.BOOL))
+            mass = self.terms.put(Term(Op.WHERE, (none, one, mass), dtype), location)
+        return self.terms.put(Term(Op.MUL, (total, self.terms.put(Term(Op.DIV, (one, mass), dtype), location)), dtype), location)
+
+    def _weight_of(self, sink: int, index: Position, dtype: DType) -> int:
+        """The weight of one more score relative to the peak of the others: infinite where it is far beyond them, and all of theirs
+        together nothing."""
+        separation, location = self.recurrence.separation, self.graph.locations[sink]
+        peak = self.terms.put(Term(Leaf.STATISTIC, (), dtype, "peak"))
+        scaled = self.terms.put(Term(Op.MUL, (peak, self._constant(self.unit, dtype)), dtype), location)
+        shape = self.graph.nodes[sink].shape
+        score = self.value(sink, tuple(0 if same(extent, 1) else i for i, extent in zip(index, shape, strict=True)))
+        relative = self.terms.put(Term(separation.inner, (score, scaled), dtype), location)
+        return self.terms.put(Term(separation.outer, (relative,), dtype), location)
+
+    def _constant(self, value: float, dtype: DType) -> int:
+        return self.terms.put(Term(Leaf.CONSTANT, (), dtype, repr(value)))
+
+
+def _words(axes: Axes, lane: str) -> dict[Index, str]:
+    return {**dict(zip(axes.symbols, WORDS, strict=False)), LANES * PAIR: lane}
+
+
+def _literal(extent: Index) -> int:
+    value = literal(extent)
+    assert value is not None  # one of the widths that fusion accepts
+    return value
+
+
+def _launch(context: Context, kernel: Kernel, operands: AttentionOperands, plan: AttentionPlan) -> Launch:
+    batches, heads, queries, _ = operands.q.shape
+    keys = operands.k.shape[2]
+    return Launch(
+        kernel=kernel,
+        group=context.group,
+        tensor_maps=(
+            tensor_map(context.reads[operands.q.base], operands.q, (1, 1, plan.tile_q, _LINE)),
+            tensor_map(context.reads[operands.k.base], operands.k, (1, 1, plan.tile_k, _LINE)),
+            tensor_map(context.reads[operands.v.base], operands.v, (1, 1, plan.tile_k, _LINE)),
+        ),
+        grid=_grid(batches, heads, queries, plan, context.target.processors),
+        block=plan.threads,
+        shared_bytes=plan.shared_bytes,
+        traffic=context.traffic(),
+        extra=tuple(map(formula, (batches, heads, queries, keys))),
+    )
+
+
+def _grid(batches: Index, heads: Index, queries: Index, plan: AttentionPlan, processors: int) -> Formula:
+    """Blocks stay and stride over tiles of queries."""
+    return minimum(formula(product((batches, heads))) * ceil_div(queries, plan.tile_q), processors)
+
+
+# The weights of a streaming recurrence, relative to an anchor, as functions of scores.
+
+
+_BASE_2 = {Op.EXP: (Op.EXP2, math.log2(math.e))}
+"""f(x) = g(c x): the form that hardware has, and its factor."""
+
+
+def common_factor(terms: Terms, roots: Sequence[int]) -> tuple[float, tuple[int, ...]]:
+    """A positive constant that all roots have as a factor, and the roots without it.
+
+    The largest of scores is the same one in any positive unit, so that the factor can wait until a weight is taken, where
+    it is part of a constant.
+    """
+    found = [_factored(terms, root) for root in roots]
+    factors = {factor for factor, _ in found}
+    if len(factors) != 1:
+        return 1.0, tuple(roots)
+    return factors.pop(), tuple(rest for _, rest in found)
+
+
+def _factored(terms: Terms, root: int) -> tuple[float, int]:
+    """A positive constant that a term has as a factor, and the term without it."""
+    parts: dict[int, tuple[int, ...]] = {}
+    stack = [root]
+    while stack:
+        position = stack.pop()
+        if position not in parts:
+            parts[position] = _with_its_factor(terms, position)
+            stack += parts[position]
+    found: dict[int, tuple[float, int]] = {}
+    for position in sorted(parts):  # operands come first
+        found[position] = _taken_out(terms, position, parts[position], found)
+    return found[root]
+
+
+def _with_its_factor(terms: Terms, position: int) -> tuple[int, ...]:
+    """The operands whose common factor a term has too: none where it is no product, quotient or choice."""
+    term = terms.items[position]
+    if term.op is Op.MUL:
+        return next(((other,) for constant, other in (term.args, term.args[::-1]) if _positive(terms, constant) is not None), ())
+    if term.op is Op.DIV:
+        return term.args[:1] if _positive(terms, term.args[1]) is not None else ()
+    return tuple(c for c in term.args[1:] if not _is_infinite(terms, c)) if term.op is Op.WHERE else ()
+
+
+def _taken_out(terms: Terms, position: int, parts: tuple[int, ...], found: Mapping[int, tuple[float, int]]) -> tuple[float, int]:
+    """A term's factor and the rest, of those of its operands."""
+    term = terms.items[position]
+    factors = {found[p][0] for p in parts}
+    if len(factors) != 1:
+        return 1.0, position
+    factor = factors.pop()
+    if term.op is Op.WHERE:  # an infinity has any factor
+        rest = tuple(found[c][1] if c in parts else c for c in term.args[1:])
+        return factor, terms.put(Term(Op.WHERE, (term.args[0], *rest), term.dtype), terms.locations[position])
+    if term.op is Op.DIV:
+        return factor / (_positive(terms, term.args[1]) or 1.0), found[parts[0]][1]
+    constant = term.args[0] if term.args[1] == parts[0] else term.args[1]
+    return factor * (_positive(terms, constant) or 1.0), found[parts[0]][1]
+
+
+def _constant(terms: Terms, position: int) -> float | None:
+    term = terms.items[position]
+    return float(str(term.payload)) if term.op is Leaf.CONSTANT and term.dtype.is_float else None
+
+
+def _positive(terms: Terms, position: int) -> float | None:
+    value = _constant(terms, position)
+    return value if value is not None and 0 < value < math.inf else None
+
+
+def _is_infinite(terms: Terms, position: int) -> bool:
+    value = _constant(terms, position)
+    return value is not None and math.isinf(value)
+
+
+def weight_functions(separation: Separation, unit: float, location: Location | None) -> tuple[Function, ...]:
+    """The functions ``anchor``, ``weight`` and ``carry``.
+
+    Args:
+        separation: says what a weight is: outer(inner(score, peak)).
+        unit: what scores must be multiplied by.
+        location: where the user wrote it.
+    """
+    if separation.inner is not Op.SUB:
+        raise VerificationError(f"weights by {separation.name} have no streaming form")
+    outer, factor = _BASE_2.get(separation.outer, (separation.outer, 1.0))
+    builder = _Weights(outer, unit * factor, location)
+    return (
+        builder.anchor(REDUCTIONS[separation.reduction].components[0].identity[0]),
+        builder.weight("weight", "s", "anchor", "Relative to the anchor, at most 1."),
+        builder.weight("carry", "old_peak", "new_anchor", "What takes weights from an old peak to a new anchor."),
+    )
+
+
+class _Weights:
+    """f(s, peak) = outer(scale * (s - peak)).
+
+    The difference comes first, and is exact near the peak. scale * s - scale * peak would be one instruction, and off by the
+    rounding of scale * peak, which overflows where scores pass 2^31.
+    """
+
+    def __init__(self, outer: Op, scale: float, location: Location | None) -> None:
+        self.outer, self.scale, self.location = outer, scale, location
+
+    def anchor(self, identity: str) -> Function:
+        """The peak; 0 while there is none, since infinity less infinity is no number."""
+        terms = Terms()
+        peak = terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, "peak"))
+        zero, none = (terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, value)) for value in ("0.0", identity))
+        is_none = terms.put(Term(Op.EQ, (peak, none), DType.BOOL))
+        root = terms.put(Term(Op.WHERE, (is_none, zero, peak), DType.FLOAT32), self.location)
+        return self._function(terms, "anchor", root, (peak,), "The peak; 0 while there is none.")
+
+    def weight(self, name: str, score: str, anchor: str, doc: str) -> Function:
+        """The weight of a score."""
+        terms = Terms()
+        s, a = (terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, leaf)) for leaf in (score, anchor))
+        difference = terms.put(Term(Op.SUB, (s, a), DType.FLOAT32), self.location)
+        root = terms.put(Term(self.outer, (self._scaled(terms, difference),), DType.FLOAT32), self.location)
+        return self._function(terms, name, root, (s, a), doc)
+
+    def _scaled(self, terms: Terms, position: int) -> int:
+        if self.scale == 1.0:
+            return position
+        scale = terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, repr(self.scale)))
+        return terms.put(Term(Op.MUL, (position, scale), DType.FLOAT32), self.location)
+
+    def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> Function:
+        given = {leaf: Parameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
+        return cut(terms, name, [("result", root)], given, fast=Fast.ROUNDED, doc=doc)[0]
+
+
+# Plans of streaming attention, measured on an H200.
+
+
+_PLANS = {
+    64: AttentionPlan(64, 64, tile_k=128, stages=3),
+    128: AttentionPlan(128, 128, tile_k=128, stages=2),
+    256: AttentionPlan(256, 256, tile_k=64, stages=2, q_stages=1),
+}
+"""By the channels of a head up to which they hold."""
+
+
+def attention_plan(head_dim: int, value_dim: int, sharing: int = 1) -> AttentionPlan:
+    """The plan for the width of a head, and as many heads of queries as share one of keys."""
+    widest = min(width for width in _PLANS if width >= max(head_dim, value_dim))
+    return replace(_PLANS[widest], head_dim=head_dim, value_dim=value_dim, sharing=sharing)

@@ -1,0 +1,471 @@
+"""Attention: a product of streaming weights with values, where tensor cores serve it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import sympy
+
+from fusegen.dtypes import DType
+from fusegen.families.gemm.epilogue import is_computed_once
+from fusegen.families.gemm.operands import is_tma_view
+from fusegen.fusion.cone import Cone, domain_axes, walk
+from fusegen.fusion.groups import Domain, Group, GroupKind, products_below
+from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import Position, StridedView, repeated_view, sources, strided_view
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Axes, Dim, Index, RunTimeNumber, literal, same
+from fusegen.target import Target
+
+# The online recurrence of a weighted sum whose weights depend on a reduction along the same axis.
+#
+# For o = sum_j p_j v_j with p_j = f(s_j, r1) / r2, r1 a reduction of s and r2 = sum_j f(s_j, r1), one pass over j suffices when
+# f separates in r1: f(s, r) = F(s) H(r). What was accumulated relative to an old r1 moves to a new one by the factor H(new) /
+# H(old) = f(old, new) for f(s, r) = exp(s - r) (Milakov and Gimelshein, arXiv 1805.02867, derive it for softmax; here it
+# follows from the graph). A streaming skeleton needs only the functions that are named here.
+
+
+ATTENTION = GroupKind("attention", reads_as_typed=True)
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """The nodes of the recurrence.
+
+    Attributes:
+        scores: s, as the reductions see it.
+        first: r1, the reduction that the weights are relative to.
+        weights: f(s, r1).
+        second: r2, the sum of the weights.
+        values: the product sum_j p_j v_j.
+        score_product: the product that the scores are made of.
+        separation: the rule by which f separates in r1.
+        guarded: whether p_j is 0 where r1 is what it starts from, and not f / 0: no key counts, so that r2 is 0.
+        sink: one more score, of which only the weight counts: p_j = f(s_j, r) / (r2 + f(sink, r)), r being the larger of r1 and it.
+    """
+
+    scores: int
+    first: int
+    weights: int
+    second: int
+    values: int
+    score_product: int
+    separation: Separation
+    guarded: bool = False
+    sink: int | None = None
+
+
+@dataclass(frozen=True)
+class Separation:
+    """One way in which weights separate: the form of f(s, r), as the operations from f down to s and r.
+
+    Attributes:
+        name: for `explain`.
+        outer, inner: f(s, r) = outer(inner(s, r)).
+        reduction: the reduction that r must be, so that f stays bounded.
+        pair: the same of two numbers.
+    """
+
+    name: str
+    outer: Op
+    inner: Op
+    reduction: Op
+    pair: Op
+
+
+SEPARATIONS: tuple[Separation, ...] = (Separation("exponential of a difference", Op.EXP, Op.SUB, Op.AMAX, Op.MAXIMUM),)
+"""The known ways; for each, carry(old, new) = outer(inner(old, new))."""
+
+
+def derive(graph: Graph, values: int) -> Recurrence | None:
+    """The recurrence of a product whose first operand is made of such weights, or None."""
+    node = graph.nodes[values]
+    return weighted(graph, values, node.args[0]) if node.op is Op.MATMUL else None
+
+
+def weighted(graph: Graph, values: int, operand: int) -> Recurrence | None:
+    """The same where the product's first operand is a view of ``operand``, of the same matrices."""
+    guard, normalized = _guard(graph, _without_cast(graph, operand))
+    if graph.nodes[normalized].op is not Op.DIV:
+        return None
+    weights, total = (_without_cast(graph, a) for a in graph.nodes[normalized].args)
+    for separation in SEPARATIONS:
+        found = _separated(graph, weights, total, separation)
+        if found is not None:
+            scores, first, second, sink = found
+            product = _single_product(graph, scores)
+            if product is not None and guard in (None, first):
+                return Recurrence(scores, first, weights, second, values, product, separation, guard is not None, sink)
+    return None
+
+
+def _separated(graph: Graph, weights: int, total: int, separation: Separation) -> tuple[int, int, int, int | None] | None:
+    """The scores, the reduction that weights are relative to, their sum, and the sink if there is one."""
+    relative = _relative(graph, weights, separation)
+    if relative is None:
+        return None
+    scores, reference = relative
+    first, sink = _reference(graph, reference, separation)
+    second = total if sink is None else _without_sink(graph, total, sink, reference, separation)
+    if second is None:
+        return None
+    is_first = _is_reduction(graph, first, separation.reduction) and graph.nodes[first].args[0] == scores
+    is_second = _is_reduction(graph, second, Op.SUM) and graph.nodes[second].args[0] == weights
+    return (scores, first, second, sink) if is_first and is_second else None
+
+
+def _guard(graph: Graph, position: int) -> tuple[int | None, int]:
+    """Of ``where(r == -inf, 0, p)`` the reduction r and p; of anything else no reduction, and itself."""
+    node = graph.nodes[position]
+    if node.op is not Op.WHERE:
+        return None, position
+    condition, chosen, other = node.args
+    test, zero = graph.nodes[condition], graph.nodes[chosen]
+    if test.op is not Op.EQ or zero.op is not Op.CONSTANT or zero.number != 0:
+        return None, position
+    reduction, least = test.args
+    if graph.nodes[least].op is not Op.CONSTANT or graph.nodes[least].number != -math.inf:
+        return None, position
+    return (reduction, _without_cast(graph, other)) if _is_reduction(graph, reduction, Op.AMAX) else (None, position)
+
+
+def _relative(graph: Graph, weights: int, separation: Separation) -> tuple[int, int] | None:
+    """s and r of f(s, r)."""
+    outer = graph.nodes[weights]
+    if outer.op is not separation.outer:
+        return None
+    inner = graph.nodes[outer.args[0]]
+    return (inner.args[0], inner.args[1]) if inner.op is separation.inner else None
+
+
+def _reference(graph: Graph, reference: int, separation: Separation) -> tuple[int, int | None]:
+    """The reduction that weights are relative to, and the sink where it takes part."""
+    node = graph.nodes[reference]
+    return (node.args[0], node.args[1]) if node.op is separation.pair else (reference, None)
+
+
+def _without_sink(graph: Graph, total: int, sink: int, reference: int, separation: Separation) -> int | None:
+    """The sum to which the weight of a sink is added; None where it is not, or where the sink is no score of each row."""
+    node, shape = graph.nodes[total], graph.nodes[sink].shape
+    is_of_rows = len(shape) == len(node.shape) and same(shape[-1], 1)
+    is_added = node.op is Op.ADD and _relative(graph, node.args[1], separation) == (sink, reference)
+    return node.args[0] if is_of_rows and is_added else None
+
+
+def _without_cast(graph: Graph, position: int) -> int:
+    """Below casts between float types, which a fused kernel need not round at."""
+    while graph.nodes[position].op is Op.CAST and graph.nodes[graph.nodes[position].args[0]].dtype.is_float:
+        position = graph.nodes[position].args[0]
+    return position
+
+
+def _is_reduction(graph: Graph, position: int, op: Op) -> bool:
+    """Whether a node reduces its operand along the last dim by an operation."""
+    node = graph.nodes[position]
+    if node.op is not op:
+        return False
+    return cast(tuple[int, ...], node.attr("dims")) == (len(node.shape) - 1,)
+
+
+def _single_product(graph: Graph, scores: int) -> int | None:
+    """The one product that the scores reach through pointwise operations and views."""
+    products = [scores] if graph.nodes[scores].op is Op.MATMUL else products_below(graph, scores)
+    return products[0] if len(products) == 1 else None
+
+
+_CHANNELS = 8  # of a head, or a multiple: vectors of 16 bytes
+_MOST_CHANNELS = 256
+
+
+@dataclass(frozen=True)
+class AttentionOperands:
+    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous.
+
+    Attributes:
+        sharing: heads of queries that read one head of keys and values (Ainslie et al., arXiv 2305.13245).
+    """
+
+    q: StridedView
+    k: StridedView
+    v: StridedView
+    sharing: int
+
+    @property
+    def views(self) -> tuple[StridedView, ...]:
+        """All three."""
+        return self.q, self.k, self.v
+
+
+@dataclass(frozen=True)
+class AttentionMatch:
+    """The parts of attention that one kernel computes.
+
+    Attributes:
+        recurrence: its nodes.
+        operands: q, k and v in memory.
+    """
+
+    recurrence: Recurrence
+    operands: AttentionOperands
+
+
+def is_served(target: Target) -> bool:
+    """Whether a machine has what the skeleton takes."""
+    return target.wgmma
+
+
+def attention_group(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
+    """The group of attention that ends in ``root``, or None when it is none or the skeleton cannot serve it.
+
+    Args:
+        kept: values that lie in memory.
+    """
+    if not is_served(target):
+        return None
+    for values in _products_at(graph, root):
+        recurrence = derive(graph, values)
+        if recurrence is None or unserved(graph, recurrence, root) is not None:
+            continue
+        operands = attention_operands(graph, recurrence)
+        assert operands is not None  # which `unserved` saw
+        match = AttentionMatch(recurrence, operands)
+        inputs = _inputs(graph, match, root, kept)
+        if inputs is not None:
+            anchors = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
+            return Group(ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), anchors, match=match)
+    return None
+
+
+def _products_at(graph: Graph, root: int) -> list[int]:
+    """The root itself, or the products below its pointwise epilogue."""
+    if graph.nodes[root].family is Family.CONTRACTION:
+        return [root]
+    if graph.nodes[root].family is not Family.POINTWISE:
+        return []
+    return products_below(graph, root)
+
+
+def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
+    """Why the attention skeleton cannot compute a recurrence; None when it can."""
+    values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
+    q, keys = (graph.nodes[_unwidened(graph, a)] for a in scores.args)
+    if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
+        return "the tensors are not (batch, head, position, channel)"
+    if not all(map(same, graph.nodes[recurrence.scores].shape, scores.shape)):
+        return "the scores are not of the product's shape"
+    if values.dtype not in (DType.BFLOAT16, DType.FLOAT16) or {q.dtype, keys.dtype} != {values.dtype}:
+        found = ", ".join(dict.fromkeys(str(node.dtype) for node in (q, keys, values)))
+        return f"operands are {found}, not 16-bit floats of one dtype"
+    if graph.nodes[root].dtype not in (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32):
+        return f"the result is {graph.nodes[root].dtype}"
+    for channels in (q.shape[-1], values.shape[-1]):
+        if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
+            return f"the head dim is {channels}, no multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
+    if attention_operands(graph, recurrence) is None:
+        return "q, k or v is not a view with contiguous channels and 16-byte strides, or batch and heads broadcast"
+    return None
+
+
+def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperands | None:
+    """q, k and v as the tensor memory accelerator reads them, or None when it cannot."""
+    q, keys = graph.nodes[recurrence.score_product].args
+    return operands_of(graph, q, keys, graph.nodes[recurrence.values].args[1])
+
+
+def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperands | None:
+    """The same for operands of two products: keys are of (batch, head, channel, key)."""
+    q, keys = _unwidened(graph, q), _unwidened(graph, keys)
+    if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
+        return None
+    found = (_operands(graph, strided_view(graph, q), keys, values, sharing) for sharing in _sharings(graph, q, keys))
+    itemsize = graph.nodes[values].dtype.itemsize
+    served = (o for o in found if o is not None and all(is_tma_view(graph, view, itemsize) for view in o.views))
+    return next(served, None)
+
+
+def _unwidened(graph: Graph, position: int) -> int:
+    """What is below a conversion to float32: tensor cores add exact products of 16 bits in it anyway."""
+    node = graph.nodes[position]
+    is_widened = node.op is Op.CAST and node.dtype is DType.FLOAT32 and graph.nodes[node.args[0]].dtype.is_half
+    return node.args[0] if is_widened else position
+
+
+def _sharings(graph: Graph, q: int, keys: int) -> list[int]:
+    """How many heads of queries may share one of keys: all where there is one head of keys; only one where no view repeats any."""
+    position, heads = keys, literal(graph.nodes[q].shape[1])
+    if heads is not None and same(graph.nodes[keys].shape[1], 1):
+        return [heads]
+    while graph.nodes[position].family is Family.VIEW and graph.nodes[position].op is not Op.CONCAT:
+        if graph.nodes[position].op is Op.EXPAND and heads is not None:
+            return [n for n in range(heads, 0, -1) if heads % n == 0]
+        (position,) = graph.nodes[position].args
+    return [1]
+
+
+def _operands(graph: Graph, q: StridedView, keys: int, values: int, sharing: int) -> AttentionOperands | None:
+    kt, v = (_unrepeated(graph, p, sharing) for p in (keys, values))
+    if kt is None or v is None:
+        return None
+    k = StridedView(kt.base, _transposed(kt.shape), _transposed(kt.strides), kt.offset)
+    batched = all(same(view.shape[0], q.shape[0]) and same(view.shape[1] * sharing, q.shape[1]) for view in (k, v))
+    return AttentionOperands(q, k, v, sharing) if batched else None
+
+
+def _unrepeated(graph: Graph, position: int, sharing: int) -> StridedView | None:
+    """Keys or values with each head once, whether a view repeats it or the product broadcasts the only one."""
+    is_plain = sharing == 1 or same(graph.nodes[position].shape[1], 1)
+    return strided_view(graph, position) if is_plain else repeated_view(graph, position, 1, sharing)
+
+
+def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    return (*dims[:-2], dims[-1], dims[-2])
+
+
+def _inputs(graph: Graph, match: AttentionMatch, root: int, kept: Collection[int]) -> tuple[int, ...] | None:
+    """What lies in memory, or None when the scores or the epilogue need something that cannot be computed inside."""
+    cone, recurrence = Cone(), match.recurrence
+    _walk(graph, recurrence.scores, recurrence.score_product, cone, kept)
+    _walk(graph, root, recurrence.values, cone, kept)
+    if recurrence.sink is not None:
+        _walk(graph, recurrence.sink, recurrence.values, cone, kept)
+    needed = {recurrence.score_product, recurrence.values}
+    if not needed <= set(cone.anchors) or needed & set(cone.inputs):
+        return None
+    if not is_computed_once(graph, recurrence.values, (root,), cone.inputs):
+        return None
+    return tuple(sorted({*cone.inputs, *(view.base for view in match.operands.views)}))
+
+
+def _walk(graph: Graph, root: int, product: int, cone: Cone, kept: Collection[int]) -> None:
+    domain = Domain(graph.nodes[root].shape)
+    axes = domain_axes(domain)
+    walk(graph, root, axes.symbols, axes, lambda p, at, _bounds: p == product and _is_identity(at, axes), cone, kept)
+
+
+def _is_identity(at: Position, axes: Axes) -> bool:
+    return all(i in (s, 0) and (i == s or same(e, 1)) for i, s, e in zip(at, axes.symbols, axes.extents, strict=True))
+
+
+# The number of keys that a query sees, where all scores beyond are minus infinity whatever the operands hold: half of them in
+# causal attention.
+#
+# Scores are `where(condition, s, -inf)`, or several such, with comparisons of positions that the function counts itself. Keys
+# beyond the bound weigh nothing; a kernel need not visit them.
+
+
+_FAR = 1 << 20
+_COUNTED = (DType.INT32, DType.INT64)
+_OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
+
+
+def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
+    """A bound on the keys that a query sees, growing with its position; None where they may be all. A run-time number in it,
+    such as the first query's position, is a `RunTimeNumber`.
+
+    Args:
+        scores: (batch, head, query, key).
+        query: what stands for a query's position in the result.
+    """
+    axes = domain_axes(Domain(graph.nodes[scores].shape))
+    found = _least(_bounds(graph, scores, axes.symbols, axes))
+    if found is None:
+        return None
+    own = axes.symbols[-2]
+    rest = sympy.expand(found - own) if sympy.expand(found).coeff(own) == 1 else sympy.expand(found)
+    if rest.free_symbols & set(axes.symbols) or not all(map(_is_small, sympy.Add.make_args(rest))):
+        return None  # it may shrink from a query to the next, or leave 32 bits
+    return sympy.sympify(found.subs(own, query))
+
+
+def _is_small(term: sympy.Expr) -> bool:
+    """True if a term of a bound is a number that 32 bits hold with others, a size, or a run-time number."""
+    return term.is_Symbol or (-term).is_Symbol or bool(term.is_Integer and abs(term) <= _FAR)
+
+
+def _bounds(graph: Graph, position: int, at: Position, axes: Axes) -> Iterable[sympy.Expr]:
+    """What each condition says of the scores below."""
+    node = graph.nodes[position]
+    if node.op is Op.CAST and node.dtype.is_float:
+        (below,) = sources(graph, position, at, axes)
+        yield from _bounds(graph, below.arg, below.index, axes)
+    if node.op is not Op.WHERE:
+        return
+    condition, chosen, other = sources(graph, position, at, axes)
+    for kept, hidden, holds in ((chosen, other, True), (other, chosen, False)):
+        if _is_least(graph, hidden.arg):
+            bound = _bound(graph, condition.arg, condition.index, axes, holds=holds)
+            yield from () if bound is None else (bound,)
+            yield from _bounds(graph, kept.arg, kept.index, axes)
+            return
+
+
+def _is_least(graph: Graph, position: int) -> bool:
+    node = graph.nodes[position]
+    while node.op is Op.EXPAND or (node.op is Op.CAST and node.dtype.is_float):
+        node = graph.nodes[node.args[0]]
+    return node.op is Op.CONSTANT and node.number == -math.inf
+
+
+def _bound(graph: Graph, position: int, at: Position, axes: Axes, *, holds: bool) -> sympy.Expr | None:
+    """The least key from which on a condition never holds, or always does."""
+    node = graph.nodes[position]
+    operands = sources(graph, position, at, axes) if node.family in (Family.POINTWISE, Family.VIEW) else ()
+    if node.op is Op.LOGICAL_NOT:
+        return _bound(graph, operands[0].arg, operands[0].index, axes, holds=not holds)
+    if node.op is Op.LOGICAL_AND and holds:
+        return _least(b for o in operands if (b := _bound(graph, o.arg, o.index, axes, holds=True)) is not None)
+    if node.family is Family.VIEW and len(operands) == 1:
+        return _bound(graph, operands[0].arg, operands[0].index, axes, holds=holds)
+    if node.op not in _OPPOSITE:
+        return None
+    left, right = (_number(graph, o.arg, o.index, axes) for o in operands)
+    return None if left is None or right is None else _solved(node.op if holds else _OPPOSITE[node.op], left - right, axes)
+
+
+def _solved(op: Op, difference: sympy.Expr, axes: Axes) -> sympy.Expr | None:
+    """The least key for which a difference is not less than, or not at most, or not greater than, or not at least 0."""
+    key = axes.symbols[-1]
+    if op in (Op.GT, Op.GE):
+        op, difference = (Op.LT if op is Op.GT else Op.LE), -difference
+    difference = sympy.expand(difference)
+    if difference.coeff(key) != 1 or (difference - key).has(key):
+        return None
+    return sympy.expand(key - difference + (1 if op is Op.LE else 0))
+
+
+def _number(graph: Graph, position: int, at: Position, axes: Axes) -> sympy.Expr | None:
+    """An integer that the function counts itself, over the axes."""
+    node = graph.nodes[position]
+    if node.dtype not in _COUNTED or node.family not in (Family.LEAF, Family.POINTWISE, Family.VIEW) or node.op is Op.CONCAT:
+        return None  # numbers of fewer bits wrap
+    if node.op is Op.IOTA:
+        return sympy.sympify(at[0])
+    if node.op is Op.CONSTANT:
+        return sympy.Integer(int(node.number))
+    if node.op is Op.SIZE:
+        return sympy.sympify(node.attr("size"))
+    if node.op is Op.SCALAR:
+        return RunTimeNumber(str(node.attr("name")), integer=True)
+    if node.family is Family.LEAF:
+        return None  # read from memory, as lengths of keys are
+    operands = [_number(graph, o.arg, o.index, axes) for o in sources(graph, position, at, axes)]
+    known = [o for o in operands if o is not None]
+    if len(known) < len(operands):
+        return None
+    if node.family is Family.VIEW or node.op is Op.CAST:
+        return known[0] if len(known) == 1 else None
+    signs = {Op.ADD: 1, Op.SUB: -1}
+    return known[0] + signs[node.op] * known[1] if node.op in signs else None
+
+
+def _least(bounds: Iterable[sympy.Expr]) -> sympy.Expr | None:
+    """The least of some bounds that differ by numbers; the first of them otherwise."""
+    found: sympy.Expr | None = None
+    for bound in bounds:
+        distance = None if found is None else sympy.expand(bound - found)
+        if found is None or (distance is not None and distance.is_Integer and distance < 0):
+            found = bound
+    return found

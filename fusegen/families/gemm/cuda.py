@@ -1,0 +1,303 @@
+"""Products with epilogues in CUDA: a template a skeleton, which goes by the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fusegen.emit.cuda.assemble import assemble, math_text
+from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
+from fusegen.emit.environment import render
+from fusegen.emit.reductions import ReductionView, kinds, reduction_functions, view
+from fusegen.emit.views import entry
+from fusegen.families.gemm.plan import (
+    Accumulated,
+    ContractionBody,
+    ContractionPlan,
+    HeadStatistic,
+    MmaPlan,
+    PartResult,
+    ProductPart,
+)
+from fusegen.schedule.kernel import Kernel, Pointer
+from fusegen.schedule.math import LaneFunction, Origin
+from fusegen.schedule.program import Launch
+from fusegen.source import Source
+from fusegen.target import Target
+
+_DOC = "Finishes two neighbouring columns of a row."
+_ELEMENT = "What is combined of two neighbouring columns of a head."
+_OFFSET = "Of eight columns of a row in the result."
+_OFFSET_OF_ONE = "Of a column of a row in the result."
+_OFFSET_OF_HEAD = "Of a head of a row in the result."
+_B_NAMES = ("b", "second_b")
+
+
+@dataclass(frozen=True)
+class ResultView:
+    """A result as the template sees it.
+
+    Attributes:
+        name: of the words that a thread holds of it.
+        type: of an element.
+        words: registers of a pair of columns.
+        map: the tensor map by which it leaves; else the parameter and the function that say where it goes.
+        octets: whether eight columns lie side by side.
+        head: columns of a head, where there is an element a head.
+        bytes: True for elements of one byte, of which a pair takes half a register.
+    """
+
+    name: str
+    type: str
+    words: int
+    map: str
+    pointer: str
+    offset: str
+    octets: bool = True
+    head: int = 0
+    bytes: bool = False
+
+    @property
+    def place(self) -> str:
+        """The parameter that says where it goes."""
+        return self.map or self.pointer
+
+    @property
+    def declaration(self) -> str:
+        """Its declaration."""
+        return f"const TensorMap& {self.map}" if self.map else f"{self.type}* {self.pointer}"
+
+    @property
+    def finished(self) -> str:
+        """What a thread holds of it when a tile is finished; of one that is stored right away, where it goes."""
+        return self.pointer if self.head else self.name
+
+
+@dataclass(frozen=True)
+class MatrixView:
+    """An operand that is read by address, as the template sees it: the parameter, and what those of its place are named after."""
+
+    pointer: str
+    name: str
+
+
+@dataclass(frozen=True)
+class StatisticView:
+    """A statistic of heads as the template sees it.
+
+    Attributes:
+        reduction: how it is combined, and its variable.
+        columns: of a head.
+        accumulated: what the math takes, as in `PartView`.
+        element: the function that gives what is combined of two columns.
+        before: statistics that it takes.
+    """
+
+    reduction: ReductionView
+    columns: int
+    accumulated: tuple[tuple[str, int, int], ...]
+    element: str
+    before: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the variable."""
+        return self.reduction.components[0][0]
+
+    @property
+    def type(self) -> str:
+        """Of the variable."""
+        return self.reduction.components[0][1]
+
+
+@dataclass(frozen=True)
+class PartView:
+    """A part as the template sees it.
+
+    Attributes:
+        suffix: of the names of its functions.
+        first: the column of tiles in which it begins.
+        columns: how many columns it has.
+        head: columns of a head, where its epilogue numbers heads; else 0.
+        maps: of the matrices that meet the first operand.
+        accumulated: what the epilogue takes: name, matrix, and the distance in what a thread holds.
+        results: what it gives.
+        statistics: of heads, in the order in which they are found.
+        taken: those of them that the epilogue takes.
+        matrices: those that meet the first operand, where they are read by address.
+    """
+
+    suffix: str
+    first: int
+    columns: int
+    head: int
+    maps: tuple[str, ...]
+    accumulated: tuple[tuple[str, int, int], ...]
+    results: tuple[ResultView, ...]
+    statistics: tuple[StatisticView, ...] = ()
+    taken: tuple[str, ...] = ()
+    matrices: tuple[MatrixView, ...] = ()
+
+
+def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of products with their epilogues."""
+    body = kernel.body
+    assert isinstance(body, ContractionBody)
+    views = _views(kernel, body)
+    by_address = [p for p in kernel.pointers if p.buffer in set(body.matrices) - _read(body)]
+    fields, parameters, values = operand_parts(replace(kernel, pointers=_without(kernel, by_address)), _index(kernel))
+    reductions = [s.reduction for part in body.parts for s in part.statistics]
+    math = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
+    for part, shown in zip(body.parts, views, strict=True):
+        math += _part_math(kernel, part, shown)
+    template, own = _SKELETONS[type(body.plan)]
+    pipeline = render(
+        template,
+        entry=entry(kernel),
+        overlaps=launch.overlaps,
+        input_type=body.input_dtype.spelling,
+        parts=views,
+        combined=kinds(reductions),
+        width=views[-1].first + -(-body.parts[-1].columns // body.plan.tile_n),
+        outputs=[f"{p.dtype.spelling}* {p.name}" for p in kernel.pointers if p.writable],
+        operand_parameters=[*(f"const {p.dtype.spelling}* {p.name}" for p in by_address), *parameters],
+        operand_arguments=values,
+        plan=body.plan,
+        index_type=_index(kernel),
+        **own(kernel, body, views),
+    )
+    return assemble(launch, target, "\n".join(math), pipeline)
+
+
+def _read(body: ContractionBody) -> set[int]:
+    """Buffers that the epilogues read."""
+    return {read.buffer for part in body.parts for function in part.functions for read in function.reads}
+
+
+def _without(kernel: Kernel, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]:
+    return tuple(p for p in kernel.pointers if p not in pointers)
+
+
+def _of_maps(kernel: Kernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+    """What the skeleton of warpgroups takes besides: the names of all tensor maps."""
+    return {"all_maps": ["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))]}
+
+
+def _of_addresses(kernel: Kernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+    """What the skeleton of warps takes besides: the first operand."""
+    return {"a": _matrix(kernel, body.matrices[0], "a")}
+
+
+_SKELETONS: dict[type, tuple[str, Callable[[Kernel, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
+    ContractionPlan: ("cuda/contraction.cu.jinja", _of_maps),
+    MmaPlan: ("cuda/mma.cu.jinja", _of_addresses),
+}
+"""The template of each kind of plan, and what it takes besides what all take."""
+
+
+def _views(kernel: Kernel, body: ContractionBody) -> list[PartView]:
+    views: list[PartView] = []
+    first = 0
+    matrices = iter(body.matrices[1:])
+    for number, part in enumerate(body.parts):
+        suffix = f"_{number}" if len(body.parts) > 1 else ""
+        names = _B_NAMES[: part.products]
+        head = part.head if _tells_heads(part) else 0
+        maps = tuple(f"{name}_map{suffix}" for name in names)
+        # Of operands that come by tensor maps there are none.
+        by_address = tuple(_matrix(kernel, buffer, f"{name}{suffix}") for name, buffer in zip(names, matrices, strict=False))
+        shown = PartView(suffix, first, part.columns, head, maps, _held(part.accumulated), _results(kernel, part, suffix))
+        views.append(replace(shown, statistics=_statistics(part, suffix), taken=_taken(part, part.epilogue), matrices=by_address))
+        first += -(-part.columns // body.plan.tile_n)
+    return views
+
+
+def _held(accumulated: Sequence[Accumulated]) -> tuple[tuple[str, int, int], ...]:
+    return tuple((a.name, a.product, a.shift // 2) for a in accumulated)
+
+
+def _statistics(part: ProductPart, suffix: str) -> tuple[StatisticView, ...]:
+    return tuple(
+        StatisticView(view(s.reduction), s.columns, _held(s.accumulated), f"element_{number}{suffix}", _taken(part, s.lift))
+        for number, s in enumerate(part.statistics)
+    )
+
+
+def _taken(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
+    """The statistics that some math takes."""
+    named = {a.name for a in function.arguments if a.origin is Origin.VALUE}
+    return tuple(s.name for s in part.statistics if s.name in named)
+
+
+def _matrix(kernel: Kernel, buffer: int, name: str) -> MatrixView:
+    return MatrixView(next(p.name for p in kernel.pointers if p.buffer == buffer and not p.writable), name)
+
+
+def _results(kernel: Kernel, part: ProductPart, suffix: str) -> tuple[ResultView, ...]:
+    several = len(part.results) > 1
+    ends = [f"{suffix}_{number}" if several else suffix for number in range(len(part.results))]
+    return tuple(_result(kernel, result, end) for result, end in zip(part.results, ends, strict=True))
+
+
+def _result(kernel: Kernel, result: PartResult, end: str) -> ResultView:
+    words = max(1, result.dtype.itemsize // 2)
+    if result.offset is None:
+        return ResultView(f"y{end}", result.dtype.spelling, words, f"y_map{end}", "", "")
+    pointer = next(p.name for p in kernel.pointers if p.writable and p.buffer == result.buffer)
+    return ResultView(
+        f"y{end}", result.dtype.spelling, words, "", pointer, f"offset{end}", result.octets, result.head, result.dtype.itemsize == 1
+    )
+
+
+def _tells_heads(part: ProductPart) -> bool:
+    return len(part.epilogue.axes.symbols) > part.rows + 1
+
+
+def _part_math(kernel: Kernel, part: ProductPart, shown: PartView) -> list[str]:
+    place = _place(kernel, part)
+    several = len(part.results) > 1
+    outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
+    wrapper = Wrapper(f"epilogue{shown.suffix}", _DOC, _inputs(part, part.accumulated, shown.taken), place, outs)
+    offsets = [
+        offset_text(r.offset, _offset_doc(r), result.offset, part.epilogue.axes, place, last=True)
+        for result, r in zip(part.results, shown.results, strict=True)
+        if result.offset is not None
+    ]
+    elements = [
+        text
+        for statistic, element in zip(part.statistics, shown.statistics, strict=True)
+        for text in _element_math(kernel, part, statistic, element)
+    ]
+    return [*elements, math_text([part.epilogue.function]), wrapper_text(kernel, part.epilogue, wrapper), *offsets]
+
+
+def _offset_doc(result: ResultView) -> str:
+    if result.head:
+        return _OFFSET_OF_HEAD
+    return _OFFSET if result.octets else _OFFSET_OF_ONE
+
+
+def _element_math(kernel: Kernel, part: ProductPart, statistic: HeadStatistic, shown: StatisticView) -> list[str]:
+    """What is combined of two neighbouring columns."""
+    inputs = _inputs(part, statistic.accumulated, shown.before)
+    wrapper = Wrapper(shown.element, _ELEMENT, inputs, _place(kernel, part), (("out", shown.type),))
+    return [math_text([statistic.lift.function]), wrapper_text(kernel, statistic.lift, wrapper)]
+
+
+def _inputs(part: ProductPart, accumulated: Sequence[Accumulated], statistics: Sequence[str]) -> tuple[str, ...]:
+    """Declarations of what math takes of products and heads."""
+    types = {s.name: s.reduction.components[0].dtype.spelling for s in part.statistics}
+    return (*(f"const float (&{a.name})[2]" for a in accumulated), *(f"{types[name]} {name}" for name in statistics))
+
+
+def _place(kernel: Kernel, part: ProductPart) -> Place:
+    heads = len(part.epilogue.axes.symbols) - part.rows - 1
+    if heads:
+        return Place((("row", part.rows), ("head", heads)), "channel", _index(kernel))
+    return Place((("row", part.rows),), "col", _index(kernel))
+
+
+def _index(kernel: Kernel) -> str:
+    """The type of rows, columns and offsets."""
+    return "i64" if kernel.wide else "i32"

@@ -1,0 +1,194 @@
+"""Plans of products on tensor cores by warpgroups."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fusegen.families.gemm.cost import COSTS, NO_EPILOGUE, EpilogueSize, ProductSize, product_time
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA
+from fusegen.families.gemm.plan import ContractionPlan, MmaPlan
+from fusegen.fusion.groups import Group, strip_views
+from fusegen.ir.graph import Graph
+from fusegen.ir.symbolic import Dim, literal, product, same
+from fusegen.target import Target
+
+# The sizes that a program is laid out for: numbers of rows, in classes, so that there are few layouts for all sizes.
+#
+# Rows select a plan by their class alone. A class reaches from above the one before it to its own number, which stands for all
+# of it.
+
+
+CLASSES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 32768, 65536)
+"""The largest number of each class; what is larger counts as the last."""
+
+_MANY = 4096
+
+
+def class_of(rows: int) -> int:
+    """The number that stands for another."""
+    return CLASSES[min(bisect_left(CLASSES, rows), len(CLASSES) - 1)]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The numbers of rows that a program is laid out for.
+
+    Attributes:
+        classes: of those that are known at the call only.
+    """
+
+    classes: Mapping[Dim, int]
+
+    def of(self, dim: Dim) -> int:
+        """A size: exactly where it is literal, else its class; what nothing is expected of counts as a few thousand."""
+        known = literal(dim)
+        return self.classes.get(dim, _MANY) if known is None else known
+
+
+_MOST_STAGES = 8
+_GROUP = 8
+_MOST_WORDS = 128  # registers of a thread for the results of a tile, beside those that accumulate
+
+
+@dataclass(frozen=True)
+class ProductShape:
+    """What a plan goes by.
+
+    Attributes:
+        rows: of all results, as they are expected.
+        columns: of each part's results.
+        depth: what is summed over.
+        a_major, b_major: which index of an operand is contiguous.
+        products: matrices that meet the first operand at once.
+        head: columns that a tile must hold together.
+        words: registers that the results of a pair of columns take.
+        epilogue: what epilogues move.
+    """
+
+    rows: int
+    columns: Sequence[int]
+    depth: int
+    a_major: str = "k"
+    b_major: str = "k"
+    products: int = 1
+    head: int = 1
+    words: int = 1
+    epilogue: EpilogueSize = NO_EPILOGUE
+
+    @property
+    def sizes(self) -> tuple[ProductSize, ...]:
+        """Of all products, part by part."""
+        return tuple(ProductSize(self.rows, columns, self.depth) for columns in self.columns for _ in range(self.products))
+
+
+def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
+    """What the plan of a launch of products goes by."""
+    first = group.parts[0].products[0]
+    operands = group.match[first]
+    return ProductShape(
+        expected.of(rows_of(graph, first)),
+        [literal(graph.nodes[part.products[0]].shape[-1]) or 1 for part in group.parts],
+        expected.of(depth_of(graph, first)),
+        operands.a_major,
+        operands.b_major,
+        products=len(group.parts[0].products),
+        head=math.lcm(*(part.head for part in group.parts)),
+        words=max(sum(max(1, graph.nodes[o].dtype.itemsize // 2) for o in part.outputs) for part in group.parts),
+        epilogue=_epilogue_of(graph, group),
+    )
+
+
+def _epilogue_of(graph: Graph, group: Group) -> EpilogueSize:
+    """The values that the epilogues of a launch move, of as many elements as their parts have."""
+    operands = {strip_views(graph, a) for part in group.parts for p in part.products for a in graph.nodes[p].args}
+    others = [p for p in group.inputs if strip_views(graph, p) not in operands]
+    elements = [product(part.domain.shape) for part in group.parts]
+
+    def words(position: int, of: Sequence[Dim]) -> float:
+        own = product(graph.nodes[position].shape)
+        return graph.nodes[position].dtype.itemsize / 2 if any(same(own, each) for each in of) else 0.0
+
+    read = sum(words(p, elements) for p in others)
+    written = sum(words(o, (of,)) for part, of in zip(group.parts, elements, strict=True) for o in part.outputs)
+    return EpilogueSize(read / len(elements), max(0.0, written / len(elements) - 1))
+
+
+def rows_of(graph: Graph, matmul: int) -> Dim:
+    """Rows of a product, all leading dims together."""
+    return product(graph.nodes[matmul].shape[:-1])
+
+
+def depth_of(graph: Graph, matmul: int) -> Dim:
+    """What a product sums over."""
+    return graph.nodes[graph.nodes[matmul].args[0]].shape[-1]
+
+
+def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
+    """The plan of products of one first operand that is expected to be the fastest."""
+    costs, processors = COSTS[target.name], target.processors
+    return min(candidates(shape, target), key=lambda plan: product_time(costs, plan, shape.sizes, shape.epilogue, processors))
+
+
+def candidates(shape: ProductShape, target: Target) -> tuple[ContractionPlan, ...]:
+    """The plans that such products can have, the widest first."""
+    allowed = WGMMA.tile_widths(shape.head, shape.products)
+    widths = [w for w in allowed if w // 4 * shape.words <= _MOST_WORDS] or allowed[-1:]
+    return tuple(_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths)
+
+
+def _plan(shape: ProductShape, consumers: int, tile_n: int, target: Target) -> ContractionPlan:
+    plan = ContractionPlan(consumers, tile_n, 1, _GROUP, shape.a_major, shape.b_major, shape.products)
+    return replace(plan, stages=_stages(plan, target))
+
+
+def _stages(plan: ContractionPlan, target: Target) -> int:
+    """As many as shared memory holds."""
+    one, two = (replace(plan, stages=stages).shared_bytes for stages in (1, 2))
+    return min(_MOST_STAGES, 1 + (target.shared_bytes - one) // (two - one))
+
+
+# Products by warps (mma.sync).
+
+
+# Warps of a block along rows and columns, and what each of them accumulates.
+_MMA_TILES = (
+    (2, 2, 64, 64), (4, 1, 32, 128), (4, 1, 32, 96), (4, 1, 32, 64), (2, 2, 64, 32), (2, 2, 32, 64),
+    (2, 2, 32, 32), (1, 4, 32, 32), (1, 4, 32, 64),
+)  # fmt: skip
+_MOST_ACCUMULATED = 64 * 64  # by a warp: half of a thread's registers
+_MOST_MMA_STAGES = 4
+_SHARED_READS, _GLOBAL_READS = 8, 16  # time of reading a line from shared memory and of bringing it there, in columns of products
+
+
+def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) -> MmaPlan:
+    """The plan of products of one first operand.
+
+    Args:
+        a_width, b_width: elements of an operand that can be copied at once: a power of two up to eight.
+    """
+    allowed = MMA_SYNC.tile_widths(shape.head, shape.products)
+    plans = [
+        MmaPlan(*tile, 2, _GROUP, shape.a_major, shape.b_major, a_width, b_width, shape.products)
+        for tile in _MMA_TILES
+        if tile[3] in allowed and tile[2] * tile[3] * shape.products <= _MOST_ACCUMULATED
+    ]
+    plan = min((plan for plan in plans if plan.copies_evenly), key=lambda plan: _mma_time(shape, plan, target.processors))
+    return replace(plan, stages=_mma_stages(plan, target))
+
+
+def _mma_stages(plan: MmaPlan, target: Target) -> int:
+    """As many as the blocks of a multiprocessor have room for, at least two."""
+    one = replace(plan, stages=1).shared_bytes
+    return min(_MOST_MMA_STAGES, max(2, target.shared_bytes // plan.blocks_per_sm // one))
+
+
+def _mma_time(shape: ProductShape, plan: MmaPlan, processors: int) -> float:
+    """Time of the busiest multiprocessor: products, and what its warps and the block read for them."""
+    columns = plan.tile_n * shape.products
+    reads = _SHARED_READS * (1 / plan.warp_m + 1 / (plan.warp_n * shape.products))
+    reads += _GLOBAL_READS * (1 / plan.tile_m + 1 / columns)
+    tiles = sum(-(-c // plan.tile_n) for c in shape.columns) * -(-shape.rows // plan.tile_m)
+    return -(-tiles // processors) * plan.tile_m * columns * (1 + reads)

@@ -1,0 +1,469 @@
+"""Products with epilogues: launches, laid out as the skeleton wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+
+import sympy
+
+from fusegen.families.gemm.epilogue import is_a_head, position_of
+from fusegen.families.gemm.heuristics import Expected, mma_plan, shape_of
+from fusegen.families.gemm.operands import ProductOperands
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA
+from fusegen.families.gemm.placement import Placement, place, tensor_map
+from fusegen.families.gemm.plan import (
+    Accumulated,
+    ContractionBody,
+    ContractionPlan,
+    HeadStatistic,
+    MmaPlan,
+    PartResult,
+    ProductPart,
+)
+from fusegen.families.rows.phases import statistic_name
+from fusegen.fusion.accumulator import LANES, OCTET, is_same_row
+from fusegen.fusion.groups import Part
+from fusegen.ir.formula import ceil_div, formula
+from fusegen.ir.index_map import Position, StridedView, contiguous_strides
+from fusegen.ir.ops import Family
+from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, literal, product, same
+from fusegen.program.call import TensorMapSpec
+from fusegen.program.formula import Formula, minimum
+from fusegen.schedule.access import divisor, merge_axes
+from fusegen.schedule.evaluate import Evaluator, substitute
+from fusegen.schedule.indices import Check
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.lower.context import Context, leaves_of
+from fusegen.schedule.lower.lanes import (
+    PAIR,
+    LaneMath,
+    is_in_octets,
+    lane_checks,
+    lane_function,
+    lane_kernel,
+    lane_position,
+    pair_axes,
+)
+from fusegen.schedule.math import LaneFunction, Reduction
+from fusegen.schedule.program import Launch, Step
+from fusegen.schedule.reductions import element_type, lifted, reduction_of
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """A part in the kernel, the shape of its results, and copies of these that are wanted elsewhere."""
+
+    part: ProductPart
+    rows: Dim
+    copies: tuple[Step, ...]
+
+
+def lower_contraction(context: Context) -> Sequence[Step]:
+    """The launch of products with their epilogues, and copies where a result is wanted as another view."""
+    lowered = [_lower_part(context, part, number) for number, part in enumerate(context.group.parts)]
+    parts = tuple(found.part for found in lowered)
+    operands = [[context.group.match[product] for product in part.products] for part in context.group.parts]
+    products = Products(context, parts, operands, lowered[0].rows)
+    layout = LAYOUTS[context.group.skeleton].lay_out(products)
+    node = context.graph.nodes[context.group.anchors[0]]
+    launch = Launch(
+        kernel=_kernel(context, ContractionBody(node.dtype, parts, layout.plan, layout.matrices)),
+        group=context.group,
+        tensor_maps=layout.maps,
+        grid=layout.grid,
+        block=layout.plan.threads,
+        shared_bytes=layout.plan.shared_bytes,
+        traffic=context.traffic(),
+        extra=(formula(products.rows), formula(context.graph.nodes[node.args[0]].shape[-1]), *layout.extra),
+    )
+    return [launch, *(copy for found in lowered for copy in found.copies)]
+
+
+def _kernel(context: Context, body: ContractionBody) -> Kernel:
+    stored = [result for part in body.parts for result in part.results if result.offset is not None]
+    functions = [function for part in body.parts for function in part.functions]
+    offsets = [result.offset for result in stored if result.offset is not None]
+    return lane_kernel(context, body, functions, [result.buffer for result in stored], offsets, body.matrices)
+
+
+def _lower_part(context: Context, part: Part, number: int) -> _Lowered:
+    domain = part.domain
+    axes = pair_axes(domain.shape)
+    placements = [_place(context, part, axes, output) for output in range(len(part.outputs))]
+    columns = literal(product(domain.shape[d] for d in domain.columns))
+    assert columns is not None  # which fusion saw
+    whole_tiles = LAYOUTS[context.group.skeleton].whole_tiles
+    by_tile = [whole_tiles and context.dtype(p.buffer).itemsize > 1 and _is_matrix(part, axes, p.offset) for p in placements]
+    offsets = [None if whole else p.offset for p, whole in zip(placements, by_tile, strict=True)]
+    epilogue = lower_epilogue(context, part, axes, number, [o for o in offsets if o is not None])
+    width = literal(domain.shape[-1])
+    assert width is not None
+    results = tuple(
+        PartResult(
+            buffer=p.buffer,
+            dtype=context.dtype(p.buffer),
+            offset=None if offset is None else substitute(offset, epilogue.moves),
+            octets=columns % OCTET == 0,
+            head=width if is_a_head(context.graph.nodes[output].shape, domain) else 0,
+        )
+        for output, p, offset in zip(part.outputs, placements, offsets, strict=True)
+    )
+    head = width if len(epilogue.function.axes.symbols) > epilogue.rows + 1 else columns
+    found = ProductPart(
+        columns, head, epilogue.rows, len(part.products), epilogue.accumulated, epilogue.function, results, epilogue.statistics
+    )
+    return _Lowered(found, product(domain.shape[d] for d in domain.rows), tuple(c for p in placements for c in p.copies))
+
+
+def _place(context: Context, part: Part, axes: Axes, number: int) -> Placement:
+    """Where a result goes: as a matrix, eight columns at a time, or an element a head."""
+    output, order = part.outputs[number], part.orders[number]
+    at = position_of(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
+    if is_a_head(context.graph.nodes[output].shape, part.domain):
+        return place(context, output, at, axes, lambda _: True)
+    return place(context, output, at, axes, lambda offset: _is_matrix(part, axes, offset) or is_in_octets(context, axes, offset))
+
+
+def _is_matrix(part: Part, axes: Axes, offset: Index) -> bool:
+    """Whether results lie as the copy engine writes them: row by row, without gaps."""
+    return same(offset, linearize(lane_position(axes, 0), part.domain.shape))
+
+
+# The layout of each skeleton of products: its plan, how operands reach it and results leave it, and how many blocks it takes.
+
+
+_LINE = 64  # elements of the depth in a line of 128 bytes
+_WIDEST_COPY = 8  # elements
+
+
+@dataclass(frozen=True)
+class Products:
+    """What is laid out.
+
+    Attributes:
+        context: of the kernel.
+        parts: with their epilogues.
+        operands: of each part, those of its products.
+        rows: of all results.
+    """
+
+    context: Context
+    parts: Sequence[ProductPart]
+    operands: Sequence[Sequence[ProductOperands]]
+    rows: Dim
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of a launch, what depends on the skeleton.
+
+    Attributes:
+        maps: tensor maps of operands, and of results that leave by whole tiles.
+        matrices: buffers of operands that are read by address.
+        extra: sizes that come after those of the product.
+        grid: number of blocks.
+    """
+
+    plan: ContractionPlan | MmaPlan
+    maps: tuple[TensorMapSpec, ...]
+    matrices: tuple[int, ...]
+    extra: tuple[Formula, ...]
+    grid: Formula
+
+
+@dataclass(frozen=True)
+class SkeletonLayout:
+    """How a skeleton lays products out.
+
+    Attributes:
+        whole_tiles: whether a result that is a matrix leaves by a tensor map.
+        lay_out: the rest.
+    """
+
+    whole_tiles: bool
+    lay_out: Callable[[Products], Layout]
+
+
+# Warpgroups: the copy engine brings tiles and takes results.
+
+
+def _by_maps(products: Products) -> Layout:
+    context = products.context
+    plan = context.plans[context.group.anchors]
+    assert isinstance(plan, ContractionPlan)
+    grid = minimum(_tiles(products, plan), context.target.processors * plan.blocks_per_sm)  # blocks stay and stride over the tiles
+    return Layout(plan, tuple(_maps(products, plan)), (), (), grid)
+
+
+def _maps(products: Products, plan: ContractionPlan) -> list[TensorMapSpec]:
+    """The first operand, and of each part the matrices that meet it and the results that leave by whole tiles.
+
+    A stage brings whole tiles of an operand whose depth is contiguous, else squares.
+    """
+    reads, square = products.context.reads, (_LINE, _LINE)
+    a_box = (plan.tile_m, _LINE) if plan.a_major == "k" else square
+    b_box = (plan.tile_n, _LINE) if plan.b_major == "k" else square
+    a = products.operands[0][0].a
+    found = [tensor_map(reads[a.base], a, a_box)]
+    for part, operands in zip(products.parts, products.operands, strict=True):
+        found += [tensor_map(reads[o.b.base], o.b, b_box) for o in operands]
+        found += [_result_map(r, products.rows, part.columns) for r in part.results if r.offset is None]
+    return found
+
+
+def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
+    """Results leave 64 rows of 128 bytes at a time."""
+    shape = (rows, columns)
+    view = StridedView(result.buffer, shape, contiguous_strides(shape), 0)
+    return tensor_map(result.buffer, view, (64, 128 // result.dtype.itemsize), writable=True)
+
+
+# Warps: threads copy by address.
+
+
+def _by_addresses(products: Products) -> Layout:
+    context = products.context
+    views = [products.operands[0][0].a, *(o.b for operands in products.operands for o in operands)]
+    a_width, *b_widths = (_copied_at_once(context, view) for view in views)
+    plan = mma_plan(shape_of(context.graph, context.group, Expected({})), a_width, min(b_widths), context.target)
+    matrices = tuple(context.reads[view.base] for view in views)
+    extra = tuple(formula(size) for view in views for size in (view.offset, view.strides[0]))
+    return Layout(plan, (), matrices, extra, _tiles(products, plan))
+
+
+def _copied_at_once(context: Context, view: StridedView) -> int:
+    """Elements at multiples of which a matrix may be read all at once: a power of two."""
+    buffer = context.reads[view.base]
+    own = max(1, context.alignment(buffer) // context.dtype(buffer).itemsize)
+    terms = [t for size in (view.offset, view.strides[0]) for t in sympy.Add.make_args(sympy.expand(size))]
+    return gcd(_WIDEST_COPY, own, *(divisor(t, context.multiples, own) for t in terms))
+
+
+def _tiles(products: Products, plan: ContractionPlan | MmaPlan) -> Formula:
+    """How many tiles the results have."""
+    return ceil_div(products.rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
+
+
+LAYOUTS = {
+    WGMMA.name: SkeletonLayout(whole_tiles=True, lay_out=_by_maps),
+    MMA_SYNC.name: SkeletonLayout(whole_tiles=False, lay_out=_by_addresses),
+}
+"""The layout of each skeleton."""
+
+
+# Epilogues: the math on two neighbouring columns, and on whole heads before it.
+
+
+ROW, COLUMN, HEAD, CHANNEL = "row", "col", "head", "channel"
+"""What an epilogue calls its place in the result: a column is a channel of a head, where it tells heads apart."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The math of a part.
+
+    Attributes:
+        function: on two neighbouring columns.
+        accumulated: what it takes of products.
+        statistics: what it takes of heads.
+        rows: how many of its axes number rows.
+        moves: what became of the part's axes when they were merged.
+    """
+
+    function: LaneFunction
+    accumulated: tuple[Accumulated, ...]
+    statistics: tuple[HeadStatistic, ...]
+    rows: int
+    moves: dict[object, Index]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """A reduction of a head, and the index at which it is read."""
+
+    reduction: Reduction
+    at: Position
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """Math that was evaluated for both lanes.
+
+    Attributes:
+        roots: of each result, the terms of both.
+        checks: indices that must be in range.
+        accumulated: what it takes of products.
+    """
+
+    evaluator: Evaluator
+    roots: tuple[int, ...]
+    checks: tuple[Check, ...]
+    accumulated: tuple[Accumulated, ...]
+
+
+def lower_epilogue(context: Context, part: Part, axes: Axes, number: int, offsets: Sequence[Index]) -> Epilogue:
+    """The math of a part of a launch.
+
+    Args:
+        axes: of the part's domain, the last one over pairs of columns.
+        number: of the part.
+        offsets: where results go that do not leave as whole tiles.
+    """
+    for taken in (*_taken(part), *(s.name for s in axes.symbols)):
+        context.names.take(taken)
+    heads: dict[int, _Head] = {}
+    last = _evaluated(context, part, axes, heads, _results(context, part, axes))
+    lifts = _lifts(context, part, axes, heads)
+    every = [last, *lifts.values()]
+    for name in dict.fromkeys(a.name for math in every for a in math.accumulated):
+        context.names.take(name)
+    expressions = [e for math in every for e in leaves_of(math.evaluator.terms, math.roots, math.checks).expressions()]
+    rows, columns, moves = _merged(axes, len(part.domain.rows), [*expressions, *offsets])
+    merged = Axes((*rows.symbols, *columns.symbols), (*rows.extents, *columns.extents))
+    word = CHANNEL if len(columns.symbols) > 1 else COLUMN
+    words: dict[Index, str] = {s: s.name for s in merged.symbols[:-1]} | {LANES * PAIR: word}
+    ends = f"_{number}" if len(context.group.parts) > 1 else ""
+
+    def function(math: _Lanes, word: str) -> LaneFunction:
+        lanes = LaneMath(math.evaluator.terms, math.roots, merged, words, moves, _optional(part), math.checks)
+        return lane_function(context, lanes, f"{context.name}_{word}", fast=context.fast)
+
+    width = literal(part.domain.shape[-1]) or 1
+    statistics = tuple(
+        HeadStatistic(heads[position].reduction, width, math.accumulated, function(math, f"element{ends}_{number}"))
+        for number, (position, math) in enumerate(sorted(lifts.items()))  # those that a statistic takes come before it
+    )
+    return Epilogue(function(last, f"epilogue{ends}"), last.accumulated, statistics, len(rows.symbols), dict(moves))
+
+
+def _lifts(context: Context, part: Part, axes: Axes, heads: dict[int, _Head]) -> dict[int, _Lanes]:
+    """What is combined of heads, by reductions.
+
+    Args:
+        heads: reductions that are needed; gets those that they need in turn.
+    """
+    found: dict[int, _Lanes] = {}
+    while missing := heads.keys() - found.keys():
+        position = max(missing)
+        (operand,) = context.graph.nodes[position].args
+        elements = [(operand, (*heads[position].at[:-1], lane_position(axes, lane)[-1])) for lane in range(LANES)]
+        found[position] = _evaluated(context, part, axes, heads, elements, position)
+    return found
+
+
+def _results(context: Context, part: Part, axes: Axes) -> list[tuple[int, Position]]:
+    """The elements of results that a thread computes, those of both lanes in turn."""
+    return [
+        (output, position_of(context.graph, output, order, part.domain, lane_position(axes, lane), axes))
+        for output, order in zip(part.outputs, part.orders, strict=True)
+        for lane in range(LANES)
+    ]
+
+
+def _evaluated(
+    context: Context,
+    part: Part,
+    axes: Axes,
+    heads: dict[int, _Head],
+    elements: Sequence[tuple[int, Position]],
+    reduction: int | None = None,
+) -> _Lanes:
+    """Elements as terms.
+
+    Args:
+        reduction: whose elements they are, if any: its state is what is wanted of each.
+    """
+    held = _Held(context, part, axes, heads)
+    evaluator = Evaluator(context.graph, axes, context.stored, held, context.rounded, context.contracted, context.inverted)
+    roots = [evaluator.value(*element) for element in elements]
+    if reduction is None:
+        dtypes = [context.memory.dtype(position) for position, _ in elements]
+        roots = [evaluator.stored(root, dtype) for root, dtype in zip(roots, dtypes, strict=True)]
+    else:
+        roots = [_state(context, evaluator, reduction, root) for root in roots]
+    checks = lane_checks(evaluator, elements[::LANES], _optional(part))
+    return _Lanes(evaluator, tuple(roots), checks, tuple(held.found))
+
+
+def _state(context: Context, evaluator: Evaluator, reduction: int, element: int) -> int:
+    """The state of an element; of one component, which no index is part of."""
+    node, terms = context.graph.nodes[reduction], evaluator.terms
+    value = terms.convert(element, element_type(context.graph, node))
+    (state,) = lifted(terms, node.op, value, value)
+    return state
+
+
+def _optional(part: Part) -> Dim | None:
+    """The extent of the last dim, where the second lane may lie past its end."""
+    last = part.domain.shape[-1]
+    return last if (literal(last) or 0) % LANES else None
+
+
+@dataclass
+class _Held:
+    """What math on a pair of columns takes that threads hold, for `Evaluator`: the lane that holds an element of a product; and the
+    statistic of the pair's head.
+
+    Attributes:
+        heads: reductions that any math of the part takes, each with its name and where it is read; grows.
+        found: what this math takes of products.
+    """
+
+    context: Context
+    part: Part
+    axes: Axes
+    heads: dict[int, _Head]
+    found: dict[Accumulated, None] = field(default_factory=dict)
+
+    def __call__(self, position: int, at: Position) -> object | None:
+        if self.context.graph.nodes[position].family is Family.REDUCTION:
+            return self._statistic(position, at)
+        domain, symbols, extents = self.part.domain, self.axes.symbols, self.part.domain.shape
+        if position not in self.part.products:
+            return None
+        count = len(domain.rows)
+        if not is_same_row(self.context.graph.nodes[position].shape[:-1], at[:-1], symbols[:count], extents[:count]):
+            return None
+        own = linearize(lane_position(self.axes, 0)[count:], extents[count:])
+        offset = sympy.expand(at[-1] - own)
+        if not offset.is_Integer or int(offset) % OCTET >= LANES:
+            return None
+        lane = int(offset) % OCTET
+        return self._name(self.part.products.index(position), int(offset) - lane), lane
+
+    def _statistic(self, position: int, at: Position) -> object:
+        if position not in self.heads:
+            graph, names = self.context.graph, self.context.names
+            reduction = reduction_of(graph, position, names.take, fast=self.context.fast, name=statistic_name(graph, position))
+            self.heads[position] = _Head(reduction, at)
+        return self.heads[position].reduction.components[0].name
+
+    def _name(self, product: int, shift: int) -> str:
+        taken = Accumulated(_accumulated_name(product, shift), product, shift)
+        self.found[taken] = None
+        return taken.name
+
+
+def _accumulated_name(product: int, shift: int) -> str:
+    name = ("product", "second")[product]
+    return name if shift == 0 else f"{name}_{'right' if shift > 0 else 'left'}_{abs(shift)}"
+
+
+def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[sympy.Symbol, Index]]:
+    """The axes that number rows, those that number heads, and what became of the others: an axis of heads disappears where nothing
+    tells heads apart."""
+    row_axes, moves = merge_axes(Axes(axes.symbols[:rows], axes.extents[:rows]), expressions, ROW)
+    columns, moved = merge_axes(Axes(axes.symbols[rows:], axes.extents[rows:]), expressions, PAIR.name)
+    heads = Axes(columns.symbols[:-1], columns.extents[:-1])
+    if len(heads.symbols) == 1:
+        moved[heads.symbols[0]] = axis_symbol(HEAD)
+        heads = Axes((axis_symbol(HEAD),), heads.extents)
+    return row_axes, Axes((*heads.symbols, PAIR), (*heads.extents, columns.extents[-1])), moves | moved
+
+
+def _taken(part: Part) -> list[str]:
+    """What the epilogue's call names by itself."""
+    numbered = [f"{word}_{number}" for word in ("out", "result") for number in range(len(part.outputs))]
+    return ["operands", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]

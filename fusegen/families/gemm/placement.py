@@ -1,0 +1,75 @@
+"""Where a kernel writes an output, when it can write only in one way: copies serve whatever else is wanted of the value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from fusegen.families.pointwise.lower import POINTWISE, lower_pointwise
+from fusegen.fusion import Domain, Group
+from fusegen.ir.formula import formula
+from fusegen.ir.index_map import Position, StridedView, flat_offset, memory_shape, memory_strides
+from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
+from fusegen.program.call import TensorMapSpec
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.memory import Store, formulas
+from fusegen.schedule.program import Launch
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the value goes.
+
+    Attributes:
+        buffer: that the kernel writes.
+        offset: of the element.
+        copies: launches that bring the value to all other places.
+    """
+
+    buffer: int
+    offset: Index
+    copies: tuple[Launch, ...] = ()
+
+
+def place(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
+    """The place of an output: of several, one where the value lies in its own order, as copies read it.
+
+    Args:
+        node: the output.
+        index: the element, over the axes.
+        fits: whether the kernel can write to an offset.
+    """
+    stores, own = context.stores(node, index, axes), flat_offset(index, memory_strides(context.graph, node))
+    first = next((s for s in stores if fits(s.offset) and (len(stores) == 1 or same(s.offset, own))), None)
+    if first is None:
+        dtype = context.memory.spec(stores[0].buffer).dtype
+        first = Store(context.memory.add(f"value_{node}", dtype, formulas(memory_shape(context.graph, node))), own)
+    others = tuple(s for s in stores if s.buffer != first.buffer)
+    return Placement(first.buffer, first.offset, (_copy(context, node, first.buffer),) if others else ())
+
+
+def _copy(context: Context, node: int, source: int) -> Launch:
+    """The launch that reads the value and writes it to the other places."""
+    domain = Domain(context.graph.nodes[node].shape)
+    group = Group(POINTWISE, (node,), (node,), domain, reason="the value is also wanted in another place")
+    outputs = context.group.outputs
+    name = f"{context.name}_copy" if len(outputs) == 1 else f"{context.name}_copy_{outputs.index(node)}"
+    return lower_pointwise(replace(context, group=group, name=name, reads={node: source}, written=source))
+
+
+# Tensor maps of strided views.
+
+
+def tensor_map(buffer: int, view: StridedView, box: tuple[int, ...], *, writable: bool = False) -> TensorMapSpec:
+    """The map of a view of a buffer, whose last dim is contiguous."""
+    shape, strides = tuple(map(formula, view.shape)), tuple(map(formula, _strides(view)))
+    return TensorMapSpec(buffer, shape, strides, formula(view.offset), box, writable)
+
+
+def _strides(view: StridedView) -> list[Dim]:
+    """Strides; a dim of extent 1 has any, and the copy engine wants none that is 0."""
+    strides = list(view.strides)
+    for d in range(len(strides) - 2, -1, -1):
+        if literal(view.shape[d]) == 1:
+            strides[d] = strides[d + 1] * view.shape[d + 1]
+    return strides

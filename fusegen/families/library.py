@@ -1,0 +1,274 @@
+"""Matrix products that go to the library, and what else torch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import mul
+from typing import cast
+
+from fusegen.dtypes import DType
+from fusegen.families.base import KernelFamily
+from fusegen.families.gemm.operands import is_left_to_library
+from fusegen.families.gemm.pipelines import refusals, serving, skeletons_of
+from fusegen.families.gemm.placement import Placement, place
+from fusegen.fusion.cone import domain_axes
+from fusegen.fusion.groups import Domain, Group, GroupKind, operand_base
+from fusegen.fusion.matcher import Claims, Decision
+from fusegen.ir.blocks import Blocks
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph, InputSpec, Node
+from fusegen.ir.index_map import (
+    ROW_MULTIPLE,
+    StridedView,
+    flat_offset,
+    identity_axes,
+    may_pad,
+    memory_shape,
+    memory_strides,
+    strided_view,
+)
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Dim, linearize, literal, same
+from fusegen.program.call import LibraryResult, Role, StridedOperand
+from fusegen.program.formula import Formula, formula_of
+from fusegen.schedule.lower.context import Context
+from fusegen.schedule.lower.memory import formulas
+from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step, Traffic
+from fusegen.target import Target
+
+_SETTINGS = ("scale", "causal", "dropout", "descending")
+"""Attributes of nodes that are numbers which torch's functions take, in this order."""
+_OF_RESULTS = ("result", "order", "dtype", "shape")
+"""Attributes that tell the results of one call apart."""
+
+LIBRARY_PRODUCT = GroupKind("library product", is_strided=True, reads_as_typed=True, is_library=True)
+LIBRARY_CALL = GroupKind("library call", reads_as_typed=True, is_library=True)
+LOOP = GroupKind("loop over blocks of rows", reads_as_typed=True)
+
+
+class AccumulationFamily(KernelFamily):
+    """Products that the library adds to a tensor as it writes; their groups are those of library products."""
+
+    def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
+        """What a write stores that adds a product to what is there."""
+        for put in graph.puts:
+            if (added := accumulation(graph, put)) is not None:
+                claims.ends.add(graph.nodes[put].args[1])
+                claims.inside.add(added)
+
+    def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
+        """The group of a claimed value."""
+        return accumulation_group(graph, root) if root in decision.ends else None
+
+
+class LibraryFamily(KernelFamily):
+    """Products that torch computes, its functions, and loops over blocks of rows."""
+
+    kinds = (LIBRARY_PRODUCT, LIBRARY_CALL, LOOP)
+
+    def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
+        """The group of a product that no kernel of ours takes, or of a call."""
+        if graph.nodes[root].family is Family.CONTRACTION:
+            return library_group(graph, root, decision.refusals.get(root, ""))
+        return call_group(graph, root) if graph.nodes[root].family is Family.LIBRARY else None
+
+    def lower(self, context: Context) -> Sequence[Step]:
+        """The call of a group, and copies where its results are wanted as other views."""
+        lowered = {LIBRARY_PRODUCT: lower_library, LIBRARY_CALL: lower_call, LOOP: lower_blocks}
+        return lowered[context.group.kind](context)
+
+
+def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
+    """A product by the library, of operands that lie in memory."""
+    inputs = tuple(sorted({operand_base(graph, a) for a in graph.nodes[matmul].args}))
+    return Group(LIBRARY_PRODUCT, (matmul,), inputs, Domain(graph.nodes[matmul].shape), (matmul,), reason)
+
+
+def accumulation(graph: Graph, put: int) -> int | None:
+    """The product of two matrices that a write adds to all of a tensor of float32 or more; None of another write.
+
+    A library adds it as it writes.
+    """
+    place, value = graph.nodes[put].args
+    chain = [value]  # from the written copy down to the product, none of which anything else reads
+    while (node := graph.nodes[chain[-1]]).op in (Op.COPY, Op.CAST, Op.ADD):
+        others = [a for a in node.args if a != place]
+        if len(others) != 1 or (node.op is Op.ADD) is (len(node.args) == len(others)):
+            return None
+        chain.append(others[0])
+    added = sum(graph.nodes[p].op is Op.ADD for p in chain)
+    is_own = graph.nodes[place].op is Op.INPUT and all(len(graph.users[p]) == 1 for p in chain)
+    is_wide = graph.nodes[place].dtype in (DType.FLOAT32, DType.FLOAT64)
+    are_matrices = node.op is Op.MATMUL and all(len(operand.shape) == 2 for operand in graph.operands(chain[-1]))
+    return chain[-1] if added == 1 and is_own and is_wide and are_matrices else None
+
+
+def accumulation_group(graph: Graph, position: int) -> Group | None:
+    """The group of what a write stores that adds a product to what is there."""
+    for put in graph.puts:
+        if graph.nodes[put].args[1] == position and (matmul := accumulation(graph, put)) is not None:
+            group = library_group(graph, matmul, "adds to what is there")
+            inputs = tuple(sorted({*group.inputs, graph.nodes[put].args[0]}))
+            return replace(group, outputs=(position,), inputs=inputs)
+    return None
+
+
+def call_group(graph: Graph, position: int) -> Group:
+    """The group of a value that torch, or a loop, computes of operands in memory, and of all else that the same step gives."""
+    node = graph.nodes[position]
+    inputs = tuple(sorted({operand_base(graph, a) for a in node.args}))
+    outputs = tuple(p for p, other in graph if _called(other) == _called(node))
+    kind = LOOP if node.op is Op.BLOCKS else LIBRARY_CALL
+    return Group(kind, outputs, inputs, Domain(node.shape))
+
+
+def _called(node: Node) -> tuple[object, ...]:
+    """A node without what tells the results of one call apart."""
+    return node.op, node.args, tuple((name, value) for name, value in node.attrs if name not in _OF_RESULTS)
+
+
+def lower_library(context: Context) -> Sequence[Step]:
+    """The library's product, and a copy where its result is wanted as another view."""
+    (product,) = context.group.anchors
+    if context.group.outputs != (product,):
+        return _in_parts(context, product, _accumulating(context, product))
+    shape = context.graph.nodes[product].shape
+    axes, strides = domain_axes(context.group.domain), memory_strides(context.graph, product)
+    row_major = flat_offset(axes.symbols, strides)
+    placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, row_major))
+    a, b = _factors(context, product)
+    out = _operand(placement.buffer, StridedView(product, shape, strides, 0))
+    padded = _padded(context.graph, product)
+    step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product), padded=padded)
+    return [*_in_parts(context, product, step), *placement.copies]
+
+
+def _in_parts(context: Context, product: int, step: LibraryProduct) -> list[LibraryProduct]:
+    """A product by the library, whose padded rows are as many times 8 elements in one call as there are, and the rest in another.
+
+    cuBLAS asks that of rows of the result, and of those of an operand that go along the result's rows.
+    """
+    graph, shape = context.graph, context.graph.nodes[product].shape
+    a, columns, rows = strided_view(graph, graph.nodes[product].args[0]), literal(shape[-1]), literal(shape[-2])
+    if product in graph.padded and columns is not None:
+        parts = [replace(step, b=_part(step.b, -1, *part), out=_part(step.out, -1, *part)) for part in _even_and_rest(columns)]
+    elif a.base in graph.padded and len(a.shape) == 2 and same(a.strides[0], 1) and rows is not None and may_pad(rows):
+        parts = [replace(step, a=_part(step.a, -2, *part), out=_part(step.out, -2, *part)) for part in _even_and_rest(rows)]
+    else:
+        return [step]
+    return [replace(part, traffic=_traffic(context, part)) for part in parts]
+
+
+def _even_and_rest(extent: int) -> tuple[tuple[int, int], ...]:
+    """The first element and the number of elements of both parts of a row."""
+    even = extent // ROW_MULTIPLE * ROW_MULTIPLE
+    return (0, even), (even, extent - even)
+
+
+def _part(operand: StridedOperand, dim: int, start: int, length: int) -> StridedOperand:
+    """Some elements of a dim."""
+    shape = list(operand.shape)
+    shape[dim] = formula_of(length)
+    return replace(operand, shape=tuple(shape), offset=operand.offset + operand.strides[dim] * start)
+
+
+def _traffic(context: Context, step: LibraryProduct) -> Traffic:
+    """Each operand once."""
+    a, b, out = (_bytes(context, operand) for operand in (step.a, step.b, step.out))
+    return Traffic(a + b + out if step.adds else a + b, out)
+
+
+def _bytes(context: Context, operand: StridedOperand) -> Formula:
+    return reduce(mul, operand.shape, formula_of(context.memory.spec(operand.buffer).dtype.itemsize))
+
+
+def _accumulating(context: Context, product: int) -> LibraryProduct:
+    """The product that is added to an input."""
+    (value,) = context.group.outputs
+    (place,) = (context.graph.nodes[put].args[0] for put in context.graph.puts if context.graph.nodes[put].args[1] == value)
+    out = _operand(context.reads[place], strided_view(context.graph, place))
+    a, b = _factors(context, product)
+    padded = _padded(context.graph, product)
+    return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True, padded=padded)
+
+
+def _padded(graph: Graph, product: int) -> tuple[int, ...]:
+    """Elements between those rows of a product's operands and result that are padded."""
+    touched = [*(operand_base(graph, a) for a in graph.nodes[product].args), product]
+    rows = (literal(memory_shape(graph, position)[-1]) for position in touched if position in graph.padded)
+    return tuple(dict.fromkeys(row for row in rows if row is not None))
+
+
+def _factors(context: Context, product: int) -> tuple[StridedOperand, StridedOperand]:
+    left, right = (strided_view(context.graph, p) for p in context.graph.nodes[product].args)
+    return _operand(context.reads[left.base], left), _operand(context.reads[right.base], right)
+
+
+def lower_call(context: Context) -> Sequence[Step]:
+    """A call of torch, and copies where its results are wanted as other views."""
+    nodes = [context.graph.nodes[output] for output in context.group.outputs]
+    placements = [_placed(context, output) for output in context.group.outputs]
+    attrs, views = dict(nodes[0].attrs), (strided_view(context.graph, p) for p in nodes[0].args)
+    step = LibraryStep(
+        function=nodes[0].op.row.name,
+        settings=tuple(float(cast(float, attrs[name])) for name in _SETTINGS if name in attrs),
+        sizes=(formula(cast(Dim, attrs["length"])),) if "length" in attrs else (),
+        operands=tuple(_operand(context.reads[view.base], view) for view in views),
+        results=tuple(_result(node, placement.buffer) for node, placement in zip(nodes, placements, strict=True)),
+        shapes=tuple(formulas(node.shape) for node in nodes),
+        group=context.group,
+        traffic=context.traffic(),
+    )
+    return [step, *(copy for placement in placements for copy in placement.copies)]
+
+
+def lower_blocks(context: Context) -> Sequence[Step]:
+    """A loop, and copies where its results are wanted as other views."""
+    nodes = [context.graph.nodes[output] for output in context.group.outputs]
+    by_number = {cast(int, node.attr("result")): output for node, output in zip(nodes, context.group.outputs, strict=True)}
+    blocks = cast(Blocks, nodes[0].attr("blocks"))
+    placements = {number: _placed(context, output) for number, output in by_number.items()}
+    given = tuple(context.reads[a] for a in nodes[0].args)
+    made = tuple(_made(context, placements.get(number), spec) for number, spec in enumerate(blocks.results))
+    step = LoopStep(blocks, *context.bodies[blocks], (*given, *made), context.group, context.traffic())
+    return [step, *(copy for placement in placements.values() for copy in placement.copies)]
+
+
+def _made(context: Context, placement: Placement | None, spec: InputSpec) -> int:
+    """The buffer of a result; one of its own where nobody reads it."""
+    return placement.buffer if placement is not None else context.memory.add(spec.name, spec.dtype, formulas(spec.shape))
+
+
+def _placed(context: Context, output: int) -> Placement:
+    """The place of a result, which is memory that the function makes."""
+    shape = context.graph.nodes[output].shape
+    axes = identity_axes(shape)
+    stores, row_major = context.stores(output, axes.symbols, axes), linearize(axes.symbols, shape)
+    is_fresh = all(context.memory.spec(store.buffer).role is not Role.INPUT for store in stores)
+    return place(context, output, axes.symbols, axes, lambda offset: is_fresh and same(offset, row_major))
+
+
+def _result(node: Node, buffer: int) -> LibraryResult:
+    attrs = dict(node.attrs)
+    order = cast(tuple[int, ...], attrs.get("order", tuple(range(len(node.shape)))))
+    return LibraryResult(cast(int, attrs.get("result", 0)), buffer, order)
+
+
+def _operand(buffer: int, view: StridedView) -> StridedOperand:
+    return StridedOperand(buffer, tuple(map(formula, view.shape)), tuple(map(formula, view.strides)), formula(view.offset))
+
+
+def _reason(context: Context, product: int) -> str:
+    """Why the library computes it."""
+    if context.group.reason:
+        return context.group.reason
+    if is_left_to_library(context.graph, product):
+        return "expected to be faster than a kernel of ours"
+    if not skeletons_of(context.target):
+        return "no tensor-core skeleton serves this target"
+    graph = replace(context.graph, padded=frozenset())  # as fusion saw it
+    if serving(graph, product, product, context.target) is None:
+        return refusals(graph, product, product, context.target)
+    return "a plain product: nothing is fused with it"

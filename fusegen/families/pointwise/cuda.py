@@ -1,0 +1,128 @@
+"""Pointwise kernels in CUDA, and those whose operands lie across their results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusegen.emit.cuda.assemble import assemble, head, math_text
+from fusegen.emit.environment import c_text, render
+from fusegen.emit.views import FragmentView, Offsets, call_view, checks_view, cuda_offsets, decode, fragment
+from fusegen.families.pointwise.plan import Hoisted, PointwiseBody, TileBody
+from fusegen.ir.symbolic import Axes, Modulo, literal, product
+from fusegen.schedule.access import Access
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.program import Launch
+from fusegen.source import Source
+from fusegen.target import Target
+
+
+def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of a pointwise kernel."""
+    body = kernel.body
+    assert isinstance(body, PointwiseBody)
+    pipeline = _straight(kernel, body, launch) if body.hoisted is None else _repeated(kernel, body, body.hoisted, launch)
+    once = [] if body.hoisted is None or body.hoisted.call is None else [body.hoisted.call.function]
+    return assemble(launch, target, math_text([*once, body.call.function]), pipeline)
+
+
+def _straight(kernel: Kernel, body: PointwiseBody, launch: Launch) -> str:
+    """The pipeline in which a thread takes groups of lanes that are far apart."""
+    lane_axis = body.axes.symbols[-1]
+    offsets = cuda_offsets(kernel).found_first((*body.reads, *body.writes), [lane_axis])
+    checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
+    return render(
+        "cuda/pointwise.cu.jinja",
+        **head(launch),
+        index_type="i64" if kernel.wide else "i32",
+        count=c_text(product(body.axes.extents)),
+        decode=decode(body.axes, "position", "Index"),
+        indices=[*offsets.lines.values()],
+        once=checks.once,
+        checks=checks.lanes,
+        reads=[fragment(a, offsets, lane_axis) for a in body.reads],
+        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        call=call_view(body.call, offsets, None if body.plan.wraps else lane_axis),
+        plan=body.plan,
+        extent=c_text(body.axes.extents[-1]),
+        lane_axis=lane_axis.name,
+        lane_decode=decode(body.axes, "(position + v)", "Index"),
+    )
+
+
+def _repeated(kernel: Kernel, body: PointwiseBody, hoisted: Hoisted, launch: Launch) -> str:
+    """The pipeline in which a thread goes along an axis."""
+    lane_axis = body.axes.symbols[-1]
+    offsets = cuda_offsets(kernel)
+    threads = body.threads
+    return render(
+        "cuda/pointwise_repeated.cu.jinja",
+        **head(launch),
+        index_type="i64" if kernel.wide else "i32",
+        count=c_text(product(threads.extents)),
+        decode=decode(threads, "position", "Index"),
+        axis=hoisted.axis.name,
+        chunk=threads.symbols[0].name,
+        extent=c_text(body.axes.extents[0]),
+        first_reads=[fragment(a, offsets, lane_axis) for a in hoisted.reads],
+        first_call=None if hoisted.call is None else call_view(hoisted.call, offsets, lane_axis),
+        reads=[fragment(a, offsets, lane_axis) for a in body.reads],
+        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        call=call_view(body.call, offsets, lane_axis),
+        plan=body.plan,
+    )
+
+
+# Pointwise kernels in CUDA whose operands lie across their results.
+
+
+@dataclass(frozen=True)
+class TileView:
+    """An operand that goes through shared memory, as the template sees it.
+
+    Attributes:
+        fragment: how it is read, along the axis of rows.
+        groups: accesses of a thread.
+        exact: whether none of them goes on behind the last row.
+        staged: where its tile lies in shared memory, in bytes.
+        pitch: elements from one column of the tile to the next.
+    """
+
+    fragment: FragmentView
+    groups: int
+    exact: bool
+    staged: int
+    pitch: int
+
+
+def emit_tiles(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of a pointwise kernel that works tile by tile."""
+    body = kernel.body
+    assert isinstance(body, TileBody)
+    offsets = cuda_offsets(kernel)
+    extents = dict(zip(body.axes.symbols, body.axes.extents, strict=True))
+    pipeline = render(
+        "cuda/tiles.cu.jinja",
+        **head(launch),
+        index_type="i64" if kernel.wide else "i32",
+        row_axis=body.row_axis.name,
+        column_axis=body.column_axis.name,
+        row_count=c_text(extents[body.row_axis]),
+        column_count=c_text(extents[body.column_axis]),
+        decode=decode(body.tiles, "tile", "Index"),
+        crossing=[_tile(a, at, body, offsets) for a, at in zip(body.crossing, body.shared.staged, strict=True)],
+        reads=[fragment(a, offsets, body.column_axis) for a in body.reads],
+        writes=[fragment(a, offsets, body.column_axis) for a in body.writes],
+        whole=" && ".join(f"{c_text(Modulo(size, body.plan.lanes))} == 0" for size in body.multiples),
+        call=call_view(body.call, offsets, body.column_axis),
+        plan=body.plan,
+    )
+    return assemble(launch, target, math_text([body.call.function]), pipeline)
+
+
+def _tile(access: Access, staged: int, body: TileBody, offsets: Offsets) -> TileView:
+    """The view of an operand whose tile lies at some byte of shared memory."""
+    plan, itemsize = body.plan, offsets.pointers[access.buffer].dtype.itemsize
+    rows = literal(body.axes.extents[body.axes.symbols.index(body.row_axis)])
+    groups = plan.rows * plan.columns // (plan.threads * access.width)
+    exact = rows is not None and rows % access.width == 0
+    return TileView(fragment(access, offsets, body.row_axis), groups, exact, staged, plan.pitch(itemsize))

@@ -1,0 +1,345 @@
+"""A launch in words and in numbers: its kind, its layout with the reason, and its roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+from fusegen.dtypes import DType
+from fusegen.families.attention.match import ATTENTION
+from fusegen.families.attention.plan import AttentionBody
+from fusegen.families.gemm.cost import H200
+from fusegen.families.gemm.plan import ContractionBody
+from fusegen.families.rows.plan import ColumnBody
+from fusegen.fusion.groups import computed
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph, Node
+from fusegen.ir.ops import Family, Op
+from fusegen.schedule.program import Launch, LibraryProduct, LoopStep, Step
+from fusegen.target import Target
+from fusegen.units import human_flops
+
+# The roofline of a step: its arithmetic intensity beside its GPU's ridge point, and the resource that binds it.
+
+
+class Bound(Enum):
+    """The resource whose limit a step meets first."""
+
+    BANDWIDTH = "bandwidth"
+    ARITHMETIC = "arithmetic"
+    LAUNCH = "launch latency"
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The work of a step against the peaks of its GPU.
+
+    Attributes:
+        flops: its floating-point operations.
+        moved: the fewest bytes that it reads and writes.
+        peaks: of the GPU; None where they are not known.
+    """
+
+    flops: Flops
+    moved: int
+    peaks: Peaks | None
+
+    @property
+    def intensity(self) -> float:
+        """FLOP a byte; 0 where nothing is moved."""
+        return self.flops.count / self.moved if self.moved else 0.0
+
+    @property
+    def ridge(self) -> float | None:
+        """FLOP a byte at which peak arithmetic, in the step's type and unit, takes as long as peak bandwidth."""
+        return self._arithmetic / self.peaks.bandwidth if self.peaks else None
+
+    @property
+    def bound(self) -> Bound | None:
+        """The resource that binds the step; launch latency where the work at peak rates takes less time than the launch."""
+        if self.peaks is None:
+            return None
+        if self.seconds == LAUNCH_SECONDS:
+            return Bound.LAUNCH
+        return Bound.ARITHMETIC if self._computing > self._moving else Bound.BANDWIDTH
+
+    @property
+    def seconds(self) -> float | None:
+        """The time at peak rates: that of moving bytes, of arithmetic, or of a launch, whichever is longest."""
+        return None if self.peaks is None else max(self._moving, self._computing, LAUNCH_SECONDS)
+
+    def describe(self) -> str:
+        """The figures in one line."""
+        figures = f"{human_flops(self.flops.count)}, {_figure(self.intensity)} FLOP/byte"
+        left_out = f" (not counted: {', '.join(self.flops.uncounted)})" if self.flops.uncounted else ""
+        if self.peaks is None or self.ridge is None or self.bound is None:
+            return figures + left_out
+        ridge = f"{self.peaks.gpu} ridge point {_figure(self.ridge)} FLOP/byte for {self._unit}"
+        return f"{figures}{left_out}; {ridge}: bound by {self.bound.value}"
+
+    @property
+    def _moving(self) -> float:
+        assert self.peaks is not None
+        return self.moved / self.peaks.bandwidth
+
+    @property
+    def _computing(self) -> float:
+        return self.flops.count / self._arithmetic
+
+    @property
+    def _arithmetic(self) -> float:
+        assert self.peaks is not None
+        return self.peaks.arithmetic(self.flops.dtype, is_matmul=self.flops.is_matmul)
+
+    @property
+    def _unit(self) -> str:
+        return f"{self.flops.dtype.short} matmuls" if self.flops.is_matmul else self.flops.dtype.short
+
+
+def roofline(step: Step, graph: Graph, sizes: Mapping[str, int], target: Target) -> Roofline:
+    """The roofline of a step at some sizes."""
+    return Roofline(step_flops(step, graph, sizes), step.traffic.moved(sizes), PEAKS.get(target.name))
+
+
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 or value == 0 else f"{value:.2g}"
+
+
+# Counts the floating-point operations of a step. The rule: each pointwise operation of the simplified graph is one operation an
+# element, an exponential or a comparison as well as an addition; a multiplication and an addition that hardware may fuse are two.
+# A reduction is one operation an element that it reduces, moments and the normalizer of a softmax are four. A matmul is 2mnk;
+# attention is its two matmuls, over the keys up to the last that a query sees: kernels compute those before a sliding window too.
+# A value counts once at each of its elements that the step needs, even if the kernel computes it again. Conversions, copies,
+# integers, logic and random bits are not floating-point operations.
+
+
+_FREE = (Op.CAST, Op.COPY)
+_ATTENTION = (Op.ATTENTION, Op.ATTENTION_BACKWARD)
+_REDUCTION = {Op.MOMENTS: 4, Op.NORMALIZER: 4}  # x - pivot, its square, two sums; a maximum, x - maximum, exp, a sum
+
+
+@dataclass(frozen=True)
+class Flops:
+    """The floating-point operations of a step.
+
+    Attributes:
+        count: the operations.
+        dtype: of a matmul's operands; else the widest type that is computed in.
+        is_matmul: whether matmuls are among them, and set the rate of the whole step.
+        uncounted: the work that the count leaves out.
+    """
+
+    count: int
+    dtype: DType
+    is_matmul: bool
+    uncounted: tuple[str, ...] = ()
+
+
+def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
+    """The operations of a step at some sizes."""
+    if isinstance(step, Launch) and isinstance(step.kernel.body, ColumnBody):
+        return _of_combination(step.kernel.body, sizes)
+    if isinstance(step, LoopStep):
+        return _of_loop(step, sizes)
+    wanted = _wanted(graph, step, sizes)
+    matmuls = [p for p in wanted if graph.nodes[p].family is Family.CONTRACTION or graph.nodes[p].op in _ATTENTION]
+    if step.group.kind is ATTENTION:
+        return _of_attention(step, graph, matmuls, sizes)
+    count = sum(_of_node(graph, position, wanted[position], sizes) for position in _distinct(graph, wanted))
+    if isinstance(step, LibraryProduct):  # perhaps a part of a matmul
+        whole = prod(formula(extent)(sizes) for extent in graph.nodes[step.group.anchors[0]].shape)
+        count = count * prod(extent(sizes) for extent in step.out.shape) // max(whole, 1)
+    return Flops(count, _dtype(step, graph, wanted, matmuls), bool(matmuls), tuple(_uncounted(graph, step, wanted)))
+
+
+def _of_loop(loop: LoopStep, sizes: Mapping[str, int]) -> Flops:
+    """Those of all blocks, which are counted as of one type: that of the products."""
+    parts = [step_flops(step, loop.body.graph, block) for block in loop.call.blocks(sizes) for step in loop.body.steps]
+    main = max(parts, key=lambda part: (part.is_matmul, part.count))
+    uncounted = dict.fromkeys(work for part in parts for work in part.uncounted)
+    return Flops(sum(part.count for part in parts), main.dtype, main.is_matmul, tuple(uncounted))
+
+
+def _of_combination(body: ColumnBody, sizes: Mapping[str, int]) -> Flops:
+    """One operation a partial sum, as a reduction of these."""
+    blocks = body.parts if body.row_blocks is None else min(body.parts, formula(body.row_blocks)(sizes))
+    elements = blocks * prod(formula(extent)(sizes) for extent in body.column_axes.extents)
+    reductions = [s.reduction for s in body.sums]
+    counted = [r for r in reductions if r.dtype.is_float]
+    left_out = () if len(counted) == len(reductions) else ("integer operations",)
+    dtype = DType.FLOAT64 if any(r.dtype is DType.FLOAT64 for r in counted) else DType.FLOAT32
+    return Flops(elements * sum(_REDUCTION.get(r.op, 1) for r in counted), dtype, is_matmul=False, uncounted=left_out)
+
+
+def _of_attention(step: Step, graph: Graph, matmuls: list[int], sizes: Mapping[str, int]) -> Flops:
+    assert isinstance(step, Launch) and isinstance(step.kernel.body, AttentionBody)
+    body, scores = step.kernel.body, graph.nodes[min(matmuls)]
+    queries, keys = (formula(dim)(sizes) for dim in scores.shape[-2:])
+    pairs = sum(_matmul(graph, p, sizes) for p in matmuls) // max(queries * keys, 1)
+    return Flops(
+        pairs * _seen(body, queries, keys, sizes), body.input_dtype, is_matmul=True, uncounted=("softmax and pointwise operations",)
+    )
+
+
+def _seen(body: AttentionBody, queries: int, keys: int, sizes: Mapping[str, int]) -> int:
+    """Pairs of a query and a key up to the last that it sees: the bound is constant, or grows by one from a query to the next."""
+    if body.seen is None:
+        return queries * keys
+    bound, query = formula(body.seen), str(body.score.axes.symbols[-2])
+    if not bound.sizes <= {*sizes, query}:  # by a run-time number
+        return queries * keys
+    first, second = (bound({**sizes, query: place}) for place in (0, 1))
+    if first == second:
+        return queries * min(max(first, 0), keys)
+    return _sum_below(first + queries, keys) - _sum_below(first, keys)
+
+
+def _sum_below(end: int, most: int) -> int:
+    """The sum of 0, 1, ... up to ``end`` without it, none of which counts more than ``most``."""
+    rising = min(max(end, 0), most + 1)
+    return rising * (rising - 1) // 2 + max(end - most - 1, 0) * most
+
+
+def _wanted(graph: Graph, step: Step, sizes: Mapping[str, int]) -> dict[int, int]:
+    """Elements of each value that a step computes; of a value that is sliced, no more than its slices take."""
+    group = step.group
+    inside = computed(graph, group)
+    size = {p: _elements(graph.nodes[p], sizes) for p in inside}
+    found = {p: size[p] for p in inside.intersection(group.outputs)}
+    for user in sorted(inside, reverse=True):
+        node = graph.nodes[user]
+        for operand in inside.intersection(node.args):
+            asked = _asked(node, found[user], size[user], size[operand])
+            found[operand] = min(size[operand], found.get(operand, 0) + asked)
+    return found
+
+
+def _asked(user: Node, wanted: int, size: int, whole: int) -> int:
+    """Elements of an operand with ``whole`` elements that a node of some size needs where so many of its own are wanted."""
+    if user.family is Family.REDUCTION:
+        return whole * wanted // max(size, 1)
+    return wanted if user.family in (Family.POINTWISE, Family.VIEW, Family.INDEXING) else whole
+
+
+def _distinct(graph: Graph, positions: Iterable[int]) -> Iterable[int]:
+    """One node of each reduction that gives several components."""
+    return {(n.op, n.args, _without_part(n)): p for p in positions for n in (graph.nodes[p],)}.values()
+
+
+def _of_node(graph: Graph, position: int, elements: int, sizes: Mapping[str, int]) -> int:
+    node = graph.nodes[position]
+    if not _floats(graph, node) or node.op in _FREE:
+        return 0
+    if node.family is Family.CONTRACTION:
+        return _matmul(graph, position, sizes)
+    if node.op in _ATTENTION:
+        return _attention(graph, position, sizes)
+    if node.op is Op.SCATTER_ADD:
+        return _elements(graph.operands(position)[0], sizes)
+    if node.family is Family.REDUCTION:
+        operand, result = (_elements(n, sizes) for n in (graph.nodes[node.args[0]], node))
+        return _REDUCTION.get(node.op, 1) * _asked(node, elements, result, operand)
+    return elements if node.family in (Family.POINTWISE, Family.SCAN) else 0
+
+
+def _matmul(graph: Graph, position: int, sizes: Mapping[str, int]) -> int:
+    depth = formula(graph.operands(position)[0].shape[-1])(sizes)
+    return 2 * _elements(graph.nodes[position], sizes) * depth
+
+
+def _attention(graph: Graph, position: int, sizes: Mapping[str, int]) -> int:
+    """Two products forward, two and a half times as many backward, all of it with the first result; half of it where causal."""
+    node, forward = graph.nodes[position], graph.nodes[position].op is Op.ATTENTION
+    if node.attr("result"):
+        return 0
+    q, keys = (graph.operands(position)[n].shape for n in ((0, 1) if forward else (3, 4)))
+    products = 4 * prod(formula(dim)(sizes) for dim in (*q, keys[2]))
+    return (products if forward else products * 5 // 2) // (2 if node.attr("causal") else 1)
+
+
+def _without_part(node: Node) -> tuple[tuple[str, object], ...]:
+    return tuple((name, value) for name, value in node.attrs if name != "part")
+
+
+def _elements(node: Node, sizes: Mapping[str, int]) -> int:
+    return prod(formula(dim)(sizes) for dim in node.shape)
+
+
+def _floats(graph: Graph, node: Node) -> set[DType]:
+    """Types of floats that an operation takes or gives, but for those of Python's numbers."""
+    taking = [graph.nodes[p] for p in node.args] if node.family is not Family.INDEXING else []
+    return {n.dtype.compute for n in (node, *taking) if n.dtype.is_float and not n.weak}
+
+
+def _dtype(step: Step, graph: Graph, wanted: Mapping[int, int], matmuls: list[int]) -> DType:
+    if isinstance(step, Launch) and isinstance(step.kernel.body, ContractionBody):
+        return step.kernel.body.input_dtype
+    if matmuls:
+        return graph.operands(matmuls[0])[0].dtype
+    is_double = any(DType.FLOAT64 in _floats(graph, graph.nodes[p]) for p in wanted)
+    return DType.FLOAT64 if is_double else DType.FLOAT32
+
+
+def _uncounted(graph: Graph, step: Step, wanted: Mapping[int, int]) -> Iterator[str]:
+    arithmetic = (Family.POINTWISE, Family.REDUCTION, Family.ORDER, Family.SCAN, Family.CONTRACTION, Family.LIBRARY)
+    nodes = [graph.nodes[p] for p in wanted]
+    if any(n.family in arithmetic and n.op not in _FREE and not _floats(graph, n) for n in nodes):
+        yield "integer and logical operations"
+    if any(graph.nodes[p].op is Op.RANDOM for p in (*wanted, *step.group.inputs)):
+        yield "random bits"
+
+
+# Peak rates of the GPU that each target stands for, from its vendor's data.
+
+
+LAUNCH_SECONDS = H200.start * 1e-6
+"""Time of a kernel with next to no work. Measured on an H200 (`docs/costs/h200.json`); the other GPUs are assumed to be alike."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Peak rates of a GPU. Arithmetic counts a fused multiply-add as two operations; rates of sparse matrices are not used.
+
+    Attributes:
+        gpu: its name.
+        bandwidth: bytes a second from memory.
+        single, double: FLOP/s in float32 and float64, outside of tensor cores; float32 matmuls too, without TF32.
+        half_matmul: FLOP/s of tensor cores on 16-bit floats that accumulate in float32.
+        double_matmul: FLOP/s of matmuls in float64: by tensor cores where there are such for float64.
+    """
+
+    gpu: str
+    bandwidth: float
+    single: float
+    double: float
+    half_matmul: float
+    double_matmul: float
+
+    def arithmetic(self, dtype: DType, *, is_matmul: bool) -> float:
+        """FLOP/s of matmuls of a dtype, or of other operations that are computed in it."""
+        if dtype is DType.FLOAT64:
+            return self.double_matmul if is_matmul else self.double
+        return self.half_matmul if is_matmul and dtype.is_half else self.single
+
+
+PEAKS: Mapping[str, Peaks] = {
+    # NVIDIA A100 Tensor Core GPU data sheet, A100 80GB SXM; dense bfloat16.
+    "sm_80": Peaks("A100", 2.039e12, 19.5e12, 9.7e12, 312e12, 19.5e12),
+    # NVIDIA Ampere GA102 GPU Architecture whitepaper, table 3, RTX A6000; dense bfloat16 with FP32 accumulate (154.8/309.6);
+    # float64 runs at 1/64 of the rate of float32.
+    "sm_86": Peaks("RTX A6000", 0.768e12, 38.7e12, 0.605e12, 154.8e12, 0.605e12),
+    # NVIDIA Ada GPU Architecture whitepaper, appendix A, GeForce RTX 4090; dense bfloat16 with FP32 accumulate (165.2/330.4),
+    # half the rate of FP16 accumulate; float64 runs at 1/64 of the rate of float32.
+    "sm_89": Peaks("RTX 4090", 1.008e12, 82.6e12, 1.29e12, 165.2e12, 1.29e12),
+    # NVIDIA H200 Tensor Core GPU data sheet, H200 SXM; half of its 1,979 TFLOPS of bfloat16, which are of sparse matrices.
+    "sm_90a": Peaks("H200", 4.8e12, 67e12, 34e12, 989.5e12, 67e12),
+    # NVIDIA Blackwell Architecture Technical Brief, table 3, HGX B200, a GPU; half of its 4.5 PFLOPS of sparse bfloat16. The first
+    # edition, of before the product, has 8 TB/s, 80 and 40 TFLOPS.
+    "sm_100": Peaks("B200", 7.7e12, 75e12, 37e12, 2250e12, 37e12),
+    # NVIDIA RTX Blackwell GPU Architecture whitepaper, table 3, GeForce RTX 5090; dense bfloat16 with FP32 accumulate (209.5/419),
+    # half of the rate with FP16 accumulate; float64 runs at 1/64 of the rate of float32.
+    "sm_120": Peaks("RTX 5090", 1.792e12, 104.8e12, 1.64e12, 209.5e12, 1.64e12),
+}
+"""By target. A CPU's peaks depend on the machine and are not known."""

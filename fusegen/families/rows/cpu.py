@@ -1,0 +1,113 @@
+"""Kernels over rows on the CPU, with their text: rows that are read again in each phase, parts of the rows for column sums.
+
+Plans do not depend on the machine's number of cores, so that results are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fusegen.emit.cpu import NestView, assemble, math_text, names_of
+from fusegen.emit.environment import c_text, render
+from fusegen.emit.reductions import kinds, reduction_functions, view
+from fusegen.emit.views import checks_view, cpu_offsets, decode, fragment
+from fusegen.families.pointwise.cpu import CHUNK, chunk_lanes
+from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
+from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions
+from fusegen.ir.symbolic import Axes, literal, product
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.program import Launch
+from fusegen.source import Source
+from fusegen.target import Target
+
+_TILE = 16  # chunks of columns that a task sums: accumulators of several sums fit the first-level cache
+_MOST_KEPT = 128 << 10  # bytes of a row's computed values that are kept for later phases: threads may have a stack of 256 KiB
+_PARTS = 32  # of the rows, when columns are summed: tasks for the cores of a large machine
+_CHUNKS = 32  # one after the other: so few that sums are as near as torch's, so many that pairs cost nothing
+
+
+def cpu_plans(axes: Axes, reductions: int, column_sums: float, computed: int, segment: int) -> tuple[RowPlan, ...]:
+    """The plans that a row kernel can have; what is expected to be fastest comes first.
+
+    Args:
+        axes: the column axes, merged.
+        reductions: along the row.
+        column_sums: over rows.
+        computed: bytes of each element's values that later phases could use again.
+        segment: columns of a segment, the last axis's extent, each of which is a chunk; 0 where nothing goes by segments.
+    """
+    every, parts = [lanes for lanes in chunk_lanes(axes) if lanes >= segment], _PARTS if column_sums else 0
+    if column_sums and not reductions:
+        return tuple(_plan(lanes, _TILE * CHUNK // lanes, Persistence.REGISTERS, parts, tiled=True) for lanes in every)
+    columns = literal(axes.extents[0]) if len(axes.symbols) == 1 else None
+    looped = [_plan(lanes, 0, Persistence.LOOPED, parts) for lanes in every]
+    if not computed or columns is None or columns * computed > _MOST_KEPT:
+        return tuple(looped)
+    return (*(_plan(lanes, max(1, -(-columns // lanes)), Persistence.REGISTERS, parts) for lanes in every), *looped)
+
+
+def _plan(lanes: int, chunks: int, persistence: Persistence, parts: int, *, tiled: bool = False) -> RowPlan:
+    return RowPlan(threads=1, rows=1, lanes=lanes, chunks=chunks, persistence=persistence, exact=False, resident=parts, tiled=tiled)
+
+
+def emit_cpp(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of a row kernel."""
+    body = kernel.body
+    assert isinstance(body, RowBody)
+    offsets = cpu_offsets(kernel).found_first([*row_accesses(body), *placed_accesses(body)], body.column_axes.symbols)
+    checks = checks_view(body.checks, offsets, body.column_axes)
+    lane_axis = body.column_axes.symbols[-1]
+    partials = {a.name: fragment(a, offsets, lane_axis) for a in body.partials}
+    columns = [view(r) for p in body.phases for r in p.column_sums]
+    extent = product(body.column_axes.extents)
+    pipeline = render(
+        f"cpu/rows/{_pipeline(body.plan)}.cpp.jinja",
+        names=names_of(kernel),
+        rows=c_text(product(body.row_axes.extents)),
+        columns=c_text(extent),
+        columns_known=literal(extent) is not None,
+        row_decode=[*decode(body.row_axes, "row", "Index"), *offsets.lines.values(), *checks.once],
+        checks=checks.lanes,
+        nest=NestView.of(body.column_axes, "column_outer"),
+        phases=phase_views(body, offsets),
+        kinds=kinds(r for p in body.phases for r in (*(s.reduction for s in p.segments), *p.reductions)),
+        sum_arrays=[component for r in columns for component in r.components],
+        sums=[(r, [partials[name] for name, _ in r.components]) for r in columns],
+        plan=body.plan,
+        pairwise=_pairwise(body),
+    )
+    reductions = [r for p in body.phases for r in (*(s.reduction for s in p.segments), *p.reductions, *p.column_sums)]
+    math = math_text([*reduction_functions(reductions), *row_functions(body)])
+    return assemble(launch, target, math, pipeline)
+
+
+def _pairwise(body: RowBody) -> int:
+    """Chunks after which what lanes have gathered is put aside, to be combined by pairs; 0 where rows are known to be no longer."""
+    *outer, last = (literal(extent) for extent in body.column_axes.extents)
+    if last is None or any(extent is None for extent in outer):
+        return _CHUNKS
+    chunks = -(-last // body.plan.lanes) * math.prod(extent for extent in outer if extent is not None)
+    return _CHUNKS if chunks > _CHUNKS else 0
+
+
+def _pipeline(plan: RowPlan) -> str:
+    """The template of a plan."""
+    return "tiles" if plan.tiled else "parts" if plan.resident else "rows"
+
+
+def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of the kernel that combines column sums."""
+    body = kernel.body
+    assert isinstance(body, ColumnBody)
+    offsets = cpu_offsets(kernel)
+    lane_axis = body.column_axes.symbols[-1]
+    pipeline = render(
+        "cpu/columns.cpp.jinja",
+        names=names_of(kernel),
+        nest=NestView.of(body.column_axes, "row"),
+        sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
+        parts=body.parts,
+        plan=body.plan,
+    )
+    math = math_text(reduction_functions(s.reduction for s in body.sums))
+    return assemble(launch, target, math, pipeline)

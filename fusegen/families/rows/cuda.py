@@ -1,0 +1,126 @@
+"""Row kernels, scans and the combination of column sums in CUDA."""
+
+from __future__ import annotations
+
+from fusegen.emit.cuda.assemble import assemble, head, math_text
+from fusegen.emit.environment import c_text, render
+from fusegen.emit.reductions import kinds, reduction_functions
+from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment
+from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
+from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions, staged_accesses
+from fusegen.ir.symbolic import product
+from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.program import Launch
+from fusegen.schedule.shared import BANKS
+from fusegen.source import Source
+from fusegen.target import Target
+
+
+def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of a row kernel."""
+    body = kernel.body
+    assert isinstance(body, RowBody)
+    return _emit_column_tiles(kernel, launch, target, body) if body.plan.tiled else _emit_phases(kernel, launch, target, body)
+
+
+def _emit_column_tiles(kernel: Kernel, launch: Launch, target: Target, body: RowBody) -> Source:
+    offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    checks = checks_view(body.checks, offsets, body.column_axes)
+    (phase,) = phase_views(body, offsets)
+    pipeline = render(
+        "cuda/column_tiles.cu.jinja",
+        **head(launch),
+        index_type="i64" if kernel.wide else "i32",
+        rows=c_text(product(body.row_axes.extents)),
+        columns=c_text(product(body.column_axes.extents)),
+        row_decode=decode(body.row_axes, "row", "Index"),
+        indices=[*offsets.indices(row_accesses(body)), *checks.once],
+        checks=checks.lanes,
+        column_decode=decode(body.column_axes, "column", "Index"),
+        phase=phase,
+        sums=[column_sum(s, offsets, body.column_axes.symbols[-1]) for s in body.sums],
+        shared=body.shared,
+        banks=BANKS,
+        plan=body.plan,
+        anchor=_anchor(body, offsets),
+    )
+    math = math_text([*reduction_functions(body.phases[0].column_sums), *row_functions(body)])
+    return assemble(launch, target, math, pipeline)
+
+
+def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) -> Source:
+    touched = [*row_accesses(body), *placed_accesses(body)]
+    offsets = cuda_offsets(kernel).found_first(touched, body.column_axes.symbols)
+    checks = checks_view(body.checks, offsets, body.column_axes)
+    staged = staged_accesses(body)
+    phases = phase_views(body, offsets)
+    of_segments = [s.reduction for p in body.phases for s in p.segments]
+    reductions = [*of_segments, *(r for p in body.phases for r in (*p.reductions, *p.column_sums))]
+    components = [c.name for p in body.phases for r in p.reductions for c in r.components]
+    lane_axis = body.column_axes.symbols[-1]
+    pipeline = render(
+        f"cuda/rows/{_pipeline(body.plan)}.cu.jinja",
+        alignment=f"cuda/rows/{'unaligned' if body.plan.shifted else 'aligned'}.cuh.jinja",
+        sharing=f"cuda/rows/{_sharing(body.plan)}.cuh.jinja",
+        **head(launch),
+        index_type="i64" if kernel.wide else "i32",
+        rows=c_text(product(body.row_axes.extents)),
+        columns=c_text(product(body.column_axes.extents)),
+        row_decode=decode(body.row_axes, "row", "Index"),
+        indices=[*offsets.indices(a for a in touched if a not in staged), *checks.once],
+        staged_indices=offsets.indices(staged),
+        checks=checks.lanes,
+        column_decode=decode(body.column_axes, "column", "Index"),
+        phases=phases,
+        last_use=max((k for k, phase in enumerate(phases) if phase.uses), default=0),
+        kinds=kinds(r for p in body.phases for r in p.reductions),
+        segment_kinds=kinds(of_segments),
+        segment=body.segment,
+        peers=body.peers,
+        kept=[fragment(a, offsets, lane_axis) for a in body.kept],
+        partials=[fragment(a, offsets, lane_axis) for a in body.partials],
+        shared=body.shared,
+        scratch=dict(zip(components, body.shared.scratch, strict=False)),  # none where a warp shuffles
+        plan=body.plan,
+        anchor=_anchor(body, offsets),
+    )
+    math = math_text([*reduction_functions(reductions), *row_functions(body)])
+    return assemble(launch, target, math, pipeline)
+
+
+def _pipeline(plan: RowPlan) -> str:
+    """The template of a plan."""
+    held = "summed" if plan.resident else "registers"
+    return {Persistence.REGISTERS: held, Persistence.STAGED: "shared", Persistence.LOOPED: "multi_pass"}[plan.persistence]
+
+
+def _sharing(plan: RowPlan) -> str:
+    """The macros of the threads that share a row."""
+    return "cluster" if plan.cluster > 1 else "block" if plan.warps > 1 else "warp"
+
+
+def _anchor(body: RowBody, offsets: Offsets) -> dict[str, str | bool] | None:
+    """Where groups of lanes start that do not start with the row."""
+    return None if body.anchor is None else {"start": offsets.text(body.anchor.start), "dense": body.anchor.dense}
+
+
+def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of the kernel that combines column sums."""
+    body = kernel.body
+    assert isinstance(body, ColumnBody)
+    offsets = cuda_offsets(kernel)
+    lane_axis = body.column_axes.symbols[-1]
+    pipeline = render(
+        "cuda/columns.cu.jinja",
+        **head(launch),
+        index_type="i64" if kernel.wide else "i32",
+        columns=c_text(product(body.column_axes.extents)),
+        decode=decode(body.column_axes, "column", "Index"),
+        sums=[column_sum(s, offsets, lane_axis) for s in body.sums],
+        parts=body.parts,
+        row_blocks=None if body.row_blocks is None else c_text(body.row_blocks),
+        shared=body.shared,
+        plan=body.plan,
+    )
+    math = math_text(reduction_functions(s.reduction for s in body.sums))
+    return assemble(launch, target, math, pipeline)

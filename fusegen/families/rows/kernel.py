@@ -1,0 +1,405 @@
+"""Builds the kernel of a row group from its phases: names, accesses, math functions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import sympy
+
+from fusegen.families.rows.columns import PART, partial_offset, parts_of, shifted
+from fusegen.families.rows.phases import PhaseTerms, Root, ValueNames, statistic_name
+from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, RowPlan, Segments
+from fusegen.ir.formula import ceil_div, formula
+from fusegen.ir.ops import Op
+from fusegen.ir.symbolic import Axes, Index, product
+from fusegen.passes.moments import is_of_16_bits
+from fusegen.program.formula import Formula
+from fusegen.schedule.access import Access, Anchor, Pattern
+from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.lower.context import Context, Leaves
+from fusegen.schedule.lower.lanes import Fragments, interleaved
+from fusegen.schedule.lower.memory import Store
+from fusegen.schedule.math import Argument, Call, Copy, Origin, Parameter, Reduction
+from fusegen.schedule.program import Launch
+from fusegen.schedule.reductions import component, reduction_of
+from fusegen.schedule.shared import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
+from fusegen.schedule.terms import Leaf, Read, Terms
+from fusegen.target import Backend
+
+
+@dataclass(frozen=True)
+class RowMath:
+    """The terms of a row kernel.
+
+    Attributes:
+        terms: all terms; their payloads are over the domain's axes.
+        roots: what must be produced.
+        states: for the first node of each reduction, all nodes that are parts of its state.
+        statistics: for each of these nodes, the terms that the reduction combines, one a component of the state.
+        stores: where written roots go, over merged axes.
+        leaves: reads and coordinates, over merged axes.
+        row_axes, column_axes: merged.
+        rows, columns: the domain's axes that number rows, and those along which a row runs.
+        moves: what became of the domain's axes when they were merged.
+        anchor: what is accessed at aligned places when groups of lanes do not start with the row; None where nothing can be.
+        segments: of the states' nodes, those that are reduced over segments of a row, each with the first of its state.
+        segment: columns of a segment, the extent of the last column axis; 0 where nothing goes by segments.
+    """
+
+    terms: Terms
+    roots: tuple[Root, ...]
+    states: Mapping[int, tuple[int, ...]]
+    statistics: Mapping[int, tuple[int, ...]]
+    stores: tuple[Store, ...]
+    leaves: Leaves
+    row_axes: Axes
+    column_axes: Axes
+    rows: frozenset[sympy.Symbol]
+    columns: frozenset[sympy.Symbol]
+    moves: Mapping[object, Index]
+    anchor: Anchor | None
+    segments: Mapping[int, int]
+    segment: int
+
+
+def is_shared(math: RowMath, term: int) -> bool:
+    """Whether what a term reads are the same fragments in all rows, wherever these are, and none that an index leads to."""
+    read = math.leaves.reads[term]
+    if read.drawn or read.conditions or isinstance(read.offset, int) or read.offset.has(Loaded, Checked):
+        return False
+    along = read.offset.free_symbols
+    return along.isdisjoint(math.row_axes.symbols) and not along.isdisjoint(math.column_axes.symbols)
+
+
+class RowKernelBuilder:
+    """Builds one row kernel.
+
+    Args:
+        context, math, plan, phases: what is built.
+        workspace: for each column sum's node, the keys of the buffers of its partial sums, one a component; none where the kernel
+            finishes them.
+        totals: for each column sum's node, and each that is a part of its state, where the result goes.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        math: RowMath,
+        plan: RowPlan,
+        phases: Sequence[PhaseTerms],
+        workspace: Mapping[int, tuple[int, ...]],
+        totals: Mapping[int, Mapping[int, Sequence[Store]]],
+    ) -> None:
+        self.context, self.math, self.plan, self.phases = context, math, plan, phases
+        self.workspace, self.totals = workspace, totals
+        self.lane_axis = math.column_axes.symbols[-1]
+        self.fragments = Fragments(context, math.terms, math.leaves, self._read, [store.offset for store in math.stores])
+        self.reads = self._joined_reads()
+        self.reductions = {node: self._reduction(node) for node in math.states}
+        self.fragments.values |= self._values()
+        self.kept = self._kept() if plan.keeps_shared else ()
+        self.prefetched: set[int] = set()
+
+    def launch(self) -> Launch:
+        """The launch of the kernel."""
+        phases = tuple(self._phase(number, phase) for number, phase in enumerate(self.phases))
+        partials = tuple(access for node in self.workspace for access in self._partials(node, self.plan.lanes))
+        sums = self._sums() if self.plan.tiled else ()
+        body = RowBody(
+            row_axes=self.math.row_axes,
+            column_axes=self.math.column_axes,
+            phases=phases,
+            checks=self.fragments.checks,
+            kept=self._accesses(self.kept),
+            partials=partials,
+            shared=self._shared(phases),
+            plan=self.plan,
+            sums=sums,
+            anchor=self.math.anchor if self.plan.shifted else None,
+            segment=self.math.segment,
+        )
+        writes = [a for p in phases for a in (*p.writes, *p.segment_writes, *(w for w, _ in p.row_writes))]
+        axes = [self.math.row_axes, self.math.column_axes]
+        kernel = self.fragments.kernel(body, [*writes, *partials, *(w for s in sums for w in s.writes)], axes, [PART])
+        context, layout = self.context, (self._grid(), self.plan.block, body.shared.bytes)
+        return Launch(kernel, context.group, (), *layout, context.traffic(), candidates=context.candidates)
+
+    # Names and accesses.
+
+    def _read(self, name: str, read: Read) -> Access:
+        along = self._is_along(read.offset, *(b.index for b in read.conditions))
+        axis = self.lane_axis if along else None
+        access = self.context.access(name, read.buffer, read.offset, axis, self.plan.lanes, read.conditions)
+        if along and access.pattern is Pattern.UNIFORM:
+            # The lanes of a group may share an element that differs from group to group: a fragment all the same.
+            return replace(access, pattern=Pattern.GATHER)
+        return self._shifted(access, Pattern.VECTOR if read.drawn else Pattern.WINDOW) if along else access
+
+    def _joined_reads(self) -> dict[int, Access]:
+        """The access of each term that is read; terms whose elements alternate, and which the same phases use, share one."""
+        found = dict(self.fragments.reads)
+        uses: dict[tuple[object, ...], list[int]] = {}
+        for term in found:
+            uses.setdefault(tuple((term in p.reads, term in p.held, term in p.given) for p in self.phases), []).append(term)
+        for terms in uses.values():
+            of_part = {name: access for access in self._joined([found[t] for t in terms]) for name in access.parts}
+            found |= {t: of_part[found[t].name] for t in terms if found[t].name in of_part}
+        return found
+
+    def _joined(self, accesses: Sequence[Access]) -> tuple[Access, ...]:
+        """Accesses along the row, of which those to elements that alternate are one."""
+        if self.context.target.backend is not Backend.CUDA or self.plan.shifted or self.plan.tiled:
+            return tuple(accesses)
+        return interleaved(self.context, accesses, self.lane_axis, self.plan.lanes)
+
+    def _accesses(self, terms: Iterable[int]) -> tuple[Access, ...]:
+        """What is read for some terms, each access once."""
+        return tuple(dict.fromkeys(self.reads[t] for t in terms))
+
+    def _shifted(self, access: Access, other: Pattern) -> Access:
+        """An access of the plan's lanes, wherever groups of these start."""
+        anchor = self.math.anchor if self.plan.shifted else None
+        return access if anchor is None else shifted(self.context, access, self.lane_axis, anchor, self.plan.lanes, other)
+
+    def _reduction(self, node: int) -> Reduction:
+        graph, over_rows = self.context.graph, any(r.kind == "column" and r.key == node for r in self.math.roots)
+        name = statistic_name(graph, node, over_rows=over_rows)
+        is_on_gpu = self.context.target.backend is Backend.CUDA
+        is_over_row = not over_rows and node not in self.math.segments
+        gathers = is_on_gpu and is_over_row and is_of_16_bits(graph, graph.nodes[node].args[0])
+        return reduction_of(graph, node, self.context.names.take, fast=self.context.fast, name=name, gathers=gathers)
+
+    def _is_along(self, *indices: Index) -> bool:
+        axes = set(self.math.column_axes.symbols)
+        return any(not isinstance(i, int) and i.free_symbols & axes for i in indices)
+
+    def _values(self) -> dict[int, Argument]:
+        """A variable for every term that crosses from one function to another and is no leaf of what is read."""
+        terms, names = self.math.terms, self._statistic_names()
+        statistics = [t for t, term in enumerate(terms.items) if term.op is Leaf.STATISTIC]
+        found = {t: Argument(Origin.VALUE, names[cast(int, terms.items[t].payload)]) for t in statistics}
+        totals = [part for parts in self.math.states.values() for part in parts if self._is_total(part)]
+        words = ValueNames(self.context.graph, terms, totals, product(self.math.column_axes.extents))
+        for phase in self.phases:
+            for position in (*phase.row_terms, *phase.held):
+                if position not in found and position not in self.fragments.values:
+                    is_of_row = position in phase.row_terms
+                    origin, wanted = (Origin.VALUE, words.of_row) if is_of_row else (Origin.LANES, words.of_element)
+                    found[position] = Argument(origin, self.context.names.take(wanted(position)))
+            for position in phase.segment_terms:
+                if position not in found:
+                    found[position] = Argument(Origin.VALUE, self.context.names.take(words.of_element(position)))
+        return found
+
+    def _is_total(self, part: int) -> bool:
+        """Whether a reduction adds up elements, or squares about their mean."""
+        node = self.context.graph.nodes[part]
+        return node.op is Op.SUM or (node.op is Op.MOMENTS and node.attr("part") == "m2")
+
+    def _statistic_names(self) -> dict[int, str]:
+        """For each node that is a part of a reduction's state, the variable of its component."""
+        nodes = self.context.graph.nodes
+        return {
+            part: self.reductions[node].components[component(nodes[part])].name
+            for node, parts in self.math.states.items()
+            for part in parts
+        }
+
+    def _partials(self, node: int, lanes: int) -> list[Access]:
+        position = partial_offset(self.math.column_axes)
+        components = zip(self.reductions[node].components, self.workspace[node], strict=True)
+        return [self.context.access(c.name, key, position, self.lane_axis, lanes) for c, key in components]
+
+    def _sums(self) -> tuple[ColumnSum, ...]:
+        """What a block of a tile makes of its rows. Threads store their own lanes where nobody adds to them, else a column each."""
+        lanes = self.plan.lanes if self.plan.block == self.plan.threads and self.plan.cluster == 1 else 1
+        return tuple(ColumnSum(self.reductions[node], (), tuple(self._totals(node, lanes))) for node in self.totals)
+
+    def _totals(self, node: int, lanes: int) -> list[Access]:
+        if node in self.workspace:
+            return self._partials(node, lanes)
+        nodes, names = self.context.graph.nodes, [c.name for c in self.reductions[node].components]
+        places = [(names[component(nodes[part])], s) for part, stores in self.totals[node].items() for s in stores]
+        return [self.context.access(name, s.buffer, s.offset, self.lane_axis, lanes) for name, s in places]
+
+    # Phases.
+
+    def _phase(self, number: int, phase: PhaseTerms) -> Phase:
+        row_call = self._row_call(number, phase)
+        call, copies = self._elements(number, phase)
+        writes = [r for r in phase.roots if r.kind == "write"]
+        segment_writes = [r for r in phase.roots if r.kind == "segment_write"]
+        row_writes = [r for r in phase.roots if r.kind == "row_write"]
+        return Phase(
+            row_reads=tuple(self.reads[t] for t in phase.row_terms if t in self.reads),
+            row_call=row_call,
+            reads=self._loads(number, phase),
+            late=self._accesses(t for t in phase.reads if self._is_late(t, phase)),
+            segments=tuple(self._segments(number, phase, node) for node in phase.segments),
+            call=call,
+            copies=copies,
+            reductions=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "reduce"),
+            column_sums=tuple(self.reductions[r.key] for r in phase.roots if r.kind == "column"),
+            orders=tuple(self._ordered(r) for r in phase.roots if r.kind == "order"),
+            held=tuple(self.fragments.parameter(t) for t in phase.held if t not in self.reads),
+            writes=self._joined([self._write(r, name, self.lane_axis) for r in writes for name, _ in self._results(r)]),
+            segment_writes=tuple(self._write(r, name, None) for r in segment_writes for name, _ in self._results(r)),
+            row_writes=tuple((self._write(r, name, None), name) for r in row_writes for name in map(self._row_value, r.terms)),
+        )
+
+    def _loads(self, number: int, phase: PhaseTerms) -> tuple[Access, ...]:
+        """What is loaded at once in a phase: of a row that is held, everything at its start, so that its loads overlap."""
+        if self.plan.persistence is Persistence.LOOPED:
+            return ()
+        later = [(t, p) for p in self.phases[1:] for t in p.reads] if number == 0 else []
+        early = [t for t, p in later if self._is_of_row(t) and not self._is_late(t, p)]
+        now = [t for t in phase.reads if t not in (*self.prefetched, *self.kept) and not self._is_late(t, phase)]
+        self.prefetched |= set(early)
+        return self._accesses((*now, *early))
+
+    def _is_late(self, term: int, phase: PhaseTerms) -> bool:
+        """Whether a fragment is loaded only where it is used: weights, which all rows share, would crowd the registers."""
+        if self.plan.persistence is Persistence.LOOPED:
+            return True
+        if self.plan.defers and phase is self.phases[-1] and len(self.phases) > 1 and self._is_of_row(term):
+            return all(term not in earlier.reads for earlier in self.phases[:-1])
+        return not self._is_of_row(term) and term not in phase.held and term not in self.kept
+
+    def _kept(self) -> tuple[int, ...]:
+        """Fragments along the row that all rows share."""
+        return tuple(dict.fromkeys(t for phase in self.phases for t in phase.reads if is_shared(self.math, t)))
+
+    def _is_of_row(self, term: int) -> bool:
+        read = self.math.leaves.reads[term]
+        if read.drawn or isinstance(read.offset, int):  # what is drawn is computed where it is used
+            return False
+        return bool(read.offset.free_symbols & set(self.math.row_axes.symbols))
+
+    def _write(self, root: Root, name: str, axis: sympy.Symbol | None) -> Access:
+        store = self.math.stores[root.key]
+        access = self.context.access(name, store.buffer, store.offset, axis, self.plan.lanes)
+        return access if axis is None else self._shifted(access, Pattern.GATHER)
+
+    def _row_value(self, term: int) -> str:
+        return self.fragments.values[term].name
+
+    def _results(self, root: Root) -> list[tuple[str, int]]:
+        """Names and terms of what an element gives to a root: where it is gathered, that which is measured from a pivot."""
+        if root.kind in ("write", "segment_write"):
+            return [(f"result_{root.key}", term) for term in root.terms]
+        if root.kind == "order":
+            return [(self._ordered(root).name, root.terms[0])]
+        reduction = self.reductions[root.key]
+        pairs = zip(reduction.components, root.terms, strict=True)
+        return [(f"{c.name}_part", term) for c, term in pairs if c in reduction.lifted]
+
+    def _is_ordered(self, term: int) -> bool:
+        return self.math.terms.items[term].op is Leaf.ORDERED
+
+    def _ordered(self, root: Root) -> Parameter:
+        """The array that holds a row before and after it is put in order."""
+        (term,) = (t for t, item in enumerate(self.math.terms.items) if item.op is Leaf.ORDERED and item.payload == root.key)
+        return self.fragments.parameter(term)
+
+    def _row_call(self, number: int, phase: PhaseTerms) -> Call | None:
+        """The math on statistics that the phase starts with."""
+        ops = {t: self.math.terms.items[t].op for t in phase.row_terms}
+        roots = [t for t, op in ops.items() if op is Leaf.CONSTANT or not isinstance(op, Leaf)]
+        if not roots:
+            return None
+        earlier = [t for p in self.phases[:number] for t in p.row_terms]
+        given = [t for t in (*earlier, *self._row_leaves()) if t not in roots]
+        return self.fragments.call(f"{self.context.name}_row_{number}", [(self.fragments.values[t].name, t) for t in roots], given)
+
+    def _row_leaves(self) -> list[int]:
+        kinds, known = (Leaf.STATISTIC, Leaf.SCALAR, Leaf.READ, Leaf.COORDINATE, Leaf.CONDITION), self.fragments.values
+        return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in known]  # others are of no use
+
+    def _elements(self, number: int, phase: PhaseTerms) -> tuple[Call | None, tuple[Copy, ...]]:
+        """The math on each element, and the results that are there without any."""
+        results = [r for r in phase.roots if r.kind != "row_write"]
+        roots = [pair for r in results for pair in self._results(r)]
+        roots += [(self.fragments.values[t].name, t) for t in phase.held if t not in self.reads and not self._is_ordered(t)]
+        return self._computed(self._name(number), phase, roots)
+
+    def _segments(self, number: int, phase: PhaseTerms, node: int) -> Segments:
+        """A reduction over segments, and the math on each element that it needs; what is computed of it comes later."""
+        reduction = self.reductions[node]
+        parts = zip(reduction.components, self.math.statistics[node], strict=True)
+        roots = [(f"{c.name}_part", t) for c, t in parts]
+        place = phase.segments.index(node)
+        call, copies = self._computed(f"{self._name(number)}_segment_{place}", phase, roots)
+        later = [(self.fragments.values[t].name, t) for t in phase.segment_terms if self._last_segments(phase, t) == node]
+        after, _ = self._computed(f"{self._name(number)}_of_segment_{place}", phase, later, dict(later).values())
+        return Segments(call, copies, reduction, after)
+
+    def _last_segments(self, phase: PhaseTerms, term: int) -> int:
+        """The last of the reductions over segments that a term needs."""
+        below = (self.math.terms.items[t] for t in self.math.terms.below((term,)))
+        nodes = [cast(int, t.payload) for t in below if t.op is Leaf.STATISTIC]
+        return max(self.math.segments[node] for node in nodes if node in self.math.segments)
+
+    def _name(self, number: int) -> str:
+        """The name of the math on each element of a phase."""
+        return self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
+
+    def _computed(
+        self, name: str, phase: PhaseTerms, roots: Sequence[tuple[str, int]], missing: Collection[int] = ()
+    ) -> tuple[Call | None, tuple[Copy, ...]]:
+        """The math that gives some names their terms, and those that are there without any.
+
+        Args:
+            missing: terms of a segment that are not there yet.
+        """
+        computed_here = {t for _, t in roots}
+        known = dict.fromkeys((*phase.given, *phase.row_given, *phase.segment_terms, *self._row_leaves()))
+        given = [t for t in known if t not in missing and (t not in computed_here or self._is_given(t, phase))]
+        computed = [(result, t) for result, t in roots if t not in given]
+        call = self.fragments.call(name, computed, given) if computed else None
+        return call, tuple(self._copy(result, t) for result, t in roots if t in given)
+
+    def _copy(self, name: str, term: int) -> Copy:
+        return Copy(name, self.math.terms.items[term].dtype, self.fragments.values[term])
+
+    def _is_given(self, term: int, phase: PhaseTerms) -> bool:
+        """True if a result is there already: a leaf, a value of the row or of a segment, or one that an earlier phase holds."""
+        found = (phase.row_given, phase.segment_terms, phase.given)
+        return isinstance(self.math.terms.items[term].op, Leaf) or any(term in terms for terms in found)
+
+    # The launch.
+
+    def _grid(self) -> Formula:
+        rows = product(self.math.row_axes.extents)
+        if self.plan.tiled:
+            tiles = ceil_div(product(self.math.column_axes.extents), self.plan.span)
+            return tiles * self.plan.resident
+        if self.plan.resident:
+            return parts_of(self.context, self.plan, self.math.row_axes) * self.plan.cluster
+        if self.plan.cluster > 1:
+            return formula(rows) * self.plan.cluster
+        return ceil_div(rows, self.plan.rows)
+
+    def _shared(self, phases: Sequence[Phase]) -> SharedArrays:
+        """Two slots for every warp's part of every component that is reduced, room for column sums, and staged rows. In a cluster
+        there are as many barriers as slots for each reduction, and one is enough where it works on one row."""
+        plan, reductions = self.plan, [r for p in phases for r in p.reductions]
+        components, slots = [c for r in reductions for c in r.components], 2 if plan.cluster == 1 or plan.resident else 1
+        partials = [key for keys in self.workspace.values() for key in keys]
+        staged = [self.context.dtype(a.buffer).itemsize for p in phases for a in p.reads]
+        return arranged(
+            scratch=[plan.warps * slots * SCRATCH_BYTES for _ in components if plan.warps > 1],
+            ordered=[plan.span * max(1, plan.chunks) * SCRATCH_BYTES for p in phases if p.orders and plan.warps > 1][:1],
+            sums=self._shared_sums(partials),
+            staged=[plan.slots * plan.span // plan.cluster * size for size in staged if plan.persistence is Persistence.STAGED],
+            barriers=[BARRIER_BYTES for _ in reductions for _ in range(slots) if plan.cluster > 1],
+        )
+
+    def _shared_sums(self, partials: Sequence[int]) -> list[int]:
+        """Of each component of a column sum: a row for each of a tile's threads along it; of other blocks, a row in all."""
+        plan = self.plan
+        if plan.tiled:
+            sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]
+            return [padded(plan.rows * plan.span) * size for size in sizes if plan.rows > 1 or plan.cluster > 1]
+        return [plan.span * max(1, plan.chunks) * SCRATCH_BYTES for _ in partials if plan.rows > 1]

@@ -1,0 +1,229 @@
+"""Phases of rows as templates see them, shared by CUDA and the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from fusegen.emit.reductions import ReductionView, view
+from fusegen.emit.views import CallView, FragmentView, Offsets, argument_text, call_view, fragment
+from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, Segments
+from fusegen.schedule.access import Access
+from fusegen.schedule.indices import Checked, Loaded
+from fusegen.schedule.math import Argument, Call, Copy, Function, Origin, Parameter
+
+
+@dataclass(frozen=True)
+class SegmentsView:
+    """A reduction over segments with all of its text: the math whose results are combined, copies as of a phase, the
+    variables, and the math on these."""
+
+    call: CallView | None
+    copies: tuple[tuple[str, str, str], ...]
+    reduction: ReductionView
+    after: CallView | None
+
+
+@dataclass(frozen=True)
+class PhaseView:
+    """A phase with all of its text.
+
+    Attributes:
+        row_reads: one element a row, read at the start.
+        row_call: math on the row's statistics.
+        loads: fragments that are loaded at the start of this phase.
+        late: fragments that are loaded right before they are used.
+        steady: of these, the ones that are the same for all rows, and need no index to be read first.
+        uses: fragments that this phase's math uses and that are held, loaded here or before.
+        kept: fragments that this phase's math uses and that are held over all rows.
+        given: computed fragments from earlier phases, with their types.
+        segments: what is reduced over segments before the math on each element.
+        call: math on each element.
+        copies: results that are values which are there already, with their types and the values' text.
+        elements: the text of what reductions combine: of each component the value of a lane.
+        orders: names of what is held and put in order.
+        reductions, column_sums, held, writes: results of the phase.
+        segment_writes: results of which one a segment is stored.
+        row_writes: a variable of the row, stored once.
+        purpose: what the phase is there for.
+    """
+
+    row_reads: tuple[FragmentView, ...]
+    row_call: CallView | None
+    loads: tuple[FragmentView, ...]
+    late: tuple[FragmentView, ...]
+    steady: tuple[FragmentView, ...]
+    uses: tuple[FragmentView, ...]
+    kept: tuple[FragmentView, ...]
+    given: tuple[tuple[str, str], ...]
+    segments: tuple[SegmentsView, ...]
+    call: CallView | None
+    copies: tuple[tuple[str, str, str], ...]
+    elements: Mapping[str, str]
+    reductions: tuple[ReductionView, ...]
+    column_sums: tuple[ReductionView, ...]
+    orders: tuple[str, ...]
+    held: tuple[tuple[str, str], ...]
+    writes: tuple[FragmentView, ...]
+    segment_writes: tuple[FragmentView, ...]
+    row_writes: tuple[tuple[FragmentView, str], ...]
+    purpose: str
+
+    @property
+    def results(self) -> tuple[tuple[str, str], ...]:
+        """Of the call, and copies, with their types."""
+        return (*(self.call.results if self.call else ()), *((name, type_) for name, type_, _ in self.copies))
+
+    def type_of(self, result: str) -> str:
+        """The type of a result."""
+        return dict(self.results)[result]
+
+    @property
+    def works_on_elements(self) -> bool:
+        """Whether anything is done with each element, not only with the row's statistics."""
+        return bool(self.call or self.elements or self.copies)
+
+    def combined(self, reduction: ReductionView, into: str = "{}") -> str:
+        """The statement that combines the value of a lane with a state."""
+        return reduction.combined([self.elements[name] for name, _ in reduction.components], into)
+
+
+def phase_views(body: RowBody, offsets: Offsets) -> list[PhaseView]:
+    """The views of all phases."""
+    lane_axis = body.column_axes.symbols[-1]
+    reads = {name: a for phase in body.phases for a in phase.reads for name in a.variables}
+    kept = {name: a for a in body.kept for name in a.variables}
+    held = {p.name: p for phase in body.phases for p in phase.held}
+    return [_phase(phase, offsets, reads, kept, held, lane_axis) for phase in body.phases]
+
+
+def _phase(
+    phase: Phase,
+    offsets: Offsets,
+    reads: Mapping[str, Access],
+    kept: Mapping[str, Access],
+    held: Mapping[str, Parameter],
+    lane_axis: sympy.Symbol,
+) -> PhaseView:
+    of_segments = [argument for s in phase.segments for argument in _arguments(s.call, s.copies)]
+    arguments = [*of_segments, *_arguments(phase.call, phase.copies)]
+    arrays = list(dict.fromkeys(a.name for a in arguments if a.origin is Origin.LANES))
+    copies = {c.name: argument_text(c.value, offsets, lane_axis) for c in phase.copies}
+    elements = _elements(phase, copies)
+    in_arrays = [c for c in phase.copies if elements.get(c.name.removesuffix("_part")) != copies[c.name]]
+    writes = tuple(fragment(a, offsets, lane_axis) for a in phase.writes)
+    segment_writes = tuple(fragment(a, offsets, lane_axis) for a in phase.segment_writes)
+    row_writes = tuple((fragment(a, offsets, None), name) for a, name in phase.row_writes)
+    return PhaseView(
+        row_reads=tuple(fragment(a, offsets, None) for a in phase.row_reads),
+        row_call=call_view(phase.row_call, offsets, None) if phase.row_call else None,
+        loads=tuple(fragment(a, offsets, lane_axis) for a in phase.reads),
+        late=tuple(fragment(a, offsets, lane_axis) for a in phase.late),
+        steady=tuple(fragment(a, offsets, lane_axis) for a in phase.late if _is_steady(a, offsets)),
+        uses=tuple(fragment(a, offsets, lane_axis) for a in dict.fromkeys(reads[name] for name in arrays if name in reads)),
+        kept=tuple(fragment(a, offsets, lane_axis) for a in dict.fromkeys(kept[name] for name in arrays if name in kept)),
+        given=tuple((name, held[name].dtype.spelling) for name in arrays if name in held),
+        segments=tuple(_segments(s, offsets, lane_axis) for s in phase.segments),
+        call=call_view(phase.call, offsets, lane_axis) if phase.call else None,
+        copies=tuple((c.name, c.dtype.spelling, copies[c.name]) for c in in_arrays),
+        elements=elements,
+        reductions=tuple(map(view, phase.reductions)),
+        column_sums=tuple(map(view, phase.column_sums)),
+        orders=tuple(p.name for p in phase.orders),
+        held=tuple((p.name, p.dtype.spelling) for p in phase.held),
+        writes=writes,
+        segment_writes=segment_writes,
+        row_writes=row_writes,
+        purpose=_purpose(phase, [*(w.pointer for w in (*writes, *segment_writes)), *(w.pointer for w, _ in row_writes)]),
+    )
+
+
+def _arguments(call: Call | None, copies: Sequence[Copy]) -> list[Argument]:
+    """The arguments of the math on each element, and the values that are copied."""
+    return [*(call.arguments if call else ()), *(c.value for c in copies)]
+
+
+def _segments(segments: Segments, offsets: Offsets, lane_axis: sympy.Symbol) -> SegmentsView:
+    copies = tuple((c.name, c.dtype.spelling, argument_text(c.value, offsets, lane_axis)) for c in segments.copies)
+    call = call_view(segments.call, offsets, lane_axis) if segments.call else None
+    after = call_view(segments.after, offsets, lane_axis) if segments.after else None
+    return SegmentsView(call, copies, view(segments.reduction), after)
+
+
+def _is_steady(late: Access, offsets: Offsets) -> bool:
+    is_plain = not late.conditions and not sympy.sympify(late.offset).has(Loaded, Checked)
+    return is_plain and offsets.pointers[late.buffer].stream is None
+
+
+def _elements(phase: Phase, copies: Mapping[str, str]) -> dict[str, str]:
+    """For each component that is combined, the value of a lane: a copy itself where it is all of a state, else one of an array."""
+    found: dict[str, str] = {}
+    for reduction in (*phase.reductions, *phase.column_sums):
+        is_alone = len(reduction.lifted) == 1
+        for component in reduction.lifted:
+            part = f"{component.name}_part"
+            found[component.name] = copies[part] if is_alone and part in copies else f"{part}[v]"
+    return found
+
+
+def _purpose(phase: Phase, written: Sequence[str]) -> str:
+    """What a phase is there for."""
+    computed = [r.name for r in phase.row_call.function.results] if phase.row_call else []
+    of_segments = [c.name for s in phase.segments for c in s.reduction.components]
+    along = [c.name for r in phase.reductions for c in r.components]
+    over = [c.name for r in phase.column_sums for c in r.components]
+    parts = {
+        "computes {}": computed,
+        "reduces each segment to {}": of_segments,
+        "reduces each row to {}": along,
+        "adds to {} of each column": over,
+        "puts {} in order": [p.name for p in phase.orders],
+        "keeps {}": [p.name for p in phase.held if p not in phase.orders],
+        "writes {}": [name.removesuffix("_ptr") for name in written],
+    }
+    return "; ".join(words.format(", ".join(dict.fromkeys(names))) for words, names in parts.items() if names)
+
+
+def row_accesses(body: RowBody) -> list[Access]:
+    """The accesses by which a row kernel reads."""
+    return [*body.kept, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
+
+
+def placed_accesses(body: RowBody) -> list[Access]:
+    """The accesses by which a row kernel writes, element by element."""
+    return [a for phase in body.phases for a in (*phase.writes, *phase.segment_writes)]
+
+
+def staged_accesses(body: RowBody) -> tuple[Access, ...]:
+    """Of these, what is copied to shared memory while an earlier row is computed."""
+    return body.phases[0].reads if body.plan.persistence is Persistence.STAGED else ()
+
+
+@dataclass(frozen=True)
+class ColumnSumView:
+    """A reduction over rows with all of its text.
+
+    Attributes:
+        partials: of its components, in order.
+        writes: results, each with the component's variable, and a variable for what is stored.
+    """
+
+    reduction: ReductionView
+    partials: tuple[FragmentView, ...]
+    writes: tuple[tuple[FragmentView, str], ...]
+
+
+def column_sum(total: ColumnSum, offsets: Offsets, lane_axis: sympy.Symbol) -> ColumnSumView:
+    """The view of a reduction over rows."""
+    writes = [fragment(a, offsets, lane_axis) for a in total.writes]
+    narrow = [f"{w.name}_narrow{'' if n == 0 else f'_{n}'}" for n, w in enumerate(writes)]
+    partials = tuple(fragment(a, offsets, lane_axis) for a in total.partials)
+    return ColumnSumView(view(total.reduction), partials, tuple(zip(writes, narrow, strict=True)))
+
+
+def row_functions(body: RowBody) -> list[Function]:
+    """The user's math in the order in which a row meets it."""
+    calls = [c for p in body.phases for c in (p.row_call, *(c for s in p.segments for c in (s.call, s.after)), p.call)]
+    return list(dict.fromkeys(c.function for c in calls if c is not None))

@@ -1,0 +1,394 @@
+"""Scans: one pass along each row, which carries a state from group to group of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import cast
+
+from fusegen.dtypes import DType
+from fusegen.emit import cpu
+from fusegen.emit.cuda.assemble import assemble, math_text
+from fusegen.emit.environment import c_text, render
+from fusegen.emit.reductions import (
+    kinds,
+    reduction_functions,
+    view,
+)
+from fusegen.emit.views import (
+    call_view,
+    checks_view,
+    cpu_offsets,
+    cuda_offsets,
+    decode,
+    entry,
+    fragment,
+    kernel_parameters,
+)
+from fusegen.families.base import Emitters, KernelFamily
+from fusegen.families.pointwise.cpu import CHUNK
+from fusegen.families.rows.lower import rows_and_columns
+from fusegen.fusion.cone import Cone, domain_axes, walk
+from fusegen.fusion.groups import Domain, Group, GroupKind
+from fusegen.fusion.matcher import Decision
+from fusegen.ir.formula import ceil_div
+from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import Bounds, Position
+from fusegen.ir.ops import Family
+from fusegen.ir.reductions import REDUCTIONS, SCANS
+from fusegen.ir.symbolic import Axes, Dim, Index, literal, product, same
+from fusegen.schedule.access import Access, Multiples, Pattern, divisor
+from fusegen.schedule.evaluate import Evaluator, substitute
+from fusegen.schedule.indices import Check
+from fusegen.schedule.kernel import Body, Kernel, Plan
+from fusegen.schedule.lower.context import Context, Leaves, leaves_of
+from fusegen.schedule.lower.lanes import Fragments
+from fusegen.schedule.lower.memory import Store
+from fusegen.schedule.math import Argument, Call, Origin, Parameter, Reduction
+from fusegen.schedule.program import Launch, Step
+from fusegen.schedule.reductions import element_type, lifted
+from fusegen.schedule.shared import SCRATCH_BYTES, SharedArrays, arranged
+from fusegen.schedule.terms import Leaf, Term, Terms
+from fusegen.source import Source
+from fusegen.target import Backend, Target
+
+SCAN = GroupKind("scan")
+
+
+@dataclass(frozen=True)
+class ScanPlan(Plan):
+    """A kernel that goes along rows and carries a state from one group of columns to the next.
+
+    Attributes:
+        threads: that share a row.
+        rows: rows that a block works on at the same time (more than one only when a row takes a warp).
+        lanes: neighbouring elements that a thread handles together.
+    """
+
+    threads: int
+    rows: int
+    lanes: int
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.threads * self.rows
+
+    @property
+    def warps(self) -> int:
+        """Warps that share a row."""
+        return max(1, self.threads // 32)
+
+
+@dataclass(frozen=True)
+class ScanBody(Body):
+    """Rows along which states are carried.
+
+    Attributes:
+        row_axes, column_axes: merged axes; the latter is one.
+        reads, writes: accesses along the column axis; a write is named after the result of ``finish``.
+        checks: indices that must be in range, and which no access mentions.
+        scans: what is carried: its components' variables are results of ``lift``, and what ``finish`` takes.
+        lift: math on each element that gives what is scanned.
+        finish: math on each element and what was scanned up to it.
+        shared: scratch of each component of each scan.
+    """
+
+    row_axes: Axes
+    column_axes: Axes
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    checks: tuple[Check, ...]
+    scans: tuple[Reduction, ...]
+    lift: Call
+    finish: Call
+    shared: SharedArrays
+    plan: ScanPlan
+
+    @property
+    def counts(self) -> tuple[Dim, ...]:
+        """As of every body."""
+        return product(self.row_axes.extents), product(self.column_axes.extents)
+
+    def words(self, kind: str) -> str:
+        """As of every body."""
+        return f"{kind} along rows, {self.plan.threads * self.plan.lanes} elements of a row at a time"
+
+
+# Groups around scans: what is scanned is computed as it is read, and so is what is computed of it point by point.
+
+
+def scan_group(graph: Graph, root: int, kept: Collection[int]) -> Group | None:
+    """The group of a value with the last scans that it is made of point by point; None where there is none.
+
+    Scans of scans, and scans of other shapes or read elsewhere than at the element that is computed, lie in memory.
+    """
+    shape = graph.nodes[root].shape
+    if not shape:
+        return None
+    domain = Domain(shape, (len(shape) - 1,))
+    axes = domain_axes(domain)
+    last = _last_scans(graph, root, kept)
+
+    def accepts(position: int, at: Position, bounds: tuple[Bounds, ...]) -> bool:
+        return position in last and not bounds and _is_aligned(graph, position, at, axes)
+
+    cone = Cone()
+    walk(graph, root, axes.symbols, axes, accepts, cone, kept)
+    if not cone.anchors or not cone.anchors.keys().isdisjoint(cone.inputs):  # what is read elsewhere as well lies in memory
+        return None
+    return Group(SCAN, (root,), tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
+
+
+def _last_scans(graph: Graph, root: int, kept: Collection[int]) -> frozenset[int]:
+    """Scans that a value reaches through pointwise operations and views alone."""
+    found: set[int] = set()
+    stack, seen = [root], set[int]()
+    while stack:
+        position = stack.pop()
+        family = graph.nodes[position].family
+        if position in seen or (position in kept and position != root):
+            continue
+        seen.add(position)
+        if family is Family.SCAN:
+            found.add(position)
+        elif family in (Family.POINTWISE, Family.VIEW):
+            stack += graph.nodes[position].args
+    return frozenset(p for p in found if not any(p in graph.ancestors[other] for other in found))
+
+
+def _is_aligned(graph: Graph, scan: int, at: Position, axes: Axes) -> bool:
+    """Whether a scan over the whole iteration space is read at the element that is computed."""
+    shape = graph.nodes[scan].shape
+    if len(shape) != len(axes.extents) or not all(map(same, shape, axes.extents)):
+        return False
+    return all(
+        i == symbol or (i == 0 and same(extent, 1)) for i, symbol, extent in zip(at, axes.symbols, axes.extents, strict=True)
+    )
+
+
+# Lowering.
+
+
+@dataclass(frozen=True)
+class _Math:
+    """The terms of a scan's kernel, its leaves and stores over merged axes.
+
+    Attributes:
+        scanned: for each scan's node, the state of an element: a term a component.
+        result: the term of a result's element.
+    """
+
+    terms: Terms
+    scanned: Mapping[int, tuple[int, ...]]
+    result: int
+    leaves: Leaves
+    stores: tuple[Store, ...]
+    row_axes: Axes
+    column_axes: Axes
+
+
+def _evaluate(context: Context) -> _Math:
+    graph, domain = context.graph, context.group.domain
+    axes = domain_axes(domain)
+    evaluator = Evaluator(
+        graph, axes, context.stored, lambda p, _at: _scan(graph, p), context.rounded, context.contracted, context.inverted
+    )
+    scanned = {}
+    for node in context.group.anchors:
+        scanned[node] = _element(evaluator, graph, node, axes)
+    (output,) = context.group.outputs
+    result = evaluator.value(output, axes.symbols)
+    stores = context.stores(output, axes.symbols, axes)
+    leaves = leaves_of(evaluator.terms, [*chain(*scanned.values()), result], evaluator.checks())
+    row_axes, column_axes, moves = rows_and_columns(domain, axes, [*leaves.expressions(), *(s.offset for s in stores)])
+    moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
+    return _Math(evaluator.terms, scanned, result, leaves.moved(moves), moved, row_axes, column_axes)
+
+
+def _element(evaluator: Evaluator, graph: Graph, node: int, axes: Axes) -> tuple[int, ...]:
+    """The state of one element of a scan."""
+    found = graph.nodes[node]
+    element = evaluator.terms.convert(evaluator.value(found.args[0], axes.symbols), element_type(graph, found))
+    index = evaluator.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, axes.symbols[-1]))
+    return lifted(evaluator.terms, SCANS[found.op], element, index)
+
+
+def _scan(graph: Graph, position: int) -> int | None:
+    """What a scan is known by in the kernel that computes it."""
+    return position if graph.nodes[position].family is Family.SCAN else None
+
+
+class _ScanBuilder:
+    """Builds the kernel of a group around scans."""
+
+    def __init__(self, context: Context, math: _Math) -> None:
+        self.context, self.math = context, math
+        self.lane_axis = math.column_axes.symbols[-1]
+        buffers = [*(r.buffer for r in math.leaves.reads.values()), *(s.buffer for s in math.stores)]
+        itemsizes = [context.dtype(b).itemsize for b in buffers]
+        self.plan = scan_plan(math.column_axes.extents[-1], itemsizes, context.target, context.multiples)
+        self.fragments = Fragments(
+            context, math.terms, math.leaves, lambda name, read: self._access(name, read.buffer, read.offset, read.conditions)
+        )
+        self.scans = {node: self._reduction(node) for node in math.scanned}
+        states = [t for t, term in enumerate(math.terms.items) if term.op is Leaf.STATISTIC]
+        self.fragments.values |= {t: Argument(Origin.LANES, self._scanned(t)) for t in states}
+        self.writes = tuple(self._access(context.names.take("result"), s.buffer, s.offset) for s in math.stores)
+
+    def launch(self) -> Launch:
+        """The launch of the kernel."""
+        math, context = self.math, self.context
+        call = self.fragments.call
+        scans = tuple(self.scans.values())
+        body = ScanBody(
+            math.row_axes,
+            math.column_axes,
+            tuple(self.fragments.reads.values()),
+            self.writes,
+            self.fragments.checks,
+            scans,
+            call(f"{context.name}_0", self._lifted()),
+            call(context.name, [(w.name, math.result) for w in self.writes]),
+            arranged(scratch=[2 * self.plan.warps * SCRATCH_BYTES for r in scans for _ in r.components if self.plan.warps > 1]),
+            self.plan,
+        )
+        kernel = self.fragments.kernel(body, self.writes, [math.row_axes, math.column_axes])
+        grid = ceil_div(product(math.row_axes.extents), self.plan.rows)
+        return Launch(kernel, context.group, (), grid, self.plan.block, body.shared.bytes, context.traffic())
+
+    def _reduction(self, node: int) -> Reduction:
+        found = self.context.graph.nodes[node]
+        op, element, stem = SCANS[found.op], element_type(self.context.graph, found), f"{found.op.row.name}_{node}"
+        parts = REDUCTIONS[op].components
+        names = [stem] if len(parts) == 1 else [f"{stem}_{part.name}" for part in parts]
+        components = (Parameter(self.context.names.take(n), p.dtype(element)) for n, p in zip(names, parts, strict=True))
+        return Reduction(op, element, tuple(components))
+
+    def _lifted(self) -> list[tuple[str, int]]:
+        """The variables of elements' states, with their terms."""
+        return [(c.name, t) for n, terms in self.math.scanned.items() for c, t in zip(self.scans[n].components, terms, strict=True)]
+
+    def _scanned(self, term: int) -> str:
+        """The variable of what was scanned up to an element."""
+        node = cast(int, self.math.terms.items[term].payload)
+        number = REDUCTIONS[self.scans[node].op].number(dict(self.context.graph.nodes[node].attrs).get("part"))
+        return self.scans[node].components[number].name
+
+    def _access(self, name: str, buffer: int, offset: Index, conditions: Sequence[Bounds] = ()) -> Access:
+        """An access along the row; lanes that share an element which differs from group to group are a fragment all the same."""
+        access = self.context.access(name, buffer, offset, self.lane_axis, self.plan.lanes, conditions)
+        indices = [offset, *(b.index for b in conditions)]
+        along = any(not isinstance(i, int) and i.has(self.lane_axis) for i in indices)
+        return replace(access, pattern=Pattern.GATHER) if along and access.pattern is Pattern.UNIFORM else access
+
+
+_VECTOR_BYTES = 16
+_MOST_LANES = 8
+_WARP = 32
+_MOST_THREADS = 512  # of a row: two blocks share a multiprocessor, so that one loads while another waits at its barrier
+_BLOCK = 256  # threads of a block that works on several short rows
+
+
+def scan_plan(columns: Dim, itemsizes: Sequence[int], target: Target, multiples: Multiples) -> ScanPlan:
+    """The plan of a scan.
+
+    Args:
+        columns: the length of a row.
+        itemsizes: of fragments that are read or written along the row.
+        multiples: known divisors of sizes.
+    """
+    if target.backend is Backend.CPU:
+        return ScanPlan(threads=1, rows=1, lanes=CHUNK)
+    lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
+    while divisor(columns, multiples) % lanes:
+        lanes //= 2
+    length, threads = literal(columns), _WARP
+    while threads < _MOST_THREADS and (length is None or threads * lanes < length):
+        threads *= 2
+    return ScanPlan(threads, _BLOCK // threads if threads == _WARP else 1, lanes)
+
+
+# Text.
+
+
+def _scratch(body: ScanBody) -> list[list[int]]:
+    """For each scan, where its components' scratch is; nothing where a warp works alone."""
+    places = iter(body.shared.scratch)
+    return [[next(places) for _ in scan.components] if body.shared.scratch else [] for scan in body.scans]
+
+
+def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of a scan's kernel."""
+    body = kernel.body
+    assert isinstance(body, ScanBody)
+    offsets = cuda_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
+    checks = checks_view(body.checks, offsets, body.column_axes)
+    lane_axis = body.column_axes.symbols[-1]
+    reads = [fragment(a, offsets, lane_axis) for a in body.reads]
+    pipeline = render(
+        "cuda/scan.cu.jinja",
+        entry=entry(kernel),
+        overlaps=launch.overlaps,
+        parameters=kernel_parameters(kernel),
+        index_type="i64" if kernel.wide else "i32",
+        rows=c_text(product(body.row_axes.extents)),
+        columns=c_text(product(body.column_axes.extents)),
+        row_decode=decode(body.row_axes, "row", "Index"),
+        indices=[*offsets.lines.values(), *checks.once],
+        checks=checks.lanes,
+        reads=reads,
+        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        scans=[view(r) for r in body.scans],
+        kinds=kinds(body.scans),
+        lift=call_view(body.lift, offsets, lane_axis),
+        finish=call_view(body.finish, offsets, lane_axis),
+        scratch=_scratch(body),
+        shared=body.shared,
+        plan=body.plan,
+    )
+    math = math_text([*reduction_functions(body.scans), body.lift.function, body.finish.function])
+    return assemble(launch, target, math, pipeline)
+
+
+def emit_cpp(kernel: Kernel, launch: Launch, target: Target) -> Source:
+    """The source of a scan's kernel."""
+    body = kernel.body
+    assert isinstance(body, ScanBody)
+    offsets = cpu_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
+    checks = checks_view(body.checks, offsets, body.column_axes)
+    lane_axis = body.column_axes.symbols[-1]
+    reads = [fragment(a, offsets, lane_axis) for a in body.reads]
+    pipeline = render(
+        "cpu/scan.cpp.jinja",
+        names=cpu.names_of(kernel),
+        rows=c_text(product(body.row_axes.extents)),
+        columns=c_text(product(body.column_axes.extents)),
+        row_decode=[*decode(body.row_axes, "row", "Index"), *offsets.lines.values(), *checks.once],
+        checks=checks.lanes,
+        reads=reads,
+        writes=[fragment(a, offsets, lane_axis) for a in body.writes],
+        scans=[view(r) for r in body.scans],
+        lift=call_view(body.lift, offsets, lane_axis),
+        finish=call_view(body.finish, offsets, lane_axis),
+        plan=body.plan,
+    )
+    math = cpu.math_text([*reduction_functions(body.scans), body.lift.function, body.finish.function])
+    return cpu.assemble(launch, target, math, pipeline)
+
+
+class ScanFamily(KernelFamily):
+    """Scans along rows, with what is computed of them point by point."""
+
+    kinds = (SCAN,)
+    cuda = {ScanBody: emit_cuda}  # noqa: RUF012
+    cpu = {ScanBody: emit_cpp}  # noqa: RUF012
+
+    def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
+        """The group of a value with the last scans that it is made of."""
+        return scan_group(graph, root, decision.kept)
+
+    def lower(self, context: Context) -> Sequence[Step]:
+        """The launch of a group."""
+        return [_ScanBuilder(context, _evaluate(context)).launch()]

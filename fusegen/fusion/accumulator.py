@@ -1,0 +1,64 @@
+"""Columns as accumulators of tensor cores hold them, as far as fusion and epilogues go by it: in pairs, eight columns apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from fusegen.dtypes import DType
+from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.index_map import Position
+from fusegen.ir.ops import Family
+from fusegen.ir.reductions import REDUCTIONS
+from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, linearize, literal, product, same, simplify_dim
+
+LANES = 2
+"""Neighbouring columns that a tensor core leaves in one thread: an epilogue may combine them."""
+
+OCTET = 8
+"""Columns of an accumulator's fragment: those of one thread lie so many apart, in pairs."""
+
+WIDEST = 256
+"""Columns of the widest accumulator."""
+
+
+def is_of_heads(graph: Graph, position: int) -> bool:
+    """Whether a node is a reduction along a last dim that an accumulator may hold, of whole octets: of heads, or of narrow rows."""
+    node = graph.nodes[position]
+    if node.family is not Family.REDUCTION or len(REDUCTIONS[node.op].components) > 1:
+        return False
+    shape = graph.nodes[node.args[0]].shape
+    extent = literal(shape[-1])
+    fits = extent is not None and 0 < extent <= WIDEST and extent % OCTET == 0
+    return fits and node.attr("dims") == (len(shape) - 1,) and node.dtype.compute is DType.FLOAT32
+
+
+def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], extents: Shape) -> bool:
+    """Whether a row of a product is the one that an epilogue computes, though its dims may be arranged in another way.
+
+    Args:
+        shape: the dims that number the product's rows.
+        at: the row.
+        symbols, extents: of the epilogue's rows.
+    """
+    single = {s: 0 for s, e in zip(symbols, extents, strict=True) if same(e, 1)}
+    rows = [sympy.sympify(row).subs(single) for row in (linearize(at, shape), linearize(symbols, extents))]
+    return same(product(shape), product(extents)) and same(*rows)
+
+
+def in_lane(index: object, column: sympy.Symbol, lane: int) -> sympy.Expr:
+    """An index at column + lane, where column is known to be even."""
+    half = sympy.Symbol(f"{column.name}_pair", integer=True, nonnegative=True)
+    moved = sympy.sympify(index).subs(column, LANES * half + lane)
+    moved = moved.replace(FloorDiv, _halved).replace(Modulo, _remainder)
+    return sympy.expand(moved.subs(half, column / LANES))
+
+
+def _halved(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    quotient = simplify_dim(Axes((), ()).floor_div(sympy.expand(a), int(b))) if b == LANES else FloorDiv(a, b)
+    return sympy.sympify(quotient)
+
+
+def _remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    return sympy.sympify(Axes((), ()).modulo(sympy.expand(a), int(b)) if b == LANES else Modulo(a, b))

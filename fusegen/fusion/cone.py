@@ -1,0 +1,233 @@
+"""The cone of a value: what computing it at one point of an iteration space takes.
+
+The walk follows index maps from the value down to memory. It stops at what must lie in memory; a reduction stays inside
+when it is read exactly at the row that is being computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
+
+from fusegen.dtypes import DType
+from fusegen.fusion.groups import READ, Domain
+from fusegen.ir.graph import Graph, Node, check_spread
+from fusegen.ir.index_map import Bounds, ElementSource, Position, holds, identity_axes, index_values, sources
+from fusegen.ir.ops import Family, Op
+from fusegen.ir.symbolic import Axes, same
+
+Element: TypeAlias = tuple[int, Position, tuple[Bounds, ...]]
+"""An element of a node: the node, the index, and under which conditions it is needed."""
+
+Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
+"""Whether a reduction, scan or product may be computed inside, read at an index under some conditions."""
+
+_SMALL = 1 << 20  # what may be added to an index in place: positions leave so much room in 32 bits
+_INDICES = (DType.INT32, DType.INT64)
+_NUMBERS = (Op.CONSTANT, Op.SCALAR)
+_INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
+
+
+@dataclass
+class Cone:
+    """The findings of a walk: nodes in memory that it reads, also with indices, conditions on the point that decide between parts
+    of concatenations, reductions, scans and products that it computes, and how many elements of values it went through."""
+
+    inputs: dict[int, None] = field(default_factory=dict)
+    elements: dict[tuple[int, Position], None] = field(default_factory=dict)
+    conditions: dict[Bounds, None] = field(default_factory=dict)
+    anchors: dict[int, None] = field(default_factory=dict)
+    visited: int = 0
+
+    def read(self, position: int, at: Position) -> None:
+        """Notes an element that is read."""
+        self.inputs[position] = None
+        self.elements[position, at] = None
+
+
+def walk(
+    graph: Graph, root: int, index: Position, axes: Axes, accepts: Accepts, cone: Cone, kept: Collection[int] = frozenset()
+) -> None:
+    """Adds to a cone what ``root`` at ``index`` needs.
+
+    Args:
+        accepts: says what may be computed inside.
+        kept: values that are read from memory, though they could be computed inside.
+        cone: gets what is found.
+
+    Raises:
+        UnsupportedError: that is too much for a kernel.
+    """
+    visit = _Walk(graph, root, axes, accepts, cone, kept)
+    seen: set[Element] = set()
+    stack: list[Element] = [(root, index, ())]
+    while stack:
+        element = stack.pop()
+        if element not in seen:
+            seen.add(element)
+            check_spread(graph, len(seen))
+            stack += visit.below(element)
+    cone.visited += len(seen)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """The arguments of `walk`."""
+
+    graph: Graph
+    root: int
+    axes: Axes
+    accepts: Accepts
+    cone: Cone
+    kept: Collection[int]
+
+    def below(self, element: Element) -> list[Element]:
+        """The elements that an element is computed of; notes what is read from memory instead, and what is an anchor."""
+        position, at, bounds = element
+        family = self.graph.nodes[position].family
+        if (position in self.kept and position != self.root) or _is_read_at_values(self.graph, position, at):
+            return self._read(position, at)
+        if family is Family.INDEXING:
+            return self._indexed(element)
+        if family in (Family.POINTWISE, Family.VIEW):
+            return [(s.arg, s.index, bounds if s.bounds is None else (*bounds, s.bounds)) for s in self._sources(position, at)]
+        if family is Family.LIBRARY:
+            return self._read(position, at)
+        if family is Family.LEAF:
+            return self._read(position, at) if self.graph.nodes[position].op in READ else []
+        return self._anchored(element) if self.accepts(position, at, bounds) else self._read(position, at)
+
+    def _sources(self, position: int, at: Position) -> list[ElementSource]:
+        """Where an element may come from; notes the conditions that decide it."""
+        found = sources(self.graph, position, at, self.axes)
+        possible = [(s, s.bounds is None or holds(s.bounds, self.axes)) for s in found]
+        self.cone.conditions |= {s.bounds: None for s, known in possible if s.bounds is not None and known is None}
+        return [s for s, known in possible if known is not False]
+
+    def _read(self, position: int, at: Position) -> list[Element]:
+        self.cone.read(position, at)
+        return []
+
+    def _indexed(self, element: Element) -> list[Element]:
+        position, at, bounds = element
+        if bounds and position != self.root and _is_of_places(self.graph, position):
+            return self._read(position, at)
+        operand, chosen = sources(self.graph, position, at, self.axes)
+        computed = computed_index(self.graph, chosen.arg)
+        if computed is None:
+            return [(operand.arg, operand.index, bounds), (chosen.arg, chosen.index, bounds)]
+        self.cone.inputs[computed] = None
+        return [(operand.arg, operand.index, bounds)]
+
+    def _anchored(self, element: Element) -> list[Element]:
+        position, at, bounds = element
+        self.cone.anchors[position] = None
+        node = self.graph.nodes[position]
+        if node.family is Family.REDUCTION:
+            return [(node.args[0], operand_index(self.graph, position, at, self.axes), bounds)]
+        return [(node.args[0], at, bounds)] if node.family in (Family.SCAN, Family.ORDER) else []
+
+
+def computed_index(graph: Graph, position: int) -> int | None:
+    """The value below an index that must lie in memory before a kernel can use it; None where what is read is the index itself, but
+    for a number that is added to it."""
+    leaf = _index_leaf(graph, position)
+    node = graph.nodes[leaf]
+    is_plain = node.family is Family.INDEXING and all(graph.nodes[_index_leaf(graph, a)].op is Op.INPUT for a in node.args)
+    return None if node.op in _INDEX_LEAVES or is_plain else leaf
+
+
+def _index_leaf(graph: Graph, position: int) -> int:
+    """The value that an index is a view of, a conversion to wider integers of, the sum of and a small number, or replaces where it
+    equals a number."""
+    added = 0
+    while True:
+        node = graph.nodes[position]
+        numbers = [n.number for n in graph.operands(position) if n.op is Op.CONSTANT and not n.dtype.is_float]
+        if node.op is Op.WHERE and (kept := _kept_unless(graph, node)) is not None:
+            position = kept
+            continue
+        is_view = node.family is Family.VIEW and node.op is not Op.CONCAT
+        if is_view or (node.op is Op.CAST and node.dtype is DType.INT64 and graph.operands(position)[0].dtype in _INDICES):
+            below = node.args[0]
+        elif node.op is Op.ADD and node.dtype is DType.INT64 and len(numbers) == 1:
+            below = next(a for a in node.args if graph.nodes[a].op is not Op.CONSTANT)
+            added += abs(int(numbers[0]))
+        else:
+            return position
+        if added > _SMALL or graph.nodes[below].op is Op.SCALAR:
+            return position
+        position = below
+
+
+def _kept_unless(graph: Graph, choice: Node) -> int | None:
+    """The integer that is chosen wherever it does not equal a number, which has another number in its place."""
+    condition, value, instead = (graph.nodes[a] for a in choice.args)
+    if condition.op is not Op.NE or condition.args[0] != choice.args[1] or not value.dtype is choice.dtype is DType.INT64:
+        return None
+    numbers = instead, graph.nodes[condition.args[1]]
+    return choice.args[1] if all(n.op in _NUMBERS and not n.dtype.is_float for n in numbers) else None
+
+
+def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:
+    """Whether a value must lie in memory since it is read at places that other values say: a concatenation would need to know at
+    which, and places of places of places have no end."""
+    node = graph.nodes[position]
+    if node.op is Op.CONCAT:
+        return bool(index_values([at[cast(int, node.attr("dim"))]]))
+    return node.family is Family.INDEXING and any(len(index_values([v])) > 1 for v in index_values(at))
+
+
+def _is_of_places(graph: Graph, gather: int) -> bool:
+    """Whether a gather chooses numbers of places: an index is itself the number then, and is read whatever the conditions say under
+    which that is needed."""
+    operand = graph.nodes[gather].args[0]
+    return any(graph.nodes[p].op is Op.IOTA for p in (operand, *graph.ancestors[operand]))
+
+
+def operand_index(graph: Graph, reduction: int, at: Position, axes: Axes) -> Position:
+    """Where a reduction's operand is evaluated: at the same row, all along the reduced dims."""
+    dims = reduced_dims(graph, reduction)
+    return tuple(axes.symbols[d] if d in dims else i for d, i in enumerate(at))
+
+
+def reduced_dims(graph: Graph, reduction: int) -> tuple[int, ...]:
+    """The dims that a reduction sums up; of an order, the last one, along which it goes."""
+    node = graph.nodes[reduction]
+    if node.family is Family.ORDER:
+        return (len(node.shape) - 1,)
+    return cast(tuple[int, ...], node.attr("dims"))
+
+
+def is_row_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
+    """Whether a reduction is over the domain's columns, and read at the row that is being computed."""
+    return _aligned(graph, reduction, at, domain, axes, domain.columns)
+
+
+def is_segment_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
+    """True if a reduction is over a segment of the domain's row, and read at the segment that is being computed."""
+    dims = reduced_dims(graph, reduction)
+    return domain.is_segment(dims) and _aligned(graph, reduction, at, domain, axes, dims)
+
+
+def is_column_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
+    """Whether a reduction is over the domain's rows, and read at the column that is being computed."""
+    return _aligned(graph, reduction, at, domain, axes, domain.rows)
+
+
+def _aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes, over: tuple[int, ...]) -> bool:
+    shape = graph.nodes[graph.nodes[reduction].args[0]].shape
+    if reduced_dims(graph, reduction) != over or len(shape) != len(domain.shape) or not all(map(same, shape, domain.shape)):
+        return False
+    return all(i == (0 if d in over else _axis(axes, d)) for d, i in enumerate(at))
+
+
+def _axis(axes: Axes, dim: int) -> object:
+    """How an index map writes the axis of a dim: extents of 1 are read at 0."""
+    return 0 if same(axes.extents[dim], 1) else axes.symbols[dim]
+
+
+def domain_axes(domain: Domain) -> Axes:
+    """The axes of a domain, one a dim."""
+    return identity_axes(domain.shape)

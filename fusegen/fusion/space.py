@@ -1,0 +1,208 @@
+"""The points of an iteration space that one thread computes together.
+
+A rotation makes two elements of the same two: half of the channels apart, or neighbours. A thread that computes both reads each
+once, and may write where it has read. Conditions on the point become constants; of a stack of two, each is a result of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from fusegen.fusion.cone import Cone, domain_axes, reduced_dims, walk
+from fusegen.fusion.groups import Domain, Group
+from fusegen.ir.graph import Graph
+from fusegen.ir.index_map import Bounds, Position, broadcast_index
+from fusegen.ir.reductions import operation_of
+from fusegen.ir.symbolic import Axes, Dim, Index, Modulo, literal, same, simplify_dim
+from fusegen.passes.few import MOST, is_of_few
+
+_MOST = 8  # points of a thread, each of which has results and operands in registers
+_MOST_ELEMENTS = 512  # a thread's points have at most so many values: what is computed of many places is long enough
+_FEW = 4  # elements of an axis that a thread goes through in any case
+
+
+@dataclass(frozen=True)
+class Space:
+    """An iteration space whose points are several of a group's domain.
+
+    Attributes:
+        axes: of the space.
+        points: of the domain, in terms of the axes.
+    """
+
+    axes: Axes
+    points: tuple[Position, ...]
+
+
+def unrolled(graph: Graph, group: Group) -> Space:
+    """The space over which a group is computed: where points share what they read, these are one; else the domain itself."""
+    axes = domain_axes(group.domain)
+    space = Space(axes, (axes.symbols,))
+    if group.anchors and not (_reduces_rows(graph, group) and _goes_along_rows(graph, group)):
+        return space
+    while (finer := next(_finer(graph, group, space), None)) is not None:
+        space = finer
+    return space
+
+
+def _reduces_rows(graph: Graph, group: Group) -> bool:
+    """True if all that a group reduces is reduced along its rows, by operations that a thread can begin with its own points."""
+    if any(operation_of(graph.nodes[anchor].op) is None for anchor in group.anchors):
+        return False
+    return all(reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
+
+
+def _goes_along_rows(graph: Graph, group: Group) -> bool:
+    """True if no result has a few elements of a row, which are written one by one, or one a segment."""
+    axes = domain_axes(group.domain)
+    places = [places_of_row(graph, output, group.domain, axes) for output in group.outputs]
+    return all(len(found) == 1 and not is_per_segment(group.domain, found[0], axes) for found in places)
+
+
+def cone_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Cone:
+    """The cone of a group's outputs at a point of its domain.
+
+    Args:
+        axes: those that the point is in terms of.
+    """
+    cone = Cone()
+    for root in group.outputs:
+        index = broadcast_index(graph.nodes[root].shape, point)
+        walk(graph, root, index, axes, lambda position, *_: position in group.anchors, cone, frozenset(group.inputs))
+    return cone
+
+
+def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
+    """Spaces of which each thread computes several points of a space, as far as that is worth it."""
+    cones = [cone_of(graph, group, space.axes, point) for point in space.points]
+    conditions, visited = [bounds for cone in cones for bounds in cone.conditions], sum(cone.visited for cone in cones)
+    if not conditions:
+        return
+    for number, (axis, extent) in enumerate(zip(space.axes.symbols, space.axes.extents, strict=True)):
+        length = literal(extent)
+        split = None if length is None else _split(axis, length, conditions)
+        if split is None or split.count * len(space.points) > _MOST or split.count * visited > _MOST_ELEMENTS:
+            continue
+        if group.domain.columns and (number not in group.domain.columns or split.rest == 1):
+            continue  # a thread has points of one row, and rows go on along the axis
+        finer = split.of(space, number)
+        is_innermost = split.count == length and number == len(space.axes.symbols) - 1
+        if is_innermost or _share(graph, group, finer, axis):
+            yield finer
+
+
+@dataclass(frozen=True)
+class _Split:
+    """An axis of which a thread takes several elements.
+
+    Attributes:
+        count: of the elements.
+        rest: the axis's extent that is left.
+        step: how far apart they are: 1, or the rest.
+    """
+
+    count: int
+    rest: int
+    step: int
+
+    def of(self, space: Space, number: int) -> Space:
+        """A space with its axis of some number split."""
+        axis = space.axes.symbols[number]
+        left = 0 if self.rest == 1 else axis * (self.count if self.step == 1 else 1)
+        taken = [(axis, left + self.step * m) for m in range(self.count)]
+        points = tuple(tuple(_replaced(i, *pair) for i in point) for point in space.points for pair in taken)
+        symbols, extents = list(space.axes.symbols), list(space.axes.extents)
+        if self.rest == 1:
+            del symbols[number], extents[number]
+        else:
+            extents[number] = self.rest
+        return Space(Axes(tuple(symbols), tuple(extents)), points)
+
+
+def _split(axis: sympy.Symbol, extent: int, conditions: Sequence[Bounds]) -> _Split | None:
+    """The elements that make conditions on an axis constant: all of few, neighbours by whose number modulo their count it goes, or
+    those of parts of equal lengths."""
+    own = [bounds for bounds in conditions if sympy.sympify(bounds.index).has(axis)]
+    if not own or extent < 2:
+        return None
+    if extent <= _FEW:
+        return _Split(extent, 1, 1)
+    remainders = {call for bounds in own for call in sympy.sympify(bounds.index).atoms(Modulo) if call.args[0] == axis}
+    if remainders:
+        counts = [literal(call.args[1]) for call in remainders]
+        (count,) = counts if len(counts) == 1 else (None,)
+        return _Split(count, extent // count, 1) if count is not None and 2 <= count <= _FEW and extent % count == 0 else None
+    cuts = [cut for bounds in own for cut in _cuts(axis, bounds)]
+    if None in cuts:
+        return None
+    length = math.gcd(extent, *(cut for cut in cuts if cut is not None))
+    return _Split(extent // length, length, length) if length < extent else None
+
+
+def _cuts(axis: sympy.Symbol, bounds: Bounds) -> list[int | None]:
+    """Where on an axis a condition begins and ends to hold; None where that is not known, or not on this axis alone."""
+    index = sympy.expand(bounds.index)
+    step = literal(index.coeff(axis))
+    ends = [
+        literal(sympy.expand(end - index + index.coeff(axis) * axis)) for end in (bounds.lower, bounds.upper) if end is not None
+    ]
+    return [None if end is None or not step or step < 0 else -(-end // step) for end in ends]
+
+
+def _share(graph: Graph, group: Group, space: Space, axis: sympy.Symbol) -> bool:
+    """True if points of a space read an element in common, of those that go along an axis."""
+    cones = [cone_of(graph, group, space.axes, point) for point in space.points]
+    read = [{(p, at) for p, at in cone.elements if any(sympy.sympify(i).has(axis) for i in at)} for cone in cones]
+    return len(set().union(*read)) < sum(map(len, read))
+
+
+def _replaced(index: Index, axis: sympy.Symbol, by: Index) -> Index:
+    return index if isinstance(index, int) else simplify_dim(index.subs(axis, by))
+
+
+# The elements of a row that a result has: one a column, one a segment, or a few that are written one by one.
+
+
+def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tuple[Position, ...]:
+    """The elements of a value that a kernel gives at a row: one that goes along the columns or their segments, the only one, or a
+    few; none where the value does not fit the domain.
+
+    Args:
+        axes: of the domain.
+    """
+    shape = graph.nodes[position].shape
+    if len(shape) != len(domain.shape):
+        return ()
+    own = tuple(0 if same(extent, 1) else axes.symbols[d] for d, extent in enumerate(shape))
+    pairs = list(zip(shape, domain.shape, strict=True))
+    if not all(same(a, b) for d, (a, b) in enumerate(pairs) if d not in domain.columns):
+        return ()
+    count = literal(shape[-1])
+    if domain.columns == (len(shape) - 1,) and count is not None and 1 < count <= MOST and is_of_few(graph.nodes, position):
+        return tuple((*own[:-1], number) for number in range(count))
+    whole = all(same(a, b) for a, b in pairs)
+    per_row = all(same(a, 1) for d, (a, _) in enumerate(pairs) if d in domain.columns)
+    return (own,) if whole or per_row or _is_one_a_segment(pairs, domain) else ()
+
+
+def is_per_segment(domain: Domain, place: Position, axes: Axes) -> bool:
+    """True if an element is one of a segment of a row, and neither of all columns nor one at each.
+
+    Args:
+        place: as of `places_of_row`.
+        axes: of the domain.
+    """
+    *groups, last = (place[d] == axes.symbols[d] for d in domain.columns) if domain.segment else (False, False)
+    return any(groups) and not last
+
+
+def _is_one_a_segment(pairs: Sequence[tuple[Dim, Dim]], domain: Domain) -> bool:
+    """True if the extents of a value and of a domain are the same, but for the segments, of which each has one."""
+    if not domain.segment:
+        return False
+    *groups, last = domain.columns
+    return same(pairs[last][0], 1) and all(same(*pairs[d]) for d in groups)

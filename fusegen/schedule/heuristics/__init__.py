@@ -1,1 +1,0 @@
-"""How plans are chosen: pure functions of sizes and targets, one file a kind."""
