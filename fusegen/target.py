@@ -26,6 +26,7 @@ class Target:
     Attributes:
         name: as the user writes it, e.g. ``sm_90a`` or ``cpu``.
         backend: the emitted language.
+        warp: threads that run in step; 0 where cores take neighbours one after the other, in vectors.
         processors: streaming multiprocessors of the representative part (sizes persistent grids).
         shared_bytes: shared memory that one block can have.
         wgmma: whether warpgroup products and the tensor memory accelerator of Hopper are there.
@@ -37,6 +38,7 @@ class Target:
 
     name: str
     backend: Backend
+    warp: int = 32
     processors: int = 1
     shared_bytes: int = 0
     wgmma: bool = False
@@ -44,6 +46,11 @@ class Target:
     overlap: bool = False
     converts_float8: bool = False
     products: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """The type of torch's devices of this kind."""
+        return self.backend.value
 
     def clusters(self, size: int) -> int:
         """Clusters of so many blocks that run at a time, where a multiprocessor has room for one block.
@@ -62,7 +69,7 @@ _IN_CLUSTERS = ((2, 1.0), (8, 0.91), (16, 0.85))
 PORTABLE_CLUSTER = 8
 """Blocks of a cluster that every machine with clusters has room for, and that a kernel gets without asking."""
 
-CPU = Target("cpu", Backend.CPU)
+CPU = Target("cpu", Backend.CPU, warp=0)
 
 # Processors and shared memory: CUDA C++ Programming Guide, "Compute Capabilities", and the vendor's datasheets. Clusters of eight
 # blocks are portable; of sixteen the tuning guides of Hopper and Blackwell speak, for H100 and B200.

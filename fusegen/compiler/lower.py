@@ -71,7 +71,7 @@ def _check_shared(steps: Sequence[Step], target: Target) -> None:
         VerificationError: a plan takes more shared memory than a block can have.
     """
     for step in steps:
-        if isinstance(step, Launch) and target.backend is Backend.CUDA and step.shared_bytes > target.shared_bytes:
+        if isinstance(step, Launch) and target.shared_bytes and step.shared_bytes > target.shared_bytes:
             what = f"{step.kernel.name} takes {step.shared_bytes} bytes of shared memory, {target.name} has {target.shared_bytes}"
             raise VerificationError(what, mend="please report the declaration and its shapes")
 
@@ -84,7 +84,7 @@ def _check_shared(steps: Sequence[Step], target: Target) -> None:
 def with_padded_rows(graph: Graph, groups: Sequence[Group], target: Target) -> Graph:
     """The graph which says of matrices that are operands or results of library products, and no result of the call, that their rows
     are padded in memory, where they would start at other places."""
-    if target.backend is not Backend.CUDA:
+    if target.device == "cpu":
         return graph
     padded = {value: nodes for value, nodes in _temporaries(graph, groups).items() if _may_be_padded(graph, groups, value, nodes)}
     while padded:
@@ -165,7 +165,7 @@ _LITTLE = 8 << 10  # bytes of shared memory, with which a multiprocessor is full
 
 def in_parts(steps: Sequence[Step], target: Target) -> list[Step]:
     """The steps, of which launches directly behind each other that can start together are parts of one."""
-    if target.backend is Backend.CPU:
+    if not target.warp:
         return list(steps)
     return [part for run in _runs(_brought_forward(steps), _have_one_block) for part in _numbered(run)]
 
@@ -196,7 +196,7 @@ def agreed(steps: Sequence[Step], target: Target) -> dict[tuple[int, ...], Plan]
     Rows say how many threads their blocks have; points, and what takes one block, go with any.
     """
     found: dict[tuple[int, ...], Plan] = {}
-    if target.backend is Backend.CPU:
+    if not target.warp:
         return found
     for run in _runs(steps, lambda *_: True):
         launches = [step for step in run if isinstance(step, Launch)]

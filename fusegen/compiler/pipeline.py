@@ -28,7 +28,7 @@ from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.simplify import simplify
 from fusegen.passes.versions import separate_writes
 from fusegen.passes.wide import RUNNING, SPREADS, with_wide_sums
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 
 class Stage(Enum):
@@ -65,18 +65,18 @@ class Pass:
         stage: when it runs.
         rewrite: gives the new graph.
         needs: sets of operations: of each, the graph has one, or the pass changes nothing.
-        backend: the only one that it is for.
+        warps: True if it is for machines with warps alone, False for those without; None for all.
     """
 
     name: str
     stage: Stage
     rewrite: Callable[[Graph, Rules], Graph]
     needs: tuple[Iterable[Op], ...] = ()
-    backend: Backend | None = None
+    warps: bool | None = None
 
     def is_needed(self, graph: Graph, target: Target) -> bool:
         """Tells if the pass may change a graph."""
-        is_for_target = self.backend is None or self.backend is target.backend
+        is_for_target = self.warps is None or self.warps is bool(target.warp)
         return is_for_target and not any(graph.operations.isdisjoint(some) for some in self.needs)
 
 
@@ -85,13 +85,13 @@ def _four_dims(graph: Graph) -> Graph:
     return graph if apart is graph else rewritten(apart, simplify)
 
 
-_PRODUCTS, _ROWS, _CPU, _CUDA = (Op.MATMUL,), (Op.RESHAPE, Op.SLICE), Backend.CPU, Backend.CUDA
+_PRODUCTS = (Op.MATMUL,)
 
 PASSES = (
     Pass(
         "views below products", Stage.TRACED, lambda graph, _: with_views_below_products(graph), (_PRODUCTS, (Op.RESHAPE, Op.SLICE))
     ),
-    Pass("wide sums", Stage.TRACED, lambda graph, _: with_wide_sums(graph), ((*SPREADS, *RUNNING),), _CPU),
+    Pass("wide sums", Stage.TRACED, lambda graph, _: with_wide_sums(graph), ((*SPREADS, *RUNNING),), warps=False),
     Pass(
         "library attention",
         Stage.LIBRARY,
@@ -102,14 +102,14 @@ PASSES = (
     Pass("simplify", Stage.PRIMITIVE, lambda graph, _: rewritten(graph, simplify)),
     Pass("attention in four dims", Stage.PRIMITIVE, lambda graph, _: _four_dims(graph), (_PRODUCTS, (Op.AMAX,), (Op.DIV,))),
     Pass("hoist", Stage.PRIMITIVE, lambda graph, _: hoist(graph)),
-    Pass("rows in order", Stage.READY, lambda graph, _: rewritten(graph, put_in_order), ((Op.TOPK,),), _CUDA),
+    Pass("rows in order", Stage.READY, lambda graph, _: rewritten(graph, put_in_order), ((Op.TOPK,),), warps=True),
     Pass("reframe", Stage.READY, lambda graph, _: reframed(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),
     Pass("split products", Stage.READY, lambda graph, rules: split_products(graph, rules.target), (_PRODUCTS, (Op.SLICE,))),
     Pass("separate writes", Stage.READY, lambda graph, _: separate_writes(graph), ((Op.PUT,),)),
     Pass("copied rows", Stage.FUSION, lambda graph, rules: with_copied_rows(graph, rules.target), (_PRODUCTS,)),
     Pass("tiles", Stage.FUSION, lambda graph, rules: reduced_by_tiles(graph, rules.target, FAMILIES), (_PRODUCTS, TILED)),
-    Pass("moments", Stage.FUSION, lambda graph, _: with_moments(graph), ((Op.SUM,), (Op.SUB,)), _CUDA),
-    Pass("peaks", Stage.FUSION, lambda graph, _: with_peaks(graph), ((Op.NORMALIZER,),), _CUDA),
+    Pass("moments", Stage.FUSION, lambda graph, _: with_moments(graph), ((Op.SUM,), (Op.SUB,)), warps=True),
+    Pass("peaks", Stage.FUSION, lambda graph, _: with_peaks(graph), ((Op.NORMALIZER,),), warps=True),
     Pass("capped peaks", Stage.FUSION, lambda graph, _: with_capped_peaks(graph), ((Op.TANH,), (Op.AMAX,))),
 )
 

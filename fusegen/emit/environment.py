@@ -26,7 +26,7 @@ from fusegen.ir.symbolic import Index
 from fusegen.schedule.program import Launch
 from fusegen.settings import cache_folder
 from fusegen.source import Primitive, Source
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 # Indices and conditions in C, and which definitions a text needs.
 
@@ -76,7 +76,7 @@ def banner(launch: Launch, target: Target) -> str:
     """Lines of comment; grid and bytes are formulas of the sizes."""
     lines = [f"{launch.kernel.name}: {launch.words}, emitted by fusegen for {target.name}."]
     body = launch.kernel.body
-    if target.backend is not Backend.CPU:
+    if target.warp:
         shared = f", {launch.shared_bytes} bytes of shared memory" if launch.shared_bytes else ""
         reason = f": {body.reason}" if body.reason else ""
         lines.append(f"Grid {launch.grid}, block {launch.block}{shared}{reason}.")

@@ -26,7 +26,7 @@ from fusegen.emit.views import (
     fragment,
     kernel_parameters,
 )
-from fusegen.families.base import Emitters, KernelFamily
+from fusegen.families.base import KernelFamily
 from fusegen.families.pointwise.cpu import CHUNK
 from fusegen.families.rows.lower import rows_and_columns
 from fusegen.fusion.cone import Cone, domain_axes, walk
@@ -51,7 +51,7 @@ from fusegen.schedule.reductions import element_type, lifted
 from fusegen.schedule.shared import SCRATCH_BYTES, SharedArrays, arranged
 from fusegen.schedule.terms import Leaf, Term, Terms
 from fusegen.source import Source
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 SCAN = GroupKind("scan")
 
@@ -299,7 +299,7 @@ def scan_plan(columns: Dim, itemsizes: Sequence[int], target: Target, multiples:
         itemsizes: of fragments that are read or written along the row.
         multiples: known divisors of sizes.
     """
-    if target.backend is Backend.CPU:
+    if not target.warp:
         return ScanPlan(threads=1, rows=1, lanes=CHUNK)
     lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
     while divisor(columns, multiples) % lanes:

@@ -18,7 +18,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import literal, nominal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
 from fusegen.passes.rewrite import rebuilt
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 _HEADS_LAST = (0, 2, 1, 3)
 _CHANNELS, _MOST_CHANNELS = 8, 256  # of a head, on GPUs: multiples of the first up to the second
@@ -220,7 +220,7 @@ def _is_served(graph: Graph, found: _Attention, target: Target, differentiated: 
     if found.bias is not None and graph.nodes[found.bias].dtype is not q.dtype:
         return False
     is_learned = found.bias in differentiated
-    if target.backend is Backend.CPU:
+    if target.device == "cpu":
         return not is_learned and not found.dropout
     if found.dropout and not _is_dropped_by_flash(graph, found):
         return False
@@ -349,7 +349,7 @@ class _Maker:
 
     def _is_fixed(self, dtype: DType, found: _Attention) -> bool:
         """True if the kernel leaves its result in one order."""
-        return self.target.backend is Backend.CPU or bool(found.masks) or dtype is DType.FLOAT32
+        return self.target.device == "cpu" or bool(found.masks) or dtype is DType.FLOAT32
 
 
 def _order_in_memory(graph: Graph, position: int, *, is_transposed: bool) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from fusegen.families.gemm.operands import ProductOperands, is_left_to_library, 
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import StridedView
 from fusegen.ir.symbolic import literal, same
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 _RESULTS = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8)
 
@@ -94,7 +94,7 @@ WGMMA = Skeleton(
 
 MMA_SYNC = Skeleton(
     name="mma.sync",
-    requires=lambda target: target.backend is Backend.CUDA,
+    requires=lambda target: target.warp > 0,
     reads=_is_unit,
     operand="contiguous along neither dim",
     column_multiple=1,

@@ -10,7 +10,7 @@ from fusegen.families.pointwise.cpu import cpu_plans
 from fusegen.families.pointwise.plan import PointwisePlan, TilePlan
 from fusegen.ir.symbolic import Axes, Dim, Index, literal
 from fusegen.schedule.access import Multiples, divisor
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 _VECTOR_BYTES = 16  # the widest memory access of a thread
 _MOST_LANES = 8
@@ -62,7 +62,7 @@ def pointwise_plans(features: PointFeatures, target: Target, multiples: Multiple
         target: the machine.
         multiples: known divisors of sizes.
     """
-    if target.backend is Backend.CPU:
+    if not target.warp:
         return cpu_plans(features.axes, features.offsets)
     found = (*_repeated(features, multiples), *_straight(features, multiples))
     return found if features.together == 1 else tuple(_with_room(plan, features.itemsizes) for plan in found)
@@ -151,7 +151,7 @@ def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], ta
         itemsizes: of the operands that lie across.
         target: the machine.
     """
-    if target.backend is Backend.CPU or not all(is_long(extent) for extent in (rows, columns)):
+    if not target.warp or not all(is_long(extent) for extent in (rows, columns)):
         return ()
     found = [TilePlan(threads, lanes, *sides) for *sides, threads in _TILE_SHAPES if _fits(sides, rows, columns)]
     fitting = (plan for plan in found if plan.unroll and _room(plan, itemsizes) * _BLOCKS_OF_TILES <= target.shared_bytes)

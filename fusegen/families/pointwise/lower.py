@@ -26,7 +26,6 @@ from fusegen.schedule.math import Argument, Origin
 from fusegen.schedule.program import Launch
 from fusegen.schedule.shared import SharedArrays, arranged
 from fusegen.schedule.terms import Read, Terms
-from fusegen.target import Backend
 from fusegen.threads import cached_property
 
 _LANES = 8  # of most plans
@@ -40,7 +39,7 @@ def lower_pointwise(context: Context) -> Launch:
     points = _points(context)
     crossing = crossing_of(points) if points.together == 1 else None
     tiled = () if crossing is None else plans_of(context, points, crossing)
-    hoisting = hoisting_of(points) if crossing is None and context.target.backend is Backend.CUDA else None
+    hoisting = hoisting_of(points) if crossing is None and context.target.warp > 0 else None
     candidates: tuple[Plan, ...] = (*tiled, *_plans(context, points, hoisting))
     plan = context.chosen(candidates)
     if crossing is not None and isinstance(plan, TilePlan):
@@ -68,7 +67,7 @@ def _points(context: Context) -> Points:
 
 def _ordered(context: Context, axes: Axes, points: Points) -> Axes:
     """The axes in the order in which a GPU's cache serves best. Lanes go on along the last one."""
-    if context.target.backend is not Backend.CUDA or not axes.symbols or divisor(axes.extents[-1], context.multiples) % _LANES:
+    if not context.target.warp or not axes.symbols or divisor(axes.extents[-1], context.multiples) % _LANES:
         return axes  # rows that groups of lanes do not divide are best one behind the other
     lanes = Axes(axes.symbols[-1:], axes.extents[-1:])
     itemsizes = [context.dtype(buffer).itemsize for buffer, _ in points.touched]
@@ -113,7 +112,7 @@ def _plans(context: Context, points: Points, hoisting: Hoisting | None) -> tuple
 
 def _in_turn(context: Context, points: Points) -> int:
     """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
-    if context.target.backend is not Backend.CUDA:
+    if not context.target.warp:
         return 0
     reads = [Read(read.buffer, read.offset, read.conditions) for read in points.leaves.reads.values()]
     return bytes_in_turn(context, (reads, [Read(buffer, offset) for buffer, offset in points.stores]), points.axes.symbols[-1])
@@ -127,7 +126,7 @@ def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoi
         return wrapped(context, found, axes, plan.lanes) if plan.wraps else found
 
     def joined(accesses: Sequence[Access]) -> tuple[Access, ...]:
-        if context.target.backend is not Backend.CUDA or plan.wraps:
+        if not context.target.warp or plan.wraps:
             return tuple(accesses)
         return interleaved(context, accesses, axes.symbols[-1], plan.lanes)
 

@@ -25,7 +25,6 @@ from fusegen.schedule.names import Namer
 from fusegen.schedule.program import Launch, Traffic
 from fusegen.schedule.reductions import component, element_type, reduction_of
 from fusegen.schedule.shared import SCRATCH_BYTES, arranged
-from fusegen.target import Backend
 
 PART = axis_symbol("part")
 """The number of a part of the rows, and of the block that works on it: its row of the workspace."""
@@ -47,7 +46,7 @@ class PartialState:
 def row_blocks(context: Context, plan: RowPlan, row_axes: Axes) -> Dim | None:
     """Blocks that the rows make, where no others have work; None where all of the plan's have: of tiles of columns, which start
     whatever the rows are, and on the CPU."""
-    if plan.tiled or context.target.backend is Backend.CPU:
+    if plan.tiled or not context.target.warp:
         return None
     rows = product(row_axes.extents)
     return rows if plan.rows == 1 else FloorDiv(rows + (plan.rows - 1), plan.rows)

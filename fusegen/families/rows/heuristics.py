@@ -29,7 +29,7 @@ from fusegen.families.rows.tiles import column_tile_plans, shifted_tile_plans
 from fusegen.ir.symbolic import Axes, Dim, literal
 from fusegen.schedule.access import Multiples, divisor
 from fusegen.schedule.shared import SCRATCH_BYTES
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 _VECTOR_BYTES = 16
 _MOST_LANES = 8
@@ -143,7 +143,7 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
         multiples: known divisors of sizes.
         bounds: known bounds of sizes.
     """
-    if target.backend is Backend.CPU:
+    if not target.warp:
         return cpu_plans(features.axes, features.reductions, features.column_sums, features.computed, features.segment)
     if features.segment:
         return _segmented(features, target, multiples, bounds)

@@ -26,7 +26,6 @@ from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
 from fusegen.schedule.shared import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
 from fusegen.schedule.terms import Leaf, Read, Terms
-from fusegen.target import Backend
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class RowKernelBuilder:
 
     def _joined(self, accesses: Sequence[Access]) -> tuple[Access, ...]:
         """Accesses along the row, of which those to elements that alternate are one."""
-        if self.context.target.backend is not Backend.CUDA or self.plan.shifted or self.plan.tiled:
+        if not self.context.target.warp or self.plan.shifted or self.plan.tiled:
             return tuple(accesses)
         return interleaved(self.context, accesses, self.lane_axis, self.plan.lanes)
 
@@ -166,9 +165,9 @@ class RowKernelBuilder:
     def _reduction(self, node: int) -> Reduction:
         graph, over_rows = self.context.graph, any(r.kind == "column" and r.key == node for r in self.math.roots)
         name = statistic_name(graph, node, over_rows=over_rows)
-        is_on_gpu = self.context.target.backend is Backend.CUDA
+        has_warps = self.context.target.warp > 0
         is_over_row = not over_rows and node not in self.math.segments
-        gathers = is_on_gpu and is_over_row and is_of_16_bits(graph, graph.nodes[node].args[0])
+        gathers = has_warps and is_over_row and is_of_16_bits(graph, graph.nodes[node].args[0])
         return reduction_of(graph, node, self.context.names.take, fast=self.context.fast, name=name, gathers=gathers)
 
     def _is_along(self, *indices: Index) -> bool:

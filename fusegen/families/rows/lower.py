@@ -38,7 +38,6 @@ from fusegen.schedule.lower.memory import Store
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combined, element_type, lifted, states_of
 from fusegen.schedule.terms import Leaf, Read, Term, Terms
-from fusegen.target import Backend
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
 """What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""
@@ -219,7 +218,7 @@ def _row_order(context: Context, axes: Axes, leaves: Leaves, written: Sequence[i
     """
     domain = context.group.domain
     rows, columns = _sub_axes(axes, domain.rows, "row"), _sub_axes(axes, domain.columns, "column")
-    if context.target.backend is not Backend.CUDA or context.group.kind is COLUMN:
+    if not context.target.warp or context.group.kind is COLUMN:
         return rows
     itemsizes = [context.dtype(read.buffer).itemsize for read in leaves.reads.values()]
     itemsizes += [context.dtype(buffer).itemsize for buffer in written]
@@ -289,7 +288,7 @@ def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> flo
 
 def _in_turn(context: Context, math: RowMath) -> int:
     """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
-    if context.target.backend is not Backend.CUDA or context.group.kind is COLUMN:
+    if not context.target.warp or context.group.kind is COLUMN:
         return 0
     writes = [Read(store.buffer, store.offset) for store in (math.stores[r.key] for r in math.roots if r.kind == "write")]
     return bytes_in_turn(context, (list(math.leaves.reads.values()), writes), math.column_axes.symbols[-1])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fusegen.families.pointwise.cpu import CHUNK
 from fusegen.families.rows.plan import ColumnPlan, Persistence, RowPlan
 from fusegen.schedule.shared import padded
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 _COLUMNS, _ROWS = 32, 8  # threads of a block along columns (a warp's width, for whole memory lines) and along partial rows
 _MANY_ROWS = 32
@@ -24,7 +24,7 @@ def column_plan(target: Target, sums: int, *, tiled: bool) -> ColumnPlan:
         sums: components of all states that are combined.
         tiled: whether the partial sums are those of tiles of columns, of which fewer rows are left the more columns there are.
     """
-    if target.backend is Backend.CPU:
+    if not target.warp:
         return ColumnPlan(CHUNK, 1)
     return ColumnPlan(_COLUMNS, _ROWS if tiled or sums > _MOST_SUMS else _MANY_ROWS)
 
