@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from fusegen.dtypes import DType
-from fusegen.emit.cuda.spelling import FAST_MATH, approximated
-from fusegen.families.gemm.choose import Choice
-from fusegen.families.registry import expected_times
+from fusegen.emit.cuda import FAST_MATH, approximated
+from fusegen.families import expected_times
+from fusegen.families.gemm.heuristics import Choice
 from fusegen.families.roofline import Roofline, roofline
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape

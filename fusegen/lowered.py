@@ -9,7 +9,7 @@ from fusegen.compiler.compile import Compiled
 from fusegen.compiler.forms import Form, Forms
 from fusegen.describe import Stages, page, summary
 from fusegen.explain import SavedValue, explain, explain_saved
-from fusegen.families.gemm.choose import Choice
+from fusegen.families.gemm.heuristics import Choice
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc

@@ -19,9 +19,9 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.tuned import Entry, Place, chosen, entries, entry_of, keep, place_of, remember
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.runtime.arguments import Values
+from fusegen.schedule.context import Pins
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.lower.context import Pins
-from fusegen.schedule.lower.precision import has_jumps
+from fusegen.schedule.precision import has_jumps
 from fusegen.schedule.program import Launch
 from fusegen.timing import Times, interleaved
 

@@ -13,7 +13,7 @@ from typing import Any
 from fusegen.cli.arguments import add_kernel_arguments, lowered
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.eager_cost import EagerCost, eager_cost
-from fusegen.emit.cuda.spelling import FAST_MATH, approximated
+from fusegen.emit.cuda import FAST_MATH, approximated
 from fusegen.errors import ArgumentError, ToolNotFoundError
 from fusegen.families.roofline import roofline
 from fusegen.fusion import Group

@@ -29,7 +29,7 @@ from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
 from fusegen.runtime.arguments import WIDE
-from fusegen.schedule.lower.context import Pins
+from fusegen.schedule.context import Pins
 from fusegen.schedule.names import stride_name
 from fusegen.schedule.program import Program
 from fusegen.settings import cache_folder, settings

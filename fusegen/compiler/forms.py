@@ -12,15 +12,13 @@ from typing import Any, TypeAlias, cast
 
 from fusegen.compiler.lower import agreed, emit, lower
 from fusegen.compiler.pipeline import Rules, Stage, run
+from fusegen.families import FAMILIES, preferred, program_time
+from fusegen.families.attention import products_of_attention
 from fusegen.families.attention.cost import attentions_of, takes_library
-from fusegen.families.attention.family import products_of_attention
-from fusegen.families.gemm.choose import Choice, choose
-from fusegen.families.gemm.heuristics import CLASSES, Expected, class_of, depth_of, rows_of
-from fusegen.families.gemm.operands import leave_to_library
-from fusegen.families.gemm.pipelines import WGMMA
+from fusegen.families.gemm.heuristics import CLASSES, Choice, Expected, choose, class_of, depth_of, rows_of
+from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
 from fusegen.families.gemm.plan import ContractionPlan
-from fusegen.families.registry import FAMILIES, preferred, program_time
-from fusegen.families.rows.family import is_faster_apart
+from fusegen.families.rows import is_faster_apart
 from fusegen.families.rows.match import apart
 from fusegen.families.rows.plan import RowPlan
 from fusegen.fusion import Group, fuse
@@ -34,8 +32,8 @@ from fusegen.passes.blocks import InBlocks, in_blocks
 from fusegen.passes.whole import Cuts, by_rows, cuts_of
 from fusegen.program.call import ROOM, Call, Role, rows_of_block
 from fusegen.program.formula import Formula
+from fusegen.schedule.context import Bodies, Pins
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.lower.context import Bodies, Pins
 from fusegen.schedule.program import Program, row_bytes, sum_bytes
 from fusegen.source import Source
 from fusegen.target import Target

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from fusegen.emit.cuda.assemble import assemble_parts
+from fusegen.emit.cuda import assemble_parts
 from fusegen.errors import VerificationError
-from fusegen.families.gemm.operands import is_heavy
+from fusegen.families import family_of
+from fusegen.families.gemm.pipelines import is_heavy
 from fusegen.families.library import LIBRARY_PRODUCT
-from fusegen.families.registry import family_of
 from fusegen.fusion import Group
 from fusegen.fusion.groups import READ, strip_views
 from fusegen.ir.graph import Graph
@@ -18,11 +18,11 @@ from fusegen.ir.index_map import may_pad, strided_view
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal
 from fusegen.program.call import TensorMapSpec
+from fusegen.schedule.context import Bodies, Context, Pins, Plans
 from fusegen.schedule.kernel import Plan, Pointer
-from fusegen.schedule.lower.context import Bodies, Context, Pins, Plans
-from fusegen.schedule.lower.memory import Memory
-from fusegen.schedule.lower.precision import approximations, contractions
+from fusegen.schedule.memory import Memory
 from fusegen.schedule.names import identifier
+from fusegen.schedule.precision import approximations, contractions
 from fusegen.schedule.program import Launch, Program, Step, is_of_one_block
 from fusegen.source import Source
 from fusegen.target import Backend, Target

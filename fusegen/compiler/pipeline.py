@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from fusegen.families import FAMILIES
 from fusegen.families.attention.heads import attention_in_four_dims
 from fusegen.families.attention.library import with_library_attention
-from fusegen.families.gemm.padding import with_copied_rows
 from fusegen.families.gemm.partials import TILED, reduced_by_tiles
-from fusegen.families.gemm.split import split_products
-from fusegen.families.registry import FAMILIES
+from fusegen.families.gemm.passes import split_products, with_copied_rows
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.passes.expand import EXPANSIONS, expand

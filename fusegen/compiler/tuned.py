@@ -23,8 +23,7 @@ import torch
 from fusegen.compiler.compile import Compiled
 from fusegen.files import read_regular, write_atomically, writing_to
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.likeness import extents, likeness
-from fusegen.schedule.program import Launch, Program
+from fusegen.schedule.program import Launch, Program, extents, likeness
 from fusegen.settings import cache_folder, settings
 
 C = TypeVar("C", bound=Compiled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusegen.families.gemm.choose import Choice
+from fusegen.families.gemm.heuristics import Choice
 from fusegen.ir.graph import Graph, type_text
 from fusegen.ir.index_map import owner
 from fusegen.ir.ops import Op

@@ -1,6 +1,6 @@
 """A family of kernels: how it takes values of a graph, what it lowers them to, the text of its pipelines, and which plan is best.
 
-The families are listed in `registry`, in the order in which fusion asks them.
+`fusegen.families` lists all of them, in the order in which fusion asks them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from fusegen.fusion.matcher import Matcher
+from fusegen.schedule.context import Context
 from fusegen.schedule.kernel import Body, Kernel, Plan
-from fusegen.schedule.lower.context import Context
 from fusegen.schedule.program import Launch, Step
 from fusegen.source import Source
 from fusegen.target import Target

@@ -10,8 +10,7 @@ from typing import cast
 
 from fusegen.dtypes import DType
 from fusegen.families.base import KernelFamily
-from fusegen.families.gemm.operands import is_left_to_library
-from fusegen.families.gemm.pipelines import refusals, serving, skeletons_of
+from fusegen.families.gemm.pipelines import is_left_to_library, refusals, serving, skeletons_of
 from fusegen.families.gemm.placement import Placement, place
 from fusegen.fusion.cone import domain_axes
 from fusegen.fusion.groups import Domain, Group, GroupKind, operand_base
@@ -33,8 +32,8 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, linearize, literal, same
 from fusegen.program.call import LibraryResult, Role, StridedOperand
 from fusegen.program.formula import Formula, formula_of
-from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.memory import formulas
+from fusegen.schedule.context import Context
+from fusegen.schedule.memory import formulas
 from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step, Traffic
 from fusegen.target import Target
 

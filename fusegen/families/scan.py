@@ -9,13 +9,8 @@ from typing import cast
 
 from fusegen.dtypes import DType
 from fusegen.emit import cpu
-from fusegen.emit.cuda.assemble import assemble, math_text
+from fusegen.emit.cuda import assemble, math_text
 from fusegen.emit.environment import c_text, render
-from fusegen.emit.reductions import (
-    kinds,
-    reduction_functions,
-    view,
-)
 from fusegen.emit.views import (
     call_view,
     checks_view,
@@ -25,6 +20,9 @@ from fusegen.emit.views import (
     entry,
     fragment,
     kernel_parameters,
+    kinds,
+    reduction_functions,
+    view,
 )
 from fusegen.families.base import KernelFamily
 from fusegen.families.pointwise.cpu import CHUNK
@@ -39,16 +37,15 @@ from fusegen.ir.ops import Family
 from fusegen.ir.reductions import REDUCTIONS, SCANS
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, product, same
 from fusegen.schedule.access import Access, Multiples, Pattern, divisor
+from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Check
-from fusegen.schedule.kernel import Body, Kernel, Plan
-from fusegen.schedule.lower.context import Context, Leaves, leaves_of
-from fusegen.schedule.lower.lanes import Fragments
-from fusegen.schedule.lower.memory import Store
+from fusegen.schedule.kernel import SCRATCH_BYTES, Body, Kernel, Plan, SharedArrays, arranged
+from fusegen.schedule.lanes import Fragments
 from fusegen.schedule.math import Argument, Call, Origin, Parameter, Reduction
+from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import element_type, lifted
-from fusegen.schedule.shared import SCRATCH_BYTES, SharedArrays, arranged
 from fusegen.schedule.terms import Leaf, Term, Terms
 from fusegen.source import Source
 from fusegen.target import Target

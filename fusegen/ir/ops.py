@@ -2,7 +2,7 @@
 
 Each row says what an operation *is* (its family, operands, result dtype) and which torch functions mean it. How it is
 computed stands elsewhere, one table an interpreter: `ir.reference` (the float64 oracle, every row), `passes.expand`
-(rows that are compositions), `ir.reductions` (the primitive reductions), `emit.cuda.spelling` and `emit.cpu` (the
+(rows that are compositions), `ir.reductions` (the primitive reductions), `emit.cuda` and `emit.cpu` (the
 primitive pointwise rows).
 """
 

@@ -15,8 +15,7 @@ from fusegen.compiler.backends import Machine, emulated_machine
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.emulator import EARLY, EmulatedSource, Timing, load_emulated
 from fusegen.compiler.forms import Forms
-from fusegen.families.gemm.choose import Choice, choose
-from fusegen.families.gemm.heuristics import Expected
+from fusegen.families.gemm.heuristics import Choice, Expected, choose
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.runtime.bound import scalars_of

@@ -16,7 +16,7 @@ from fusegen.compiler.emulator import EARLY, Timing
 from fusegen.families.rows import heuristics
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.lowered import Lowered
-from fusegen.schedule.lower import context
+from fusegen.schedule import context
 from fusegen.schedule.program import Launch
 from tests.naming import case
 from tests.unit.eager import agree, ints, randn

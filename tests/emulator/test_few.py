@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.families.rows.plan import Persistence, RowPlan
-from fusegen.schedule.lower import context
+from fusegen.schedule import context
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

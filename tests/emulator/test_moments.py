@@ -17,7 +17,7 @@ from fusegen.families.rows import heuristics
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.ir.ops import Op
 from fusegen.passes import moments
-from fusegen.schedule.lower import context
+from fusegen.schedule import context
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler.passes import forget_programs
 from fusegen.families.rows.plan import Persistence, RowPlan
-from fusegen.schedule.lower import context
+from fusegen.schedule import context
 from tests.unit.eager import agree, randn
 
 BF16, F16 = torch.bfloat16, torch.float16

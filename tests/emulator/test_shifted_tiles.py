@@ -13,7 +13,7 @@ import fusegen as fg
 from fusegen.compiler import backends
 from fusegen.compiler.emulator import EARLY, Timing
 from fusegen.families.rows.plan import RowPlan
-from fusegen.schedule.lower import context
+from fusegen.schedule import context
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fusegen.compiler import backends
 from fusegen.compiler.emulator import EARLY, Timing
 from fusegen.families.rows.plan import Persistence, RowPlan
-from fusegen.schedule.lower import context
+from fusegen.schedule import context
 from tests.emulator.test_clusters import greatest, norm_gelu_add, norm_inputs, rms_norm, several
 from tests.unit.eager import agree, randn
 

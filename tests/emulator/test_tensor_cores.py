@@ -16,8 +16,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.compiler.emulator import Timing
 from fusegen.families.attention.lower import _PLANS
-from fusegen.families.gemm.choose import Choice
-from fusegen.families.gemm.heuristics import Expected, candidates, shape_of
+from fusegen.families.gemm.heuristics import Choice, Expected, candidates, shape_of
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.target import Target

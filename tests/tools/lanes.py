@@ -1,5 +1,5 @@
 """What points, rows and sums of columns take on this machine's GPU, with each plan: what `fusegen/families/rows/cost.py` and
-`fusegen/families/rows/column_cost.py` were fitted to.
+`fusegen/families/rows/tiles.py` were fitted to.
 
 ``python -m tests.tools.lanes FILE.json [SECONDS] [lanes|columns] [LONGEST]`` measures cases in a fixed random order until the
 time is over. With a longest row, it measures shorter ones alone, in place of those that the file has of them.

@@ -24,8 +24,7 @@ from fusegen.bench.record import Environment, environment
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.forms import Choose, Forms
-from fusegen.families.gemm.choose import Choice
-from fusegen.families.gemm.heuristics import candidates, shape_of
+from fusegen.families.gemm.heuristics import Choice, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.files import write_atomically
 from fusegen.runtime.instructions import Runner

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.families.registry import preferred
+from fusegen.families import preferred
 from fusegen.families.rows.match import COLUMN, ROW, ROW_COLUMN
 from fusegen.fusion import GroupKind
 from fusegen.schedule.program import Launch

@@ -8,9 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from fusegen.families.gemm.choose import Choice
 from fusegen.families.gemm.cost import H200, EpilogueSize, library_time, product_time
-from fusegen.families.gemm.heuristics import ProductShape, candidates
+from fusegen.families.gemm.heuristics import Choice, ProductShape, candidates
 from fusegen.target import target
 
 COSTS = Path(__file__).parents[2] / "docs/costs"

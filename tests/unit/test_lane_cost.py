@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import fusegen as fg
+from fusegen.families import preferred
 from fusegen.families.pointwise.plan import PointwisePlan
-from fusegen.families.registry import preferred
 from fusegen.families.rows.plan import RowPlan
 from fusegen.schedule.program import Launch
 from fusegen.target import target

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fusegen.dtypes import DType
 from fusegen.emit.cpu import CPP
-from fusegen.emit.cuda.spelling import CUDA
+from fusegen.emit.cuda import CUDA
 from fusegen.emit.math import COMMON
-from fusegen.families.registry import FAMILIES
+from fusegen.families import FAMILIES
 from fusegen.ir.index_map import _VIEWS
 from fusegen.ir.infer import _SHAPES
 from fusegen.ir.ops import Family, Op, Result

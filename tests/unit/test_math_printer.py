@@ -12,7 +12,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.dtypes import DType
 from fusegen.emit.cpu import CPP
-from fusegen.emit.cuda.spelling import CUDA
+from fusegen.emit.cuda import CUDA
 from fusegen.emit.math import function_text
 from fusegen.schedule.math import Fast, Function, Result
 from fusegen.schedule.terms import Leaf, Term

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ToolNotFoundError
+from fusegen.families import FAMILIES
 from fusegen.families.gemm.plan import ContractionPlan, MmaPlan
-from fusegen.families.registry import FAMILIES
 from fusegen.families.rows.plan import RowBody, RowPlan
 from fusegen.jit import nvrtc
 from fusegen.schedule.program import Launch

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import forms
-from fusegen.families.gemm import operands, padding
+from fusegen.families.gemm import passes, pipelines
 from fusegen.families.roofline import step_flops
 from fusegen.lowered import Lowered
 from fusegen.program import call
@@ -145,8 +145,8 @@ def test_small_matmuls_stay_as_they_are() -> None:
 @pytest.fixture
 def padded_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are padded, and copied for it, at sizes that are quick to emulate."""
-    monkeypatch.setattr(operands, "_HEAVY", 0)
-    monkeypatch.setattr(padding, "_pays", lambda *_: True)
+    monkeypatch.setattr(pipelines, "_HEAVY", 0)
+    monkeypatch.setattr(passes, "_pays", lambda *_: True)
 
 
 def given(*shape: int) -> Tensor:

@@ -11,7 +11,7 @@ import pytest
 
 from fusegen.dtypes import DType
 from fusegen.emit.cpu import CPP
-from fusegen.emit.cuda.spelling import CUDA
+from fusegen.emit.cuda import CUDA
 from fusegen.emit.environment import primitives_of
 from fusegen.emit.math import Language, function_text
 from fusegen.ir.ops import Family, Op, Result

@@ -1,1 +1,62 @@
-"""Attention."""
+"""Streaming attention: two products with a recurrence between them, whose scores never lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusegen.families.attention.cuda import emit_cuda
+from fusegen.families.attention.lower import lower_attention
+from fusegen.families.attention.match import ATTENTION, attention_group, derive, is_served, unserved
+from fusegen.families.attention.plan import AttentionBody
+from fusegen.families.base import KernelFamily
+from fusegen.fusion.decide import ends_of
+from fusegen.fusion.groups import Group, products_of
+from fusegen.fusion.matcher import Claims, Decision
+from fusegen.ir.graph import Graph
+from fusegen.schedule.context import Context
+from fusegen.schedule.program import Step
+from fusegen.target import Target
+
+
+class AttentionFamily(KernelFamily):
+    """Kernels of attention."""
+
+    kinds = (ATTENTION,)
+    cuda = {AttentionBody: emit_cuda}  # noqa: RUF012
+
+    def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
+        """Both products of each attention, and the value in which it ends."""
+        for matmul in products_of(graph):
+            _take_attention(graph, matmul, target, claims)
+
+    def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
+        """The group of attention that ends in a claimed value."""
+        return attention_group(graph, root, target, decision.kept) if root in decision.ends else None
+
+    def lower(self, context: Context) -> Sequence[Step]:
+        """The launch of a group."""
+        return lower_attention(context)
+
+
+def products_of_attention(graph: Graph, target: Target) -> frozenset[int]:
+    """The products that attention kernels compute, without storing the scores."""
+    claims = Claims()
+    AttentionFamily().claim(graph, target, claims)
+    return frozenset(claims.inside)
+
+
+def _take_attention(graph: Graph, product: int, target: Target, claims: Claims) -> None:
+    recurrence = derive(graph, product)
+    if recurrence is None or not is_served(target):
+        return
+    for end in (*ends_of(graph, product), product):
+        group = attention_group(graph, end, target, claims.ends)
+        if group is not None and product in group.anchors:
+            claims.ends.add(end)
+            claims.inside.update((recurrence.score_product, product))
+            claims.streamed.add(product)
+            bases = tuple(view.base for view in group.match.operands.views)
+            claims.operands.update(dict.fromkeys((recurrence.score_product, product), bases))
+            return
+    why = unserved(graph, recurrence, product) or "its scores need something that the kernel cannot compute at their place"
+    claims.refusals.update(dict.fromkeys((recurrence.score_product, product), f"no attention kernel: {why}"))

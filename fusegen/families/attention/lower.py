@@ -23,10 +23,10 @@ from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, literal, product, same
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
+from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
 from fusegen.schedule.kernel import Kernel, cut
-from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.lanes import (
+from fusegen.schedule.lanes import (
     PAIR,
     LaneMath,
     accumulator_of,

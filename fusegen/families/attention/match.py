@@ -11,7 +11,7 @@ import sympy
 
 from fusegen.dtypes import DType
 from fusegen.families.gemm.epilogue import is_computed_once
-from fusegen.families.gemm.operands import is_tma_view
+from fusegen.families.gemm.pipelines import is_tma_view
 from fusegen.fusion.cone import Cone, domain_axes, walk
 from fusegen.fusion.groups import Domain, Group, GroupKind, products_below
 from fusegen.ir.graph import Graph

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fusegen.emit.cuda.assemble import assemble, math_text
-from fusegen.emit.cuda.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
+from fusegen.emit.cuda import assemble, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.reductions import ReductionView, kinds, reduction_functions, view
-from fusegen.emit.views import entry
+from fusegen.emit.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
+from fusegen.emit.views import ReductionView, entry, kinds, reduction_functions, view
 from fusegen.families.gemm.plan import (
     Accumulated,
     ContractionBody,

@@ -10,8 +10,7 @@ import sympy
 
 from fusegen.families.gemm.epilogue import is_a_head, position_of
 from fusegen.families.gemm.heuristics import Expected, mma_plan, shape_of
-from fusegen.families.gemm.operands import ProductOperands
-from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA
+from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, ProductOperands
 from fusegen.families.gemm.placement import Placement, place, tensor_map
 from fusegen.families.gemm.plan import (
     Accumulated,
@@ -32,11 +31,11 @@ from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, linearize, litera
 from fusegen.program.call import TensorMapSpec
 from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor, merge_axes
+from fusegen.schedule.context import Context, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Check
 from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.lower.context import Context, leaves_of
-from fusegen.schedule.lower.lanes import (
+from fusegen.schedule.lanes import (
     PAIR,
     LaneMath,
     is_in_octets,

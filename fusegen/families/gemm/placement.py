@@ -11,8 +11,8 @@ from fusegen.ir.formula import formula
 from fusegen.ir.index_map import Position, StridedView, flat_offset, memory_shape, memory_strides
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, same
 from fusegen.program.call import TensorMapSpec
-from fusegen.schedule.lower.context import Context
-from fusegen.schedule.lower.memory import Store, formulas
+from fusegen.schedule.context import Context
+from fusegen.schedule.memory import Store, formulas
 from fusegen.schedule.program import Launch
 
 

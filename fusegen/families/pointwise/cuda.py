@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusegen.emit.cuda.assemble import assemble, head, math_text
+from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import c_text, render
 from fusegen.emit.views import FragmentView, Offsets, call_view, checks_view, cuda_offsets, decode, fragment
 from fusegen.families.pointwise.plan import Hoisted, PointwiseBody, TileBody

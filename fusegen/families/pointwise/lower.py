@@ -17,14 +17,13 @@ from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, FloorDiv, Index, Modulo, Stride, axis_symbol, exact_quotient, literal, product
 from fusegen.schedule.access import Access, Pattern, divisor, merge_axes, pattern_of
+from fusegen.schedule.context import Context, Leaves, bound_index, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.kernel import Plan
-from fusegen.schedule.lower.context import Context, Leaves, bound_index, leaves_of
-from fusegen.schedule.lower.lanes import Fragments, bytes_in_turn, interleaved
+from fusegen.schedule.kernel import Plan, SharedArrays, arranged
+from fusegen.schedule.lanes import Fragments, bytes_in_turn, interleaved
 from fusegen.schedule.math import Argument, Origin
 from fusegen.schedule.program import Launch
-from fusegen.schedule.shared import SharedArrays, arranged
 from fusegen.schedule.terms import Read, Terms
 from fusegen.threads import cached_property
 

@@ -10,9 +10,8 @@ import sympy
 from fusegen.ir.symbolic import Axes, FloorDiv, Index, axis_symbol
 from fusegen.schedule.access import Access
 from fusegen.schedule.indices import Check
-from fusegen.schedule.kernel import Body, Plan
+from fusegen.schedule.kernel import Body, Plan, SharedArrays
 from fusegen.schedule.math import Call
-from fusegen.schedule.shared import SharedArrays
 
 _WORD = 4  # bytes of a bank of shared memory
 

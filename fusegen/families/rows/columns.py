@@ -18,13 +18,13 @@ from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, axis_symbol, linearize, literal, nominal, product, same, simplify_dim
 from fusegen.program.formula import Formula, formula_of, minimum
 from fusegen.schedule.access import Access, Anchor, Pattern, pattern_of
+from fusegen.schedule.context import Context, assemble, uses_of
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.lower.context import Context, assemble, uses_of
-from fusegen.schedule.lower.memory import Store, total_bytes
+from fusegen.schedule.kernel import SCRATCH_BYTES, arranged
+from fusegen.schedule.memory import Store, total_bytes
 from fusegen.schedule.names import Namer
 from fusegen.schedule.program import Launch, Traffic
 from fusegen.schedule.reductions import component, element_type, reduction_of
-from fusegen.schedule.shared import SCRATCH_BYTES, arranged
 
 PART = axis_symbol("part")
 """The number of a part of the rows, and of the block that works on it: its row of the workspace."""

@@ -3,7 +3,7 @@
 The model is a sum: a launch starts, moves its bytes, and shows some of what its threads wait for. That is once what a block does
 one after the other, and for every further wave of blocks, which the ones before it hide in part, a smaller share of it. Prices were
 fitted to measurements by non-negative least squares; `docs/costs/lanes-h200.json` holds them, and `tests/unit/test_lane_cost.py`
-says how good the choice is that follows. Rows that are staged have a model of their own (`fusegen/families/rows/staged_cost.py`).
+says how good the choice is that follows. Rows that are staged have a model of their own (`fusegen/families/rows/cost.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,121 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusegen.families.pointwise.plan import PointwisePlan
-from fusegen.families.rows import column_cost, staged_cost
-from fusegen.families.rows.column_cost import ColumnPrices
 from fusegen.families.rows.plan import Persistence, RowPlan
-from fusegen.families.rows.staged_cost import RowWork, StagedPrices, staged_time
+from fusegen.families.rows.tiles import COLUMNS_H200, ColumnPrices
+
+_WIDEST = 16  # bytes of an access
+_OVERLAP, _DRAINED_OVERLAP = 2.28, 3.24
+"""How sharply the longer of two times hides the other, their norm of this degree: more where registers take a row at once, and
+shared memory is free for the next ones."""
+
+
+@dataclass(frozen=True)
+class StagedPrices:
+    """Prices of what a kernel of staged rows does, in µs.
+
+    Attributes:
+        start: of a launch.
+        megabyte: moved to or from memory, by the blocks that share a row.
+        shifted: of what is moved, more where lanes start at aligned places.
+        thin: of what is moved, more where a group of lanes is narrower than an access can be.
+        uneven: of what is moved, more for as much as blocks could move beside it in the last round.
+        fill: of a group of lanes of the first row.
+        drained_megabyte: of a multiprocessor's part of the first rows, where registers take them at once.
+        reduction: along the row, in each round.
+        exchange: more for it, by the blocks that share a row.
+        late: of a group of lanes of what all rows share, in each round, where it is not kept.
+        late_window: more for it where lanes start at aligned places.
+        kept_window: of such a group that is kept, once.
+        waiting: megabyte of a multiprocessor's part of a row that stays in shared memory while it is worked on.
+    """
+
+    start: float
+    megabyte: Mapping[int, float]
+    shifted: float
+    thin: float
+    uneven: float
+    fill: float
+    drained_megabyte: float
+    reduction: float
+    exchange: Mapping[int, float]
+    late: float
+    late_window: float
+    kept_window: float
+    waiting: float
+
+
+STAGED_H200 = StagedPrices(
+    start=4.04,
+    megabyte={1: 0.250, 2: 0.248, 4: 0.261, 8: 0.242, 16: 0.248},
+    shifted=0.211,
+    thin=0.121,
+    uneven=0.294,
+    fill=0.0632,
+    drained_megabyte=4.83,
+    reduction=0.597,
+    exchange={1: 0.0, 2: 0.206, 4: 0.221, 8: 0.471, 16: 0.719},
+    late=0.0436,
+    late_window=0.508,
+    kept_window=0.517,
+    waiting=10.4,
+)
+
+
+def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, processors: int) -> float:
+    """Of a launch with a plan.
+
+    Args:
+        processors: multiprocessors of the machine.
+    """
+    parts = max(1, min(work.rows, plan.resident))
+    rounds, busy = max(1, math.ceil(work.rows / parts)), min(processors, parts * plan.cluster / plan.blocks_per_sm)
+    own = work.moved / _MILLION / rounds / busy  # megabytes of a multiprocessor in a round
+    a_round = _round(prices, plan, work, own)
+    first = a_round + prices.fill * plan.chunks + prices.drained_megabyte * own * plan.drains
+    if plan.keeps_shared and plan.shifted:
+        first += prices.kept_window * work.shared * plan.chunks
+    moving = work.moved / _MILLION * prices.megabyte[plan.cluster] * (1 + prices.shifted * plan.shifted)
+    moving *= 1 + prices.thin * (plan.lanes * work.itemsize < _WIDEST)
+    moving *= 1 + prices.uneven * (rounds * parts / max(1, work.rows) - 1)
+    overlap, waiting = _DRAINED_OVERLAP if plan.drains else _OVERLAP, (rounds - 1) * a_round
+    return prices.start + first + math.pow(moving**overlap + waiting**overlap, 1 / overlap)
+
+
+def _round(prices: StagedPrices, plan: RowPlan, work: RowWork, own: float) -> float:
+    """What blocks wait for while they work on a row each."""
+    waiting = work.reductions * (prices.reduction + prices.exchange[plan.cluster])
+    if not plan.keeps_shared:
+        waiting += work.shared * plan.chunks * (prices.late + prices.late_window * plan.shifted)
+    return waiting if plan.drains else waiting + prices.waiting * own / plan.blocks_per_sm
+
+
+# The work of a row kernel, whichever plan it has.
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """The work of a row kernel.
+
+    Attributes:
+        rows, columns: that it goes through.
+        moved: bytes to and from memory.
+        itemsize: bytes of an element of the row.
+        held: bytes of an element of all that is read of the row.
+        operands: fragments along the row that it reads or writes.
+        shared: of these, the ones that are the same for all rows.
+        reductions: along the row.
+    """
+
+    rows: int
+    columns: int
+    moved: int
+    itemsize: int
+    held: int
+    operands: int
+    shared: int
+    reductions: int
+
 
 _REGISTERS = 65536  # of a multiprocessor
 _MOST_THREADS = 2048  # of a multiprocessor
@@ -131,9 +242,9 @@ H200 = LaneCosts(
         wave_alone=0.624,
         cache=40_000_000,
     ),
-    staged=staged_cost.H200,
+    staged=STAGED_H200,
     points=PointPrices(start=4.30, megabyte=0.251, access=0.0273, wrapped_access=0.124, wave_access=0.0362),
-    columns=column_cost.H200,
+    columns=COLUMNS_H200,
 )
 
 LANE_COSTS: Mapping[str, LaneCosts] = {"sm_90a": H200}

@@ -9,8 +9,7 @@ import math
 
 from fusegen.emit.cpu import NestView, assemble, math_text, names_of
 from fusegen.emit.environment import c_text, render
-from fusegen.emit.reductions import kinds, reduction_functions, view
-from fusegen.emit.views import checks_view, cpu_offsets, decode, fragment
+from fusegen.emit.views import checks_view, cpu_offsets, decode, fragment, kinds, reduction_functions, view
 from fusegen.families.pointwise.cpu import CHUNK, chunk_lanes
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
 from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions

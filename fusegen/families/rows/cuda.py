@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from fusegen.emit.cuda.assemble import assemble, head, math_text
+from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import c_text, render
-from fusegen.emit.reductions import kinds, reduction_functions
-from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment
+from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, reduction_functions
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
 from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions, staged_accesses
 from fusegen.ir.symbolic import product
-from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.kernel import BANKS, Kernel
 from fusegen.schedule.program import Launch
-from fusegen.schedule.shared import BANKS
 from fusegen.source import Source
 from fusegen.target import Target
 

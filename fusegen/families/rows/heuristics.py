@@ -28,7 +28,7 @@ from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.families.rows.tiles import column_tile_plans, shifted_tile_plans
 from fusegen.ir.symbolic import Axes, Dim, literal
 from fusegen.schedule.access import Multiples, divisor
-from fusegen.schedule.shared import SCRATCH_BYTES
+from fusegen.schedule.kernel import SCRATCH_BYTES
 from fusegen.target import Target
 
 _VECTOR_BYTES = 16

@@ -17,14 +17,14 @@ from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.moments import is_of_16_bits
 from fusegen.program.formula import Formula
 from fusegen.schedule.access import Access, Anchor, Pattern
+from fusegen.schedule.context import Context, Leaves
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.lower.context import Context, Leaves
-from fusegen.schedule.lower.lanes import Fragments, interleaved
-from fusegen.schedule.lower.memory import Store
+from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
+from fusegen.schedule.lanes import Fragments, interleaved
 from fusegen.schedule.math import Argument, Call, Copy, Origin, Parameter, Reduction
+from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
-from fusegen.schedule.shared import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
 from fusegen.schedule.terms import Leaf, Read, Terms
 
 

@@ -30,11 +30,11 @@ from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
 from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
+from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.lower.context import Context, Leaves, leaves_of
-from fusegen.schedule.lower.lanes import bytes_in_turn
-from fusegen.schedule.lower.memory import Store
+from fusegen.schedule.lanes import bytes_in_turn
+from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combined, element_type, lifted, states_of
 from fusegen.schedule.terms import Leaf, Read, Term, Terms

@@ -9,9 +9,8 @@ from enum import Enum
 from fusegen.ir.symbolic import Axes, Dim, product
 from fusegen.schedule.access import Access, Anchor
 from fusegen.schedule.indices import Check
-from fusegen.schedule.kernel import Body, Plan
+from fusegen.schedule.kernel import Body, Plan, SharedArrays
 from fusegen.schedule.math import Call, Copy, Parameter, Reduction
-from fusegen.schedule.shared import SharedArrays
 
 _SUMS = 4  # additions that take as long as one, in turn
 _AT_ALIGNED_PLACES = ", at aligned places"

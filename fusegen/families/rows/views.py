@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusegen.emit.reductions import ReductionView, view
-from fusegen.emit.views import CallView, FragmentView, Offsets, argument_text, call_view, fragment
+from fusegen.emit.views import CallView, FragmentView, Offsets, ReductionView, argument_text, call_view, fragment, view
 from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, Segments
 from fusegen.schedule.access import Access
 from fusegen.schedule.indices import Checked, Loaded

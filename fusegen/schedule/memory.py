@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusegen.dtypes import DType
-from fusegen.fusion import Group
 from fusegen.fusion.decide import ends_of
-from fusegen.fusion.groups import READ, strip_views
+from fusegen.fusion.groups import READ, Group, strip_views
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import (

@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from fusegen.dtypes import DType
-from fusegen.fusion import Group
-from fusegen.fusion.groups import computed, strip_views
+from fusegen.fusion.groups import Group, computed, strip_views
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.schedule.lower.memory import Memory
 from fusegen.schedule.math import Fast
+from fusegen.schedule.memory import Memory
 
 _APPROXIMATED = frozenset(
     {Op.EXP, Op.EXP2, Op.EXPM1, Op.LOG1P, Op.TANH, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF}

@@ -9,8 +9,7 @@ from typing import TypeAlias, TypeVar
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.fusion import Group
-from fusegen.fusion.groups import computed, read_in_part
+from fusegen.fusion.groups import Group, computed, read_in_part
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
@@ -23,8 +22,8 @@ from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, patter
 from fusegen.schedule.evaluate import substitute
 from fusegen.schedule.indices import Check, checks_apart, has_checks, loaded_buffers, scalars_in
 from fusegen.schedule.kernel import Body, Kernel, Plan, Pointer
-from fusegen.schedule.lower.memory import Memory, Store, total_bytes
 from fusegen.schedule.math import Argument, Fast, Origin
+from fusegen.schedule.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.program import Program, Traffic
 from fusegen.schedule.terms import Leaf, Read, Terms

@@ -19,10 +19,10 @@ from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, literal, same, simplify_dim
 from fusegen.schedule.access import Access, Pattern, divisor, is_alike, vector_width
+from fusegen.schedule.context import Context, Leaves, Uses, assemble, bound_index, leaves_of, uses_of
 from fusegen.schedule.evaluate import Evaluator, LeafOf
 from fusegen.schedule.indices import Check, checks_apart
 from fusegen.schedule.kernel import Body, Kernel, cut
-from fusegen.schedule.lower.context import Context, Leaves, Uses, assemble, bound_index, leaves_of, uses_of
 from fusegen.schedule.math import Argument, Call, Fast, Function, LaneFunction, LaneRead, Origin, Parameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import SMALL, Leaf, Read, Terms, narrowed

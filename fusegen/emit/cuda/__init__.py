@@ -1,1 +1,0 @@
-"""CUDA: spelling of operations, lanes of accumulators, and files of three parts."""

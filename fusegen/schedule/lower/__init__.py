@@ -1,1 +1,0 @@
-"""Groups to kernels and steps: what families share."""
