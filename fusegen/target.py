@@ -33,7 +33,7 @@ class Target:
         cluster: blocks that can share a row and reach each other's shared memory; 1 where none can.
         overlap: whether a kernel can be launched while the one before it still runs, and wait for that itself.
         converts_float8: whether instructions convert 8-bit floats.
-        products: skeletons for products with epilogues, by name, the preferred one first; what none of them takes is the library's.
+        products: pipelines for products with epilogues, by name, the preferred one first; what none of them takes is the library's.
     """
 
     name: str

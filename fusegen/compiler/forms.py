@@ -210,7 +210,7 @@ class Forms:
 
     @property
     def products(self) -> tuple[Group, ...]:
-        """Launches of products by the skeleton of which something is known to choose by."""
+        """Launches of products by the pipeline of which something is known to choose by."""
         return _priced(self._fuse(frozenset()).groups)
 
     def _fuse(self, by_library: frozenset[int]) -> _Fused:
@@ -293,7 +293,7 @@ class Forms:
 
 
 def _priced(groups: Sequence[Group]) -> tuple[Group, ...]:
-    return tuple(group for group in groups if group.skeleton == WGMMA.name)
+    return tuple(group for group in groups if group.pipeline == WGMMA.name)
 
 
 def _dims(graph: Graph, product: int) -> tuple[Dim, Dim]:

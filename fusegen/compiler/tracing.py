@@ -188,8 +188,8 @@ class Promotions:
             compile: makes a variant of a trace.
             fixed: values that the user wants to select code.
         """
-        skeleton, constants = _taken_apart(found.graph)
-        key = (skeleton, request.target, request.wide, str(found.structure), fixed)
+        pipeline, constants = _taken_apart(found.graph)
+        key = (pipeline, request.target, request.wide, str(found.structure), fixed)
         family = self._families.setdefault(key, _Family())
         for theirs, promoted, variant in family.members:
             if all(n in promoted or a == b for n, (a, b) in enumerate(zip(theirs, constants, strict=True))):

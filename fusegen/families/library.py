@@ -10,7 +10,7 @@ from typing import cast
 
 from fusegen.dtypes import DType
 from fusegen.families.base import KernelFamily
-from fusegen.families.gemm.pipelines import is_left_to_library, refusals, serving, skeletons_of
+from fusegen.families.gemm.pipelines import is_left_to_library, pipelines_of, refusals, serving
 from fusegen.families.gemm.placement import Placement, place
 from fusegen.fusion.cone import domain_axes
 from fusegen.fusion.groups import Domain, Group, GroupKind, operand_base
@@ -265,8 +265,8 @@ def _reason(context: Context, product: int) -> str:
         return context.group.reason
     if is_left_to_library(context.graph, product):
         return "expected to be faster than a kernel of ours"
-    if not skeletons_of(context.target):
-        return "no tensor-core skeleton serves this target"
+    if not pipelines_of(context.target):
+        return "no tensor-core pipeline serves this target"
     graph = replace(context.graph, padded=frozenset())  # as fusion saw it
     if serving(graph, product, product, context.target) is None:
         return refusals(graph, product, product, context.target)

@@ -115,7 +115,7 @@ class Group:
         anchors: reductions or products that it computes on the way.
         reason: why the group is what it is, for `explain`; empty where the kind says it all.
         parts: of a launch of products, its epilogues; the domain is that of the first.
-        skeleton: of such a launch, the name of its skeleton.
+        pipeline: of such a launch, the name of its pipeline.
         match: the parts that were recognized, for lowering: of attention an `AttentionMatch`, of products their operands.
     """
 
@@ -126,7 +126,7 @@ class Group:
     anchors: tuple[int, ...] = ()
     reason: str = ""
     parts: tuple[Part, ...] = ()
-    skeleton: str = ""
+    pipeline: str = ""
     match: Any = field(default=None, compare=False, repr=False)
 
     @property

@@ -182,7 +182,7 @@ def _cap(graph: Graph, position: int) -> tuple[int, int] | None:
 
 
 def _is_read(graph: Graph, position: int) -> bool:
-    """True if a value is an input, viewed or converted: the scores of attention are for its skeleton to find."""
+    """True if a value is an input, viewed or converted: the scores of attention are for its pipeline to find."""
     node = graph.nodes[position]
     while node.op is Op.CAST or (node.family is Family.VIEW and len(node.args) == 1):
         node = graph.nodes[node.args[0]]

@@ -236,7 +236,7 @@ Move: TypeAlias = Callable[[Layout], Layout]
 CANONICAL = "canonical"
 """The name of the case that is the spec's example."""
 
-_SHAPED_BY = "sm_90a"  # the target with all skeletons
+_SHAPED_BY = "sm_90a"  # the target with all pipelines
 _FAR = 1 << 30  # elements; the third row then begins where 31 bits end
 _FEW = (3, 2, 61, 67)  # rows, the innermost last: primes
 _EVEN = (3, 2, 56, 72)  # rows that tensor maps can have as a stride

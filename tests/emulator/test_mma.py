@@ -1,5 +1,5 @@
 """Products by warps (`mma.sync`) in the emulator: asynchronous copies as early and as late as they may come, threads in either
-order, operands that the copy engine could not read, and every epilogue that the other skeleton has."""
+order, operands that the copy engine could not read, and every epilogue that the other pipeline has."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ from tests.gpu.accuracy import check
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 WARPS = ("mma.sync",)
-"""The skeletons that these tests want of any machine."""
+"""The pipelines that these tests want of any machine."""
 
 
 def by_warps(function: Callable[..., Any], arguments: Sequence[Any], machine: Target | None = None) -> Call:
-    """A call by the skeleton of warps, lowered for the device that is there or for another machine."""
+    """A call by the pipeline of warps, lowered for the device that is there or for another machine."""
     device = torch.device("cuda", torch.cuda.current_device())
     own = machine_of(device)
     return bound(function, arguments, replace(machine or own.target, products=WARPS), device, own)

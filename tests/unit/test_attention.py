@@ -1,4 +1,4 @@
-"""Streaming attention: which functions the graph gives the skeleton, and that ptxas is content with them."""
+"""Streaming attention: which functions the graph gives the pipeline, and that ptxas is content with them."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_what_only_looks_like_attention_is_not() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float64])
 def test_a_result_of_another_kind_is_no_epilogue(dtype: torch.dtype) -> None:
-    """The skeleton packs two results into a word of two halves or two floats."""
+    """The pipeline packs two results into a word of two halves or two floats."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (plain(q, k, v) > 0).to(dtype)

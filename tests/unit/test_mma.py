@@ -1,4 +1,4 @@
-"""What skeletons of products refuse, and plans of products by warps."""
+"""What pipelines of products refuse, and plans of products by warps."""
 
 from __future__ import annotations
 

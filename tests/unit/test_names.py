@@ -27,7 +27,7 @@ def test_names_of_primitives_are_not_given_to_users() -> None:
     assert not free, "add them to _PRIMITIVES in fusegen/schedule/names.py"
 
 
-SKELETONS = [*TEMPLATES.glob("cuda/*.cu*.jinja"), *TEMPLATES.glob("cpu/*.jinja"), *TEMPLATES.glob("*/rows/*.jinja")]
+PIPELINES = [*TEMPLATES.glob("cuda/*.cu*.jinja"), *TEMPLATES.glob("cpu/*.jinja"), *TEMPLATES.glob("*/rows/*.jinja")]
 OF_LANES = ("contraction.cu.jinja", "mma.cu.jinja", "products.cuh.jinja", "attention.cu.jinja")
 """Their pipelines call wrappers, and user's names occur in these alone."""
 
@@ -44,8 +44,8 @@ def words_of(template: Path) -> set[str]:
     return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", text))
 
 
-def test_names_of_skeletons_are_not_given_to_users() -> None:
-    words = {word for template in SKELETONS if template.name not in OF_LANES for word in words_of(template)}
+def test_names_of_pipelines_are_not_given_to_users() -> None:
+    words = {word for template in PIPELINES if template.name not in OF_LANES for word in words_of(template)}
     free = {word for word in words if identifier(word) == word} - IN_FUNCTIONS - {"result"}  # taken by the lowering
     assert not free, "add them to _PIPELINES in fusegen/schedule/names.py"
 
@@ -68,7 +68,7 @@ def of_lanes(source: str, name: str) -> str:
 
 def test_what_templates_append_to_names_is_not_given_to_users() -> None:
     """Else a user's `x_raw` would be the raw `x`."""
-    text = "\n".join(template.read_text(encoding="utf-8") for template in SKELETONS)
+    text = "\n".join(template.read_text(encoding="utf-8") for template in PIPELINES)
     found = set(re.findall(r"(?:name|\]) *\}\}_([a-z]+)\b", text)) | set(re.findall(r"name *~ *\"_([a-z]+)\"", text))
     assert not {suffix for suffix in found if identifier(f"x_{suffix}") == f"x_{suffix}"}
 

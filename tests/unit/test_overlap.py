@@ -111,15 +111,15 @@ ACCESS = re.compile(r"\b(ld|st|red|atom|cp|prefetch)\.(?!param|local)[\w.:]+")
 """Whatever reads or writes memory, in PTX."""
 
 
-def skeleton(launch: Launch) -> tuple[type, type, bool]:
+def pipeline(launch: Launch) -> tuple[type, type, bool]:
     """What tells templates apart."""
     plan = launch.kernel.body.plan
     return type(launch.kernel.body), type(plan), isinstance(plan, RowPlan) and plan.tiled
 
 
-def test_every_skeleton_is_among_the_cases() -> None:
+def test_every_pipeline_is_among_the_cases() -> None:
     found = {
-        skeleton(launch)
+        pipeline(launch)
         for function, inputs in CASES.values()
         for on in TARGETS
         for launch, _ in overlapping(function, *inputs, target=on)

@@ -25,7 +25,7 @@ from fusegen.target import Target
 # For o = sum_j p_j v_j with p_j = f(s_j, r1) / r2, r1 a reduction of s and r2 = sum_j f(s_j, r1), one pass over j suffices when
 # f separates in r1: f(s, r) = F(s) H(r). What was accumulated relative to an old r1 moves to a new one by the factor H(new) /
 # H(old) = f(old, new) for f(s, r) = exp(s - r) (Milakov and Gimelshein, arXiv 1805.02867, derive it for softmax; here it
-# follows from the graph). A streaming skeleton needs only the functions that are named here.
+# follows from the graph). A streaming pipeline needs only the functions that are named here.
 
 
 ATTENTION = GroupKind("attention", reads_as_typed=True)
@@ -213,12 +213,12 @@ class AttentionMatch:
 
 
 def is_served(target: Target) -> bool:
-    """Whether a machine has what the skeleton takes."""
+    """Whether a machine has what the pipeline takes."""
     return target.wgmma
 
 
 def attention_group(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
-    """The group of attention that ends in ``root``, or None when it is none or the skeleton cannot serve it.
+    """The group of attention that ends in ``root``, or None when it is none or the pipeline cannot serve it.
 
     Args:
         kept: values that lie in memory.
@@ -249,7 +249,7 @@ def _products_at(graph: Graph, root: int) -> list[int]:
 
 
 def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
-    """Why the attention skeleton cannot compute a recurrence; None when it can."""
+    """Why the attention pipeline cannot compute a recurrence; None when it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
     q, keys = (graph.nodes[_unwidened(graph, a)] for a in scores.args)
     if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):

@@ -9,7 +9,7 @@ from fusegen.families.base import KernelFamily
 from fusegen.families.gemm.cuda import emit_cuda
 from fusegen.families.gemm.epilogue import CONTRACTION, ending, extended, joined, plain_group, too_wide
 from fusegen.families.gemm.lower import lower_contraction
-from fusegen.families.gemm.pipelines import skeleton_named
+from fusegen.families.gemm.pipelines import pipeline_named
 from fusegen.families.gemm.plan import ContractionBody
 from fusegen.fusion.decide import ends_in_epilogues, ends_of, is_near, made_of
 from fusegen.fusion.groups import Group, Kept, products_of
@@ -159,13 +159,13 @@ def _key(graph: Graph, group: Group | None) -> Hashable | None:
         return None
     products = group.parts[0].products
     operands = group.match[products[0]]
-    return group.skeleton, operands.a, operands.a_major, operands.b_major, graph.nodes[products[0]].dtype, len(products)
+    return group.pipeline, operands.a, operands.a_major, operands.b_major, graph.nodes[products[0]].dtype, len(products)
 
 
 def _can_join(graph: Graph, groups: Sequence[Group], launches: Sequence[Group | None], one: int, other: int) -> bool:
     both = [group for group in (launches[one], launches[other]) if group is not None]
     parts = [part for group in both for part in group.parts]
-    widths = skeleton_named(both[0].skeleton).tile_widths(math.lcm(*(part.head for part in parts)), len(parts[0].products))
+    widths = pipeline_named(both[0].pipeline).tile_widths(math.lcm(*(part.head for part in parts)), len(parts[0].products))
     if len(parts) > _MOST_PARTS or not widths:
         return False
     return not waits(graph, groups, one, other) and not waits(graph, groups, other, one)

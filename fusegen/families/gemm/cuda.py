@@ -1,4 +1,4 @@
-"""Products with epilogues in CUDA: a template a skeleton, which goes by the plan."""
+"""Products with epilogues in CUDA: a template a pipeline, which goes by the plan."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
     math = [operands_text(fields), *([math_text(reduction_functions(reductions))] if reductions else [])]
     for part, shown in zip(body.parts, views, strict=True):
         math += _part_math(kernel, part, shown)
-    template, own = _SKELETONS[type(body.plan)]
+    template, own = _PIPELINES[type(body.plan)]
     pipeline = render(
         template,
         entry=entry(kernel),
@@ -179,16 +179,16 @@ def _without(kernel: Kernel, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]
 
 
 def _of_maps(kernel: Kernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """What the skeleton of warpgroups takes besides: the names of all tensor maps."""
+    """What the pipeline of warpgroups takes besides: the names of all tensor maps."""
     return {"all_maps": ["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))]}
 
 
 def _of_addresses(kernel: Kernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """What the skeleton of warps takes besides: the first operand."""
+    """What the pipeline of warps takes besides: the first operand."""
     return {"a": _matrix(kernel, body.matrices[0], "a")}
 
 
-_SKELETONS: dict[type, tuple[str, Callable[[Kernel, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
+_PIPELINES: dict[type, tuple[str, Callable[[Kernel, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
     ContractionPlan: ("cuda/contraction.cu.jinja", _of_maps),
     MmaPlan: ("cuda/mma.cu.jinja", _of_addresses),
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import sympy
 
-from fusegen.families.gemm.pipelines import Skeleton, refusals, serving, skeleton_named, skeletons_of
+from fusegen.families.gemm.pipelines import Pipeline, pipeline_named, pipelines_of, refusals, serving
 from fusegen.fusion.accumulator import LANES, OCTET, in_lane, is_of_heads, is_same_row
 from fusegen.fusion.cone import Cone, domain_axes, walk
 from fusegen.fusion.groups import Domain, Group, GroupKind, Part, operand_base, products_below, strip_views
@@ -30,7 +30,7 @@ _MOST_PRODUCTS = 2  # that one epilogue takes: they share an accumulator
 
 
 def ending(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
-    """The group of products that end in a value, in an epilogue's or in one that is a product itself, by the first skeleton that
+    """The group of products that end in a value, in an epilogue's or in one that is a product itself, by the first pipeline that
     serves it; None when none does.
 
     Args:
@@ -40,36 +40,36 @@ def ending(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Gr
         return plain_group(graph, root, target)
     if graph.nodes[root].family not in (Family.POINTWISE, Family.VIEW):
         return None
-    for skeleton in skeletons_of(target):
+    for pipeline in pipelines_of(target):
         for matmul in products_below(graph, root, kept):
-            group = _group_at(graph, root, matmul, kept, skeleton)
+            group = _group_at(graph, root, matmul, kept, pipeline)
             if group is not None:
                 return replace(group, reason=refusals(graph, matmul, root, target))
     return None
 
 
 def too_wide(graph: Graph, root: int, matmul: int, target: Target, kept: Collection[int]) -> str:
-    """Which skeletons cannot hold what the work on a product's result combines; empty where that is not what keeps it apart."""
+    """Which pipelines cannot hold what the work on a product's result combines; empty where that is not what keeps it apart."""
     found: list[str] = []
-    for skeleton in skeletons_of(target):
-        order = None if skeleton.unserved(graph, matmul, root) else _order_of(graph, root, matmul)
+    for pipeline in pipelines_of(target):
+        order = None if pipeline.unserved(graph, matmul, root) else _order_of(graph, root, matmul)
         if order is None:
             continue
-        part = Part((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, skeleton))
+        part = Part((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, pipeline))
         cone, head = _below(graph, part, kept)
-        if matmul in cone.anchors and not skeleton.tile_widths(head, 1):
-            found.append(f"no {skeleton.name}: heads of {head} columns are combined, of which no accumulator holds a whole one")
+        if matmul in cone.anchors and not pipeline.tile_widths(head, 1):
+            found.append(f"no {pipeline.name}: heads of {head} columns are combined, of which no accumulator holds a whole one")
     return "; ".join(found)
 
 
 def plain_group(graph: Graph, matmul: int, target: Target) -> Group | None:
-    """The group of a product that is a result itself; None when no skeleton serves it."""
-    skeleton = serving(graph, matmul, matmul, target)
-    if skeleton is None:
+    """The group of a product that is a result itself; None when no pipeline serves it."""
+    pipeline = serving(graph, matmul, matmul, target)
+    if pipeline is None:
         return None
     order = tuple(range(len(graph.nodes[matmul].shape)))
-    part = Part((matmul,), (order,), (matmul,), _domain_of(graph, matmul, order, matmul, skeleton))
-    return replace(_group(graph, (part,), (), skeleton), reason=refusals(graph, matmul, matmul, target))
+    part = Part((matmul,), (order,), (matmul,), _domain_of(graph, matmul, order, matmul, pipeline))
+    return replace(_group(graph, (part,), (), pipeline), reason=refusals(graph, matmul, matmul, target))
 
 
 def extended(graph: Graph, group: Group, roots: Sequence[int], kept: Collection[int]) -> Group | None:
@@ -80,8 +80,8 @@ def extended(graph: Graph, group: Group, roots: Sequence[int], kept: Collection[
         kept: values that lie in memory.
     """
     (part,) = group.parts
-    matmul, skeleton = part.products[0], skeleton_named(group.skeleton)
-    if not all(_may_be_result(graph, r) and skeleton.unserved(graph, matmul, r) is None for r in roots):
+    matmul, pipeline = part.products[0], pipeline_named(group.pipeline)
+    if not all(_may_be_result(graph, r) and pipeline.unserved(graph, matmul, r) is None for r in roots):
         return None
     wholes = [_whole(graph, root) for root in roots]
     found_orders = [_order_of(graph, whole, matmul) for whole in wholes]
@@ -90,20 +90,20 @@ def extended(graph: Graph, group: Group, roots: Sequence[int], kept: Collection[
         return None
     outputs = (*part.outputs, *roots)
     below = dict.fromkeys(m for r in roots for m in (r, *products_below(graph, r, frozenset(kept) - set(part.outputs))))
-    products = (*part.products, *(m for m in below if m not in part.products and _joins(graph, skeleton, matmul, m, outputs)))
-    domains = [part.domain, *(_domain_of(graph, w, o, matmul, skeleton) for w, o in zip(wholes, orders, strict=True))]
+    products = (*part.products, *(m for m in below if m not in part.products and _joins(graph, pipeline, matmul, m, outputs)))
+    domains = [part.domain, *(_domain_of(graph, w, o, matmul, pipeline) for w, o in zip(wholes, orders, strict=True))]
     for domain in dict.fromkeys(domains):
         wanted = replace(part, outputs=outputs, orders=(*part.orders, *orders), products=products[:_MOST_PRODUCTS], domain=domain)
-        found = _walked(graph, wanted, kept, skeleton)
+        found = _walked(graph, wanted, kept, pipeline)
         if found is not None and not any(matmul in graph.ancestors[p] for p in found[1]):
-            return replace(_group(graph, found[:1], found[1], skeleton), reason=group.reason)
+            return replace(_group(graph, found[:1], found[1], pipeline), reason=group.reason)
     return None
 
 
 def joined(graph: Graph, groups: Sequence[Group]) -> Group:
-    """Groups of products of one first operand, of one skeleton, as one launch."""
+    """Groups of products of one first operand, of one pipeline, as one launch."""
     parts, inputs = tuple(part for group in groups for part in group.parts), {p for group in groups for p in group.inputs}
-    return replace(_group(graph, parts, inputs, skeleton_named(groups[0].skeleton)), reason=groups[0].reason)
+    return replace(_group(graph, parts, inputs, pipeline_named(groups[0].pipeline)), reason=groups[0].reason)
 
 
 def position_of(graph: Graph, output: int, order: tuple[int, ...], domain: Domain, at: Position, axes: Axes) -> Position:
@@ -153,47 +153,47 @@ def _before(graph: Graph, matmul: int, roots: Sequence[int]) -> set[int]:
     return found
 
 
-def _group_at(graph: Graph, root: int, matmul: int, kept: Collection[int], skeleton: Skeleton) -> Group | None:
-    if skeleton.unserved(graph, matmul, root) is not None or not is_computed_once(graph, matmul, (root,), ()):
+def _group_at(graph: Graph, root: int, matmul: int, kept: Collection[int], pipeline: Pipeline) -> Group | None:
+    if pipeline.unserved(graph, matmul, root) is not None or not is_computed_once(graph, matmul, (root,), ()):
         return None
     order = _order_of(graph, root, matmul)
     if order is None or not _is_written(graph.nodes[root].shape, order):
         return None
-    products = (matmul, *_companions(graph, root, matmul, kept, skeleton))
-    part = Part((root,), (order,), products, _domain_of(graph, root, order, matmul, skeleton))
-    found = _walked(graph, part, kept, skeleton)
-    return None if found is None else _group(graph, found[:1], found[1], skeleton)
+    products = (matmul, *_companions(graph, root, matmul, kept, pipeline))
+    part = Part((root,), (order,), products, _domain_of(graph, root, order, matmul, pipeline))
+    found = _walked(graph, part, kept, pipeline)
+    return None if found is None else _group(graph, found[:1], found[1], pipeline)
 
 
-def _companions(graph: Graph, root: int, matmul: int, kept: Collection[int], skeleton: Skeleton) -> tuple[int, ...]:
+def _companions(graph: Graph, root: int, matmul: int, kept: Collection[int], pipeline: Pipeline) -> tuple[int, ...]:
     """Products of the same first operand that end in the root, too."""
-    others = (m for m in products_below(graph, root, kept) if m != matmul and _joins(graph, skeleton, matmul, m, (root,)))
+    others = (m for m in products_below(graph, root, kept) if m != matmul and _joins(graph, pipeline, matmul, m, (root,)))
     return tuple(itertools.islice(others, _MOST_PRODUCTS - 1))
 
 
-def _joins(graph: Graph, skeleton: Skeleton, matmul: int, other: int, roots: Sequence[int]) -> bool:
+def _joins(graph: Graph, pipeline: Pipeline, matmul: int, other: int, roots: Sequence[int]) -> bool:
     """Whether a value is a product of the same first operand that only some roots need."""
-    if graph.nodes[other].op is not Op.MATMUL or skeleton.unserved(graph, other, roots[0]) is not None:
+    if graph.nodes[other].op is not Op.MATMUL or pipeline.unserved(graph, other, roots[0]) is not None:
         return False
-    return _meets_alike(graph, skeleton, matmul, other) and is_computed_once(graph, other, roots, ())
+    return _meets_alike(graph, pipeline, matmul, other) and is_computed_once(graph, other, roots, ())
 
 
-def _meets_alike(graph: Graph, skeleton: Skeleton, one: int, other: int) -> bool:
+def _meets_alike(graph: Graph, pipeline: Pipeline, one: int, other: int) -> bool:
     """Whether two products can be computed together: their first operands are the same, and all lie in memory alike."""
     if graph.nodes[one].dtype is not graph.nodes[other].dtype:
         return False
-    a, b = skeleton.operands(graph, one), skeleton.operands(graph, other)
+    a, b = pipeline.operands(graph, one), pipeline.operands(graph, other)
     return a is not None and b is not None and (a.a, a.a_major, a.b_major) == (b.a, b.a_major, b.b_major)
 
 
-def _walked(graph: Graph, part: Part, kept: Collection[int], skeleton: Skeleton) -> tuple[Part, tuple[int, ...]] | None:
+def _walked(graph: Graph, part: Part, kept: Collection[int], pipeline: Pipeline) -> tuple[Part, tuple[int, ...]] | None:
     """The part as it can be computed, with the products that it takes, and what it reads besides their operands; None when it
     cannot."""
     cone, head = _below(graph, part, kept)
-    head = skeleton.tile_of(head, whole=len(part.domain.columns) == 1)
+    head = pipeline.tile_of(head, whole=len(part.domain.columns) == 1)
     inputs = tuple(cone.inputs)
     taken = tuple(p for p in part.products if p in cone.anchors)
-    if part.products[0] not in taken or not skeleton.tile_widths(head, len(taken)):
+    if part.products[0] not in taken or not pipeline.tile_widths(head, len(taken)):
         return None
     if not {*taken, *part.outputs}.isdisjoint(inputs):  # which would have to be there before they are computed
         return None
@@ -212,20 +212,20 @@ def _below(graph: Graph, part: Part, kept: Collection[int]) -> tuple[Cone, int]:
     return cone, lanes.head
 
 
-def _group(graph: Graph, parts: tuple[Part, ...], inputs: Iterable[int], skeleton: Skeleton) -> Group:
+def _group(graph: Graph, parts: tuple[Part, ...], inputs: Iterable[int], pipeline: Pipeline) -> Group:
     products = tuple(dict.fromkeys(p for part in parts for p in part.products))
     operands = {operand_base(graph, a) for p in products for a in graph.nodes[p].args}
     outputs = tuple(o for part in parts for o in part.outputs)
     read = tuple(sorted({*inputs, *operands}))
-    match = {product: skeleton.operands(graph, product) for product in products}
+    match = {product: pipeline.operands(graph, product) for product in products}
     anchors = tuple(sorted(products))
-    return Group(CONTRACTION, outputs, read, parts[0].domain, anchors, parts=parts, skeleton=skeleton.name, match=match)
+    return Group(CONTRACTION, outputs, read, parts[0].domain, anchors, parts=parts, pipeline=pipeline.name, match=match)
 
 
 # The dims of a result in the order of a product's elements.
 
 
-def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, skeleton: Skeleton) -> Domain:
+def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, pipeline: Pipeline) -> Domain:
     """The iteration space of an epilogue: as many dims as some result has, so that each lies along them."""
     columns = graph.nodes[matmul].shape[-1]
     views = [(root, order)]
@@ -234,7 +234,7 @@ def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, ske
             found = _order_of(graph, result, matmul)
             views += [(result, found)] if found is not None else []
     shapes = [tuple(graph.nodes[view].shape[d] for d in dims) for view, dims in views]
-    domains = (_over(shape, columns, skeleton.column_multiple) for shape in (*shapes, graph.nodes[matmul].shape))
+    domains = (_over(shape, columns, pipeline.column_multiple) for shape in (*shapes, graph.nodes[matmul].shape))
     return max((domain for domain in domains if domain is not None), key=lambda domain: len(domain.columns))
 
 

@@ -1,4 +1,4 @@
-"""Products with epilogues: launches, laid out as the skeleton wants it."""
+"""Products with epilogues: launches, laid out as the pipeline wants it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     parts = tuple(found.part for found in lowered)
     operands = [[context.group.match[product] for product in part.products] for part in context.group.parts]
     products = Products(context, parts, operands, lowered[0].rows)
-    layout = LAYOUTS[context.group.skeleton].lay_out(products)
+    layout = LAYOUTS[context.group.pipeline].lay_out(products)
     node = context.graph.nodes[context.group.anchors[0]]
     launch = Launch(
         kernel=_kernel(context, ContractionBody(node.dtype, parts, layout.plan, layout.matrices)),
@@ -93,7 +93,7 @@ def _lower_part(context: Context, part: Part, number: int) -> _Lowered:
     placements = [_place(context, part, axes, output) for output in range(len(part.outputs))]
     columns = literal(product(domain.shape[d] for d in domain.columns))
     assert columns is not None  # which fusion saw
-    whole_tiles = LAYOUTS[context.group.skeleton].whole_tiles
+    whole_tiles = LAYOUTS[context.group.pipeline].whole_tiles
     by_tile = [whole_tiles and context.dtype(p.buffer).itemsize > 1 and _is_matrix(part, axes, p.offset) for p in placements]
     offsets = [None if whole else p.offset for p, whole in zip(placements, by_tile, strict=True)]
     epilogue = lower_epilogue(context, part, axes, number, [o for o in offsets if o is not None])
@@ -130,7 +130,7 @@ def _is_matrix(part: Part, axes: Axes, offset: Index) -> bool:
     return same(offset, linearize(lane_position(axes, 0), part.domain.shape))
 
 
-# The layout of each skeleton of products: its plan, how operands reach it and results leave it, and how many blocks it takes.
+# The layout of each pipeline of products: its plan, how operands reach it and results leave it, and how many blocks it takes.
 
 
 _LINE = 64  # elements of the depth in a line of 128 bytes
@@ -156,7 +156,7 @@ class Products:
 
 @dataclass(frozen=True)
 class Layout:
-    """Of a launch, what depends on the skeleton.
+    """Of a launch, what depends on the pipeline.
 
     Attributes:
         maps: tensor maps of operands, and of results that leave by whole tiles.
@@ -173,8 +173,8 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class SkeletonLayout:
-    """How a skeleton lays products out.
+class PipelineLayout:
+    """How a pipeline lays products out.
 
     Attributes:
         whole_tiles: whether a result that is a matrix leaves by a tensor map.
@@ -246,10 +246,10 @@ def _tiles(products: Products, plan: ContractionPlan | MmaPlan) -> Formula:
 
 
 LAYOUTS = {
-    WGMMA.name: SkeletonLayout(whole_tiles=True, lay_out=_by_maps),
-    MMA_SYNC.name: SkeletonLayout(whole_tiles=False, lay_out=_by_addresses),
+    WGMMA.name: PipelineLayout(whole_tiles=True, lay_out=_by_maps),
+    MMA_SYNC.name: PipelineLayout(whole_tiles=False, lay_out=_by_addresses),
 }
-"""The layout of each skeleton."""
+"""The layout of each pipeline."""
 
 
 # Epilogues: the math on two neighbouring columns, and on whole heads before it.

@@ -23,7 +23,7 @@ from fusegen.passes.moments import Deviations, deviations
 from fusegen.passes.rewrite import rebuilt
 from fusegen.target import Target
 
-_TILES = (128, 96, 64, 32)  # columns that accumulators of every skeleton hold
+_TILES = (128, 96, 64, 32)  # columns that accumulators of every pipeline hold
 
 _Rule = Callable[["_Tiles"], Value]
 

@@ -1,4 +1,4 @@
-"""Skeletons of products on tensor cores as values: what each asks of a machine and of operands.
+"""Pipelines of products on tensor cores as values: what each asks of a machine and of operands.
 
 A machine's target says which it prefers (`Target.products`). The layout of each is in `families.gemm.lower`, by its name;
 what it emits goes by its plan.
@@ -126,7 +126,7 @@ _RESULTS = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT8_E4M3FN, D
 
 
 @dataclass(frozen=True)
-class Skeleton:
+class Pipeline:
     """A way to compute products with epilogues.
 
     Attributes:
@@ -146,12 +146,12 @@ class Skeleton:
     widths: tuple[int, ...]
 
     def operands(self, graph: Graph, matmul: int) -> ProductOperands | None:
-        """A product's operands as matrices that the skeleton reads, or None when it cannot."""
+        """A product's operands as matrices that the pipeline reads, or None when it cannot."""
         itemsize = graph.nodes[matmul].dtype.itemsize
         return product_operands(graph, matmul, lambda view: self.reads(graph, view, itemsize))
 
     def unserved(self, graph: Graph, matmul: int, root: int) -> str | None:
-        """Why the skeleton cannot compute a product that ends in ``root``; None when it can."""
+        """Why the pipeline cannot compute a product that ends in ``root``; None when it can."""
         if is_left_to_library(graph, matmul):
             return "the library is expected to be faster"
         a, b = (graph.nodes[p] for p in graph.nodes[matmul].args)
@@ -188,7 +188,7 @@ def _is_unit(_graph: Graph, view: StridedView, _itemsize: int) -> bool:
     return same(view.strides[-1], 1)
 
 
-WGMMA = Skeleton(
+WGMMA = Pipeline(
     name="wgmma",
     requires=lambda target: target.wgmma,
     reads=is_tma_view,
@@ -198,7 +198,7 @@ WGMMA = Skeleton(
 )
 """Warpgroups that multiply what the copy engine brings: NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions"."""
 
-MMA_SYNC = Skeleton(
+MMA_SYNC = Pipeline(
     name="mma.sync",
     requires=lambda target: target.warp > 0,
     reads=_is_unit,
@@ -208,30 +208,30 @@ MMA_SYNC = Skeleton(
 )
 """Warps that multiply what threads copy asynchronously: NVIDIA, PTX ISA, "Warp level matrix instructions"."""
 
-SKELETONS = (WGMMA, MMA_SYNC)
+PIPELINES = (WGMMA, MMA_SYNC)
 
 
-def skeleton_named(name: str) -> Skeleton:
-    """The skeleton of a name."""
-    return next(skeleton for skeleton in SKELETONS if skeleton.name == name)
+def pipeline_named(name: str) -> Pipeline:
+    """The pipeline of a name."""
+    return next(pipeline for pipeline in PIPELINES if pipeline.name == name)
 
 
-def skeletons_of(target: Target) -> tuple[Skeleton, ...]:
-    """The skeletons that products may have on a machine, the preferred one first."""
-    return tuple(s for s in map(skeleton_named, target.products) if s.requires(target))
+def pipelines_of(target: Target) -> tuple[Pipeline, ...]:
+    """The pipelines that products may have on a machine, the preferred one first."""
+    return tuple(s for s in map(pipeline_named, target.products) if s.requires(target))
 
 
-def serving(graph: Graph, matmul: int, root: int, target: Target) -> Skeleton | None:
-    """The skeleton that computes a product, if any can."""
-    return next((s for s in skeletons_of(target) if s.unserved(graph, matmul, root) is None), None)
+def serving(graph: Graph, matmul: int, root: int, target: Target) -> Pipeline | None:
+    """The pipeline that computes a product, if any can."""
+    return next((s for s in pipelines_of(target) if s.unserved(graph, matmul, root) is None), None)
 
 
 def refusals(graph: Graph, matmul: int, root: int, target: Target) -> str:
-    """Why none of the skeletons that come before the serving one can, one after the other; empty when the first one can."""
+    """Why none of the pipelines that come before the serving one can, one after the other; empty when the first one can."""
     found: list[str] = []
-    for skeleton in skeletons_of(target):
-        why = skeleton.unserved(graph, matmul, root)
+    for pipeline in pipelines_of(target):
+        why = pipeline.unserved(graph, matmul, root)
         if why is None:
             break
-        found.append(f"no {skeleton.name}: {why}")
+        found.append(f"no {pipeline.name}: {why}")
     return "; ".join(found)

@@ -1,4 +1,4 @@
-"""Skeletons hold no math: they move tiles and rows, and call functions that the user's graph became.
+"""Pipelines hold no math: they move tiles and rows, and call functions that the user's graph became.
 
 Allowed in a template: arithmetic on indices and addresses, `min` of indices, `max` of an integer literal and an index (a count
 that is at least one), and the names of the functions that the math part defines. Not allowed: a call of a mathematical
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates" / "cuda"
-SKELETONS = sorted([*TEMPLATES.glob("*.cu.jinja"), *TEMPLATES.glob("rows/*.jinja")])
+PIPELINES = sorted([*TEMPLATES.glob("*.cu.jinja"), *TEMPLATES.glob("rows/*.jinja")])
 
 _FUNCTIONS = "exp|log|sqrt|rsqrt|tanh|erf|sin|cos|pow|sigmoid|maximum|minimum|fmax|fmin|fma|max|reciprocal|divide"
 CALL = re.compile(rf"\b_*(?:fast_)?(?!max\((?:\d+|i64\(\d+\)),)(?:{_FUNCTIONS})f?\w*\s*\(", re.IGNORECASE)
@@ -30,12 +30,12 @@ def math_in(text: str) -> list[str]:
     return [*CALL.findall(code), *WORD.findall(code), *literals]
 
 
-def test_a_skeleton_holds_no_math() -> None:
-    for path in SKELETONS:
+def test_a_pipeline_holds_no_math() -> None:
+    for path in PIPELINES:
         assert math_in(path.read_text(encoding="utf-8")) == [], path.name
 
 
-@pytest.mark.parametrize("path", SKELETONS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
 def test_block_numbers_are_as_wide_as_indices_before_they_are_multiplied(path: Path) -> None:
     """A grid times its elements may pass 31 bits where the number of blocks does not; no test can launch that many."""
     text = re.sub(r"\{#.*?#\}", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
