@@ -50,6 +50,8 @@ LOOP = GroupKind("loop over blocks of rows", reads_as_typed=True)
 class AccumulationFamily(KernelFamily):
     """Products that the library adds to a tensor as it writes; their groups are those of library products."""
 
+    needs = (Family.CONTRACTION,)
+
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """What a write stores that adds a product to what is there."""
         for put in graph.puts:
@@ -66,6 +68,7 @@ class LibraryFamily(KernelFamily):
     """Products that torch computes, its functions, and loops over blocks of rows."""
 
     kinds = (LIBRARY_PRODUCT, LIBRARY_CALL, LOOP)
+    needs = (Family.CONTRACTION, Family.LIBRARY)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
         """The group of a product that no kernel of ours takes, or of a call."""

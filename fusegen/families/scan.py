@@ -379,6 +379,7 @@ class ScanFamily(KernelFamily):
     """Scans along rows, with what is computed of them point by point."""
 
     kinds = (SCAN,)
+    needs = (Family.SCAN,)
     cuda = {ScanBody: emit_cuda}  # noqa: RUF012
     cpu = {ScanBody: emit_cpp}  # noqa: RUF012
 

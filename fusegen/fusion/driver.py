@@ -14,7 +14,7 @@ from fusegen.errors import UnsupportedError
 from fusegen.fusion.decide import decide
 from fusegen.fusion.groups import Group, Kept, computed, is_stored_elsewhere, limited, strip_views
 from fusegen.fusion.grow import absorb, alongside, grow
-from fusegen.fusion.matcher import Matcher
+from fusegen.fusion.matcher import Matcher, asked
 from fusegen.fusion.order import addressed, first_of, hindered, in_order
 from fusegen.ir.graph import Graph, Node, check_repetition
 from fusegen.ir.ops import Family, Op
@@ -33,7 +33,7 @@ def fuse(graph: Graph, target: Target, families: Sequence[Matcher]) -> tuple[Gro
     Raises:
         UnsupportedError: values are computed at too many places, or again by too many kernels.
     """
-    apart: Kept = frozenset()
+    families, apart = asked(families, graph), frozenset[int]()
     once: Kept = frozenset()
     while True:
         groups = _groups(graph, target, families, apart, once)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fusegen.fusion.groups import Group, GroupKind, Kept
 from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Family
 from fusegen.target import Target
 
 
@@ -58,9 +59,11 @@ class Matcher:
 
     Attributes:
         kinds: of the groups that it makes.
+        needs: kinds of operations without one of which it takes nothing, so that it is not asked; empty where any graph will do.
     """
 
     kinds: tuple[GroupKind, ...] = ()
+    needs: tuple[Family, ...] = ()
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """Adds the values that the family takes whatever else is decided."""
@@ -84,6 +87,12 @@ class Matcher:
     def joined(self, graph: Graph, groups: Sequence[Group], target: Target) -> Sequence[Group]:
         """All groups of a graph, of which those of the family are joined that can be one launch."""
         return groups
+
+
+def asked(families: Sequence[Matcher], graph: Graph) -> tuple[Matcher, ...]:
+    """The families that may take something of a graph."""
+    present = {op.family for op in graph.operations}
+    return tuple(family for family in families if not family.needs or not present.isdisjoint(family.needs))
 
 
 def matcher_of(families: Sequence[Matcher], kind: GroupKind) -> Matcher:

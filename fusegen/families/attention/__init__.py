@@ -13,6 +13,7 @@ from fusegen.fusion.decide import ends_of
 from fusegen.fusion.groups import Group, products_of
 from fusegen.fusion.matcher import Claims, Decision
 from fusegen.ir.graph import Graph
+from fusegen.ir.ops import Family
 from fusegen.schedule.context import Context
 from fusegen.schedule.program import Step
 from fusegen.target import Target
@@ -22,6 +23,7 @@ class AttentionFamily(KernelFamily):
     """Kernels of attention."""
 
     kinds = (ATTENTION,)
+    needs = (Family.CONTRACTION,)
     cuda = {AttentionBody: emit_cuda}  # noqa: RUF012
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:

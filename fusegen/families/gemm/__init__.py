@@ -16,7 +16,7 @@ from fusegen.fusion.groups import Group, Kept, products_of
 from fusegen.fusion.matcher import Claims, Decision
 from fusegen.fusion.order import waits
 from fusegen.ir.graph import Graph
-from fusegen.ir.ops import Op
+from fusegen.ir.ops import Family, Op
 from fusegen.schedule.context import Context
 from fusegen.schedule.program import Step
 from fusegen.target import Target
@@ -28,6 +28,7 @@ class GemmFamily(KernelFamily):
     """Kernels of products that end in epilogues."""
 
     kinds = (CONTRACTION,)
+    needs = (Family.CONTRACTION,)
     cuda = {ContractionBody: emit_cuda}  # noqa: RUF012
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
