@@ -9,7 +9,7 @@ from math import prod
 from fusegen.dtypes import DType
 from fusegen.emit.cuda import FAST_MATH, approximated
 from fusegen.families import expected_times
-from fusegen.families.gemm.heuristics import Choice
+from fusegen.families.gemm.heuristics import ProductChoice
 from fusegen.families.roofline import Roofline, roofline
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Shape
@@ -21,7 +21,7 @@ from fusegen.target import Target
 from fusegen.units import human_bytes
 
 
-def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> str:
+def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, ProductChoice]) -> str:
     """One paragraph a step: its kind, its layout, the bytes that it reads and writes, its floating-point operations and what binds
     it, the expected time, where there was a choice also those of others, and a warning where most of the GPU idles meanwhile.
 
@@ -68,7 +68,7 @@ def explain_title(step: Step) -> str:
     return f"{step.kernel.name}: {step.words}"
 
 
-def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> list[str]:
+def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, ProductChoice]) -> list[str]:
     """The lines of one step, its title first."""
     work = roofline(step, program.graph, sizes, program.target)
     expected = [*_expected(step, choices), *_ranked(step, sizes, program.target)] or _at_peak(work)
@@ -134,7 +134,7 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def _expected(step: Step, choices: Mapping[int, Choice]) -> list[str]:
+def _expected(step: Step, choices: Mapping[int, ProductChoice]) -> list[str]:
     """What a launch of products, or what takes its place, was expected to take."""
     choice = next((choices[p] for p in step.group.anchors if p in choices), None)
     if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:

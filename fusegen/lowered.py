@@ -9,7 +9,7 @@ from fusegen.compiler.compile import Compiled
 from fusegen.compiler.forms import Form, Forms
 from fusegen.describe import Stages, page, summary
 from fusegen.explain import SavedValue, explain, explain_saved
-from fusegen.families.gemm.heuristics import Choice
+from fusegen.families.gemm.heuristics import ProductChoice
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
@@ -66,7 +66,7 @@ class Lowered:
         return self._compiled.sources
 
     @cached_property
-    def choices(self) -> Mapping[int, Choice]:
+    def choices(self) -> Mapping[int, ProductChoice]:
         """For products, by their positions in the graph, what was chosen for these sizes, with the expected times."""
         return self._forms.choices(self.sizes)
 

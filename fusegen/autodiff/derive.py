@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.autodiff.keep import Kept, Recompute, kept, large_values
+from fusegen.autodiff.keep import KeptValue, Recompute, kept, large_values
 from fusegen.autodiff.rules import RULES
 from fusegen.autodiff.rules.arrangements import fitted
 from fusegen.autodiff.rules.primitives import Gradients, refused
@@ -19,7 +19,7 @@ from fusegen.passes.algebra import Value
 from fusegen.passes.expand import expand
 from fusegen.passes.rewrite import moved_after_operands, rebuilt, rewritten
 
-Names = Callable[[str], str]
+Renaming = Callable[[str], str]
 """Gives each new input a name of its own that resembles the one that is wanted."""
 
 
@@ -47,7 +47,7 @@ class Derivative:
     key: str | None = None
 
 
-def derive(graph: Graph, wrt: Sequence[str], names: Names, recompute: Recompute = "auto") -> Derivative:
+def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompute = "auto") -> Derivative:
     """The passes of a graph.
 
     Args:
@@ -114,7 +114,7 @@ class _Joint:
         given: names of the gradients by them.
     """
 
-    def __init__(self, graph: Graph, wrt: Sequence[str], names: Names, *, is_early: bool) -> None:
+    def __init__(self, graph: Graph, wrt: Sequence[str], names: Renaming, *, is_early: bool) -> None:
         self.builder = GraphBuilder.like(graph)
         self.results = graph.outputs
         self._moved = [self.builder.put(node, location) for node, location in zip(graph.nodes, graph.locations, strict=True)]
@@ -200,14 +200,14 @@ def differentiated_results(graph: Graph, wrt: Collection[str]) -> tuple[bool, ..
 # The two passes.
 
 
-def _forward(both: Graph, inputs: Sequence[InputSpec], results: Sequence[int], keeping: Sequence[Kept]) -> Graph:
+def _forward(both: Graph, inputs: Sequence[InputSpec], results: Sequence[int], keeping: Sequence[KeptValue]) -> Graph:
     part = _Part(both, inputs, {})
     outputs = [part.position(result) for result in results]
     outputs += [part.cast(k.position, k.dtype) for k in keeping if not k.in_memory]
     return part.builder.build(outputs)
 
 
-def _sources(both: Graph, results: Sequence[int], keeping: Sequence[Kept]) -> tuple[str | int, ...]:
+def _sources(both: Graph, results: Sequence[int], keeping: Sequence[KeptValue]) -> tuple[str | int, ...]:
     found: list[str | int] = []
     further = len(results)
     for value in keeping:
@@ -222,7 +222,9 @@ def _sources(both: Graph, results: Sequence[int], keeping: Sequence[Kept]) -> tu
     return tuple(found)
 
 
-def _backward(both: Graph, gradients: Sequence[InputSpec], wanted: Sequence[int], keeping: Sequence[Kept], names: Names) -> Graph:
+def _backward(
+    both: Graph, gradients: Sequence[InputSpec], wanted: Sequence[int], keeping: Sequence[KeptValue], names: Renaming
+) -> Graph:
     inputs = []
     for value in keeping:
         node = both.nodes[value.position]

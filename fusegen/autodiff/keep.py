@@ -51,7 +51,7 @@ _REARRANGED = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE)  # as well read in the order i
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValue:
     """A value of the forward pass that the backward pass reads.
 
     Attributes:
@@ -71,7 +71,7 @@ def kept(
     gradients: Collection[int],
     wanted: Collection[int],
     recompute: Recompute = "auto",
-) -> tuple[Kept, ...]:
+) -> tuple[KeptValue, ...]:
     """The values of the forward pass that the backward pass reads, in the order of the graph.
 
     Args:
@@ -92,7 +92,7 @@ def kept(
         values = _Values(graph, frozenset(results), recompute, large, is_large_again=True)
         found = _cut(values, made, needed)
     assert found is not None  # since inputs can be kept, and all else is computed of them
-    return tuple(Kept(p, values.dtype(p), values.is_in_memory(p)) for p in sorted(found))
+    return tuple(KeptValue(p, values.dtype(p), values.is_in_memory(p)) for p in sorted(found))
 
 
 def large_values(graph: Graph, results: Collection[int]) -> frozenset[int]:

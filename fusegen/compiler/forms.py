@@ -15,7 +15,7 @@ from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import FAMILIES, preferred, program_time
 from fusegen.families.attention import products_of_attention
 from fusegen.families.attention.cost import attentions_of, takes_library
-from fusegen.families.gemm.heuristics import CLASSES, Choice, Expected, choose, class_of, depth_of, rows_of
+from fusegen.families.gemm.heuristics import CLASSES, Expected, ProductChoice, choose, class_of, depth_of, rows_of
 from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.families.rows import is_faster_apart
@@ -46,7 +46,7 @@ _NO_PINS: Pins = {}
 _NONE: Split = frozenset()
 Rows: TypeAlias = Mapping[Dim, range]
 BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
-Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], Choice]
+Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], ProductChoice]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class _Decision:
     by_library: frozenset[int]
     fused: _Fused
     plans: Mapping[tuple[int, ...], ContractionPlan]
-    choices: Mapping[int, Choice]
+    choices: Mapping[int, ProductChoice]
 
     @property
     def key(self) -> Key:
@@ -150,7 +150,7 @@ class Forms:
         self._products = products_of(graph)
         self._fused: dict[frozenset[int], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._chosen: dict[tuple[int, Group, int, int], Choice] = {}
+        self._chosen: dict[tuple[int, Group, int, int], ProductChoice] = {}
         self._bodies = bodies
 
     def at(self, sizes: Mapping[str, int]) -> Form:
@@ -190,7 +190,7 @@ class Forms:
         """The expectation of some sizes."""
         return self._expected(self._classes(sizes))
 
-    def choices(self, sizes: Mapping[str, int]) -> dict[int, Choice]:
+    def choices(self, sizes: Mapping[str, int]) -> dict[int, ProductChoice]:
         """For products that a kernel of ours could compute, by their places in the graph of the form, what is chosen for some
         sizes."""
         with self._lock:
@@ -258,7 +258,7 @@ class Forms:
     def _decision(self, expected: Expected) -> _Decision:
         """Leaves products to the library until fusion makes no launch any more that it is expected to be faster than."""
         by_library: frozenset[int] = frozenset()
-        choices: dict[int, Choice] = {}
+        choices: dict[int, ProductChoice] = {}
         while True:
             fused = self._fuse(by_library)
             place = dict(zip(fused.products, self._products, strict=True))
@@ -270,7 +270,7 @@ class Forms:
                 return _Decision(by_library, fused, plans, choices)
             by_library |= left
 
-    def _choice(self, fused: _Fused, group: Group, expected: Expected) -> Choice:
+    def _choice(self, fused: _Fused, group: Group, expected: Expected) -> ProductChoice:
         """The choice for a launch of products, which goes by their own rows and depth alone."""
         rows, depth = _dims(fused.graph, group.anchors[0])
         key = (fused.kind, group, expected.of(rows), expected.of(depth))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fusegen.families.gemm.heuristics import Choice
+from fusegen.families.gemm.heuristics import ProductChoice
 from fusegen.ir.graph import Graph, type_text
 from fusegen.ir.index_map import owner
 from fusegen.ir.ops import Op
@@ -31,7 +31,7 @@ class Stages:
     program: Program
     sources: tuple[Source, ...]
     sizes: Mapping[str, int]
-    choices: Mapping[int, Choice]
+    choices: Mapping[int, ProductChoice]
     languages: tuple[str, ...]
     saved: str
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusegen.dtypes import DType
-from fusegen.emit.environment import EVERYTHING, Uses, banner, c_text, primitives_of
-from fusegen.emit.math import Form, Language, Precedence, bitwise, function, function_text
+from fusegen.emit.environment import EVERYTHING, PrimitiveUses, banner, c_text, primitives_of
+from fusegen.emit.math import Language, Precedence, Spelling, bitwise, function, function_text
 from fusegen.emit.views import decode, entry, kernel_parameters
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, product
-from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.math import Function
+from fusegen.schedule.kernel import LoweredKernel
+from fusegen.schedule.math import MathFunction
 from fusegen.schedule.names import identifier
 from fusegen.schedule.program import Launch
 from fusegen.source import Source, section
@@ -59,7 +59,7 @@ class NestView:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class DeclaredParameter:
     """A parameter of a kernel as templates declare and pass it."""
 
     type: str
@@ -67,7 +67,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Names:
+class KernelNames:
     """What a kernel's functions are called, and what all of them take.
 
     Attributes:
@@ -78,7 +78,7 @@ class Names:
 
     entry: str
     stem: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[DeclaredParameter, ...]
 
     @property
     def declared(self) -> str:
@@ -94,13 +94,13 @@ class Names:
 # Puts the three parts of a C++ file together.
 
 
-def names_of(kernel: Kernel) -> Names:
+def names_of(kernel: LoweredKernel) -> KernelNames:
     """The names of a kernel's pipeline."""
     split = [text.rsplit(" ", 1) for text in kernel_parameters(kernel)]
-    parameters = [Parameter(*pair) for pair in split]
+    parameters = [DeclaredParameter(*pair) for pair in split]
     if kernel.checks:
-        parameters.append(Parameter("const char**", "failed"))
-    return Names(entry(kernel), f"{identifier(kernel.name)}_of", tuple(parameters))
+        parameters.append(DeclaredParameter("const char**", "failed"))
+    return KernelNames(entry(kernel), f"{identifier(kernel.name)}_of", tuple(parameters))
 
 
 def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:
@@ -117,12 +117,12 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
     )
 
 
-def _uses(kernel: Kernel) -> Uses:
+def _uses(kernel: LoweredKernel) -> PrimitiveUses:
     """Lists what the text uses of primitives: the types of elements in memory, and everything else."""
     return replace(EVERYTHING, stored=frozenset(pointer.dtype for pointer in kernel.pointers))
 
 
-def math_text(functions: Sequence[Function]) -> str:
+def math_text(functions: Sequence[MathFunction]) -> str:
     """Math functions in C++."""
     return "\n".join(function_text(f, CPP, "FG_INLINE") for f in functions)
 
@@ -159,9 +159,9 @@ _FLOAT = {
     Op.ATAN2: function("__builtin_atan2f", 2),
     Op.ERFC: function("__builtin_erfcf"),
     Op.LGAMMA: function("__builtin_lgammaf"),
-    Op.SIGMOID: Form("1.0f / (1.0f + exp_f32(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
-    Op.ONE_PLUS_ERF: Form("1.0f + erf_f32({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
-    Op.EXP_BELOW: Form("{0} == {1} ? 1.0f : exp_f32({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
+    Op.SIGMOID: Spelling("1.0f / (1.0f + exp_f32(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+    Op.ONE_PLUS_ERF: Spelling("1.0f + erf_f32({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
+    Op.EXP_BELOW: Spelling("{0} == {1} ? 1.0f : exp_f32({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
 }
 _DOUBLE = {
     **{op: function(f"{name}_f64") for op, name in _NAMES.items()},
@@ -171,9 +171,9 @@ _DOUBLE = {
     Op.ATAN2: function("__builtin_atan2", 2),
     Op.ERFC: function("__builtin_erfc"),
     Op.LGAMMA: function("__builtin_lgamma"),
-    Op.SIGMOID: Form("1.0 / (1.0 + exp_f64(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
-    Op.ONE_PLUS_ERF: Form("1.0 + erf_f64({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
-    Op.EXP_BELOW: Form("{0} == {1} ? 1.0 : exp_f64({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
+    Op.SIGMOID: Spelling("1.0 / (1.0 + exp_f64(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+    Op.ONE_PLUS_ERF: Spelling("1.0 + erf_f64({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
+    Op.EXP_BELOW: Spelling("{0} == {1} ? 1.0 : exp_f64({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
 }
 _INTEGER = {
     Op.ABS: function("__builtin_llabs"),

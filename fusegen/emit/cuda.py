@@ -9,15 +9,15 @@ from functools import reduce
 from typing import Any
 
 from fusegen.dtypes import DType
-from fusegen.emit.environment import Uses, banner, code_of, primitives_of, render
-from fusegen.emit.math import Form, Language, Precedence, function, function_text
+from fusegen.emit.environment import PrimitiveUses, banner, code_of, primitives_of, render
+from fusegen.emit.math import Language, Precedence, Spelling, function, function_text
 from fusegen.emit.views import entry, kernel_parameters
 from fusegen.fusion import Group
 from fusegen.fusion.groups import computed
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.schedule.math import Fast, Function
+from fusegen.schedule.math import Fast, MathFunction
 from fusegen.schedule.program import Launch, is_of_one_block, whole_launch
 from fusegen.source import Source, section
 from fusegen.target import Target
@@ -48,16 +48,16 @@ _DOUBLE = {
     **{op: function(name) for op, name in _BUILTINS.items()},
     Op.POW: function("pow", 2),
     Op.ATAN2: function("atan2", 2),
-    Op.SIGMOID: Form("1.0 / (1.0 + exp(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
-    Op.ONE_PLUS_ERF: Form("1.0 + erf({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
-    Op.EXP_BELOW: Form("{0} == {1} ? 1.0 : exp({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
+    Op.SIGMOID: Spelling("1.0 / (1.0 + exp(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+    Op.ONE_PLUS_ERF: Spelling("1.0 + erf({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
+    Op.EXP_BELOW: Spelling("{0} == {1} ? 1.0 : exp({0} - {1})", Precedence.CONDITIONAL, (Precedence.PRODUCT,)),
 }
 _FLOAT = {
     **{op: function(f"{name}f") for op, name in _BUILTINS.items()},
     Op.POW: function("powf", 2),
     Op.ATAN2: function("atan2f", 2),
-    Op.SIGMOID: Form("1.0f / (1.0f + expf(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
-    Op.ONE_PLUS_ERF: Form("1.0f + erff({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
+    Op.SIGMOID: Spelling("1.0f / (1.0f + expf(-{0}))", Precedence.PRODUCT, (Precedence.ATOM,)),
+    Op.ONE_PLUS_ERF: Spelling("1.0f + erff({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
     Op.EXP_BELOW: function("exp_below", 2),
 }
 _INTEGER = {  # torch's integers wrap; signed arithmetic of C++ does not say what it does then, and NVRTC has no option for it
@@ -73,10 +73,10 @@ _INTEGER = {  # torch's integers wrap; signed arithmetic of C++ does not say wha
     Op.POW: function("integer_power", 2),
 }
 _BOOL = {
-    Op.MUL: Form("{0} && {1}", Precedence.AND, (Precedence.AND, Precedence.EQUALITY)),
-    Op.ADD: Form("{0} || {1}", Precedence.OR, (Precedence.OR, Precedence.AND)),
-    Op.MAXIMUM: Form("{0} || {1}", Precedence.OR, (Precedence.OR, Precedence.AND)),
-    Op.MINIMUM: Form("{0} && {1}", Precedence.AND, (Precedence.AND, Precedence.EQUALITY)),
+    Op.MUL: Spelling("{0} && {1}", Precedence.AND, (Precedence.AND, Precedence.EQUALITY)),
+    Op.ADD: Spelling("{0} || {1}", Precedence.OR, (Precedence.OR, Precedence.AND)),
+    Op.MAXIMUM: Spelling("{0} || {1}", Precedence.OR, (Precedence.OR, Precedence.AND)),
+    Op.MINIMUM: Spelling("{0} && {1}", Precedence.AND, (Precedence.AND, Precedence.EQUALITY)),
 }
 
 # The approximate functions of the hardware in float32, which a kernel uses that was declared with ``fast_math=True``. Errors are
@@ -96,7 +96,7 @@ class Approximation:
         accurate: that of the function that is used otherwise.
     """
 
-    form: Form
+    form: Spelling
     error: str
     accurate: str
 
@@ -115,7 +115,7 @@ FAST_MATH = {
     Op.RSQRT: Approximation(function("fast_rsqrt"), "2^-22.9 relative", "2 ulp"),
     Op.DIV: Approximation(function("fast_divide", 2), "2 ulp", "0.5 ulp"),
     Op.SIGMOID: Approximation(
-        Form("fast_reciprocal(1.0f + fast_exp(-{0}))", Precedence.ATOM, (Precedence.ATOM,)), "4 + |1.2 x| ulp", "3 ulp"
+        Spelling("fast_reciprocal(1.0f + fast_exp(-{0}))", Precedence.ATOM, (Precedence.ATOM,)), "4 + |1.2 x| ulp", "3 ulp"
     ),
     Op.ONE_PLUS_ERF: Approximation(function("fast_one_plus_erf"), "2^-19 + 2^-22 x^2 relative", "2^-23 absolute"),
 }
@@ -168,7 +168,7 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
     )
 
 
-def math_text(functions: Sequence[Function]) -> str:
+def math_text(functions: Sequence[MathFunction]) -> str:
     """Math functions in CUDA."""
     return "\n".join(function_text(f, CUDA, _INLINE) for f in functions)
 
@@ -212,12 +212,12 @@ _UNUSED = frozenset((16,))
 _ROUNDING_CALLS = {f"round_{dtype.short}(": dtype for dtype in DType if dtype.is_narrow}
 
 
-def uses_of(launch: Launch, target: Target, math: str, pipeline: str) -> Uses:
+def uses_of(launch: Launch, target: Target, math: str, pipeline: str) -> PrimitiveUses:
     """What the text of a launch's kernel uses."""
     math, pipeline = code_of(math), code_of(pipeline)
     moved = {_count(word, pipeline) for word in _MOVED.findall(pipeline)}
     stored = _stored(launch) | {dtype for call, dtype in _ROUNDING_CALLS.items() if call in math}
-    return Uses(
+    return PrimitiveUses(
         stored=stored,
         computed=frozenset(d for d in DType if re.search(rf"\b{d.spelling}\b", math)),
         widths=frozenset(_access(count * d.itemsize) for count in moved for d in stored) or _UNUSED,

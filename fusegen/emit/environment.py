@@ -258,7 +258,7 @@ class StoredType:
 
 
 @dataclass(frozen=True)
-class Uses:
+class PrimitiveUses:
     """What a text uses of primitives that exist for several types and widths.
 
     Attributes:
@@ -275,10 +275,10 @@ class Uses:
     maps: bool
     converts_float8: bool
 
-    def __or__(self, other: Uses) -> Uses:
+    def __or__(self, other: PrimitiveUses) -> PrimitiveUses:
         """Joins what two texts use."""
         lists = (self.stored | other.stored, self.computed | other.computed, self.widths | other.widths)
-        return Uses(*lists, self.maps or other.maps, self.converts_float8 or other.converts_float8)
+        return PrimitiveUses(*lists, self.maps or other.maps, self.converts_float8 or other.converts_float8)
 
     @property
     def context(self) -> dict[str, object]:
@@ -294,25 +294,25 @@ class Uses:
         }
 
 
-EVERYTHING = Uses(frozenset(DType), frozenset(DType), frozenset((1, 2, 4, 8, 16)), maps=True, converts_float8=True)
+EVERYTHING = PrimitiveUses(frozenset(DType), frozenset(DType), frozenset((1, 2, 4, 8, 16)), maps=True, converts_float8=True)
 """For a text of which nothing is known."""
 
 
 @lru_cache(maxsize=1024)
-def body(folder: str, name: str, uses: Uses = EVERYTHING) -> str:
+def body(folder: str, name: str, uses: PrimitiveUses = EVERYTHING) -> str:
     """The text of a primitive."""
     written = _written(folder, name)
     return _environment().get_template(_file(folder, name)).render(uses.context) if _is_template(written) else written
 
 
-def primitives_of(text: str, folder: str, uses: Uses = EVERYTHING) -> tuple[Primitive, ...]:
+def primitives_of(text: str, folder: str, uses: PrimitiveUses = EVERYTHING) -> tuple[Primitive, ...]:
     """All primitives that a text needs."""
     bodies = closure(text, names(folder), lambda name: body(folder, name, uses))
     return tuple(Primitive(name, _variant(_written(folder, name), uses), text.rstrip("\n") + "\n") for name, text in bodies.items())
 
 
 @lru_cache(maxsize=1024)
-def _variant(written: str, uses: Uses) -> tuple[str, ...]:
+def _variant(written: str, uses: PrimitiveUses) -> tuple[str, ...]:
     """The words for what a primitive's text follows from, but for the target: types by name, bytes of accesses."""
     statements = "\n".join(_STATEMENT.findall(written))
     mentioned, asked = set(_WORD.findall(statements)), set(_ASKED.findall(statements))

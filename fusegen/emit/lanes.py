@@ -12,9 +12,9 @@ from fusegen.emit.environment import c_text, condition_text, environment, needed
 from fusegen.emit.views import LANE, Offsets, cuda_offsets, declared, decode, elements
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Axes, FloorDiv, Index
-from fusegen.schedule.indices import Check, Checked, Loaded
-from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.math import Argument, LaneFunction, LaneRead, Origin
+from fusegen.schedule.indices import Checked, IndexCheck, Loaded
+from fusegen.schedule.kernel import LoweredKernel
+from fusegen.schedule.math import CallArgument, LaneFunction, LaneRead, Origin
 
 _LANES = 2
 _INLINE = "__device__ __forceinline__"
@@ -22,7 +22,7 @@ _WIDEST = 120  # columns of a line
 
 
 @dataclass(frozen=True)
-class Place:
+class PairCoordinates:
     """How a pipeline names the coordinates of a pair of lanes.
 
     Attributes:
@@ -110,11 +110,11 @@ class Wrapper:
     name: str
     doc: str
     inputs: tuple[str, ...]
-    place: Place
+    place: PairCoordinates
     outs: tuple[tuple[str, str], ...]
 
 
-def operand_parts(kernel: Kernel, index: str) -> tuple[list[str], list[str], list[str]]:
+def operand_parts(kernel: LoweredKernel, index: str) -> tuple[list[str], list[str], list[str]]:
     """Fields of Operands, the kernel's parameters for them, and the values that fields get.
 
     Parameters end in ``_ptr``, ``_extent`` or ``_value``, so that they are none of the pipeline's names.
@@ -138,12 +138,12 @@ def operands_text(fields: Sequence[str]) -> str:
     return _macro("operands")(fields) + "\n"
 
 
-def wrapper_text(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> str:
+def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> str:
     """The function that a pipeline calls for a pair of lanes."""
     return _macro("wrapper")(_view(kernel, function, wrapper)) + "\n"
 
 
-def offset_text(name: str, doc: str, offset: Index, axes: Axes, place: Place, last: bool) -> str:
+def offset_text(name: str, doc: str, offset: Index, axes: Axes, place: PairCoordinates, last: bool) -> str:
     """A function that says where in a result an element lies.
 
     Args:
@@ -161,7 +161,7 @@ def _macro(name: str) -> Callable[[Any], str]:
     return cast(Callable[[Any], str], getattr(environment().get_template("cuda/lanes.cuh.jinja").module, name))
 
 
-def _view(kernel: Kernel, function: LaneFunction, wrapper: Wrapper) -> WrapperView:
+def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> WrapperView:
     place = wrapper.place
     offsets = cuda_offsets(kernel, prefix="operands.")
     outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
@@ -191,7 +191,7 @@ def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
     return "\n".join(lines) + ")"
 
 
-def _decode(axes: Axes, place: Place) -> list[str]:
+def _decode(axes: Axes, place: PairCoordinates) -> list[str]:
     """Where an element lies along axes that the pipeline numbers through."""
     lines: list[str] = []
     first = 0
@@ -203,7 +203,7 @@ def _decode(axes: Axes, place: Place) -> list[str]:
     return lines
 
 
-def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: Place) -> ReadView:
+def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: PairCoordinates) -> ReadView:
     pointer = offsets.pointers[read.buffer]
     wide = pointer.dtype.compute.spelling
     places = [offsets.text(_renamed(o, axes, place)) for o in read.offsets]
@@ -215,11 +215,11 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: Place) -> Re
     return ReadView(read.name, wide, base, read.vector, places[0], conditions[0], indirect, tuple(guarded))
 
 
-def _conditions(bounds: Sequence[Bounds], axes: Axes, place: Place) -> str:
+def _conditions(bounds: Sequence[Bounds], axes: Axes, place: PairCoordinates) -> str:
     return " && ".join(condition_text(_renamed_bounds(b, axes, place)) for b in bounds)
 
 
-def _argument(argument: Argument, function: LaneFunction, offsets: Offsets, place: Place) -> str:
+def _argument(argument: CallArgument, function: LaneFunction, offsets: Offsets, place: PairCoordinates) -> str:
     if argument.origin is Origin.LANES:
         return f"{argument.name}[v]" if function.lanewise else argument.name
     if argument.origin is Origin.SCALAR:
@@ -234,16 +234,16 @@ def _argument(argument: Argument, function: LaneFunction, offsets: Offsets, plac
     return offsets.text(_renamed(value, function.axes, place) + step)
 
 
-def _renamed_bounds(bounds: Bounds, axes: Axes, place: Place) -> Bounds:
+def _renamed_bounds(bounds: Bounds, axes: Axes, place: PairCoordinates) -> Bounds:
     lower, upper = (None if b is None else _renamed(b, axes, place) for b in (bounds.lower, bounds.upper))
     return Bounds(_renamed(bounds.index, axes, place), lower, upper)
 
 
-def _renamed_check(check: Check, axes: Axes, place: Place) -> Check:
-    return Check(_renamed(check.call, axes, place), tuple(_renamed_bounds(b, axes, place) for b in check.conditions))
+def _renamed_check(check: IndexCheck, axes: Axes, place: PairCoordinates) -> IndexCheck:
+    return IndexCheck(_renamed(check.call, axes, place), tuple(_renamed_bounds(b, axes, place) for b in check.conditions))
 
 
-def _renamed(index: Index, axes: Axes, place: Place) -> sympy.Expr:
+def _renamed(index: Index, axes: Axes, place: PairCoordinates) -> sympy.Expr:
     """An index in the wrapper's variables: the pipeline's coordinates, and sizes as members of Operands."""
     expression = sympy.expand(index)
     sizes = {s: _variable(f"operands.{s.name}") for s in expression.free_symbols - set(axes.symbols)}
@@ -251,7 +251,7 @@ def _renamed(index: Index, axes: Axes, place: Place) -> sympy.Expr:
     return _in_lanes(moved, axes.symbols[-1], _variable(place.lane))
 
 
-def _names(axes: Axes, place: Place) -> dict[sympy.Symbol, sympy.Symbol]:
+def _names(axes: Axes, place: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbol]:
     """What axes are called that have a coordinate for themselves."""
     names: dict[sympy.Symbol, sympy.Symbol] = {}
     first = 0

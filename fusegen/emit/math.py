@@ -12,8 +12,8 @@ from enum import IntEnum
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Location
 from fusegen.ir.ops import Op
-from fusegen.schedule.math import Fast, Function, Parameter
-from fusegen.schedule.terms import Fused, Leaf, Term
+from fusegen.schedule.math import Fast, MathFunction, MathParameter
+from fusegen.schedule.terms import FusedOp, Leaf, Term
 
 _WIDEST = 76  # columns that an expression may take before its parts get names
 _LOCATION_COLUMN = 84
@@ -26,7 +26,7 @@ class _Line:
     location: Location | None
 
 
-def function_text(function: Function, language: Language, qualifier: str) -> str:
+def function_text(function: MathFunction, language: Language, qualifier: str) -> str:
     """The definition of a function: one result is returned, several are written through references."""
     writer = _Writer(function, language)
     lines = writer.body()
@@ -36,7 +36,7 @@ def function_text(function: Function, language: Language, qualifier: str) -> str
     return "\n".join([head, *_with_locations(lines), "}"]) + "\n"
 
 
-def _signature(function: Function) -> str:
+def _signature(function: MathFunction) -> str:
     single = len(function.results) == 1
     returned = function.results[0].dtype.spelling if single else "void"
     parameters = [_parameter_text(p) for p in function.parameters]
@@ -45,7 +45,7 @@ def _signature(function: Function) -> str:
     return f"{returned} {function.name}({', '.join(parameters)})"
 
 
-def _parameter_text(parameter: Parameter) -> str:
+def _parameter_text(parameter: MathParameter) -> str:
     if parameter.lanes > 1:
         return f"const {parameter.dtype.spelling} (&{parameter.name})[{parameter.lanes}]"
     return f"{parameter.dtype.spelling} {parameter.name}"
@@ -86,7 +86,7 @@ def _sines_and_cosines(terms: Sequence[Term]) -> dict[int, tuple[int, ...]]:
 class _Writer:
     """Writes the body of one function."""
 
-    def __init__(self, function: Function, language: Language) -> None:
+    def __init__(self, function: MathFunction, language: Language) -> None:
         self.function = function
         self.language = language
         self.names = {position: name for position, name in function.leaves}
@@ -209,7 +209,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Form:
+class Spelling:
     """How an operation is written: a format of its operands, how tightly it binds, and how tightly they must."""
 
     format: str
@@ -221,34 +221,34 @@ class Form:
         return Text(self.format.format(*(a.within(n) for a, n in zip(args, needed, strict=False))), self.precedence)
 
 
-def function(name: str, arity: int = 1) -> Form:
+def function(name: str, arity: int = 1) -> Spelling:
     """A call."""
     slots = ", ".join(f"{{{i}}}" for i in range(arity))
-    return Form(f"{name}({slots})", Precedence.ATOM, (Precedence.CONDITIONAL,))
+    return Spelling(f"{name}({slots})", Precedence.ATOM, (Precedence.CONDITIONAL,))
 
 
-def infix(sign: str, precedence: Precedence) -> Form:
+def infix(sign: str, precedence: Precedence) -> Spelling:
     """A left-associative operator."""
-    return Form(f"{{0}} {sign} {{1}}", precedence, (precedence, Precedence(precedence + 1)))
+    return Spelling(f"{{0}} {sign} {{1}}", precedence, (precedence, Precedence(precedence + 1)))
 
 
-def prefix(sign: str) -> Form:
+def prefix(sign: str) -> Spelling:
     """A unary operator."""
-    return Form(f"{sign}{{0}}", Precedence.UNARY, (Precedence.UNARY,))
+    return Spelling(f"{sign}{{0}}", Precedence.UNARY, (Precedence.UNARY,))
 
 
-def bitwise(sign: str) -> Form:
+def bitwise(sign: str) -> Spelling:
     """An operator on bits, whose operands are put into parentheses for the reader's sake."""
-    return Form(f"{{0}} {sign} {{1}}", Precedence.CONDITIONAL, (Precedence.UNARY,))
+    return Spelling(f"{{0}} {sign} {{1}}", Precedence.CONDITIONAL, (Precedence.UNARY,))
 
 
-COMMON: dict[Op, Form] = {
+COMMON: dict[Op, Spelling] = {
     Op.ADD: infix("+", Precedence.SUM),
     Op.SUB: infix("-", Precedence.SUM),
     Op.MUL: infix("*", Precedence.PRODUCT),
     Op.DIV: infix("/", Precedence.PRODUCT),
-    Op.COPY: Form("{0}", Precedence.CONDITIONAL, (Precedence.CONDITIONAL,)),
-    Op.NEG: Form("-{0}", Precedence.UNARY, (Precedence.ATOM,)),
+    Op.COPY: Spelling("{0}", Precedence.CONDITIONAL, (Precedence.CONDITIONAL,)),
+    Op.NEG: Spelling("-{0}", Precedence.UNARY, (Precedence.ATOM,)),
     Op.EQ: infix("==", Precedence.EQUALITY),
     Op.NE: infix("!=", Precedence.EQUALITY),
     Op.LT: infix("<", Precedence.RELATION),
@@ -258,8 +258,8 @@ COMMON: dict[Op, Form] = {
     Op.LOGICAL_AND: infix("&&", Precedence.AND),
     Op.LOGICAL_OR: infix("||", Precedence.OR),
     Op.LOGICAL_XOR: infix("!=", Precedence.EQUALITY),
-    Op.LOGICAL_NOT: Form("!{0}", Precedence.UNARY, (Precedence.ATOM,)),
-    Op.WHERE: Form("{0} ? {1} : {2}", Precedence.CONDITIONAL, (Precedence.OR, Precedence.OR, Precedence.OR)),
+    Op.LOGICAL_NOT: Spelling("!{0}", Precedence.UNARY, (Precedence.ATOM,)),
+    Op.WHERE: Spelling("{0} ? {1} : {2}", Precedence.CONDITIONAL, (Precedence.OR, Precedence.OR, Precedence.OR)),
     Op.MAXIMUM: function("maximum", 2),
     Op.MINIMUM: function("minimum", 2),
     Op.SIGN: function("sign_of"),
@@ -275,7 +275,7 @@ COMMON: dict[Op, Form] = {
 }
 """Forms that all languages share, for every type."""
 
-_FUSED = {Fused.MULTIPLY_ADD: function("fmaf", 3)}
+_FUSED = {FusedOp.MULTIPLY_ADD: function("fmaf", 3)}
 
 
 @dataclass(frozen=True)
@@ -290,21 +290,21 @@ class Language:
         power: the function of a constant float32 to a power, of the two parts of its binary logarithm; empty where there is none.
     """
 
-    forms: Mapping[DType, Mapping[Op, Form]]
-    fast: Mapping[Fast, Mapping[Op, Form]]
+    forms: Mapping[DType, Mapping[Op, Spelling]]
+    fast: Mapping[Fast, Mapping[Op, Spelling]]
     infinity: Mapping[DType, str]
     nan: Mapping[DType, str]
     sine_and_cosine: str = ""
     power: str = ""
 
-    def form(self, term: Term, operand: DType, fast: Fast) -> Form:
+    def form(self, term: Term, operand: DType, fast: Fast) -> Spelling:
         """The form of an operation.
 
         Args:
             operand: the computing type of the operands.
             fast: the approximate functions that may be used.
         """
-        if isinstance(term.op, Fused):
+        if isinstance(term.op, FusedOp):
             return _FUSED[term.op]
         approximate = self.fast.get(fast, {}) if operand is DType.FLOAT32 else {}
         if term.op in approximate:

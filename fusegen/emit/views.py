@@ -13,10 +13,10 @@ from fusegen.emit.environment import c_text, condition_text
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Index
-from fusegen.schedule.access import Access, Pattern
-from fusegen.schedule.indices import Check, Checked, Choice, Differs, Loaded, Scalar, has_checks
-from fusegen.schedule.kernel import Kernel, Pointer
-from fusegen.schedule.math import Argument, Call, Function, Origin, Reduction
+from fusegen.schedule.access import Access, AccessPattern
+from fusegen.schedule.indices import Checked, Choice, Differs, IndexCheck, Loaded, Scalar, has_checks
+from fusegen.schedule.kernel import LoweredKernel, Pointer
+from fusegen.schedule.math import CallArgument, MathCall, MathFunction, Origin, Reduction
 from fusegen.schedule.names import identifier, plain
 from fusegen.schedule.reductions import combine_function, gathering_functions, identity_function
 
@@ -65,7 +65,7 @@ class FragmentView:
     @property
     def uniform(self) -> bool:
         """Whether all lanes see one element."""
-        return self.pattern == Pattern.UNIFORM.value
+        return self.pattern == AccessPattern.UNIFORM.value
 
     @property
     def same_in_row(self) -> bool:
@@ -108,7 +108,7 @@ class ChecksView:
     lanes: tuple[str, ...]
 
 
-def checks_view(checks: Sequence[Check], offsets: Offsets, axes: Axes) -> ChecksView:
+def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> ChecksView:
     """The view of some checks.
 
     Args:
@@ -161,7 +161,7 @@ class CallView:
         return dict(self.results)[result]
 
 
-def call_view(call: Call, offsets: Offsets, lane_axis: sympy.Symbol | None) -> CallView:
+def call_view(call: MathCall, offsets: Offsets, lane_axis: sympy.Symbol | None) -> CallView:
     """The view of a call.
 
     Args:
@@ -173,7 +173,7 @@ def call_view(call: Call, offsets: Offsets, lane_axis: sympy.Symbol | None) -> C
     return CallView(call.function.name, ", ".join(arguments), results)
 
 
-def argument_text(argument: Argument, offsets: Offsets, lane_axis: sympy.Symbol | None) -> str:
+def argument_text(argument: CallArgument, offsets: Offsets, lane_axis: sympy.Symbol | None) -> str:
     """An argument's value for lane ``v``; what is passed is as in `call_view`."""
     if argument.origin is Origin.COORDINATE:
         (value,) = argument.coordinates
@@ -205,7 +205,7 @@ def elements(pointer: Pointer, prefix: str = "") -> str:
     return name if pointer.stream is None else f"random_bits({name}, {pointer.stream})"
 
 
-def kernel_parameters(kernel: Kernel) -> list[str]:
+def kernel_parameters(kernel: LoweredKernel) -> list[str]:
     """Declarations of a kernel's parameters: buffers, sizes, scalars."""
     pointers = list(map(declared, kernel.pointers))
     sizes = [f"i64 {name}" for name in kernel.sizes]
@@ -216,7 +216,7 @@ def _scalar_type(dtype: DType) -> str:
     return "double" if dtype.is_float else "i64"
 
 
-def entry(kernel: Kernel) -> str:
+def entry(kernel: LoweredKernel) -> str:
     """The kernel's symbol."""
     return f"fg_{identifier(kernel.name)}"
 
@@ -283,7 +283,7 @@ class Offsets:
         needed = {name for a in accesses for call, name in self.named.items() if sympy.sympify(a.offset).has(call)}
         return [line for name, line in self.lines.items() if name in needed]
 
-    def check(self, check: Check) -> str:
+    def check(self, check: IndexCheck) -> str:
         """A statement that checks an index, whether it was found before or not."""
         condition = self.condition(check.conditions)
         return f"{f'if ({condition}) ' if condition else ''}{c_text(self._written(check.call))};"
@@ -308,13 +308,13 @@ class Offsets:
         return self.checked.format(function, *map(c_text, call.args[:2]), f"fusegen: {self.kernel}: {call.message}")
 
 
-def cuda_offsets(kernel: Kernel, prefix: str = "") -> Offsets:
+def cuda_offsets(kernel: LoweredKernel, prefix: str = "") -> Offsets:
     """How a CUDA kernel writes offsets."""
     pointers = {p.buffer: p for p in kernel.pointers}
     return Offsets(kernel.name, pointers, "widen(load_once({}, {}))", '{}({}, {}, "{}")', prefix)
 
 
-def cpu_offsets(kernel: Kernel) -> Offsets:
+def cpu_offsets(kernel: LoweredKernel) -> Offsets:
     """How a kernel of the CPU target writes offsets."""
     pointers = {p.buffer: p for p in kernel.pointers}
     return Offsets(kernel.name, pointers, "widen({}[{}])", '{}({}, {}, "{}", failed)')
@@ -454,13 +454,13 @@ def _variables(reduction: Reduction) -> list[str]:
     return ["value"] if single else [c.name for c in REDUCTIONS[reduction.op].components]
 
 
-def reduction_functions(reductions: Iterable[Reduction]) -> list[Function]:
+def reduction_functions(reductions: Iterable[Reduction]) -> list[MathFunction]:
     """The functions of the distinct kinds among some reductions."""
     found = {(_stem(r), r.gathering is None): r for r in reductions}
     return list(dict.fromkeys(function for (kind, _), r in found.items() for function in _functions(kind, r)))
 
 
-def _functions(kind: str, reduction: Reduction) -> tuple[Function, ...]:
+def _functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
     identity = identity_function(f"{kind}_identity", reduction.op, reduction.dtype)
     if reduction.gathering is not None:
         return identity, *gathering_functions(kind, reduction)

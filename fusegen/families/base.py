@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 from fusegen.fusion.matcher import Matcher
 from fusegen.schedule.context import Context
-from fusegen.schedule.kernel import Body, Kernel, Plan
+from fusegen.schedule.kernel import Body, LoweredKernel, Plan
 from fusegen.schedule.program import Launch, Step
 from fusegen.source import Source
 from fusegen.target import Target
 
-Emitters: TypeAlias = Mapping[type[Body], Callable[[Kernel, Launch, Target], Source]]
+Emitters: TypeAlias = Mapping[type[Body], Callable[[LoweredKernel, Launch, Target], Source]]
 """The text of a kernel, by the class of its body."""
 
 MARGIN = 0.97  # of the time of the first plan: what is expected to be hardly faster is not worth a kernel of its own

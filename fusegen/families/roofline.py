@@ -24,7 +24,7 @@ from fusegen.units import human_flops
 # The roofline of a step: its arithmetic intensity beside its GPU's ridge point, and the resource that binds it.
 
 
-class Bound(Enum):
+class Limit(Enum):
     """The resource whose limit a step meets first."""
 
     BANDWIDTH = "bandwidth"
@@ -57,13 +57,13 @@ class Roofline:
         return self._arithmetic / self.peaks.bandwidth if self.peaks else None
 
     @property
-    def bound(self) -> Bound | None:
+    def bound(self) -> Limit | None:
         """The resource that binds the step; launch latency where the work at peak rates takes less time than the launch."""
         if self.peaks is None:
             return None
         if self.seconds == LAUNCH_SECONDS:
-            return Bound.LAUNCH
-        return Bound.ARITHMETIC if self._computing > self._moving else Bound.BANDWIDTH
+            return Limit.LAUNCH
+        return Limit.ARITHMETIC if self._computing > self._moving else Limit.BANDWIDTH
 
     @property
     def seconds(self) -> float | None:

@@ -36,13 +36,13 @@ from fusegen.ir.index_map import Bounds, Position
 from fusegen.ir.ops import Family
 from fusegen.ir.reductions import REDUCTIONS, SCANS
 from fusegen.ir.symbolic import Axes, Dim, Index, literal, product, same
-from fusegen.schedule.access import Access, Multiples, Pattern, divisor
+from fusegen.schedule.access import Access, AccessPattern, Multiples, divisor
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.indices import Check
-from fusegen.schedule.kernel import SCRATCH_BYTES, Body, Kernel, Plan, SharedArrays, arranged
+from fusegen.schedule.indices import IndexCheck
+from fusegen.schedule.kernel import SCRATCH_BYTES, Body, LoweredKernel, Plan, SharedArrays, arranged
 from fusegen.schedule.lanes import Fragments
-from fusegen.schedule.math import Argument, Call, Origin, Parameter, Reduction
+from fusegen.schedule.math import CallArgument, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import element_type, lifted
@@ -96,10 +96,10 @@ class ScanBody(Body):
     column_axes: Axes
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[IndexCheck, ...]
     scans: tuple[Reduction, ...]
-    lift: Call
-    finish: Call
+    lift: MathCall
+    finish: MathCall
     shared: SharedArrays
     plan: ScanPlan
 
@@ -231,7 +231,7 @@ class _ScanBuilder:
         )
         self.scans = {node: self._reduction(node) for node in math.scanned}
         states = [t for t, term in enumerate(math.terms.items) if term.op is Leaf.STATISTIC]
-        self.fragments.values |= {t: Argument(Origin.LANES, self._scanned(t)) for t in states}
+        self.fragments.values |= {t: CallArgument(Origin.LANES, self._scanned(t)) for t in states}
         self.writes = tuple(self._access(context.names.take("result"), s.buffer, s.offset) for s in math.stores)
 
     def launch(self) -> Launch:
@@ -260,7 +260,7 @@ class _ScanBuilder:
         op, element, stem = SCANS[found.op], element_type(self.context.graph, found), f"{found.op.row.name}_{node}"
         parts = REDUCTIONS[op].components
         names = [stem] if len(parts) == 1 else [f"{stem}_{part.name}" for part in parts]
-        components = (Parameter(self.context.names.take(n), p.dtype(element)) for n, p in zip(names, parts, strict=True))
+        components = (MathParameter(self.context.names.take(n), p.dtype(element)) for n, p in zip(names, parts, strict=True))
         return Reduction(op, element, tuple(components))
 
     def _lifted(self) -> list[tuple[str, int]]:
@@ -278,7 +278,7 @@ class _ScanBuilder:
         access = self.context.access(name, buffer, offset, self.lane_axis, self.plan.lanes, conditions)
         indices = [offset, *(b.index for b in conditions)]
         along = any(not isinstance(i, int) and i.has(self.lane_axis) for i in indices)
-        return replace(access, pattern=Pattern.GATHER) if along and access.pattern is Pattern.UNIFORM else access
+        return replace(access, pattern=AccessPattern.GATHER) if along and access.pattern is AccessPattern.UNIFORM else access
 
 
 _VECTOR_BYTES = 16
@@ -316,7 +316,7 @@ def _scratch(body: ScanBody) -> list[list[int]]:
     return [[next(places) for _ in scan.components] if body.shared.scratch else [] for scan in body.scans]
 
 
-def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of a scan's kernel."""
     body = kernel.body
     assert isinstance(body, ScanBody)
@@ -349,7 +349,7 @@ def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
     return assemble(launch, target, math, pipeline)
 
 
-def emit_cpp(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of a scan's kernel."""
     body = kernel.body
     assert isinstance(body, ScanBody)

@@ -17,7 +17,7 @@ from fusegen.ir.index_map import Bounds, ElementSource, Position, holds, identit
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, same
 
-Element: TypeAlias = tuple[int, Position, tuple[Bounds, ...]]
+ReadElement: TypeAlias = tuple[int, Position, tuple[Bounds, ...]]
 """An element of a node: the node, the index, and under which conditions it is needed."""
 
 Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
@@ -60,8 +60,8 @@ def walk(
         UnsupportedError: that is too much for a kernel.
     """
     visit = _Walk(graph, root, axes, accepts, cone, kept)
-    seen: set[Element] = set()
-    stack: list[Element] = [(root, index, ())]
+    seen: set[ReadElement] = set()
+    stack: list[ReadElement] = [(root, index, ())]
     while stack:
         element = stack.pop()
         if element not in seen:
@@ -82,7 +82,7 @@ class _Walk:
     cone: Cone
     kept: Collection[int]
 
-    def below(self, element: Element) -> list[Element]:
+    def below(self, element: ReadElement) -> list[ReadElement]:
         """The elements that an element is computed of; notes what is read from memory instead, and what is an anchor."""
         position, at, bounds = element
         family = self.graph.nodes[position].family
@@ -105,11 +105,11 @@ class _Walk:
         self.cone.conditions |= {s.bounds: None for s, known in possible if s.bounds is not None and known is None}
         return [s for s, known in possible if known is not False]
 
-    def _read(self, position: int, at: Position) -> list[Element]:
+    def _read(self, position: int, at: Position) -> list[ReadElement]:
         self.cone.read(position, at)
         return []
 
-    def _indexed(self, element: Element) -> list[Element]:
+    def _indexed(self, element: ReadElement) -> list[ReadElement]:
         position, at, bounds = element
         if bounds and position != self.root and _is_of_places(self.graph, position):
             return self._read(position, at)
@@ -120,7 +120,7 @@ class _Walk:
         self.cone.inputs[computed] = None
         return [(operand.arg, operand.index, bounds)]
 
-    def _anchored(self, element: Element) -> list[Element]:
+    def _anchored(self, element: ReadElement) -> list[ReadElement]:
         position, at, bounds = element
         self.cone.anchors[position] = None
         node = self.graph.nodes[position]

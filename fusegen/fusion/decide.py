@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
 from fusegen.fusion.accumulator import is_of_heads
-from fusegen.fusion.groups import Kept, is_as_large, is_stored_elsewhere, operand_base, products_of, strip_views
+from fusegen.fusion.groups import Materialized, is_as_large, is_stored_elsewhere, operand_base, products_of, strip_views
 from fusegen.fusion.matcher import Claims, Decision, Matcher
 from fusegen.fusion.order import held
 from fusegen.ir.graph import Graph, Node, Shape
@@ -18,7 +18,7 @@ from fusegen.threads import cached_property
 
 
 def decide(
-    graph: Graph, target: Target, families: Sequence[Matcher], apart: Kept = frozenset(), once: Kept = frozenset()
+    graph: Graph, target: Target, families: Sequence[Matcher], apart: Materialized = frozenset(), once: Materialized = frozenset()
 ) -> Decision:
     """Which values lie in memory besides the results and the operands of products.
 
@@ -60,7 +60,7 @@ def made_of(graph: Graph, value: int) -> set[int]:
     return found
 
 
-def _partials(graph: Graph, ends: Collection[int]) -> Kept:
+def _partials(graph: Graph, ends: Collection[int]) -> Materialized:
     """Statistics of heads of what products end in that are combined in turn: of tiles, say, of which a row is made."""
     near = {p for end in ends for p in made_of(graph, end) if graph.nodes[p].family is Family.REDUCTION}
     return frozenset(p for p in near if _is_combined(graph, p))
@@ -101,7 +101,7 @@ def _stored(graph: Graph, products: Sequence[int], calls: Sequence[int], claims:
 
 _MOST_READERS = 4  # kernels from which on it does not matter how many more there are
 
-Key: TypeAlias = tuple[object, ...]
+KernelKey: TypeAlias = tuple[object, ...]
 """A kernel to come: values of one key will be computed together."""
 
 
@@ -198,9 +198,9 @@ class _Sharing:
             return read + self._bytes(writer | own) * bool(writer) < again
         return read + self._bytes(writer | own) + self._bytes({value}) < again
 
-    def _readers(self, value: int) -> dict[Key, list[int]]:
+    def _readers(self, value: int) -> dict[KernelKey, list[int]]:
         """The kernels that need a value, as far as they matter, with what they compute of it."""
-        found: dict[Key, list[int]] = {}
+        found: dict[KernelKey, list[int]] = {}
         queue, seen = deque([self._ends[value]]), {self._ends[value]}
         while queue and len(found) < _MOST_READERS:
             position = queue.popleft()
@@ -249,7 +249,7 @@ class _Sharing:
         nodes = self.graph.nodes
         return [0 if n.op is Op.RANDOM else nominal(product(n.shape)) * n.dtype.itemsize for n in nodes]
 
-    def _key(self, value: int) -> Key:
+    def _key(self, value: int) -> KernelKey:
         """Values over one iteration space that no other kernel has to come between are computed together."""
         if value in self.alone:
             return (value,)

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from fusegen.errors import UnsupportedError
 from fusegen.fusion.decide import decide
-from fusegen.fusion.groups import Group, Kept, computed, is_stored_elsewhere, limited, strip_views
+from fusegen.fusion.groups import Group, Materialized, computed, is_stored_elsewhere, limited, strip_views
 from fusegen.fusion.grow import absorb, alongside, grow
 from fusegen.fusion.matcher import Matcher, asked
 from fusegen.fusion.order import addressed, first_of, hindered, in_order
 from fusegen.ir.graph import Graph, Node, check_repetition
 from fusegen.ir.ops import Family, Op
-from fusegen.passes.versions import Times
+from fusegen.passes.versions import WriteTimes
 from fusegen.target import Target
 
 
@@ -34,7 +34,7 @@ def fuse(graph: Graph, target: Target, families: Sequence[Matcher]) -> tuple[Gro
         UnsupportedError: values are computed at too many places, or again by too many kernels.
     """
     families, apart = asked(families, graph), frozenset[int]()
-    once: Kept = frozenset()
+    once: Materialized = frozenset()
     while True:
         groups = _groups(graph, target, families, apart, once)
         if again := _summed_again(graph, groups) - once:
@@ -51,7 +51,7 @@ def fuse(graph: Graph, target: Target, families: Sequence[Matcher]) -> tuple[Gro
         apart |= hindering
 
 
-def _summed_again(graph: Graph, groups: Sequence[Group]) -> Kept:
+def _summed_again(graph: Graph, groups: Sequence[Group]) -> Materialized:
     """Sums that several groups compute: each adds in an order of its own, and what they get is not one number."""
     times = Counter(position for group in groups for position in computed(graph, group))
     return frozenset(p for p, count in times.items() if count > 1 and _depends_on_order(graph.nodes[p]))
@@ -61,7 +61,7 @@ def _depends_on_order(node: Node) -> bool:
     return node.dtype.is_float and (node.op in (Op.SUM, Op.PROD) or node.family is Family.SCAN)
 
 
-def _groups(graph: Graph, target: Target, families: Sequence[Matcher], apart: Kept, once: Kept) -> list[Group]:
+def _groups(graph: Graph, target: Target, families: Sequence[Matcher], apart: Materialized, once: Materialized) -> list[Group]:
     """The groups of a graph in no order.
 
     Args:
@@ -70,7 +70,7 @@ def _groups(graph: Graph, target: Target, families: Sequence[Matcher], apart: Ke
     """
     groups: list[Group] = []
     count = 0
-    decision, times = decide(graph, target, families, apart, once), Times.of(graph)
+    decision, times = decide(graph, target, families, apart, once), WriteTimes.of(graph)
     wanted = set(decision.stored.union(strip_views(graph, o) for o in graph.outputs))
     done: set[int] = set()
     while pending := wanted - done:

@@ -16,7 +16,7 @@ READ = (Op.INPUT, Op.RANDOM)
 """Leaves that kernels read element by element: the caller's tensors, and random bits, which are read as if they lay in memory."""
 
 
-Kept: TypeAlias = frozenset[int]
+Materialized: TypeAlias = frozenset[int]
 """Values that lie in memory, though a kernel that needs them could compute them."""
 
 _SEGMENTS = (2, 256)
@@ -85,7 +85,7 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Part:
+class EpiloguePart:
     """Columns of a launch of products that end in an epilogue.
 
     Attributes:
@@ -125,7 +125,7 @@ class Group:
     domain: Domain
     anchors: tuple[int, ...] = ()
     reason: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[EpiloguePart, ...] = ()
     pipeline: str = ""
     match: Any = field(default=None, compare=False, repr=False)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from itertools import combinations
 
-from fusegen.fusion.groups import Group, Kept, is_stored_elsewhere, strip_views
+from fusegen.fusion.groups import Group, Materialized, is_stored_elsewhere, strip_views
 from fusegen.fusion.matcher import Decision, Matcher, matcher_of
 from fusegen.fusion.order import addressed, hindered, is_torn
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.symbolic import nominal, product, same
-from fusegen.passes.versions import Times
+from fusegen.passes.versions import WriteTimes
 from fusegen.target import Target
 
 
@@ -36,8 +36,8 @@ def absorb(
     group: Group,
     others: Sequence[int],
     families: Sequence[Matcher],
-    kept: Kept,
-    times: Times,
+    kept: Materialized,
+    times: WriteTimes,
     groups: Sequence[Group],
 ) -> Group:
     """The group with every other wanted value that it can write as well, of what it reads anyway.
@@ -60,7 +60,9 @@ def absorb(
             return group
 
 
-def alongside(graph: Graph, groups: Sequence[Group], families: Sequence[Matcher], decision: Decision, times: Times) -> list[Group]:
+def alongside(
+    graph: Graph, groups: Sequence[Group], families: Sequence[Matcher], decision: Decision, times: WriteTimes
+) -> list[Group]:
     """The groups, those joined of which none waits for another and which one kernel can compute: first those that read the same,
     then those that give results alone, or values for the same kernels. Others would lie in memory for longer, and spare nothing.
     """
@@ -77,7 +79,7 @@ def alongside(graph: Graph, groups: Sequence[Group], families: Sequence[Matcher]
     return found
 
 
-def _nearest(graph: Graph, groups: Sequence[Group], alone: Kept, apart: Set[tuple[Group, Group]]) -> tuple[int, int] | None:
+def _nearest(graph: Graph, groups: Sequence[Group], alone: Materialized, apart: Set[tuple[Group, Group]]) -> tuple[int, int] | None:
     """The two groups over one iteration space that share most of what they read; None where there are none.
 
     Args:
@@ -106,7 +108,7 @@ def _are_alike(one: Shape, other: Shape) -> bool:
 
 
 def _joined(
-    graph: Graph, groups: Sequence[Group], one: int, other: int, families: Sequence[Matcher], kept: Kept, times: Times
+    graph: Graph, groups: Sequence[Group], one: int, other: int, families: Sequence[Matcher], kept: Materialized, times: WriteTimes
 ) -> list[Group] | None:
     """The groups with two of them as one; None where no kernel computes both, or one comes between."""
     merged: Group | None = groups[one]
@@ -120,7 +122,9 @@ def _joined(
     return joined if is_served and _needed(graph, merged.inputs, joined).isdisjoint(merged.outputs) else None
 
 
-def _with(graph: Graph, group: Group, other: int, families: Sequence[Matcher], kept: Kept, times: Times) -> Group | None:
+def _with(
+    graph: Graph, group: Group, other: int, families: Sequence[Matcher], kept: Materialized, times: WriteTimes
+) -> Group | None:
     """The group with another value that it writes as well; None where one kernel cannot."""
     merged = matcher_of(families, group.kind).merged(graph, group, other, kept)
     merged = None if merged is None else addressed(graph, merged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fusegen.fusion.groups import Group, GroupKind, Kept
+from fusegen.fusion.groups import Group, GroupKind, Materialized
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family
 from fusegen.target import Target
@@ -45,12 +45,12 @@ class Decision:
         held: copies around writes, each with a kernel of its own.
     """
 
-    ends: Kept
+    ends: Materialized
     beside: Mapping[int, int]
-    stored: Kept
-    kept: Kept
+    stored: Materialized
+    kept: Materialized
     refusals: Mapping[int, str]
-    held: Kept = frozenset()
+    held: Materialized = frozenset()
 
 
 class Matcher:
@@ -68,7 +68,7 @@ class Matcher:
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """Adds the values that the family takes whatever else is decided."""
 
-    def beside(self, graph: Graph, target: Target, claims: Claims, stored: Kept) -> Mapping[int, int]:
+    def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
         """Values in memory that kernels of claimed values give as well, each with the value that it is beside.
 
         Args:
@@ -80,7 +80,7 @@ class Matcher:
         """The group that ends in a value; None where the family has none. The first family's is taken."""
         return None
 
-    def merged(self, graph: Graph, group: Group, other: int, kept: Kept) -> Group | None:
+    def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
         """A group of the family with another value that it writes as well; None where one kernel cannot."""
         return None
 

@@ -13,7 +13,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, address, are_apart, base, broadcast_index, gathers, identity_axes, owner
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import nominal, product, same
-from fusegen.passes.versions import BEFORE, COMPUTED, NEVER, Times
+from fusegen.passes.versions import BEFORE, COMPUTED, NEVER, WriteTimes
 
 _BEAM = 8  # beginnings of orders that the search goes on with
 
@@ -195,7 +195,7 @@ def addressed(graph: Graph, group: Group) -> Group:
     return replace(group, inputs=tuple(sorted({*group.inputs, *cone.inputs}))) if cone.inputs else group
 
 
-def is_torn(group: Group, times: Times) -> bool:
+def is_torn(group: Group, times: WriteTimes) -> bool:
     """Whether a group would read a version that a write which it depends on has changed."""
     latest = max(times.latest[p] for p in group.outputs)
     return any(times.deadline.get(p, NEVER) <= latest for p in group.inputs)

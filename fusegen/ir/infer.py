@@ -10,11 +10,11 @@ import sympy
 
 from fusegen.dtypes import DType, promote
 from fusegen.errors import ShapeError, TraceError
-from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Dim, product, same, simplify_dim
 
-Pairs: TypeAlias = Sequence[tuple[Dim, Dim]]
+_Pairs: TypeAlias = Sequence[tuple[Dim, Dim]]
 
 
 class MismatchError(ShapeError):
@@ -24,7 +24,7 @@ class MismatchError(ShapeError):
         sizes: the pairs.
     """
 
-    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None, sizes: Pairs = ()) -> None:
+    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None, sizes: _Pairs = ()) -> None:
         self.sizes = sizes
         super().__init__(what, where=where, mend=mend)
 
@@ -60,22 +60,22 @@ def result(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Operand:
 def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
     """The dtype of an operation's result."""
     rule = op.row.result
-    if rule is Result.EXPLICIT:
+    if rule is DtypeRule.EXPLICIT:
         return cast(DType, attrs["dtype"])
-    if rule is Result.BOOL:
+    if rule is DtypeRule.BOOL:
         return DType.BOOL
-    if rule is Result.PART:
+    if rule is DtypeRule.PART:
         monoid = REDUCTIONS[op]
         return monoid.components[monoid.number(attrs["part"])].dtype(operands[0].dtype)
     if op is Op.MATMUL and operands[0].dtype is not operands[1].dtype:
         raise ShapeError(f"matmul of {operands[0].dtype} and {operands[1].dtype}", mend="cast one of them")
-    if rule is Result.SAME or rule is Result.SUM:
+    if rule is DtypeRule.SAME or rule is DtypeRule.SUM:
         dtype = operands[0].dtype
-        return DType.INT64 if rule is Result.SUM and not dtype.is_float else dtype
+        return DType.INT64 if rule is DtypeRule.SUM and not dtype.is_float else dtype
     common = operand_dtype(op, operands)
-    if rule is Result.FLOATING and not common.is_float:
+    if rule is DtypeRule.FLOATING and not common.is_float:
         raise TraceError(f"{op.row.name} of {common}", mend="convert to a float dtype first")
-    return DType.FLOAT32 if rule is Result.FLOAT and not common.is_float else common
+    return DType.FLOAT32 if rule is DtypeRule.FLOAT and not common.is_float else common
 
 
 def operand_dtype(op: Op, operands: Sequence[Operand]) -> DType:
@@ -92,7 +92,7 @@ def operand_types(op: Op, operands: Sequence[Operand], dtype: DType) -> list[DTy
         return [DType.BOOL, dtype.compute, dtype.compute]
     if op in (Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR, Op.LOGICAL_NOT):
         return [DType.BOOL] * len(operands)
-    if op.row.result is Result.BOOL:
+    if op.row.result is DtypeRule.BOOL:
         return [operand_dtype(op, operands).compute] * len(operands)
     if op in (Op.SORT_KEY, Op.SORTED_VALUE):
         return [o.dtype.compute for o in operands]

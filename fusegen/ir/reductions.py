@@ -17,7 +17,7 @@ from fusegen.ir.ops import Op
 
 
 @dataclass(frozen=True)
-class Scalar:
+class RuleValue:
     """A value in a rule of the table: an operand, a number, or a pointwise operation on others.
 
     Attributes:
@@ -27,29 +27,29 @@ class Scalar:
     """
 
     op: Op | None
-    args: tuple[Scalar, ...] = ()
+    args: tuple[RuleValue, ...] = ()
     text: str = ""
 
-    def apply(self, op: Op, *others: Scalar | float) -> Scalar:
+    def apply(self, op: Op, *others: RuleValue | float) -> RuleValue:
         """An operation on this value and others."""
-        return Scalar(op, (self, *map(_lifted, others)))
+        return RuleValue(op, (self, *map(_lifted, others)))
 
-    def __add__(self, other: Scalar | float) -> Scalar:
+    def __add__(self, other: RuleValue | float) -> RuleValue:
         return self.apply(Op.ADD, other)
 
-    def __sub__(self, other: Scalar | float) -> Scalar:
+    def __sub__(self, other: RuleValue | float) -> RuleValue:
         return self.apply(Op.SUB, other)
 
-    def __mul__(self, other: Scalar | float) -> Scalar:
+    def __mul__(self, other: RuleValue | float) -> RuleValue:
         return self.apply(Op.MUL, other)
 
-    def __truediv__(self, other: Scalar | float) -> Scalar:
+    def __truediv__(self, other: RuleValue | float) -> RuleValue:
         return self.apply(Op.DIV, other)
 
-    def __neg__(self) -> Scalar:
+    def __neg__(self) -> RuleValue:
         return self.apply(Op.NEG)
 
-    def where(self, chosen: Scalar | float, other: Scalar | float) -> Scalar:
+    def where(self, chosen: RuleValue | float, other: RuleValue | float) -> RuleValue:
         """``chosen`` where this holds, ``other`` elsewhere; one of them is no number."""
         return self.apply(Op.WHERE, chosen, other)
 
@@ -59,11 +59,11 @@ class Scalar:
         return self.op is Op.CONSTANT
 
 
-def _lifted(value: Scalar | float) -> Scalar:
-    return value if isinstance(value, Scalar) else Scalar(Op.CONSTANT, (), repr(value))
+def _lifted(value: RuleValue | float) -> RuleValue:
+    return value if isinstance(value, RuleValue) else RuleValue(Op.CONSTANT, (), repr(value))
 
 
-State: TypeAlias = tuple[Scalar, ...]
+StateValues: TypeAlias = tuple[RuleValue, ...]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Component:
         return DType.INT64 if self.is_index else element
 
 
-def _itself(element: Scalar, _index: Scalar) -> State:
+def _itself(element: RuleValue, _index: RuleValue) -> StateValues:
     return (element,)
 
 
@@ -105,9 +105,9 @@ class Gathering:
     pivot: str
     count: str
     sums: tuple[str, ...]
-    lift: Callable[[Scalar, Scalar], State]
-    spread: Callable[[State, Scalar], State]
-    settle: Callable[[Scalar, Scalar, State], State]
+    lift: Callable[[RuleValue, RuleValue], StateValues]
+    spread: Callable[[StateValues, RuleValue], StateValues]
+    settle: Callable[[RuleValue, RuleValue, StateValues], StateValues]
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Monoid:
     """
 
     components: tuple[Component, ...]
-    combine: Callable[[State, State], State]
-    lift: Callable[[Scalar, Scalar], State] = _itself
+    combine: Callable[[StateValues, StateValues], StateValues]
+    lift: Callable[[RuleValue, RuleValue], StateValues] = _itself
     operation: Op | None = None
     approximable: bool = False
     gathering: Gathering | None = None
@@ -156,12 +156,12 @@ def _placed(loses: Op, identity: tuple[str, str], prefers: Op, nowhere: tuple[st
         nowhere: the index of no element.
     """
 
-    def beats(a: Scalar, b: Scalar) -> Scalar:
+    def beats(a: RuleValue, b: RuleValue) -> RuleValue:
         """Tells if a is better than b; NaN is better than every number."""
         is_number = b.apply(Op.EQ, b)
         return a.apply(loses, b).apply(Op.LOGICAL_NOT).apply(Op.LOGICAL_AND, is_number)
 
-    def combine(a: State, b: State) -> State:
+    def combine(a: StateValues, b: StateValues) -> StateValues:
         is_preferred = b[1].apply(prefers, a[1])
         is_as_good = beats(a[0], b[0]).apply(Op.LOGICAL_NOT)
         wins = beats(b[0], a[0]).apply(Op.LOGICAL_OR, is_as_good.apply(Op.LOGICAL_AND, is_preferred))
@@ -179,14 +179,14 @@ def _last(loses: Op, identity: tuple[str, str]) -> Monoid:
     return _placed(loses, identity, Op.GT, _LEAST)
 
 
-def _combined_logarithms(a: State, b: State) -> State:
+def _combined_logarithms(a: StateValues, b: StateValues) -> StateValues:
     """log(e^a + e^b), by the greater one."""
     distance = (a[0] - b[0]).apply(Op.ABS)
     apart = a[0].apply(Op.EQ, b[0]).where(0.0, distance)  # two infinities have no difference
     return (a[0].apply(Op.MAXIMUM, b[0]) + (-apart).apply(Op.EXP).apply(Op.LOG1P),)
 
 
-def _combined_moments(a: State, b: State) -> State:
+def _combined_moments(a: StateValues, b: StateValues) -> StateValues:
     """Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (1979), equation 2.1.
 
     The mean is kept in two parts, the second of which is what rounding took from the first (Dekker 1971): where the mean is far
@@ -203,7 +203,7 @@ def _combined_moments(a: State, b: State) -> State:
     return count, mean, rest, m2_a + m2_b + difference * (difference * (count_a * share))
 
 
-def _settled_moments(pivot: Scalar, count: Scalar, sums: State) -> State:
+def _settled_moments(pivot: RuleValue, count: RuleValue, sums: StateValues) -> StateValues:
     """Of differences from a pivot and of their squares. Since the pivot is one of the n values (or the mean of one of n parts), the
     sum of squares about it is at most n times that about the mean, so that no more is lost than n roundings: Chan, Golub and
     LeVeque, Algorithms for Computing the Sample Variance (1983), section 3."""
@@ -213,7 +213,7 @@ def _settled_moments(pivot: Scalar, count: Scalar, sums: State) -> State:
     return mean, step - (mean - pivot), (squares - apart * step).apply(Op.MAXIMUM, 0.0)
 
 
-def _spread_moments(state: State, pivot: Scalar) -> State:
+def _spread_moments(state: StateValues, pivot: RuleValue) -> StateValues:
     count, mean, rest, m2 = state
     apart = (mean - pivot) + rest
     return count * apart, m2 + count * apart * apart
@@ -229,7 +229,7 @@ _MOMENTS = Gathering(
 )
 
 
-def _combined_normalizers(a: State, b: State) -> State:
+def _combined_normalizers(a: StateValues, b: StateValues) -> StateValues:
     """Milakov and Gimelshein, Online normalizer calculation for softmax (arXiv 1805.02867): the lesser peak's mass is rescaled."""
     (peak_a, mass_a), (peak_b, mass_b) = a, b
     distance = (peak_a - peak_b).apply(Op.ABS)
@@ -238,8 +238,8 @@ def _combined_normalizers(a: State, b: State) -> State:
     return peak_a.apply(Op.MAXIMUM, peak_b), mass
 
 
-_NUMBER_ONE = Scalar(Op.CONSTANT, (), "1.0")
-_NUMBER_ZERO = Scalar(Op.CONSTANT, (), "0.0")
+_NUMBER_ONE = RuleValue(Op.CONSTANT, (), "1.0")
+_NUMBER_ZERO = RuleValue(Op.CONSTANT, (), "0.0")
 
 REDUCTIONS: dict[Op, Monoid] = {
     Op.SUM: _single("sum", _ZERO, Op.ADD),

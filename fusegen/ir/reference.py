@@ -20,11 +20,11 @@ from fusegen.ir.blocks import Blocks
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import chain
 from fusegen.ir.infer import Operand, operand_dtype
-from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.random import random_bits
 from fusegen.ir.symbolic import literal
 
-Rule: TypeAlias = Callable[..., Any]
+OracleRule: TypeAlias = Callable[..., Any]
 
 
 def evaluate(
@@ -146,7 +146,7 @@ class Interpreter:
         attrs = {key: self._concrete(value) for key, value in node.attrs if key != "numbers"}
         attrs |= {name: value.item() for name, value in zip(node.numbers, args[count:], strict=True)}
         args = args[:count]
-        if node.op.row.result is Result.BOOL:
+        if node.op.row.result is DtypeRule.BOOL:
             args = self._compared(node, args)
         if node.family is Family.POINTWISE:
             args = self.wrapped(node, args)
@@ -363,7 +363,7 @@ def _normalizer(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
     return peak if part == "peak" else torch.where(x == peak, 1.0, torch.exp(x - peak)).sum(dims, keepdim=True)
 
 
-def _extreme(function: Callable[..., tuple[Tensor, Tensor]]) -> Rule:
+def _extreme(function: Callable[..., tuple[Tensor, Tensor]]) -> OracleRule:
     """The values or the indices along a dim; indices are those of the first of equal values, also where torch's may be others."""
 
     def rule(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
@@ -375,11 +375,11 @@ def _extreme(function: Callable[..., tuple[Tensor, Tensor]]) -> Rule:
     return rule
 
 
-def _kept(function: Callable[..., Tensor]) -> Rule:
+def _kept(function: Callable[..., Tensor]) -> OracleRule:
     return lambda x, dims: function(x, dims, keepdim=True)
 
 
-NUMBERS: dict[Op, Rule] = {
+NUMBERS: dict[Op, OracleRule] = {
     Op.NEG: operator.neg,
     Op.ABS: operator.abs,
     Op.ADD: operator.add,
@@ -392,7 +392,7 @@ NUMBERS: dict[Op, Rule] = {
 }
 """Python's own operations, of numbers among themselves."""
 
-RULES: dict[Op, Rule] = {
+RULES: dict[Op, OracleRule] = {
     Op.CAST: _cast,
     Op.NEG: operator.neg,
     Op.ABS: torch.abs,

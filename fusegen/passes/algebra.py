@@ -12,7 +12,7 @@ from fusegen.ir.graph import GraphBuilder, Location, Node
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product
 
-Operand: TypeAlias = "Value | float"
+ValueLike: TypeAlias = "Value | float"
 
 
 @dataclass(frozen=True)
@@ -37,40 +37,40 @@ class Value:
         """The operands of the node."""
         return [self.arg(number) for number in range(len(self.node.args))]
 
-    def number(self, name: str) -> Operand:
+    def number(self, name: str) -> ValueLike:
         """A further argument of the node: a literal, or the operand that stands for it."""
         return number(self.args, self.node, name)
 
-    def apply(self, op: Op, *others: Operand, **attrs: object) -> Value:
+    def apply(self, op: Op, *others: ValueLike, **attrs: object) -> Value:
         """An operation on this value and others."""
         args = [self.position, *(self.lift(o).position for o in others)]
         return Value(self.builder, self.builder.add(op, args, location=self.location, **attrs), self.location)
 
-    def lift(self, other: Operand) -> Value:
+    def lift(self, other: ValueLike) -> Value:
         """A number as a value."""
         if isinstance(other, Value):
             return other
         return Value(self.builder, self.builder.constant(other), self.location)
 
-    def __add__(self, other: Operand) -> Value:
+    def __add__(self, other: ValueLike) -> Value:
         return self.apply(Op.ADD, other)
 
     def __radd__(self, other: float) -> Value:
         return self.lift(other).apply(Op.ADD, self)
 
-    def __sub__(self, other: Operand) -> Value:
+    def __sub__(self, other: ValueLike) -> Value:
         return self.apply(Op.SUB, other)
 
     def __rsub__(self, other: float) -> Value:
         return self.lift(other).apply(Op.SUB, self)
 
-    def __mul__(self, other: Operand) -> Value:
+    def __mul__(self, other: ValueLike) -> Value:
         return self.apply(Op.MUL, other)
 
     def __rmul__(self, other: float) -> Value:
         return self.lift(other).apply(Op.MUL, self)
 
-    def __truediv__(self, other: Operand) -> Value:
+    def __truediv__(self, other: ValueLike) -> Value:
         return self.apply(Op.DIV, other)
 
     def __rtruediv__(self, other: float) -> Value:
@@ -79,10 +79,10 @@ class Value:
     def __neg__(self) -> Value:
         return self.apply(Op.NEG)
 
-    def __gt__(self, other: Operand) -> Value:
+    def __gt__(self, other: ValueLike) -> Value:
         return self.apply(Op.GT, other)
 
-    def where(self, chosen: Operand, other: Operand) -> Value:
+    def where(self, chosen: ValueLike, other: ValueLike) -> Value:
         """chosen where this holds, other elsewhere."""
         return self.apply(Op.WHERE, chosen, other)
 
@@ -98,11 +98,11 @@ class Value:
         """How many elements a reduction combines."""
         return product(self.node.shape[d] for d in dims)
 
-    def mean(self, dims: tuple[int, ...], correction: Operand = 0.0) -> Value:
+    def mean(self, dims: tuple[int, ...], correction: ValueLike = 0.0) -> Value:
         """sum / (count - correction)."""
         return self.reduce(Op.SUM, dims).per(self.count(dims), correction)
 
-    def per(self, count: Dim, correction: Operand = 0.0) -> Value:
+    def per(self, count: Dim, correction: ValueLike = 0.0) -> Value:
         """This / (count - correction), and / 0 where nothing is left of the count, which may be a run-time size."""
         if isinstance(count, int) and not isinstance(correction, Value):
             return self * _reciprocal(count - correction)
@@ -124,7 +124,7 @@ class Value:
         return self.node.dtype
 
 
-def number(args: Sequence[Value], node: Node, name: str) -> Operand:
+def number(args: Sequence[Value], node: Node, name: str) -> ValueLike:
     """A further argument of a node with these operands: a literal, or the operand that stands for it."""
     names = list(node.numbers)
     if name in names:

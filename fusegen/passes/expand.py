@@ -10,10 +10,10 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
 from fusegen.passes import special
-from fusegen.passes.algebra import Operand, Value, number
+from fusegen.passes.algebra import Value, ValueLike, number
 
 Expansion: TypeAlias = Callable[[Sequence[Value], Node], Value]
-Rule = TypeVar("Rule", bound=Expansion)
+ExpansionT = TypeVar("ExpansionT", bound=Expansion)
 
 _LONGEST_HELD = 32768
 """Elements of a row up to which every plan reads it once, in registers or shared memory."""
@@ -22,8 +22,8 @@ EXPANSIONS: dict[Op, Expansion] = {}
 """The rule of every operation that is no primitive; `Op.row.primitive` is False for exactly these."""
 
 
-def _expands(op: Op) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
+def _expands(op: Op) -> Callable[[ExpansionT], ExpansionT]:
+    def register(rule: ExpansionT) -> ExpansionT:
         EXPANSIONS[op] = rule
         return rule
 
@@ -362,7 +362,7 @@ def normalized_dims(node: Node) -> tuple[int, ...]:
     return tuple(range(rank - cast(int, node.attr("count")), rank))
 
 
-def standardized(x: Value, node: Node, eps: Operand) -> tuple[Value, Value]:
+def standardized(x: Value, node: Node, eps: ValueLike) -> tuple[Value, Value]:
     """What a norm multiplies: its operand, of a layer norm less the mean, and the reciprocal of its root mean square."""
     dims = normalized_dims(node)
     centered = x - x.mean(dims) if node.op is Op.LAYER_NORM else x

@@ -26,7 +26,7 @@ FIRST, LAST, BEFORE = "first", "last", "before"
 
 
 @dataclass(frozen=True)
-class Times:
+class WriteTimes:
     """When the values of a graph can be computed, by the numbers of its writes, from 1 on in the order of the function.
 
     Attributes:
@@ -38,7 +38,7 @@ class Times:
     deadline: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph) -> Times:
+    def of(cls, graph: Graph) -> WriteTimes:
         """The times of a graph."""
         latest: list[int] = []
         deadline: dict[int, int] = {}
@@ -66,7 +66,7 @@ class _Copies:
     """Rebuilds a graph with copies."""
 
     def __init__(self, graph: Graph) -> None:
-        self._graph, self._times = graph, Times.of(graph)
+        self._graph, self._times = graph, WriteTimes.of(graph)
         self._until: list[int] = []  # for each node, the first write after which it cannot be computed any more
         self._placing = {g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in gathers(graph, put)}
 

@@ -17,7 +17,7 @@ from fusegen.schedule.indices import Loaded
 Multiples: TypeAlias = Mapping[str, int]
 
 
-class Pattern(Enum):
+class AccessPattern(Enum):
     """What the lanes of a thread read or write."""
 
     VECTOR = "vector"  # neighbouring elements
@@ -44,7 +44,7 @@ class Access:
     name: str
     buffer: int
     offset: Index
-    pattern: Pattern
+    pattern: AccessPattern
     width: int = 1
     conditions: tuple[Bounds, ...] = ()
     parts: tuple[str, ...] = ()
@@ -114,13 +114,13 @@ def _acts_as_one(expression: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbo
     return not rest.has(outer) and not rest.has(inner) and same(sympy.expand(b * extent), a)
 
 
-def pattern_of(offset: Index, lane_axis: sympy.Symbol | None) -> Pattern:
+def pattern_of(offset: Index, lane_axis: sympy.Symbol | None) -> AccessPattern:
     """What lanes along an axis do at an offset."""
     expanded = sympy.expand(offset)
     if lane_axis is None or not expanded.has(lane_axis):
-        return Pattern.UNIFORM
+        return AccessPattern.UNIFORM
     rest = sympy.expand(expanded - lane_axis)
-    return Pattern.GATHER if rest.has(lane_axis) else Pattern.VECTOR
+    return AccessPattern.GATHER if rest.has(lane_axis) else AccessPattern.VECTOR
 
 
 def vector_width(offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: int, itemsize: int, multiples: Multiples) -> int:
@@ -145,8 +145,8 @@ def is_alike(bounds: Bounds, lane_axis: sympy.Symbol, lanes: int, multiples: Mul
         multiples: known divisors of sizes, by name.
     """
     pattern = pattern_of(bounds.index, lane_axis)
-    if pattern is not Pattern.VECTOR:
-        return pattern is Pattern.UNIFORM
+    if pattern is not AccessPattern.VECTOR:
+        return pattern is AccessPattern.UNIFORM
     moved = sympy.expand(sympy.sympify(bounds.index) - lane_axis)
     ends = [sympy.expand(sympy.sympify(end)) for end in (bounds.lower, bounds.upper) if end is not None]
     return all(divisor(term, multiples) % lanes == 0 for e in (moved, *ends) for term in sympy.Add.make_args(e))

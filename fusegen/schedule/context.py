@@ -18,15 +18,15 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, product
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula, minimum
-from fusegen.schedule.access import Access, Multiples, Pattern, is_alike, pattern_of, size_names, vector_width
+from fusegen.schedule.access import Access, AccessPattern, Multiples, is_alike, pattern_of, size_names, vector_width
 from fusegen.schedule.evaluate import substitute
-from fusegen.schedule.indices import Check, checks_apart, has_checks, loaded_buffers, scalars_in
-from fusegen.schedule.kernel import Body, Kernel, Plan, Pointer
-from fusegen.schedule.math import Argument, Fast, Origin
+from fusegen.schedule.indices import IndexCheck, checks_apart, has_checks, loaded_buffers, scalars_in
+from fusegen.schedule.kernel import Body, LoweredKernel, Plan, Pointer
+from fusegen.schedule.math import CallArgument, Fast, Origin
 from fusegen.schedule.memory import Memory, Store, total_bytes
 from fusegen.schedule.names import Namer, kernel_functions, plain, scalar_identifier
 from fusegen.schedule.program import Program, Traffic
-from fusegen.schedule.terms import Leaf, Read, Terms
+from fusegen.schedule.terms import BufferRead, Leaf, Terms
 from fusegen.target import Target
 
 Plans: TypeAlias = Mapping[tuple[int, ...], Plan]
@@ -147,15 +147,17 @@ class Context:
     ) -> Access:
         """An access, with its pattern along an axis and the widest legal vectors."""
         pattern, width = pattern_of(offset, axis), 1
-        if pattern is Pattern.VECTOR and axis is not None:
+        if pattern is AccessPattern.VECTOR and axis is not None:
             dtype = self.dtype(buffer)
             width = vector_width(offset, axis, lanes, self.alignment(buffer), dtype.itemsize, self.multiples)
         if axis is not None and any(sympy.sympify(b.index).has(axis) for b in bounds):
             alike = width == lanes and all(is_alike(b, axis, lanes, self.multiples) for b in bounds)
-            pattern, width = (pattern, width) if alike else (Pattern.GATHER, 1)  # else lanes differ in whether they may read at all
+            pattern, width = (
+                (pattern, width) if alike else (AccessPattern.GATHER, 1)
+            )  # else lanes differ in whether they may read at all
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
-    def read_name(self, read: Read) -> str:
+    def read_name(self, read: BufferRead) -> str:
         """A fresh name for what is read from a buffer."""
         return self.names.take(self.memory.spec(read.buffer).name)
 
@@ -176,12 +178,12 @@ class Context:
 # The kernel around calls of math: its parameters are what these calls read, write and compute of coordinates and sizes.
 
 
-Place: TypeAlias = tuple[Index, Sequence[Bounds]]
+BoundedOffset: TypeAlias = tuple[Index, Sequence[Bounds]]
 """An offset in memory, and the conditions under which it is valid."""
 
 
 @dataclass(frozen=True)
-class Uses:
+class KernelUses:
     """What calls of math need of the kernel around them.
 
     Attributes:
@@ -193,7 +195,9 @@ class Uses:
     scalars: frozenset[str]
 
 
-def uses_of(places: Sequence[Place], arguments: Iterable[Argument], checks: Iterable[Check], extents: Iterable[Index]) -> Uses:
+def uses_of(
+    places: Sequence[BoundedOffset], arguments: Iterable[CallArgument], checks: Iterable[IndexCheck], extents: Iterable[Index]
+) -> KernelUses:
     """What calls with some arguments need.
 
     Args:
@@ -210,17 +214,17 @@ def uses_of(places: Sequence[Place], arguments: Iterable[Argument], checks: Iter
     expressions += [e for b in bounds for e in (b.index, b.lower, b.upper) if e is not None]
     expressions += [e for check in checks for e in check.expressions()]
     scalars = frozenset(argument.name for argument in arguments if argument.origin is Origin.SCALAR)
-    return Uses((*expressions, *extents), scalars | scalars_in(expressions))
+    return KernelUses((*expressions, *extents), scalars | scalars_in(expressions))
 
 
 def assemble(
     context: Context,
     body: Body,
-    uses: Sequence[Uses],
+    uses: Sequence[KernelUses],
     pointers: Sequence[Pointer],
     others: Iterable[Index] = (),
     axes: Iterable[sympy.Symbol] = (),
-) -> Kernel:
+) -> LoweredKernel:
     """The kernel that a body is of.
 
     Args:
@@ -233,7 +237,7 @@ def assemble(
     numbers = {number for e in expressions if not isinstance(e, int) for number in e.atoms(RunTimeNumber)}
     scalars = frozenset(number.name for number in numbers).union(*(used.scalars for used in uses))
     named = ((scalar_identifier(name), dtype) for name, dtype in context.graph.scalars)
-    return Kernel(
+    return LoweredKernel(
         name=context.name,
         pointers=tuple(pointers),
         sizes=size_names(expressions, {*axes, *numbers}),
@@ -258,10 +262,10 @@ class Leaves:
         checks: indices that must be in range.
     """
 
-    reads: dict[int, Read]
+    reads: dict[int, BufferRead]
     coordinates: dict[int, Index | Bounds]
     scalars: tuple[int, ...]
-    checks: tuple[Check, ...] = ()
+    checks: tuple[IndexCheck, ...] = ()
 
     def expressions(self) -> list[Index]:
         """Every expression over the axes."""
@@ -281,7 +285,7 @@ class Leaves:
         checks = tuple(c.moved(lambda index: substitute(index, table)) for c in self.checks)
         return Leaves(reads, coordinates, self.scalars, checks)
 
-    def checks_apart(self, stores: Sequence[Index] = ()) -> tuple[Check, ...]:
+    def checks_apart(self, stores: Sequence[Index] = ()) -> tuple[IndexCheck, ...]:
         """The checks that neither reads nor coordinates make.
 
         Args:
@@ -291,14 +295,14 @@ class Leaves:
         return checks_apart(self.checks, [*places, *((v, ()) for v in self.coordinates.values() if not isinstance(v, Bounds))])
 
 
-def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[Check] = ()) -> Leaves:
+def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[IndexCheck] = ()) -> Leaves:
     """The leaves of some terms, which stand for values whose indices must be in range."""
-    reads: dict[int, Read] = {}
+    reads: dict[int, BufferRead] = {}
     coordinates: dict[int, Index | Bounds] = {}
     scalars: list[int] = []
     for position in terms.below(tuple(roots)):
         term = terms.items[position]
-        if isinstance(term.payload, Read):
+        if isinstance(term.payload, BufferRead):
             reads[position] = term.payload
         elif term.op in (Leaf.COORDINATE, Leaf.CONDITION):
             coordinates[position] = term.payload

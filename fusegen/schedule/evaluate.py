@@ -13,18 +13,18 @@ from fusegen.errors import VerificationError
 from fusegen.ir import infer
 from fusegen.ir.graph import Graph, Location, Node, Shape, check_spread
 from fusegen.ir.index_map import Bounds, Position, buffer_strides, flat_offset, holds, index_values, sources
-from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Axes, Index, simplify_dim
-from fusegen.schedule.indices import Check, checked_index
-from fusegen.schedule.terms import Fused, Leaf, Read, Term, Terms, as_number
+from fusegen.schedule.indices import IndexCheck, checked_index
+from fusegen.schedule.terms import BufferRead, FusedOp, Leaf, Term, Terms, as_number
 
 _WRAPPING = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.POW, Op.FLOOR_DIVIDE, Op.LEFT_SHIFT)
 _COMPARISONS = (Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE)
 _ANCHORS = {Family.CONTRACTION: Leaf.ACCUMULATOR, Family.ORDER: Leaf.ORDERED}
 _NARROW_INTEGERS = (DType.UINT8, DType.INT8, DType.INT16, DType.INT32)
 
-Context: TypeAlias = tuple[Bounds, ...]
-Element: TypeAlias = tuple[int, Position, Context]
+_Conditions: TypeAlias = tuple[Bounds, ...]
+_Element: TypeAlias = tuple[int, Position, _Conditions]
 """An element of a node: the node, the index, and under which conditions it is read."""
 
 LeafOf: TypeAlias = Callable[[int, Position], "object | None"]
@@ -59,11 +59,11 @@ class Evaluator:
         self.leaf_of = leaf_of
         self.rounded, self.contracted, self.inverted = rounded, contracted, inverted
         self.terms = Terms()
-        self._memo: dict[Element, int] = {}
-        self._made_of: dict[Element, tuple[Element, ...]] = {}
-        self._checks: dict[Element, Check] = {}
+        self._memo: dict[_Element, int] = {}
+        self._made_of: dict[_Element, tuple[_Element, ...]] = {}
+        self._checks: dict[_Element, IndexCheck] = {}
 
-    def value(self, position: int, index: Position, context: Context = ()) -> int:
+    def value(self, position: int, index: Position, context: _Conditions = ()) -> int:
         """The term of a node's element, in the node's computing type.
 
         Raises:
@@ -84,15 +84,15 @@ class Evaluator:
                 stack += [(e, False) for e in reversed(self._made_of[element])]
         return self._memo[wanted]
 
-    def checks(self) -> tuple[Check, ...]:
+    def checks(self) -> tuple[IndexCheck, ...]:
         """The indices that must be in range, of all gathers that were followed."""
         return tuple(dict.fromkeys(self._checks.values()))
 
-    def checks_of(self, elements: Iterable[tuple[int, Position]]) -> tuple[Check, ...]:
+    def checks_of(self, elements: Iterable[tuple[int, Position]]) -> tuple[IndexCheck, ...]:
         """Those of the gathers that some elements are made of, which were evaluated."""
-        found: dict[Check, None] = {}
-        stack: list[Element] = [(position, index, ()) for position, index in elements]
-        seen: set[Element] = set()
+        found: dict[IndexCheck, None] = {}
+        stack: list[_Element] = [(position, index, ()) for position, index in elements]
+        seen: set[_Element] = set()
         while stack:
             element = stack.pop()
             if element not in seen:
@@ -110,11 +110,11 @@ class Evaluator:
         """
         for gather, value, index in gathers:
             call = checked_index(self.graph, gather, self.terms.integer(self.value(value, index)))
-            self._checks[gather, index, ()] = Check(call)
+            self._checks[gather, index, ()] = IndexCheck(call)
         values = [self.value(self.graph.nodes[v.node].args[1], v.index) for v in index_values([offset])]
         return self._resolved((offset,), values)[0]
 
-    def _below(self, element: Element) -> tuple[Element, ...]:
+    def _below(self, element: _Element) -> tuple[_Element, ...]:
         """The elements that an element is made of; of one that is read, the values that say where it lies."""
         position, index, context = element
         node = self.graph.nodes[position]
@@ -124,7 +124,7 @@ class Evaluator:
             return tuple(part for part, _ in self._parts(element))
         return tuple((s.arg, s.index, context) for s in sources(self.graph, position, index, self.axes))
 
-    def _evaluate(self, element: Element, args: list[int]) -> int:
+    def _evaluate(self, element: _Element, args: list[int]) -> int:
         """The term of an element, of the terms of what it is made of."""
         position, index, context = element
         node = self.graph.nodes[position]
@@ -135,7 +135,7 @@ class Evaluator:
         if node.op is Op.CONCAT:
             return self._concat(element, args)
         if node.family is Family.INDEXING:
-            self._checks[element] = Check(checked_index(self.graph, position, self.terms.integer(args[1])), context)
+            self._checks[element] = IndexCheck(checked_index(self.graph, position, self.terms.integer(args[1])), context)
         if node.family in (Family.VIEW, Family.INDEXING):
             return args[0]
         if node.family is Family.POINTWISE:
@@ -153,14 +153,14 @@ class Evaluator:
             found[value] = checked_index(self.graph, value.node, self.terms.integer(term))
         return tuple(substitute(i, found) for i in index) if found else index
 
-    def _read(self, position: int, index: Position, context: Context) -> int:
+    def _read(self, position: int, index: Position, context: _Conditions) -> int:
         node = self.graph.nodes[position]
         offset = flat_offset(index, buffer_strides(self.graph, position))
         context = self._that_spare(context, index, node.shape)
-        read = Read(self.memory[position], offset, context, node.op is Op.RANDOM)
+        read = BufferRead(self.memory[position], offset, context, node.op is Op.RANDOM)
         return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, read))
 
-    def _that_spare(self, context: Context, index: Position, shape: Shape) -> Context:
+    def _that_spare(self, context: _Conditions, index: Position, shape: Shape) -> _Conditions:
         """Those conditions of a read that spare memory, or keep the index inside of the tensor.
 
         One on other axes than those of the index does not: the element is needed where it holds, and one read serves all points.
@@ -208,7 +208,7 @@ class Evaluator:
         if self._compares_narrow(node):
             args = [self.terms.put(Term(Op.CAST, (a,), DType.INT32, DType.INT32)) for a in args]
         fused = self._multiply_add(position, args) if position in self.contracted else None
-        op, args = (node.op, args) if fused is None else (Fused.MULTIPLY_ADD, fused)
+        op, args = (node.op, args) if fused is None else (FusedOp.MULTIPLY_ADD, fused)
         if position in self.inverted and node.dtype.compute is DType.FLOAT32:
             op, args = Op.MUL, [args[0], self._reciprocal(args[1])]
         computed = self.terms.put(Term(op, tuple(args), node.dtype.compute), location)
@@ -245,7 +245,7 @@ class Evaluator:
         common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
         if common in _NARROW_INTEGERS:
             convert = self._wrapped
-        elif common.is_narrow and node.op.row.result is Result.BOOL:
+        elif common.is_narrow and node.op.row.result is DtypeRule.BOOL:
             convert = self._rounded
         else:
             return args
@@ -290,11 +290,11 @@ class Evaluator:
             return arg
         return self.terms.put(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)
 
-    def _parts(self, element: Element) -> tuple[tuple[Element, Bounds | None], ...]:
+    def _parts(self, element: _Element) -> tuple[tuple[_Element, Bounds | None], ...]:
         """The parts of a concatenation that may hold an element, the last first, with the bounds that decide; None where it is
         known to."""
         position, index, context = element
-        found: list[tuple[Element, Bounds | None]] = []
+        found: list[tuple[_Element, Bounds | None]] = []
         for source in reversed(sources(self.graph, position, index, self.axes)):
             bounds = source.bounds
             assert bounds is not None
@@ -305,7 +305,7 @@ class Evaluator:
                 found.append(((source.arg, source.index, (*context, self._in_question(bounds))), bounds))
         return tuple(found)
 
-    def _concat(self, element: Element, values: list[int]) -> int:
+    def _concat(self, element: _Element, values: list[int]) -> int:
         """The operand that holds the element: chosen now where its bounds are known, else by a condition."""
         chosen: int | None = None
         for value, (_, bounds) in zip(values, self._parts(element), strict=True):

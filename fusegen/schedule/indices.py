@@ -111,23 +111,23 @@ def _input_name(graph: Graph, position: int) -> str | None:
 
 
 @dataclass(frozen=True)
-class Check:
+class IndexCheck:
     """An index that must be in range where some conditions hold."""
 
     call: Checked
     conditions: tuple[Bounds, ...] = ()
 
-    def moved(self, move: Callable[[Index], Index]) -> Check:
+    def moved(self, move: Callable[[Index], Index]) -> IndexCheck:
         """The same over other axes; bounds stay."""
         bounds = (replace(b, index=move(b.index)) for b in self.conditions)
-        return Check(cast(Checked, move(self.call)), tuple(bounds))
+        return IndexCheck(cast(Checked, move(self.call)), tuple(bounds))
 
     def expressions(self) -> list[Index]:
         """Everything in it."""
         return [self.call, *(e for b in self.conditions for e in (b.index, b.lower or 0, b.upper or 0))]
 
 
-def checks_apart(checks: Sequence[Check], places: Iterable[tuple[Index, tuple[Bounds, ...]]]) -> tuple[Check, ...]:
+def checks_apart(checks: Sequence[IndexCheck], places: Iterable[tuple[Index, tuple[Bounds, ...]]]) -> tuple[IndexCheck, ...]:
     """The checks that nothing makes which the kernel computes anyway.
 
     Args:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Dim
-from fusegen.schedule.math import Fast, Function, Parameter, Result
+from fusegen.schedule.math import Fast, MathFunction, MathParameter, MathResult
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 SCRATCH_BYTES = 8
@@ -152,7 +152,7 @@ class Pointer:
 
 
 @dataclass(frozen=True, repr=False)
-class Kernel:
+class LoweredKernel:
     """All that emission needs of one kernel.
 
     Attributes:
@@ -181,8 +181,8 @@ class Kernel:
 
 
 def cut(
-    terms: Terms, name: str, roots: Sequence[tuple[str, int]], given: Mapping[int, Parameter], *, fast: Fast, doc: str = ""
-) -> tuple[Function, tuple[int, ...]]:
+    terms: Terms, name: str, roots: Sequence[tuple[str, int]], given: Mapping[int, MathParameter], *, fast: Fast, doc: str = ""
+) -> tuple[MathFunction, tuple[int, ...]]:
     """A function that computes some terms from others.
 
     Args:
@@ -202,12 +202,12 @@ def cut(
     used = tuple(p for p in given if p in local)
     moved = tuple(_localized(terms.items[p], local, p in stop) for p in body)
     parameters = dict.fromkeys(given[p] for p in used)
-    function = Function(
+    function = MathFunction(
         name=name,
         parameters=tuple(parameters),
         terms=moved,
         leaves=tuple((local[p], given[p].name) for p in used),
-        results=tuple(Result(n, local[t], terms.items[t].dtype) for n, t in roots),
+        results=tuple(MathResult(n, local[t], terms.items[t].dtype) for n, t in roots),
         locations=tuple(terms.locations[p] for p in body),
         fast=fast,
         doc=doc,

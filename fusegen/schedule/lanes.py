@@ -18,14 +18,14 @@ from fusegen.fusion.accumulator import LANES, OCTET, is_same_row
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, literal, same, simplify_dim
-from fusegen.schedule.access import Access, Pattern, divisor, is_alike, vector_width
-from fusegen.schedule.context import Context, Leaves, Uses, assemble, bound_index, leaves_of, uses_of
+from fusegen.schedule.access import Access, AccessPattern, divisor, is_alike, vector_width
+from fusegen.schedule.context import Context, KernelUses, Leaves, assemble, bound_index, leaves_of, uses_of
 from fusegen.schedule.evaluate import Evaluator, LeafOf
-from fusegen.schedule.indices import Check, checks_apart
-from fusegen.schedule.kernel import Body, Kernel, cut
-from fusegen.schedule.math import Argument, Call, Fast, Function, LaneFunction, LaneRead, Origin, Parameter
+from fusegen.schedule.indices import IndexCheck, checks_apart
+from fusegen.schedule.kernel import Body, LoweredKernel, cut
+from fusegen.schedule.math import CallArgument, Fast, LaneFunction, LaneRead, MathCall, MathFunction, MathParameter, Origin
 from fusegen.schedule.names import scalar_identifier
-from fusegen.schedule.terms import SMALL, Leaf, Read, Terms, narrowed
+from fusegen.schedule.terms import SMALL, BufferRead, Leaf, Terms, narrowed
 
 PAIR = axis_symbol("pair")
 """The number of a pair of lanes."""
@@ -95,11 +95,11 @@ class LaneMath:
     words: Mapping[Index, str]
     moves: Mapping[sympy.Symbol, Index]
     optional: Dim | None = None
-    checks: tuple[Check, ...] = ()
+    checks: tuple[IndexCheck, ...] = ()
     limit: int = SMALL
 
 
-def lane_checks(evaluator: Evaluator, firsts: Sequence[tuple[int, Position]], optional: Dim | None) -> tuple[Check, ...]:
+def lane_checks(evaluator: Evaluator, firsts: Sequence[tuple[int, Position]], optional: Dim | None) -> tuple[IndexCheck, ...]:
     """The indices that must be in range of what was evaluated for both lanes.
 
     Args:
@@ -111,7 +111,7 @@ def lane_checks(evaluator: Evaluator, firsts: Sequence[tuple[int, Position]], op
         return checks
     first = evaluator.checks_of(firsts)
     exists = _exists(optional)
-    return tuple(c if c in first else Check(c.call, (*c.conditions, exists)) for c in checks)
+    return tuple(c if c in first else IndexCheck(c.call, (*c.conditions, exists)) for c in checks)
 
 
 def _exists(extent: Dim) -> Bounds:
@@ -141,7 +141,7 @@ def lane_kernel(
     written: Sequence[int],
     offsets: Iterable[Index],
     matrices: Sequence[int] = (),
-) -> Kernel:
+) -> LoweredKernel:
     """The kernel that calls some functions.
 
     Args:
@@ -158,7 +158,7 @@ def lane_kernel(
     return assemble(context, body, uses, pointers, offsets, {symbol for f in functions for symbol in f.axes.symbols})
 
 
-def _uses(function: LaneFunction) -> Uses:
+def _uses(function: LaneFunction) -> KernelUses:
     places = [place for read in function.reads for place in read.places]
     return uses_of(places, function.arguments, function.checks, function.axes.extents[1:-1])  # by which a row is found
 
@@ -169,7 +169,7 @@ class _Builder:
         self.leaves = leaves_of(math.terms, math.roots, math.checks).moved(math.moves)
         self.lanes: dict[int, tuple[str, int]] = self._accumulators()
         self.values: dict[int, str] = {}
-        self.arguments: dict[str, Argument] = {name: Argument(Origin.LANES, name) for name, _ in self.lanes.values()}
+        self.arguments: dict[str, CallArgument] = {name: CallArgument(Origin.LANES, name) for name, _ in self.lanes.values()}
         self.reads = tuple(_group(self.leaves, self._may_be_absent(), self._take_read))
         self._name_scalars()
 
@@ -182,7 +182,7 @@ class _Builder:
         arguments = tuple(self.arguments[p.name] for p in function.parameters)
         return LaneFunction(function, lanewise, arguments, self.reads, self._checks(), self.math.axes)
 
-    def _checks(self) -> tuple[Check, ...]:
+    def _checks(self) -> tuple[IndexCheck, ...]:
         """The checks that neither reads nor coordinates make."""
         reads = [place for read in self.reads for place in read.places]
         values = [(v, ()) for a in self.arguments.values() for v in a.coordinates if not isinstance(v, Bounds)]
@@ -213,7 +213,7 @@ class _Builder:
             self.lanes |= {t: (name, lane) for lane, t in enumerate(members)}
         else:
             self.values[members[0]] = name
-        self.arguments[name] = Argument(Origin.LANES if both else Origin.VALUE, name)
+        self.arguments[name] = CallArgument(Origin.LANES if both else Origin.VALUE, name)
         offsets = tuple(r.offset for r in reads)
         vector = both and self._are_alike(*conditions) and self._is_aligned(reads[0])
         return LaneRead(name, reads[0].buffer, offsets, conditions, vector)
@@ -239,7 +239,7 @@ class _Builder:
         terms = sympy.Add.make_args(sympy.expand(index))
         return math.gcd(*(divisor(sympy.sympify(t).subs(ones), self.context.multiples, own) for t in terms))
 
-    def _is_aligned(self, read: Read) -> bool:
+    def _is_aligned(self, read: BufferRead) -> bool:
         """Whether two elements from an offset on can be read at once."""
         own = self.context.alignment(read.buffer) // self.context.dtype(read.buffer).itemsize
         return math.gcd(LANES, own, self._divisor(read.offset, max(1, own))) == LANES
@@ -248,9 +248,9 @@ class _Builder:
         for position in self._below():
             term = self.terms.items[position]
             if term.op is Leaf.SCALAR:
-                self._name(position, Argument(Origin.SCALAR, scalar_identifier(str(term.payload))))
+                self._name(position, CallArgument(Origin.SCALAR, scalar_identifier(str(term.payload))))
             elif term.op is Leaf.STATISTIC:
-                self._name(position, Argument(Origin.VALUE, str(term.payload)))
+                self._name(position, CallArgument(Origin.VALUE, str(term.payload)))
 
     def _name_coordinates(self, partner: Mapping[int, int]) -> None:
         seconds = set(partner.values()) - set(partner)
@@ -258,7 +258,7 @@ class _Builder:
             if position not in seconds:
                 other = partner.get(position, position)
                 values = (value,) if other == position else (value, self.leaves.coordinates[other])
-                self._name(position, Argument(Origin.COORDINATE, self._word(value), values))
+                self._name(position, CallArgument(Origin.COORDINATE, self._word(value), values))
 
     def _word(self, value: Index | Bounds) -> str:
         """What a coordinate is called; one that is needed in two types is passed twice."""
@@ -269,23 +269,23 @@ class _Builder:
             return word
         return self.context.names.take(word or (value.name if isinstance(value, sympy.Symbol) else "coordinate"))
 
-    def _name(self, position: int, argument: Argument) -> None:
+    def _name(self, position: int, argument: CallArgument) -> None:
         self.values[position] = argument.name
         self.arguments[argument.name] = argument
 
     # The function.
 
-    def _function(self, name: str, lanewise: bool, fast: Fast) -> Function:
+    def _function(self, name: str, lanewise: bool, fast: Fast) -> MathFunction:
         terms, roots = self.terms.items, self.math.roots
         results = list(zip(_result_names(len(roots) // LANES, lanewise), roots[:: LANES if lanewise else 1], strict=True))
-        given: dict[int, Parameter] = {}
+        given: dict[int, MathParameter] = {}
         texts = dict(self.values)
         for position, (group, lane) in self.lanes.items():
             if lanewise and lane > 0:
                 continue  # the other lane's call
-            given[position] = Parameter(group, terms[position].dtype, 1 if lanewise else LANES)
+            given[position] = MathParameter(group, terms[position].dtype, 1 if lanewise else LANES)
             texts[position] = group if lanewise else f"{group}[{lane}]"
-        given |= {t: Parameter(n, terms[t].dtype) for t, n in sorted(self.values.items())}
+        given |= {t: MathParameter(n, terms[t].dtype) for t, n in sorted(self.values.items())}
         function, used = cut(self.terms, name, results, given, fast=fast)
         leaves = tuple((position, texts[t]) for (position, _), t in zip(function.leaves, used, strict=True))
         return replace(function, leaves=leaves)
@@ -316,12 +316,12 @@ def _group(leaves: Leaves, absent: Mapping[int, Bounds], take: _Take) -> list[La
     return found
 
 
-def _is_next(read: Read, other: Read) -> bool:
+def _is_next(read: BufferRead, other: BufferRead) -> bool:
     """Whether the other read is of the next element."""
     return read.buffer == other.buffer and same(simplify_dim(read.offset + 1), other.offset)
 
 
-def _conditions(read: Read, exists: Bounds | None) -> tuple[Bounds, ...]:
+def _conditions(read: BufferRead, exists: Bounds | None) -> tuple[Bounds, ...]:
     return read.conditions if exists is None else (*read.conditions, exists)
 
 
@@ -396,21 +396,26 @@ class Fragments:
     """
 
     def __init__(
-        self, context: Context, terms: Terms, leaves: Leaves, access: Callable[[str, Read], Access], stores: Sequence[Index] = ()
+        self,
+        context: Context,
+        terms: Terms,
+        leaves: Leaves,
+        access: Callable[[str, BufferRead], Access],
+        stores: Sequence[Index] = (),
     ) -> None:
         self.context, self.terms = context, terms
         self.reads = {t: access(context.read_name(read), read) for t, read in leaves.reads.items()}
         self.checks = leaves.checks_apart(stores)
-        self.values = {t: Argument(_origin(a), a.name) for t, a in self.reads.items()}
+        self.values = {t: CallArgument(_origin(a), a.name) for t, a in self.reads.items()}
         for t, value in leaves.coordinates.items():
-            self.values[t] = Argument(Origin.COORDINATE, context.names.take("coordinate"), (value,))
-        self.values |= {t: Argument(Origin.SCALAR, scalar_identifier(str(terms.items[t].payload))) for t in leaves.scalars}
+            self.values[t] = CallArgument(Origin.COORDINATE, context.names.take("coordinate"), (value,))
+        self.values |= {t: CallArgument(Origin.SCALAR, scalar_identifier(str(terms.items[t].payload))) for t in leaves.scalars}
 
-    def parameter(self, term: int) -> Parameter:
+    def parameter(self, term: int) -> MathParameter:
         """A term as functions take it."""
-        return Parameter(self.values[term].name, self.terms.items[term].dtype)
+        return MathParameter(self.values[term].name, self.terms.items[term].dtype)
 
-    def call(self, name: str, roots: Sequence[tuple[str, int]], given: Iterable[int] | None = None) -> Call:
+    def call(self, name: str, roots: Sequence[tuple[str, int]], given: Iterable[int] | None = None) -> MathCall:
         """A call of the function that computes some terms.
 
         Args:
@@ -420,9 +425,11 @@ class Fragments:
         """
         parameters = {t: self.parameter(t) for t in (self.values if given is None else given)}
         function, used = cut(self.terms, name, roots, parameters, fast=self.context.fast)
-        return Call(function, tuple(self.values[t] for t in used))
+        return MathCall(function, tuple(self.values[t] for t in used))
 
-    def kernel(self, body: Body, writes: Sequence[Access], axes: Sequence[Axes], others: Sequence[sympy.Symbol] = ()) -> Kernel:
+    def kernel(
+        self, body: Body, writes: Sequence[Access], axes: Sequence[Axes], others: Sequence[sympy.Symbol] = ()
+    ) -> LoweredKernel:
         """The kernel.
 
         Args:
@@ -439,7 +446,7 @@ class Fragments:
 
 
 def _origin(access: Access) -> Origin:
-    return Origin.VALUE if access.pattern is Pattern.UNIFORM else Origin.LANES
+    return Origin.VALUE if access.pattern is AccessPattern.UNIFORM else Origin.LANES
 
 
 # Accesses to neighbours whose places alternate, as those to the pairs of an interleaved rotation: one vector of all of them.
@@ -467,7 +474,7 @@ def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol
     return tuple(found)
 
 
-def bytes_in_turn(context: Context, kinds: Sequence[Sequence[Read]], axis: sympy.Symbol) -> int:
+def bytes_in_turn(context: Context, kinds: Sequence[Sequence[BufferRead]], axis: sympy.Symbol) -> int:
     """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none.
 
     Args:
@@ -481,7 +488,7 @@ def bytes_in_turn(context: Context, kinds: Sequence[Sequence[Read]], axis: sympy
 
 def _run_of(first: Access, others: Sequence[Access], axis: sympy.Symbol) -> list[Access]:
     """The accesses that touch, with one of them, all elements of a run; the first alone where there are none."""
-    step = literal(sympy.expand(first.offset).coeff(axis)) if first.pattern is Pattern.GATHER else None
+    step = literal(sympy.expand(first.offset).coeff(axis)) if first.pattern is AccessPattern.GATHER else None
     if step is None or not 2 <= step <= _MOST:
         return [first]
     alike = [a for a in others if a.buffer == first.buffer and a.conditions == first.conditions]
@@ -499,4 +506,4 @@ def _joined(context: Context, run: Sequence[Access], axis: sympy.Symbol, lanes: 
     start = sympy.expand(first.offset - (step - 1) * axis)
     width = vector_width(start, axis, lanes * step, context.alignment(first.buffer), dtype.itemsize, context.multiples)
     name = context.names.take(f"{first.name}_in_turn")
-    return Access(name, first.buffer, first.offset, Pattern.INTERLEAVED, width, first.conditions, tuple(a.name for a in run))
+    return Access(name, first.buffer, first.offset, AccessPattern.INTERLEAVED, width, first.conditions, tuple(a.name for a in run))

@@ -11,7 +11,7 @@ from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import REDUCTIONS, Gathering
 from fusegen.ir.symbolic import Axes, Index
-from fusegen.schedule.indices import Check
+from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.terms import Term
 
 
@@ -30,7 +30,7 @@ class Fast(IntEnum):
 
 
 @dataclass(frozen=True)
-class Parameter:
+class MathParameter:
     """An argument of a math function: a name and the type in which it is computed."""
 
     name: str
@@ -39,7 +39,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Result:
+class MathResult:
     """A result of a math function: a name and the term."""
 
     name: str
@@ -48,7 +48,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Function:
+class MathFunction:
     """A piece of the user's math: a pure function of values in registers.
 
     Attributes:
@@ -63,10 +63,10 @@ class Function:
     """
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[MathParameter, ...]
     terms: tuple[Term, ...]
     leaves: tuple[tuple[int, str], ...]
-    results: tuple[Result, ...]
+    results: tuple[MathResult, ...]
     locations: tuple[Location | None, ...]
     fast: Fast
     doc: str = ""
@@ -82,7 +82,7 @@ class Origin(Enum):
 
 
 @dataclass(frozen=True)
-class Argument:
+class CallArgument:
     """How a call of a math function gets a parameter.
 
     Attributes:
@@ -96,11 +96,11 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Call:
+class MathCall:
     """A call of a math function in a pipeline."""
 
-    function: Function
-    arguments: tuple[Argument, ...]
+    function: MathFunction
+    arguments: tuple[CallArgument, ...]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Copy:
 
     name: str
     dtype: DType
-    value: Argument
+    value: CallArgument
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,16 @@ class Reduction:
 
     op: Op
     dtype: DType
-    components: tuple[Parameter, ...]
+    components: tuple[MathParameter, ...]
     fast: Fast = Fast.NONE
     gathering: Gathering | None = None
 
-    def of(self, component: str) -> Parameter:
+    def of(self, component: str) -> MathParameter:
         """The variable of a component."""
         return self.components[REDUCTIONS[self.op].number(component)]
 
     @property
-    def lifted(self) -> tuple[Parameter, ...]:
+    def lifted(self) -> tuple[MathParameter, ...]:
         """Of the components, those that an element must be given as."""
         return self.components if self.gathering is None else (self.of(self.gathering.pivot),)
 
@@ -184,9 +184,9 @@ class LaneFunction:
         axes: the iteration space; the last axis numbers pairs of lanes.
     """
 
-    function: Function
+    function: MathFunction
     lanewise: bool
-    arguments: tuple[Argument, ...]
+    arguments: tuple[CallArgument, ...]
     reads: tuple[LaneRead, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[IndexCheck, ...]
     axes: Axes

@@ -39,7 +39,7 @@ from fusegen.program.call import (
 )
 from fusegen.program.formula import Formula, formula_of, size
 from fusegen.program.numbers import Numbers
-from fusegen.schedule.kernel import Kernel, Plan
+from fusegen.schedule.kernel import LoweredKernel, Plan
 from fusegen.schedule.names import scalar_identifier
 from fusegen.target import Target
 from fusegen.threads import cached_property
@@ -86,7 +86,7 @@ class Launch:
         part: 0 of a launch of its own; else its number, from 1, among the parts of one launch, of which each has a range of blocks.
     """
 
-    kernel: Kernel
+    kernel: LoweredKernel
     group: Group
     tensor_maps: tuple[TensorMapSpec, ...]
     grid: Formula
@@ -140,7 +140,7 @@ def whole_launch(parts: Sequence[Launch]) -> Launch:
     blocks of all parts but the last."""
     first = parts[0]
     kernels = [part.kernel for part in parts]
-    kernel = Kernel(
+    kernel = LoweredKernel(
         f"{first.kernel.name}_to_{parts[-1].kernel.name.rpartition('_')[2]}",
         tuple(dict.fromkeys(pointer for kernel in kernels for pointer in kernel.pointers)),
         tuple(dict.fromkeys(name for kernel in kernels for name in kernel.sizes)),

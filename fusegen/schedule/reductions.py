@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
-from fusegen.ir.ops import Op, Result
-from fusegen.ir.reductions import REDUCTIONS, Scalar, State
+from fusegen.ir.ops import DtypeRule, Op
+from fusegen.ir.reductions import REDUCTIONS, RuleValue, StateValues
 from fusegen.schedule.kernel import cut
-from fusegen.schedule.math import Fast, Function, Parameter, Reduction
+from fusegen.schedule.math import Fast, MathFunction, MathParameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 
@@ -26,7 +26,7 @@ def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: F
     found = graph.nodes[node]
     monoid, element = REDUCTIONS[found.op], element_type(graph, found)
     names = [name] if len(monoid.components) == 1 else [f"{name}_{c.name}" for c in monoid.components]
-    components = tuple(Parameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
+    components = tuple(MathParameter(take(n), c.dtype(element)) for n, c in zip(names, monoid.components, strict=True))
     return Reduction(
         found.op, element, components, fast if monoid.approximable else Fast.NONE, monoid.gathering if gathers else None
     )
@@ -71,7 +71,7 @@ def combined(terms: Terms, op: Op, one: Sequence[int], other: Sequence[int]) -> 
     return _state(terms, op, REDUCTIONS[op].combine(a, b), operands, terms.items[one[0]].dtype)
 
 
-def identity_function(name: str, op: Op, dtype: DType) -> Function:
+def identity_function(name: str, op: Op, dtype: DType) -> MathFunction:
     """A function that gives the state of no elements."""
     terms, monoid = Terms(), REDUCTIONS[op]
     roots = []
@@ -81,22 +81,22 @@ def identity_function(name: str, op: Op, dtype: DType) -> Function:
     return cut(terms, name, _results(op, roots), {}, fast=Fast.NONE)[0]
 
 
-def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE) -> Function:
+def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE) -> MathFunction:
     """A function that combines two states: the components of the first, then those of the second."""
     terms, monoid = Terms(), REDUCTIONS[op]
     single = len(monoid.components) == 1
     sides = [[side if single else f"{side}_{c.name}" for c in monoid.components] for side in ("a", "b")]
     types = [c.dtype(dtype) for c in monoid.components]
-    given: dict[int, Parameter] = {}
+    given: dict[int, MathParameter] = {}
     for names in sides:
         for parameter, kind in zip(names, types, strict=True):
-            given[terms.put(Term(Leaf.SCALAR, (), kind, parameter))] = Parameter(parameter, kind)
+            given[terms.put(Term(Leaf.SCALAR, (), kind, parameter))] = MathParameter(parameter, kind)
     roots = combined(terms, op, list(given)[: len(types)], list(given)[len(types) :])
     function = cut(terms, name, _results(op, roots), given, fast=fast)[0]
     return replace(function, parameters=tuple(given.values()))
 
 
-def gathering_functions(kind: str, reduction: Reduction) -> tuple[Function, ...]:
+def gathering_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:
     """The functions with which states are combined as sums about a pivot: one adds an element to sums (``_gather``), one gives the
     sums that a state is (``_spread``), and one the state that sums are (``_settle``), each from its operands in the order of the
     table's rule.
@@ -119,10 +119,10 @@ def gathering_functions(kind: str, reduction: Reduction) -> tuple[Function, ...]
     )
 
 
-def _function(name: str, dtype: DType, operands: Sequence[str], results: Sequence[str], values: State) -> Function:
+def _function(name: str, dtype: DType, operands: Sequence[str], results: Sequence[str], values: StateValues) -> MathFunction:
     """A function of operands that all have one type, as its results have."""
     terms = Terms()
-    given = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): Parameter(operand, dtype) for operand in operands}
+    given = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): MathParameter(operand, dtype) for operand in operands}
     places = {parameter.name: place for place, parameter in given.items()}
     roots = [(result, _put(terms, value, places, dtype)) for result, value in zip(results, values, strict=True)]
     return replace(cut(terms, name, roots, given, fast=Fast.NONE)[0], parameters=tuple(given.values()))
@@ -134,16 +134,16 @@ def _results(op: Op, roots: Sequence[int]) -> list[tuple[str, int]]:
     return list(zip(names, roots, strict=True))
 
 
-def _operand(name: str) -> Scalar:
-    return Scalar(None, (), name)
+def _operand(name: str) -> RuleValue:
+    return RuleValue(None, (), name)
 
 
-def _state(terms: Terms, op: Op, state: State, operands: Mapping[str, int], element: DType) -> tuple[int, ...]:
+def _state(terms: Terms, op: Op, state: StateValues, operands: Mapping[str, int], element: DType) -> tuple[int, ...]:
     components = REDUCTIONS[op].components
     return tuple(_put(terms, value, operands, c.dtype(element)) for value, c in zip(state, components, strict=True))
 
 
-def _put(terms: Terms, value: Scalar, operands: Mapping[str, int], dtype: DType) -> int:
+def _put(terms: Terms, value: RuleValue, operands: Mapping[str, int], dtype: DType) -> int:
     """The term of a value in a rule; a number has the type of what it meets."""
     if value.op is None:
         return operands[value.text]
@@ -152,4 +152,4 @@ def _put(terms: Terms, value: Scalar, operands: Mapping[str, int], dtype: DType)
     known = {k: _put(terms, arg, operands, dtype) for k, arg in enumerate(value.args) if not arg.is_number}
     common = terms.items[known[max(known)]].dtype  # of values; the condition of `where` is its first operand
     args = tuple(known[k] if k in known else _put(terms, arg, operands, common) for k, arg in enumerate(value.args))
-    return terms.put(Term(value.op, args, DType.BOOL if value.op.row.result is Result.BOOL else common))
+    return terms.put(Term(value.op, args, DType.BOOL if value.op.row.result is DtypeRule.BOOL else common))

@@ -37,14 +37,14 @@ class Leaf(Enum):
     ACCUMULATOR = "accumulator"
 
 
-class Fused(Enum):
+class FusedOp(Enum):
     """Operations of kernels that are made of several nodes of a graph."""
 
     MULTIPLY_ADD = "multiply_add"  # a * b + c, rounded once
 
 
 @dataclass(frozen=True)
-class Read:
+class BufferRead:
     """A read of a buffer at an offset in elements, under conditions on indices; what is drawn is computed there, of a key."""
 
     buffer: int
@@ -61,12 +61,12 @@ class Term:
         op: the operation, or the kind of leaf.
         args: earlier terms.
         dtype: the type in which it is computed.
-        payload: a leaf's source: a `Read`, an index, bounds, a name, a number, a node with the lane's index; for a cast, the
+        payload: a leaf's source: a `BufferRead`, an index, bounds, a name, a number, a node with the lane's index; for a cast, the
             type whose precision it is rounded to.
         location: the user's line; not part of equality.
     """
 
-    op: Op | Fused | Leaf
+    op: Op | FusedOp | Leaf
     args: tuple[int, ...]
     dtype: DType
     payload: object = None
@@ -117,7 +117,7 @@ class Terms:
             return total + self._choice(term)
         if term.op is Leaf.SCALAR:
             return total + Scalar(Str(scalar_identifier(str(term.payload))))
-        if isinstance(term.payload, Read):
+        if isinstance(term.payload, BufferRead):
             return total + Loaded(term.payload.buffer, term.payload.offset)
         if term.op is Leaf.COORDINATE:
             return total + cast(sympy.Expr, term.payload)

@@ -16,7 +16,7 @@ from fusegen.ir.formula import evaluate, extract, formula
 from fusegen.ir.formula import relation as relation_of
 from fusegen.ir.graph import GraphBuilder, InputSpec, ScalarProgram, dependencies
 from fusegen.ir.infer import MismatchError, broadcast
-from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.program.numbers import ERRORS
 from fusegen.trace.float8 import require_wide, without_overflow
@@ -477,7 +477,12 @@ def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTens
         TraceError: the graph's float32 would not be what torch gives.
     """
     default = torch.get_default_dtype()
-    if default is torch.float32 or value._node.dtype is not DType.FLOAT32 or value._node.weak or op.row.result is Result.EXPLICIT:
+    if (
+        default is torch.float32
+        or value._node.dtype is not DType.FLOAT32
+        or value._node.weak
+        or op.row.result is DtypeRule.EXPLICIT
+    ):
         return
     if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
         what = f"{op.row.name} of integers gives torch's default dtype, which is {default} here"

@@ -24,7 +24,7 @@ from fusegen.bench.record import Environment, environment
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.forms import Choose, Forms
-from fusegen.families.gemm.heuristics import Choice, candidates, shape_of
+from fusegen.families.gemm.heuristics import ProductChoice, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.files import write_atomically
 from fusegen.runtime.instructions import Runner
@@ -171,7 +171,7 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
     whole = variant.alternatives.whole
     (group,) = whole.products
     plans = candidates(shape_of(whole.graph, group, whole.expected(sizes)), machine.target)
-    choices = [*(Choice(plan) for plan in plans), Choice(plans[0], ours=1.0, library=0.0)]
+    choices = [*(ProductChoice(plan) for plan in plans), ProductChoice(plans[0], ours=1.0, library=0.0)]
     for choice in choices:
         forms = Forms(whole.graph, machine.target, wide=False, choose=_always(choice))
         chosen = variant.in_form(forms.at(sizes))
@@ -186,7 +186,7 @@ def variant_of(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> tupl
     return variant, kernel._dispatcher.variants.sizes(variant, values, ())
 
 
-def _always(choice: Choice) -> Choose:
+def _always(choice: ProductChoice) -> Choose:
     return lambda *_: choice
 
 

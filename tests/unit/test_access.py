@@ -13,7 +13,7 @@ import fusegen as fg
 from fusegen.families.pointwise.plan import PointwiseBody
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.symbolic import Dim, axis_symbol, size_symbol, stride_symbol
-from fusegen.schedule.access import Access, Pattern, is_alike, vector_width
+from fusegen.schedule.access import Access, AccessPattern, is_alike, vector_width
 
 N = size_symbol("n")
 ROW, LANE = axis_symbol("i0"), axis_symbol("i1")
@@ -74,4 +74,4 @@ def test_an_unaligned_input_is_read_narrower_and_the_others_are_not() -> None:
 
 def test_reads_under_a_condition_that_lanes_differ_in_are_gathered() -> None:
     found = reads(lambda x, y: torch.cat([x, y], -1) * 2, torch.empty(4, 61), torch.empty(4, 67))
-    assert all(a.conditions and a.pattern is Pattern.GATHER for a in found.values())
+    assert all(a.conditions and a.pattern is AccessPattern.GATHER for a in found.values())

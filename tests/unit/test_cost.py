@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fusegen.families.gemm.cost import H200, EpilogueSize, library_time, product_time
-from fusegen.families.gemm.heuristics import Choice, ProductShape, candidates
+from fusegen.families.gemm.heuristics import ProductChoice, ProductShape, candidates
 from fusegen.target import target
 
 COSTS = Path(__file__).parents[2] / "docs/costs"
@@ -45,7 +45,7 @@ def chosen(kernel: str, rows: int, columns: int, depth: int, products: int) -> t
     plan = min(expected, key=lambda plan: expected[plan])
     moved = 2 * (products + epilogue.read + 1 + epilogue.written - SAVED.get(kernel, 0)) * rows * columns
     library = library_time(costs, shape.sizes, round(moved), processors)
-    return None if Choice(plan, expected[plan], library).takes_library else (plan.consumers, plan.tile_n)
+    return None if ProductChoice(plan, expected[plan], library).takes_library else (plan.consumers, plan.tile_n)
 
 
 def ratios(record: str) -> list[float]:

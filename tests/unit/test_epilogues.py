@@ -15,7 +15,7 @@ from fusegen.families.gemm.plan import ContractionBody
 from fusegen.families.library import LIBRARY_PRODUCT
 from fusegen.families.pointwise.lower import POINTWISE
 from fusegen.families.rows.match import ROW
-from fusegen.fusion.groups import Part
+from fusegen.fusion.groups import EpiloguePart
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
 from tests.unit.eager import agree, randn
@@ -23,7 +23,7 @@ from tests.unit.lowering import kinds, lowered, meta
 from tests.unit.ptxas import figures
 
 
-def parts(low: Lowered) -> list[Part]:
+def parts(low: Lowered) -> list[EpiloguePart]:
     return [part for group in low.groups for part in group.parts]
 
 

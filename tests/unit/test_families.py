@@ -25,7 +25,7 @@ from fusegen.ir.index_map import flat_offset, memory_strides
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Index, product
 from fusegen.schedule.context import Context, assemble, uses_of
-from fusegen.schedule.kernel import Body, Kernel, Plan
+from fusegen.schedule.kernel import Body, LoweredKernel, Plan
 from fusegen.schedule.program import Launch, Step
 from fusegen.source import Source
 from fusegen.target import Target
@@ -46,7 +46,7 @@ class RowSumBody(Body):
     plan: RowSumPlan
 
 
-def _loop(kernel: Kernel, body: RowSumBody) -> str:
+def _loop(kernel: LoweredKernel, body: RowSumBody) -> str:
     read, written = (pointer.name for pointer in kernel.pointers)
     return f"""
     float sum = 0.0f;
@@ -55,7 +55,7 @@ def _loop(kernel: Kernel, body: RowSumBody) -> str:
 """
 
 
-def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, RowSumBody)
     head = f'extern "C" __global__ void {entry(kernel)}({", ".join(kernel_parameters(kernel))})'
@@ -63,7 +63,7 @@ def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
     return cuda.assemble(launch, target, "", f"{head} {{\n    {row}\n    if (row >= {body.rows}) return;{_loop(kernel, body)}}}\n")
 
 
-def emit_cpp(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, RowSumBody)
     taken = [f"const auto {p.name} = argument<{p.type}>(arguments, {n});" for n, p in enumerate(cpu.names_of(kernel).parameters)]

@@ -15,7 +15,7 @@ from fusegen.emit.math import COMMON
 from fusegen.families import FAMILIES
 from fusegen.ir.index_map import _VIEWS
 from fusegen.ir.infer import _SHAPES
-from fusegen.ir.ops import Family, Op, Result
+from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.reference import RULES
 from fusegen.passes.expand import EXPANSIONS
 from fusegen.program.numbers import arity
@@ -240,6 +240,6 @@ def test_every_primitive_can_be_written() -> None:
     for op in PRIMITIVES:
         for language in (CUDA, CPP):
             with case((op, language)):
-                types = [DType.FLOAT32, DType.FLOAT64] + ([] if op.row.result is Result.FLOAT else [DType.INT64])
+                types = [DType.FLOAT32, DType.FLOAT64] + ([] if op.row.result is DtypeRule.FLOAT else [DType.INT64])
                 missing = [str(dtype) for dtype in types if op not in COMMON and op not in language.forms[dtype]]
                 assert not missing, f"{op!r} has no form for {', '.join(missing)}"

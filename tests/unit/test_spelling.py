@@ -14,9 +14,9 @@ from fusegen.emit.cpu import CPP
 from fusegen.emit.cuda import CUDA
 from fusegen.emit.environment import primitives_of
 from fusegen.emit.math import Language, function_text
-from fusegen.ir.ops import Family, Op, Result
-from fusegen.schedule.math import Fast, Function, Parameter
-from fusegen.schedule.math import Result as FunctionResult
+from fusegen.ir.ops import DtypeRule, Family, Op
+from fusegen.schedule.math import Fast, MathFunction, MathParameter
+from fusegen.schedule.math import MathResult as FunctionResult
 from fusegen.schedule.terms import Leaf, Term
 
 COMPUTING = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL)
@@ -33,9 +33,9 @@ def operand_types(op: Op) -> tuple[DType, ...]:
         return (DType.BOOL,)
     if op in OF_BITS:
         return (DType.INT64,)
-    if op.row.result is Result.BOOL or op is Op.WHERE or op in ARITHMETIC_OF_BOOL:
+    if op.row.result is DtypeRule.BOOL or op is Op.WHERE or op in ARITHMETIC_OF_BOOL:
         return COMPUTING
-    return FLOATS if op.row.result is Result.FLOAT else COMPUTING[:3]
+    return FLOATS if op.row.result is DtypeRule.FLOAT else COMPUTING[:3]
 
 
 CASES = [
@@ -46,35 +46,41 @@ CASES = [
 ]
 
 
-def function_of(op: Op, dtype: DType, fast: Fast) -> Function:
+def function_of(op: Op, dtype: DType, fast: Fast) -> MathFunction:
     """A function of one operation on its parameters."""
     count = op.row.arity or 0
     types = [DType.BOOL, dtype, dtype] if op is Op.WHERE else [dtype] * count
-    result = DType.BOOL if op.row.result is Result.BOOL else dtype
+    result = DType.BOOL if op.row.result is DtypeRule.BOOL else dtype
     names = "abc"[:count]
     terms = (*(Term(Leaf.SCALAR, (), t) for t in types), Term(op, tuple(range(count)), result))
-    parameters = tuple(Parameter(name, t) for name, t in zip(names, types, strict=True))
+    parameters = tuple(MathParameter(name, t) for name, t in zip(names, types, strict=True))
     results = (FunctionResult("result", count, result),)
     name = f"{op.row.name}_of_{dtype.short}{f'_{fast.name.lower()}' if fast else ''}"
-    return Function(name, parameters, terms, tuple(enumerate(names)), results, (None,) * (count + 1), fast)
+    return MathFunction(name, parameters, terms, tuple(enumerate(names)), results, (None,) * (count + 1), fast)
 
 
-def cast_functions() -> Iterator[Function]:
+def cast_functions() -> Iterator[MathFunction]:
     """A function for every explicit cast."""
     for source in COMPUTING:
         for to in DType:
             terms = (Term(Leaf.SCALAR, (), source), Term(Op.CAST, (0,), to.compute, to))
             result = (FunctionResult("result", 1, to.compute),)
-            yield Function(
-                f"cast_{source.short}_to_{to.short}", (Parameter("a", source),), terms, ((0, "a"),), result, (None,) * 2, Fast.NONE
+            yield MathFunction(
+                f"cast_{source.short}_to_{to.short}",
+                (MathParameter("a", source),),
+                terms,
+                ((0, "a"),),
+                result,
+                (None,) * 2,
+                Fast.NONE,
             )
 
 
-def constant_functions() -> Iterator[Function]:
+def constant_functions() -> Iterator[MathFunction]:
     """A function for every constant that has no literal."""
     for dtype, text in EXTREMES:
         name = f"constant_{text.replace('-', 'minus_')}_{dtype.short}"
-        yield Function(
+        yield MathFunction(
             name, (), (Term(Leaf.CONSTANT, (), dtype, text),), (), (FunctionResult("result", 0, dtype),), (None,), Fast.NONE
         )
 
@@ -107,8 +113,8 @@ def test_precedence_is_kept() -> None:
     leaf = Term(Leaf.SCALAR, (), DType.FLOAT32)
     operations = (Term(op, args, DType.FLOAT32) for op, args in ((Op.SUB, (1, 2)), (Op.SUB, (0, 3)), (Op.NEG, (4,))))
     terms = (leaf, leaf, leaf, *operations)
-    parameters = tuple(Parameter(name, DType.FLOAT32) for name in "abc")
-    function = Function(
+    parameters = tuple(MathParameter(name, DType.FLOAT32) for name in "abc")
+    function = MathFunction(
         "f", parameters, terms, tuple(enumerate("abc")), (FunctionResult("y", 5, DType.FLOAT32),), (None,) * 6, Fast.NONE
     )
     for language in (CUDA, CPP):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from fusegen.autodiff.rules.arrangements import ARRANGEMENTS
 from fusegen.autodiff.rules.compositions import COMPOSITIONS
-from fusegen.autodiff.rules.primitives import LIBRARY, POINTWISE, REDUCTIONS, Rule
+from fusegen.autodiff.rules.primitives import LIBRARY, POINTWISE, REDUCTIONS, GradientRule
 from fusegen.ir.ops import Op
 
 _OF_ROWS = (Op.SORTED, Op.SORT_KEY, Op.SORTED_VALUE, Op.MOMENTS, Op.NORMALIZER)
 MADE_LATER = frozenset({*_OF_ROWS, Op.ONE_PLUS_ERF, Op.EXP_BELOW, Op.ATTENTION_BACKWARD, Op.BLOCKS})
 """Operations that no graph has when it is differentiated: the compiler makes them of others."""
 
-RULES: dict[Op, Rule] = {**POINTWISE, **ARRANGEMENTS, **REDUCTIONS, **COMPOSITIONS, **LIBRARY}
+RULES: dict[Op, GradientRule] = {**POINTWISE, **ARRANGEMENTS, **REDUCTIONS, **COMPOSITIONS, **LIBRARY}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from fusegen.autodiff.rules.primitives import Gradients, Rule, nothing, places
+from fusegen.autodiff.rules.primitives import GradientRule, Gradients, nothing, places
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Shape
 from fusegen.ir.index_map import contiguous_strides
@@ -229,7 +229,7 @@ def _by_elements(x: Value, index: Value, dy: Value, dim: int) -> Value:
     return sums.apply(Op.RESHAPE, shape=size)
 
 
-def _running_extremum(last: Op) -> Rule:
+def _running_extremum(last: Op) -> GradientRule:
     """To the elements at which the extrema stand, as of a gather there."""
 
     def rule(y: Value, dy: Value) -> Gradients:
@@ -289,7 +289,7 @@ def _transposed(x: Value) -> Value:
     return _permuted(x, (*range(rank - 2), rank - 1, rank - 2))
 
 
-ARRANGEMENTS: dict[Op, Rule] = {
+ARRANGEMENTS: dict[Op, GradientRule] = {
     Op.EXPAND: lambda _y, dy: (dy,),  # summed where gradients take their operands' shapes
     Op.PERMUTE: _permute,
     Op.RESHAPE: _reshape,

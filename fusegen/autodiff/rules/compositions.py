@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import cast
 
-from fusegen.autodiff.rules.primitives import Gradients, Rule
+from fusegen.autodiff.rules.primitives import GradientRule, Gradients
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
 from fusegen.passes.expand import normalized_dims, standardized
@@ -190,7 +190,7 @@ def _norm(y: Value, dy: Value) -> Gradients:
     return (by_x, *((dy * normal,) if has_weight else ()), *((dy,) if has_bias else ()))
 
 
-COMPOSITIONS: dict[Op, Rule] = {
+COMPOSITIONS: dict[Op, GradientRule] = {
     Op.RELU: _relu,
     Op.GELU: _gelu,
     Op.SOFTPLUS: _softplus,

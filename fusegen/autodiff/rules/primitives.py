@@ -15,7 +15,7 @@ from fusegen.ir.symbolic import simplify_dim
 from fusegen.passes.algebra import Value
 
 Gradients: TypeAlias = tuple[Value | None, ...]
-Rule: TypeAlias = Callable[[Value, Value], Gradients]
+GradientRule: TypeAlias = Callable[[Value, Value], Gradients]
 """From a node and the gradient by it to the gradients by its operands."""
 
 
@@ -66,7 +66,7 @@ def _atan2(y: Value, dy: Value) -> Gradients:
     return scaled * b, -scaled * a
 
 
-POINTWISE: dict[Op, Rule] = {
+POINTWISE: dict[Op, GradientRule] = {
     Op.CAST: lambda y, dy: (dy,),
     Op.COPY: lambda y, dy: (dy,),
     Op.NEG: lambda y, dy: (-dy,),
@@ -144,7 +144,7 @@ def _attention(y: Value, dy: Value) -> Gradients:
     )
 
 
-LIBRARY: dict[Op, Rule] = {Op.ATTENTION: _attention}
+LIBRARY: dict[Op, GradientRule] = {Op.ATTENTION: _attention}
 
 
 # Derivatives of reductions and scans.
@@ -253,7 +253,7 @@ def _shares(y: Value, dy: Value) -> Value:
     return (_reversed(_reversed(logarithms).apply(Op.LOGCUMSUMEXP)) + y.arg(0)).apply(Op.EXP)
 
 
-REDUCTIONS: dict[Op, Rule] = {
+REDUCTIONS: dict[Op, GradientRule] = {
     Op.SUM: lambda _y, dy: (dy,),  # repeated where gradients take their operands' shapes
     Op.PROD: _prod,
     Op.AMAX: _extremum_of_all,

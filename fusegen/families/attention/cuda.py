@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from fusegen.emit.cuda import CUDA, assemble, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
+from fusegen.emit.lanes import PairCoordinates, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.math import function, function_text
 from fusegen.emit.views import entry
 from fusegen.families.attention.plan import AttentionBody
 from fusegen.ir.ops import Op
-from fusegen.schedule.kernel import Kernel
-from fusegen.schedule.math import Fast, Function
+from fusegen.schedule.kernel import LoweredKernel
+from fusegen.schedule.math import Fast, MathFunction
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combine_function, identity_function
 from fusegen.source import Source
@@ -29,7 +29,7 @@ _SEEN = "How many keys a query sees at most: those beyond have no weight."
 _WEIGHTS = replace(CUDA, fast={Fast.ROUNDED: {**CUDA.fast[Fast.ROUNDED], Op.EXP2: function("fast_exp2")}})
 
 
-def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of streaming attention."""
     body = kernel.body
     assert isinstance(body, AttentionBody)
@@ -51,9 +51,9 @@ def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
     return assemble(launch, target, "\n".join(_math(kernel, body, fields)), pipeline)
 
 
-def _math(kernel: Kernel, body: AttentionBody, fields: Sequence[str]) -> list[str]:
+def _math(kernel: LoweredKernel, body: AttentionBody, fields: Sequence[str]) -> list[str]:
     index = "i64" if kernel.wide else "i32"
-    keys, channels = Place(_COORDINATES, "key", index), Place(_COORDINATES, "channel", index)
+    keys, channels = PairCoordinates(_COORDINATES, "key", index), PairCoordinates(_COORDINATES, "channel", index)
     score = Wrapper("score", "Scores two neighbouring keys.", ("const float (&product)[2]",), keys, (("s", "float"),))
     finish = Wrapper(
         "finish",
@@ -75,7 +75,7 @@ def _math(kernel: Kernel, body: AttentionBody, fields: Sequence[str]) -> list[st
     ]
 
 
-def _reductions(body: AttentionBody) -> list[Function]:
+def _reductions(body: AttentionBody) -> list[MathFunction]:
     return [
         identity_function("peak_identity", body.peak.op, body.peak.dtype),
         combine_function("peak_combine", body.peak.op, body.peak.dtype),
@@ -83,5 +83,5 @@ def _reductions(body: AttentionBody) -> list[Function]:
     ]
 
 
-def _weights_text(functions: Sequence[Function]) -> str:
+def _weights_text(functions: Sequence[MathFunction]) -> str:
     return "\n".join(function_text(f, _WEIGHTS, _INLINE) for f in functions)

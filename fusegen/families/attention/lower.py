@@ -25,7 +25,7 @@ from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
-from fusegen.schedule.kernel import Kernel, cut
+from fusegen.schedule.kernel import LoweredKernel, cut
 from fusegen.schedule.lanes import (
     PAIR,
     LaneMath,
@@ -37,7 +37,7 @@ from fusegen.schedule.lanes import (
     lane_position,
     pair_axes,
 )
-from fusegen.schedule.math import Fast, Function, LaneFunction, Parameter
+from fusegen.schedule.math import Fast, LaneFunction, MathFunction, MathParameter
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.program import Launch, Step
 from fusegen.schedule.reductions import reduction_of
@@ -163,7 +163,7 @@ def _literal(extent: Index) -> int:
     return value
 
 
-def _launch(context: Context, kernel: Kernel, operands: AttentionOperands, plan: AttentionPlan) -> Launch:
+def _launch(context: Context, kernel: LoweredKernel, operands: AttentionOperands, plan: AttentionPlan) -> Launch:
     batches, heads, queries, _ = operands.q.shape
     keys = operands.k.shape[2]
     return Launch(
@@ -263,7 +263,7 @@ def _is_infinite(terms: Terms, position: int) -> bool:
     return value is not None and math.isinf(value)
 
 
-def weight_functions(separation: Separation, unit: float, location: Location | None) -> tuple[Function, ...]:
+def weight_functions(separation: Separation, unit: float, location: Location | None) -> tuple[MathFunction, ...]:
     """The functions ``anchor``, ``weight`` and ``carry``.
 
     Args:
@@ -292,7 +292,7 @@ class _Weights:
     def __init__(self, outer: Op, scale: float, location: Location | None) -> None:
         self.outer, self.scale, self.location = outer, scale, location
 
-    def anchor(self, identity: str) -> Function:
+    def anchor(self, identity: str) -> MathFunction:
         """The peak; 0 while there is none, since infinity less infinity is no number."""
         terms = Terms()
         peak = terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, "peak"))
@@ -301,7 +301,7 @@ class _Weights:
         root = terms.put(Term(Op.WHERE, (is_none, zero, peak), DType.FLOAT32), self.location)
         return self._function(terms, "anchor", root, (peak,), "The peak; 0 while there is none.")
 
-    def weight(self, name: str, score: str, anchor: str, doc: str) -> Function:
+    def weight(self, name: str, score: str, anchor: str, doc: str) -> MathFunction:
         """The weight of a score."""
         terms = Terms()
         s, a = (terms.put(Term(Leaf.SCALAR, (), DType.FLOAT32, leaf)) for leaf in (score, anchor))
@@ -315,8 +315,8 @@ class _Weights:
         scale = terms.put(Term(Leaf.CONSTANT, (), DType.FLOAT32, repr(self.scale)))
         return terms.put(Term(Op.MUL, (position, scale), DType.FLOAT32), self.location)
 
-    def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> Function:
-        given = {leaf: Parameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
+    def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> MathFunction:
+        given = {leaf: MathParameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
         return cut(terms, name, [("result", root)], given, fast=Fast.ROUNDED, doc=doc)[0]
 
 

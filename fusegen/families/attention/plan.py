@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fusegen.dtypes import DType
 from fusegen.ir.symbolic import Index
 from fusegen.schedule.kernel import Body, Plan
-from fusegen.schedule.math import Function, LaneFunction, Reduction
+from fusegen.schedule.math import LaneFunction, MathFunction, Reduction
 
 _LINE = 64  # 16-bit values in the 128 bytes that the swizzle works on
 
@@ -75,7 +75,7 @@ class AttentionBody(Body):
     output_dtype: DType
     score: LaneFunction
     finish: LaneFunction
-    weights: tuple[Function, ...]
+    weights: tuple[MathFunction, ...]
     peak: Reduction
     mass: Reduction
     has_sink: bool

@@ -12,7 +12,7 @@ from fusegen.families.gemm.lower import lower_contraction
 from fusegen.families.gemm.pipelines import pipeline_named
 from fusegen.families.gemm.plan import ContractionBody
 from fusegen.fusion.decide import ends_in_epilogues, ends_of, is_near, made_of
-from fusegen.fusion.groups import Group, Kept, products_of
+from fusegen.fusion.groups import Group, Materialized, products_of
 from fusegen.fusion.matcher import Claims, Decision
 from fusegen.fusion.order import waits
 from fusegen.ir.graph import Graph
@@ -37,7 +37,7 @@ class GemmFamily(KernelFamily):
             if matmul not in claims.inside:
                 _take_epilogue(graph, matmul, target, claims)
 
-    def beside(self, graph: Graph, target: Target, claims: Claims, stored: Kept) -> Mapping[int, int]:
+    def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
         """Values in memory that are computed point by point of what a product ends in: its epilogue gives both."""
         found: dict[int, int] = {}
         ends = ends_in_epilogues(products_of(graph), claims)
@@ -132,7 +132,7 @@ def _with(graph: Graph, end: int, values: list[int], target: Target, kept: Colle
     return group if group is None or not values else extended(graph, group, values, kept)
 
 
-def _read_by(graph: Graph, value: int, end: int, stored: Kept) -> set[int]:
+def _read_by(graph: Graph, value: int, end: int, stored: Materialized) -> set[int]:
     """What computing a value takes besides the one in which a product ends: values in memory, reductions, products."""
     found: set[int] = set()
     stack, seen = [*graph.nodes[value].args], {end}

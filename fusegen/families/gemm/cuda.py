@@ -8,7 +8,7 @@ from typing import Any
 
 from fusegen.emit.cuda import assemble, math_text
 from fusegen.emit.environment import render
-from fusegen.emit.lanes import Place, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
+from fusegen.emit.lanes import PairCoordinates, Wrapper, offset_text, operand_parts, operands_text, wrapper_text
 from fusegen.emit.views import ReductionView, entry, kinds, reduction_functions, view
 from fusegen.families.gemm.plan import (
     Accumulated,
@@ -19,7 +19,7 @@ from fusegen.families.gemm.plan import (
     PartResult,
     ProductPart,
 )
-from fusegen.schedule.kernel import Kernel, Pointer
+from fusegen.schedule.kernel import LoweredKernel, Pointer
 from fusegen.schedule.math import LaneFunction, Origin
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
@@ -139,7 +139,7 @@ class PartView:
     matrices: tuple[MatrixView, ...] = ()
 
 
-def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of products with their epilogues."""
     body = kernel.body
     assert isinstance(body, ContractionBody)
@@ -174,28 +174,28 @@ def _read(body: ContractionBody) -> set[int]:
     return {read.buffer for part in body.parts for function in part.functions for read in function.reads}
 
 
-def _without(kernel: Kernel, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]:
+def _without(kernel: LoweredKernel, pointers: Sequence[Pointer]) -> tuple[Pointer, ...]:
     return tuple(p for p in kernel.pointers if p not in pointers)
 
 
-def _of_maps(kernel: Kernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+def _of_maps(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
     """What the pipeline of warpgroups takes besides: the names of all tensor maps."""
     return {"all_maps": ["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))]}
 
 
-def _of_addresses(kernel: Kernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
+def _of_addresses(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
     """What the pipeline of warps takes besides: the first operand."""
     return {"a": _matrix(kernel, body.matrices[0], "a")}
 
 
-_PIPELINES: dict[type, tuple[str, Callable[[Kernel, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
+_PIPELINES: dict[type, tuple[str, Callable[[LoweredKernel, ContractionBody, Sequence[PartView]], dict[str, Any]]]] = {
     ContractionPlan: ("cuda/contraction.cu.jinja", _of_maps),
     MmaPlan: ("cuda/mma.cu.jinja", _of_addresses),
 }
 """The template of each kind of plan, and what it takes besides what all take."""
 
 
-def _views(kernel: Kernel, body: ContractionBody) -> list[PartView]:
+def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
     views: list[PartView] = []
     first = 0
     matrices = iter(body.matrices[1:])
@@ -229,17 +229,17 @@ def _taken(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
     return tuple(s.name for s in part.statistics if s.name in named)
 
 
-def _matrix(kernel: Kernel, buffer: int, name: str) -> MatrixView:
+def _matrix(kernel: LoweredKernel, buffer: int, name: str) -> MatrixView:
     return MatrixView(next(p.name for p in kernel.pointers if p.buffer == buffer and not p.writable), name)
 
 
-def _results(kernel: Kernel, part: ProductPart, suffix: str) -> tuple[ResultView, ...]:
+def _results(kernel: LoweredKernel, part: ProductPart, suffix: str) -> tuple[ResultView, ...]:
     several = len(part.results) > 1
     ends = [f"{suffix}_{number}" if several else suffix for number in range(len(part.results))]
     return tuple(_result(kernel, result, end) for result, end in zip(part.results, ends, strict=True))
 
 
-def _result(kernel: Kernel, result: PartResult, end: str) -> ResultView:
+def _result(kernel: LoweredKernel, result: PartResult, end: str) -> ResultView:
     words = max(1, result.dtype.itemsize // 2)
     if result.offset is None:
         return ResultView(f"y{end}", result.dtype.spelling, words, f"y_map{end}", "", "")
@@ -253,7 +253,7 @@ def _tells_heads(part: ProductPart) -> bool:
     return len(part.epilogue.axes.symbols) > part.rows + 1
 
 
-def _part_math(kernel: Kernel, part: ProductPart, shown: PartView) -> list[str]:
+def _part_math(kernel: LoweredKernel, part: ProductPart, shown: PartView) -> list[str]:
     place = _place(kernel, part)
     several = len(part.results) > 1
     outs = tuple((f"out_{n}" if several else "out", r.dtype.spelling) for n, r in enumerate(part.results))
@@ -277,7 +277,7 @@ def _offset_doc(result: ResultView) -> str:
     return _OFFSET if result.octets else _OFFSET_OF_ONE
 
 
-def _element_math(kernel: Kernel, part: ProductPart, statistic: HeadStatistic, shown: StatisticView) -> list[str]:
+def _element_math(kernel: LoweredKernel, part: ProductPart, statistic: HeadStatistic, shown: StatisticView) -> list[str]:
     """What is combined of two neighbouring columns."""
     inputs = _inputs(part, statistic.accumulated, shown.before)
     wrapper = Wrapper(shown.element, _ELEMENT, inputs, _place(kernel, part), (("out", shown.type),))
@@ -290,13 +290,13 @@ def _inputs(part: ProductPart, accumulated: Sequence[Accumulated], statistics: S
     return (*(f"const float (&{a.name})[2]" for a in accumulated), *(f"{types[name]} {name}" for name in statistics))
 
 
-def _place(kernel: Kernel, part: ProductPart) -> Place:
+def _place(kernel: LoweredKernel, part: ProductPart) -> PairCoordinates:
     heads = len(part.epilogue.axes.symbols) - part.rows - 1
     if heads:
-        return Place((("row", part.rows), ("head", heads)), "channel", _index(kernel))
-    return Place((("row", part.rows),), "col", _index(kernel))
+        return PairCoordinates((("row", part.rows), ("head", heads)), "channel", _index(kernel))
+    return PairCoordinates((("row", part.rows),), "col", _index(kernel))
 
 
-def _index(kernel: Kernel) -> str:
+def _index(kernel: LoweredKernel) -> str:
     """The type of rows, columns and offsets."""
     return "i64" if kernel.wide else "i32"

@@ -16,7 +16,7 @@ import sympy
 from fusegen.families.gemm.pipelines import Pipeline, pipeline_named, pipelines_of, refusals, serving
 from fusegen.fusion.accumulator import LANES, OCTET, in_lane, is_of_heads, is_same_row
 from fusegen.fusion.cone import Cone, domain_axes, walk
-from fusegen.fusion.groups import Domain, Group, GroupKind, Part, operand_base, products_below, strip_views
+from fusegen.fusion.groups import Domain, EpiloguePart, Group, GroupKind, operand_base, products_below, strip_views
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, identity_axes, reshaped
 from fusegen.ir.ops import Family, Op
@@ -55,7 +55,7 @@ def too_wide(graph: Graph, root: int, matmul: int, target: Target, kept: Collect
         order = None if pipeline.unserved(graph, matmul, root) else _order_of(graph, root, matmul)
         if order is None:
             continue
-        part = Part((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, pipeline))
+        part = EpiloguePart((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, pipeline))
         cone, head = _below(graph, part, kept)
         if matmul in cone.anchors and not pipeline.tile_widths(head, 1):
             found.append(f"no {pipeline.name}: heads of {head} columns are combined, of which no accumulator holds a whole one")
@@ -68,7 +68,7 @@ def plain_group(graph: Graph, matmul: int, target: Target) -> Group | None:
     if pipeline is None:
         return None
     order = tuple(range(len(graph.nodes[matmul].shape)))
-    part = Part((matmul,), (order,), (matmul,), _domain_of(graph, matmul, order, matmul, pipeline))
+    part = EpiloguePart((matmul,), (order,), (matmul,), _domain_of(graph, matmul, order, matmul, pipeline))
     return replace(_group(graph, (part,), (), pipeline), reason=refusals(graph, matmul, matmul, target))
 
 
@@ -160,7 +160,7 @@ def _group_at(graph: Graph, root: int, matmul: int, kept: Collection[int], pipel
     if order is None or not _is_written(graph.nodes[root].shape, order):
         return None
     products = (matmul, *_companions(graph, root, matmul, kept, pipeline))
-    part = Part((root,), (order,), products, _domain_of(graph, root, order, matmul, pipeline))
+    part = EpiloguePart((root,), (order,), products, _domain_of(graph, root, order, matmul, pipeline))
     found = _walked(graph, part, kept, pipeline)
     return None if found is None else _group(graph, found[:1], found[1], pipeline)
 
@@ -186,7 +186,9 @@ def _meets_alike(graph: Graph, pipeline: Pipeline, one: int, other: int) -> bool
     return a is not None and b is not None and (a.a, a.a_major, a.b_major) == (b.a, b.a_major, b.b_major)
 
 
-def _walked(graph: Graph, part: Part, kept: Collection[int], pipeline: Pipeline) -> tuple[Part, tuple[int, ...]] | None:
+def _walked(
+    graph: Graph, part: EpiloguePart, kept: Collection[int], pipeline: Pipeline
+) -> tuple[EpiloguePart, tuple[int, ...]] | None:
     """The part as it can be computed, with the products that it takes, and what it reads besides their operands; None when it
     cannot."""
     cone, head = _below(graph, part, kept)
@@ -202,7 +204,7 @@ def _walked(graph: Graph, part: Part, kept: Collection[int], pipeline: Pipeline)
     return replace(part, products=taken, head=head), inputs
 
 
-def _below(graph: Graph, part: Part, kept: Collection[int]) -> tuple[Cone, int]:
+def _below(graph: Graph, part: EpiloguePart, kept: Collection[int]) -> tuple[Cone, int]:
     """What the results of a part are made of, and how many columns a tile must hold together for them."""
     axes = domain_axes(part.domain)
     cone, lanes = Cone(), _Lanes(graph, part, axes)
@@ -212,7 +214,7 @@ def _below(graph: Graph, part: Part, kept: Collection[int]) -> tuple[Cone, int]:
     return cone, lanes.head
 
 
-def _group(graph: Graph, parts: tuple[Part, ...], inputs: Iterable[int], pipeline: Pipeline) -> Group:
+def _group(graph: Graph, parts: tuple[EpiloguePart, ...], inputs: Iterable[int], pipeline: Pipeline) -> Group:
     products = tuple(dict.fromkeys(p for part in parts for p in part.products))
     operands = {operand_base(graph, a) for p in products for a in graph.nodes[p].args}
     outputs = tuple(o for part in parts for o in part.outputs)
@@ -329,7 +331,7 @@ class _Lanes:
     """
 
     graph: Graph
-    part: Part
+    part: EpiloguePart
     axes: Axes
     head: int = field(init=False, default=1)
 

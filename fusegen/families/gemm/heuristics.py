@@ -200,7 +200,7 @@ _MARGIN = 0.97  # of our time: what is expected to be about as fast stays one la
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProductChoice:
     """What is chosen for a launch of products.
 
     Attributes:
@@ -219,14 +219,14 @@ class Choice:
         return self.ours is not None and self.library is not None and self.library < _MARGIN * self.ours
 
 
-def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> Choice:
+def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> ProductChoice:
     """The choice for a launch of products."""
     assert group.kind is CONTRACTION
     shape, costs = shape_of(graph, group, expected), COSTS[target.name]
     plan = contraction_plan(shape, target)
     ours = product_time(costs, plan, shape.sizes, shape.epilogue, target.processors)
     ours += drawing_time(costs, _drawn(graph, group, shape), target.processors)
-    return Choice(plan, ours, library_time(costs, shape.sizes, _moved_behind(graph, group, shape), target.processors))
+    return ProductChoice(plan, ours, library_time(costs, shape.sizes, _moved_behind(graph, group, shape), target.processors))
 
 
 def _moved_behind(graph: Graph, group: Group, shape: ProductShape) -> int:

@@ -23,7 +23,7 @@ from fusegen.families.gemm.plan import (
 )
 from fusegen.families.rows.phases import statistic_name
 from fusegen.fusion.accumulator import LANES, OCTET, is_same_row
-from fusegen.fusion.groups import Part
+from fusegen.fusion.groups import EpiloguePart
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.index_map import Position, StridedView, contiguous_strides
 from fusegen.ir.ops import Family
@@ -33,8 +33,8 @@ from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor, merge_axes
 from fusegen.schedule.context import Context, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
-from fusegen.schedule.indices import Check
-from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.indices import IndexCheck
+from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.lanes import (
     PAIR,
     LaneMath,
@@ -80,14 +80,14 @@ def lower_contraction(context: Context) -> Sequence[Step]:
     return [launch, *(copy for found in lowered for copy in found.copies)]
 
 
-def _kernel(context: Context, body: ContractionBody) -> Kernel:
+def _kernel(context: Context, body: ContractionBody) -> LoweredKernel:
     stored = [result for part in body.parts for result in part.results if result.offset is not None]
     functions = [function for part in body.parts for function in part.functions]
     offsets = [result.offset for result in stored if result.offset is not None]
     return lane_kernel(context, body, functions, [result.buffer for result in stored], offsets, body.matrices)
 
 
-def _lower_part(context: Context, part: Part, number: int) -> _Lowered:
+def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
     domain = part.domain
     axes = pair_axes(domain.shape)
     placements = [_place(context, part, axes, output) for output in range(len(part.outputs))]
@@ -116,7 +116,7 @@ def _lower_part(context: Context, part: Part, number: int) -> _Lowered:
     return _Lowered(found, product(domain.shape[d] for d in domain.rows), tuple(c for p in placements for c in p.copies))
 
 
-def _place(context: Context, part: Part, axes: Axes, number: int) -> Placement:
+def _place(context: Context, part: EpiloguePart, axes: Axes, number: int) -> Placement:
     """Where a result goes: as a matrix, eight columns at a time, or an element a head."""
     output, order = part.outputs[number], part.orders[number]
     at = position_of(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
@@ -125,7 +125,7 @@ def _place(context: Context, part: Part, axes: Axes, number: int) -> Placement:
     return place(context, output, at, axes, lambda offset: _is_matrix(part, axes, offset) or is_in_octets(context, axes, offset))
 
 
-def _is_matrix(part: Part, axes: Axes, offset: Index) -> bool:
+def _is_matrix(part: EpiloguePart, axes: Axes, offset: Index) -> bool:
     """Whether results lie as the copy engine writes them: row by row, without gaps."""
     return same(offset, linearize(lane_position(axes, 0), part.domain.shape))
 
@@ -155,7 +155,7 @@ class Products:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ProductLayout:
     """Of a launch, what depends on the pipeline.
 
     Attributes:
@@ -182,18 +182,18 @@ class PipelineLayout:
     """
 
     whole_tiles: bool
-    lay_out: Callable[[Products], Layout]
+    lay_out: Callable[[Products], ProductLayout]
 
 
 # Warpgroups: the copy engine brings tiles and takes results.
 
 
-def _by_maps(products: Products) -> Layout:
+def _by_maps(products: Products) -> ProductLayout:
     context = products.context
     plan = context.plans[context.group.anchors]
     assert isinstance(plan, ContractionPlan)
     grid = minimum(_tiles(products, plan), context.target.processors * plan.blocks_per_sm)  # blocks stay and stride over the tiles
-    return Layout(plan, tuple(_maps(products, plan)), (), (), grid)
+    return ProductLayout(plan, tuple(_maps(products, plan)), (), (), grid)
 
 
 def _maps(products: Products, plan: ContractionPlan) -> list[TensorMapSpec]:
@@ -222,14 +222,14 @@ def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
 # Warps: threads copy by address.
 
 
-def _by_addresses(products: Products) -> Layout:
+def _by_addresses(products: Products) -> ProductLayout:
     context = products.context
     views = [products.operands[0][0].a, *(o.b for operands in products.operands for o in operands)]
     a_width, *b_widths = (_copied_at_once(context, view) for view in views)
     plan = mma_plan(shape_of(context.graph, context.group, Expected({})), a_width, min(b_widths), context.target)
     matrices = tuple(context.reads[view.base] for view in views)
     extra = tuple(formula(size) for view in views for size in (view.offset, view.strides[0]))
-    return Layout(plan, (), matrices, extra, _tiles(products, plan))
+    return ProductLayout(plan, (), matrices, extra, _tiles(products, plan))
 
 
 def _copied_at_once(context: Context, view: StridedView) -> int:
@@ -298,11 +298,11 @@ class _Lanes:
 
     evaluator: Evaluator
     roots: tuple[int, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[IndexCheck, ...]
     accumulated: tuple[Accumulated, ...]
 
 
-def lower_epilogue(context: Context, part: Part, axes: Axes, number: int, offsets: Sequence[Index]) -> Epilogue:
+def lower_epilogue(context: Context, part: EpiloguePart, axes: Axes, number: int, offsets: Sequence[Index]) -> Epilogue:
     """The math of a part of a launch.
 
     Args:
@@ -337,7 +337,7 @@ def lower_epilogue(context: Context, part: Part, axes: Axes, number: int, offset
     return Epilogue(function(last, f"epilogue{ends}"), last.accumulated, statistics, len(rows.symbols), dict(moves))
 
 
-def _lifts(context: Context, part: Part, axes: Axes, heads: dict[int, _Head]) -> dict[int, _Lanes]:
+def _lifts(context: Context, part: EpiloguePart, axes: Axes, heads: dict[int, _Head]) -> dict[int, _Lanes]:
     """What is combined of heads, by reductions.
 
     Args:
@@ -352,7 +352,7 @@ def _lifts(context: Context, part: Part, axes: Axes, heads: dict[int, _Head]) ->
     return found
 
 
-def _results(context: Context, part: Part, axes: Axes) -> list[tuple[int, Position]]:
+def _results(context: Context, part: EpiloguePart, axes: Axes) -> list[tuple[int, Position]]:
     """The elements of results that a thread computes, those of both lanes in turn."""
     return [
         (output, position_of(context.graph, output, order, part.domain, lane_position(axes, lane), axes))
@@ -363,7 +363,7 @@ def _results(context: Context, part: Part, axes: Axes) -> list[tuple[int, Positi
 
 def _evaluated(
     context: Context,
-    part: Part,
+    part: EpiloguePart,
     axes: Axes,
     heads: dict[int, _Head],
     elements: Sequence[tuple[int, Position]],
@@ -394,7 +394,7 @@ def _state(context: Context, evaluator: Evaluator, reduction: int, element: int)
     return state
 
 
-def _optional(part: Part) -> Dim | None:
+def _optional(part: EpiloguePart) -> Dim | None:
     """The extent of the last dim, where the second lane may lie past its end."""
     last = part.domain.shape[-1]
     return last if (literal(last) or 0) % LANES else None
@@ -411,7 +411,7 @@ class _Held:
     """
 
     context: Context
-    part: Part
+    part: EpiloguePart
     axes: Axes
     heads: dict[int, _Head]
     found: dict[Accumulated, None] = field(default_factory=dict)
@@ -462,7 +462,7 @@ def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, 
     return row_axes, Axes((*heads.symbols, PAIR), (*heads.extents, columns.extents[-1])), moves | moved
 
 
-def _taken(part: Part) -> list[str]:
+def _taken(part: EpiloguePart) -> list[str]:
     """What the epilogue's call names by itself."""
     numbered = [f"{word}_{number}" for word in ("out", "result") for number in range(len(part.outputs))]
     return ["operands", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]

@@ -15,7 +15,7 @@ from fusegen.families.pointwise.plan import PointwiseBody, PointwisePlan, TileBo
 from fusegen.families.rows.cost import LANE_COSTS, PointWork, point_time
 from fusegen.families.rows.match import merge_rows, reduction_group, union
 from fusegen.fusion.cone import Cone, domain_axes, walk
-from fusegen.fusion.groups import Domain, Group, Kept
+from fusegen.fusion.groups import Domain, Group, Materialized
 from fusegen.fusion.matcher import Decision
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -40,7 +40,7 @@ class PointwiseFamily(KernelFamily):
         """The group of everything that is computed with a value: any value has one."""
         return pointwise_group(graph, root, decision.kept)
 
-    def merged(self, graph: Graph, group: Group, other: int, kept: Kept) -> Group | None:
+    def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
         """Together over one shape; or, when the other is a row reduction over that shape, as a row kernel."""
         grown = reduction_group(graph, other, kept)
         if grown is not None:
@@ -89,7 +89,7 @@ class PointwiseFamily(KernelFamily):
         return next((other for other in points if replace(other, blocks_per_sm=plan.blocks_per_sm) == wanted), None)
 
 
-def pointwise_group(graph: Graph, root: int, kept: Kept) -> Group:
+def pointwise_group(graph: Graph, root: int, kept: Materialized) -> Group:
     """The pointwise group that ends in a value."""
     domain = Domain(graph.nodes[root].shape)
     cone = Cone()

@@ -15,8 +15,8 @@ from fusegen.emit.environment import render
 from fusegen.emit.views import call_view, checks_view, cpu_offsets, fragment
 from fusegen.families.pointwise.plan import PointwiseBody, PointwisePlan
 from fusegen.ir.symbolic import Axes, Index, literal
-from fusegen.schedule.access import Pattern, pattern_of
-from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.access import AccessPattern, pattern_of
+from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
@@ -42,7 +42,7 @@ def cpu_plans(axes: Axes, offsets: Iterable[Index]) -> tuple[PointwisePlan, ...]
 
 def _lies_across(offset: Index, axes: Axes) -> bool:
     """Whether neighbours in memory differ in another axis than the last, as in a transposed operand."""
-    if pattern_of(offset, axes.symbols[-1]) is not Pattern.GATHER:
+    if pattern_of(offset, axes.symbols[-1]) is not AccessPattern.GATHER:
         return False
     expanded = sympy.expand(offset)
     return any(expanded.coeff(axis) == 1 for axis in axes.symbols[:-1])
@@ -58,7 +58,7 @@ def chunk_lanes(axes: Axes) -> tuple[int, ...]:
     return (lanes, lanes // 2, 2 * lanes) if lanes == CHUNK else (lanes,)
 
 
-def emit_cpp(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)

@@ -10,13 +10,13 @@ from fusegen.emit.views import FragmentView, Offsets, call_view, checks_view, cu
 from fusegen.families.pointwise.plan import Hoisted, PointwiseBody, TileBody
 from fusegen.ir.symbolic import Axes, Modulo, literal, product
 from fusegen.schedule.access import Access
-from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
 
-def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)
@@ -25,7 +25,7 @@ def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
     return assemble(launch, target, math_text([*once, body.call.function]), pipeline)
 
 
-def _straight(kernel: Kernel, body: PointwiseBody, launch: Launch) -> str:
+def _straight(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
     """The pipeline in which a thread takes groups of lanes that are far apart."""
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel).found_first((*body.reads, *body.writes), [lane_axis])
@@ -49,7 +49,7 @@ def _straight(kernel: Kernel, body: PointwiseBody, launch: Launch) -> str:
     )
 
 
-def _repeated(kernel: Kernel, body: PointwiseBody, hoisted: Hoisted, launch: Launch) -> str:
+def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: Hoisted, launch: Launch) -> str:
     """The pipeline in which a thread goes along an axis."""
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel)
@@ -94,7 +94,7 @@ class TileView:
     pitch: int
 
 
-def emit_tiles(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of a pointwise kernel that works tile by tile."""
     body = kernel.body
     assert isinstance(body, TileBody)

@@ -16,15 +16,15 @@ from fusegen.fusion.space import Space, unrolled
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, FloorDiv, Index, Modulo, Stride, axis_symbol, exact_quotient, literal, product
-from fusegen.schedule.access import Access, Pattern, divisor, merge_axes, pattern_of
+from fusegen.schedule.access import Access, AccessPattern, divisor, merge_axes, pattern_of
 from fusegen.schedule.context import Context, Leaves, bound_index, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.kernel import Plan, SharedArrays, arranged
 from fusegen.schedule.lanes import Fragments, bytes_in_turn, interleaved
-from fusegen.schedule.math import Argument, Origin
+from fusegen.schedule.math import CallArgument, Origin
 from fusegen.schedule.program import Launch
-from fusegen.schedule.terms import Read, Terms
+from fusegen.schedule.terms import BufferRead, Terms
 from fusegen.threads import cached_property
 
 _LANES = 8  # of most plans
@@ -113,14 +113,16 @@ def _in_turn(context: Context, points: Points) -> int:
     """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
     if not context.target.warp:
         return 0
-    reads = [Read(read.buffer, read.offset, read.conditions) for read in points.leaves.reads.values()]
-    return bytes_in_turn(context, (reads, [Read(buffer, offset) for buffer, offset in points.stores]), points.axes.symbols[-1])
+    reads = [BufferRead(read.buffer, read.offset, read.conditions) for read in points.leaves.reads.values()]
+    return bytes_in_turn(
+        context, (reads, [BufferRead(buffer, offset) for buffer, offset in points.stores]), points.axes.symbols[-1]
+    )
 
 
 def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoisting | None) -> Launch:
     axes = points.axes if hoisting is None else hoisting.ordered(points.axes)
 
-    def access(name: str, read: Read) -> Access:
+    def access(name: str, read: BufferRead) -> Access:
         found = context.access(name, read.buffer, read.offset, axes.symbols[-1], plan.lanes, read.conditions)
         return wrapped(context, found, axes, plan.lanes) if plan.wraps else found
 
@@ -130,7 +132,7 @@ def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoi
         return interleaved(context, accesses, axes.symbols[-1], plan.lanes)
 
     fragments = Fragments(context, points.terms, points.leaves, access, [offset for _, offset in points.stores])
-    writes = tuple(access(context.names.take("result"), Read(b, o)) for b, o in points.stores)
+    writes = tuple(access(context.names.take("result"), BufferRead(b, o)) for b, o in points.stores)
     once = frozenset[int]() if hoisting is None else hoisting.reads
     hoisted = None if hoisting is None else _hoisted(fragments, hoisting, joined([fragments.reads[t] for t in sorted(once)]))
     call = fragments.call(context.name, [(w.name, root) for w, root in zip(writes, points.roots, strict=True)])
@@ -146,7 +148,7 @@ def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]
     context = fragments.context
     roots = [(context.names.take("hoisted"), term) for term in hoisting.terms]
     call = fragments.call(f"{context.name}_once", roots) if roots else None
-    fragments.values |= {term: Argument(Origin.LANES, name) for name, term in roots}
+    fragments.values |= {term: CallArgument(Origin.LANES, name) for name, term in roots}
     return Hoisted(hoisting.axis, reads, call)
 
 
@@ -311,7 +313,7 @@ class _TileBuilder:
         self.context, self.points, self.crossing, self.plan = context, points, crossing, plan
         self.extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
         self.fragments = Fragments(context, points.terms, points.leaves, self._access)
-        self.writes = tuple(self._access(context.names.take("result"), Read(b, o)) for b, o in points.stores)
+        self.writes = tuple(self._access(context.names.take("result"), BufferRead(b, o)) for b, o in points.stores)
 
     def launch(self) -> Launch:
         """The launch of the kernel."""
@@ -346,7 +348,7 @@ class _TileBuilder:
     def _staged(self, accesses: Sequence[Access]) -> SharedArrays:
         return arranged(staged=[self.plan.tile_bytes(self.context.dtype(a.buffer).itemsize) for a in accesses])
 
-    def _access(self, name: str, read: Read) -> Access:
+    def _access(self, name: str, read: BufferRead) -> Access:
         if read in self.crossing.reads:
             return self.context.access(name, read.buffer, read.offset, self.crossing.row_axis, self._widest(read), read.conditions)
         rest = sympy.Add(*(term for term, _ in self._assumed(read)))
@@ -354,7 +356,7 @@ class _TileBuilder:
         axis, lanes = self.crossing.column_axis, self.plan.lanes
         return replace(self.context.access(name, read.buffer, plain, axis, lanes, read.conditions), offset=read.offset)
 
-    def _widest(self, read: Read) -> int:
+    def _widest(self, read: BufferRead) -> int:
         """Elements of an access to what lies across: a thread's part of a tile at most."""
         widest = _VECTOR_BYTES // self.context.dtype(read.buffer).itemsize
         return min(widest, self.plan.rows * self.plan.columns // self.plan.threads)
@@ -365,13 +367,13 @@ class _TileBuilder:
         if divisor(extent, self.context.multiples) % self.plan.lanes:
             yield extent
         others = [read for read in self.points.leaves.reads.values() if read not in self.crossing.reads]
-        for read in (*others, *(Read(b, o) for b, o in self.points.stores)):
+        for read in (*others, *(BufferRead(b, o) for b, o in self.points.stores)):
             yield from (sizes for _, sizes in self._assumed(read))
 
-    def _assumed(self, read: Read) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
+    def _assumed(self, read: BufferRead) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
         """Terms of a vector's offset that are multiples of the lanes if a call's sizes are, each with these sizes."""
         context, axis = self.context, self.crossing.column_axis
-        if pattern_of(read.offset, axis) is not Pattern.VECTOR:
+        if pattern_of(read.offset, axis) is not AccessPattern.VECTOR:
             return
         own = max(1, context.alignment(read.buffer) // context.dtype(read.buffer).itemsize)
         for term in sympy.Add.make_args(sympy.expand(sympy.sympify(read.offset) - axis)):
@@ -406,7 +408,7 @@ class Crossing:
 
     row_axis: sympy.Symbol
     column_axis: sympy.Symbol
-    reads: frozenset[Read]
+    reads: frozenset[BufferRead]
 
 
 def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index]) -> Axes:
@@ -416,7 +418,7 @@ def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index])
     Args:
         reads, stores: offsets.
     """
-    if any(pattern_of(offset, axis) is Pattern.VECTOR for axis in axes.symbols[-1:] for offset in (*reads, *stores)):
+    if any(pattern_of(offset, axis) is AccessPattern.VECTOR for axis in axes.symbols[-1:] for offset in (*reads, *stores)):
         return axes
     inner = next((axis for axis in axes.symbols if _are_contiguous(stores, axis)), None)
     extents = dict(zip(axes.symbols, axes.extents, strict=True))
@@ -436,7 +438,7 @@ def crossing_of(points: Points) -> Crossing | None:
     return found if found is not None and found.reads else None
 
 
-def _across(points: Points, row: sympy.Symbol, column: sympy.Symbol) -> frozenset[Read]:
+def _across(points: Points, row: sympy.Symbol, column: sympy.Symbol) -> frozenset[BufferRead]:
     """Reads of what lies across."""
     written = {buffer for buffer, _ in points.stores}
     reads = (r for r in points.leaves.reads.values() if r.buffer not in written and not r.drawn)
@@ -444,14 +446,14 @@ def _across(points: Points, row: sympy.Symbol, column: sympy.Symbol) -> frozense
 
 
 def _are_contiguous(offsets: Sequence[Index], axis: sympy.Symbol) -> bool:
-    return all(pattern_of(offset, axis) is Pattern.VECTOR for offset in offsets)
+    return all(pattern_of(offset, axis) is AccessPattern.VECTOR for offset in offsets)
 
 
-def _lies_across(read: Read, row: sympy.Symbol, column: sympy.Symbol) -> bool:
+def _lies_across(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) -> bool:
     """Whether neighbours in memory differ in the row alone, and all points of a tile or none of them read."""
     if any(sympy.sympify(bounds.index).has(row, column) for bounds in read.conditions):
         return False
-    return pattern_of(read.offset, row) is Pattern.VECTOR and pattern_of(read.offset, column) is Pattern.GATHER
+    return pattern_of(read.offset, row) is AccessPattern.VECTOR and pattern_of(read.offset, column) is AccessPattern.GATHER
 
 
 # The math of a pointwise kernel, before its layout is decided.

@@ -9,9 +9,9 @@ import sympy
 
 from fusegen.ir.symbolic import Axes, FloorDiv, Index, axis_symbol
 from fusegen.schedule.access import Access
-from fusegen.schedule.indices import Check
+from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.kernel import Body, Plan, SharedArrays
-from fusegen.schedule.math import Call
+from fusegen.schedule.math import MathCall
 
 _WORD = 4  # bytes of a bank of shared memory
 
@@ -109,7 +109,7 @@ class Hoisted:
 
     axis: sympy.Symbol
     reads: tuple[Access, ...]
-    call: Call | None
+    call: MathCall | None
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class PointwiseBody(Body):
     axes: Axes
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    checks: tuple[Check, ...]
-    call: Call
+    checks: tuple[IndexCheck, ...]
+    call: MathCall
     plan: PointwisePlan
     hoisted: Hoisted | None = None
 
@@ -184,7 +184,7 @@ class TileBody(Body):
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     multiples: tuple[Index, ...]
-    call: Call
+    call: MathCall
     shared: SharedArrays
     plan: TilePlan
 

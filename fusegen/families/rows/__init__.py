@@ -13,11 +13,11 @@ from fusegen.families.rows.lower import lower_rows
 from fusegen.families.rows.match import COLUMN, ROW, ROW_COLUMN, merge_rows, reduction_group
 from fusegen.families.rows.plan import ColumnBody, RowBody, RowPlan
 from fusegen.families.rows.tiles import ColumnWork, column_time
-from fusegen.fusion.groups import Group, Kept
+from fusegen.fusion.groups import Group, Materialized
 from fusegen.fusion.matcher import Decision
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import literal, product
-from fusegen.schedule.access import Access, Pattern
+from fusegen.schedule.access import Access, AccessPattern
 from fusegen.schedule.context import Context
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.kernel import Plan
@@ -36,7 +36,7 @@ class RowFamily(KernelFamily):
         """The group around the last reduction that a value can hold."""
         return reduction_group(graph, root, decision.kept)
 
-    def merged(self, graph: Graph, group: Group, other: int, kept: Kept) -> Group | None:
+    def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
         """A group of rows with another result of its rows, or another sum of its columns."""
         return merge_rows(graph, group, other, kept)
 
@@ -112,7 +112,7 @@ def _itemsizes(launch: Launch) -> dict[int, int]:
 
 def _is_led_to(body: RowBody) -> bool:
     """True if an index that is read says where neighbours of a row lie."""
-    neighbours = [a for phase in body.phases for a in (*phase.reads, *phase.late) if a.pattern is Pattern.VECTOR]
+    neighbours = [a for phase in body.phases for a in (*phase.reads, *phase.late) if a.pattern is AccessPattern.VECTOR]
     return any(sympify(access.offset).has(Loaded, Checked) for access in neighbours)
 
 

@@ -17,7 +17,7 @@ from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, Dim, FloorDiv, Index, axis_symbol, linearize, literal, nominal, product, same, simplify_dim
 from fusegen.program.formula import Formula, formula_of, minimum
-from fusegen.schedule.access import Access, Anchor, Pattern, pattern_of
+from fusegen.schedule.access import Access, AccessPattern, Anchor, pattern_of
 from fusegen.schedule.context import Context, assemble, uses_of
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.kernel import SCRATCH_BYTES, arranged
@@ -205,7 +205,7 @@ def is_alike(context: Context, buffer: int, offset: Index, axis: sympy.Symbol, a
     return _is_aligned(context, buffer, offset, axis) and same(_start(offset, axis), anchor.start)
 
 
-def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor, lanes: int, other: Pattern) -> Access:
+def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor, lanes: int, other: AccessPattern) -> Access:
     """An access of lanes whose first one is at an aligned place of the anchor.
 
     Args:
@@ -213,8 +213,8 @@ def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor
         other: the pattern of neighbours that lie otherwise than the anchor.
     """
     if any(sympy.sympify(b.index).has(axis) for b in access.conditions):
-        return replace(access, pattern=Pattern.GATHER, width=1)
-    if access.pattern is not Pattern.VECTOR:
+        return replace(access, pattern=AccessPattern.GATHER, width=1)
+    if access.pattern is not AccessPattern.VECTOR:
         return access
     if is_alike(context, access.buffer, access.offset, axis, anchor) and not access.conditions:  # as of a part, which ends before
         return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
@@ -239,10 +239,10 @@ def wrapped(context: Context, access: Access, axes: Axes, lanes: int) -> Access:
     if not any(sympy.sympify(index).has(*axes.symbols) for index in indices):
         return access
     axis = axes.symbols[-1]
-    is_within = access.pattern is Pattern.VECTOR and not any(sympy.sympify(index).has(axis) for index in indices[1:])
+    is_within = access.pattern is AccessPattern.VECTOR and not any(sympy.sympify(index).has(axis) for index in indices[1:])
     if is_within and not access.conditions and _is_flat(context, access.buffer, access.offset, axes):
         return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
-    return replace(access, pattern=Pattern.WINDOW if is_within else Pattern.GATHER, width=1)
+    return replace(access, pattern=AccessPattern.WINDOW if is_within else AccessPattern.GATHER, width=1)
 
 
 def _is_flat(context: Context, buffer: int, offset: Index, axes: Axes) -> bool:
@@ -251,7 +251,7 @@ def _is_flat(context: Context, buffer: int, offset: Index, axes: Axes) -> bool:
 
 def _is_aligned(context: Context, buffer: int, offset: Index, axis: sympy.Symbol) -> bool:
     is_plain = not sympy.sympify(offset).has(Loaded, Checked)
-    return is_plain and pattern_of(offset, axis) is Pattern.VECTOR and context.alignment(buffer) % _VECTOR_BYTES == 0
+    return is_plain and pattern_of(offset, axis) is AccessPattern.VECTOR and context.alignment(buffer) % _VECTOR_BYTES == 0
 
 
 def _start(offset: Index, axis: sympy.Symbol) -> Index:

@@ -14,7 +14,7 @@ from fusegen.families.pointwise.cpu import CHUNK, chunk_lanes
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
 from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions
 from fusegen.ir.symbolic import Axes, literal, product
-from fusegen.schedule.kernel import Kernel
+from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
@@ -49,7 +49,7 @@ def _plan(lanes: int, chunks: int, persistence: Persistence, parts: int, *, tile
     return RowPlan(threads=1, rows=1, lanes=lanes, chunks=chunks, persistence=persistence, exact=False, resident=parts, tiled=tiled)
 
 
-def emit_cpp(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
@@ -94,7 +94,7 @@ def _pipeline(plan: RowPlan) -> str:
     return "tiles" if plan.tiled else "parts" if plan.resident else "rows"
 
 
-def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)

@@ -8,20 +8,20 @@ from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragm
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
 from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions, staged_accesses
 from fusegen.ir.symbolic import product
-from fusegen.schedule.kernel import BANKS, Kernel
+from fusegen.schedule.kernel import BANKS, LoweredKernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
 
-def emit_cuda(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
     return _emit_column_tiles(kernel, launch, target, body) if body.plan.tiled else _emit_phases(kernel, launch, target, body)
 
 
-def _emit_column_tiles(kernel: Kernel, launch: Launch, target: Target, body: RowBody) -> Source:
+def _emit_column_tiles(kernel: LoweredKernel, launch: Launch, target: Target, body: RowBody) -> Source:
     offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     (phase,) = phase_views(body, offsets)
@@ -46,7 +46,7 @@ def _emit_column_tiles(kernel: Kernel, launch: Launch, target: Target, body: Row
     return assemble(launch, target, math, pipeline)
 
 
-def _emit_phases(kernel: Kernel, launch: Launch, target: Target, body: RowBody) -> Source:
+def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: RowBody) -> Source:
     touched = [*row_accesses(body), *placed_accesses(body)]
     offsets = cuda_offsets(kernel).found_first(touched, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
@@ -102,7 +102,7 @@ def _anchor(body: RowBody, offsets: Offsets) -> dict[str, str | bool] | None:
     return None if body.anchor is None else {"start": offsets.text(body.anchor.start), "dense": body.anchor.dense}
 
 
-def emit_columns(kernel: Kernel, launch: Launch, target: Target) -> Source:
+def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     """The source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)

@@ -16,16 +16,16 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, product
 from fusegen.passes.moments import is_of_16_bits
 from fusegen.program.formula import Formula
-from fusegen.schedule.access import Access, Anchor, Pattern
+from fusegen.schedule.access import Access, AccessPattern, Anchor
 from fusegen.schedule.context import Context, Leaves
 from fusegen.schedule.indices import Checked, Loaded
 from fusegen.schedule.kernel import BARRIER_BYTES, SCRATCH_BYTES, SharedArrays, arranged, padded
 from fusegen.schedule.lanes import Fragments, interleaved
-from fusegen.schedule.math import Argument, Call, Copy, Origin, Parameter, Reduction
+from fusegen.schedule.math import CallArgument, Copy, MathCall, MathParameter, Origin, Reduction
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import component, reduction_of
-from fusegen.schedule.terms import Leaf, Read, Terms
+from fusegen.schedule.terms import BufferRead, Leaf, Terms
 
 
 @dataclass(frozen=True)
@@ -127,14 +127,14 @@ class RowKernelBuilder:
 
     # Names and accesses.
 
-    def _read(self, name: str, read: Read) -> Access:
+    def _read(self, name: str, read: BufferRead) -> Access:
         along = self._is_along(read.offset, *(b.index for b in read.conditions))
         axis = self.lane_axis if along else None
         access = self.context.access(name, read.buffer, read.offset, axis, self.plan.lanes, read.conditions)
-        if along and access.pattern is Pattern.UNIFORM:
+        if along and access.pattern is AccessPattern.UNIFORM:
             # The lanes of a group may share an element that differs from group to group: a fragment all the same.
-            return replace(access, pattern=Pattern.GATHER)
-        return self._shifted(access, Pattern.VECTOR if read.drawn else Pattern.WINDOW) if along else access
+            return replace(access, pattern=AccessPattern.GATHER)
+        return self._shifted(access, AccessPattern.VECTOR if read.drawn else AccessPattern.WINDOW) if along else access
 
     def _joined_reads(self) -> dict[int, Access]:
         """The access of each term that is read; terms whose elements alternate, and which the same phases use, share one."""
@@ -157,7 +157,7 @@ class RowKernelBuilder:
         """What is read for some terms, each access once."""
         return tuple(dict.fromkeys(self.reads[t] for t in terms))
 
-    def _shifted(self, access: Access, other: Pattern) -> Access:
+    def _shifted(self, access: Access, other: AccessPattern) -> Access:
         """An access of the plan's lanes, wherever groups of these start."""
         anchor = self.math.anchor if self.plan.shifted else None
         return access if anchor is None else shifted(self.context, access, self.lane_axis, anchor, self.plan.lanes, other)
@@ -174,11 +174,11 @@ class RowKernelBuilder:
         axes = set(self.math.column_axes.symbols)
         return any(not isinstance(i, int) and i.free_symbols & axes for i in indices)
 
-    def _values(self) -> dict[int, Argument]:
+    def _values(self) -> dict[int, CallArgument]:
         """A variable for every term that crosses from one function to another and is no leaf of what is read."""
         terms, names = self.math.terms, self._statistic_names()
         statistics = [t for t, term in enumerate(terms.items) if term.op is Leaf.STATISTIC]
-        found = {t: Argument(Origin.VALUE, names[cast(int, terms.items[t].payload)]) for t in statistics}
+        found = {t: CallArgument(Origin.VALUE, names[cast(int, terms.items[t].payload)]) for t in statistics}
         totals = [part for parts in self.math.states.values() for part in parts if self._is_total(part)]
         words = ValueNames(self.context.graph, terms, totals, product(self.math.column_axes.extents))
         for phase in self.phases:
@@ -186,10 +186,10 @@ class RowKernelBuilder:
                 if position not in found and position not in self.fragments.values:
                     is_of_row = position in phase.row_terms
                     origin, wanted = (Origin.VALUE, words.of_row) if is_of_row else (Origin.LANES, words.of_element)
-                    found[position] = Argument(origin, self.context.names.take(wanted(position)))
+                    found[position] = CallArgument(origin, self.context.names.take(wanted(position)))
             for position in phase.segment_terms:
                 if position not in found:
-                    found[position] = Argument(Origin.VALUE, self.context.names.take(words.of_element(position)))
+                    found[position] = CallArgument(Origin.VALUE, self.context.names.take(words.of_element(position)))
         return found
 
     def _is_total(self, part: int) -> bool:
@@ -279,7 +279,7 @@ class RowKernelBuilder:
     def _write(self, root: Root, name: str, axis: sympy.Symbol | None) -> Access:
         store = self.math.stores[root.key]
         access = self.context.access(name, store.buffer, store.offset, axis, self.plan.lanes)
-        return access if axis is None else self._shifted(access, Pattern.GATHER)
+        return access if axis is None else self._shifted(access, AccessPattern.GATHER)
 
     def _row_value(self, term: int) -> str:
         return self.fragments.values[term].name
@@ -297,12 +297,12 @@ class RowKernelBuilder:
     def _is_ordered(self, term: int) -> bool:
         return self.math.terms.items[term].op is Leaf.ORDERED
 
-    def _ordered(self, root: Root) -> Parameter:
+    def _ordered(self, root: Root) -> MathParameter:
         """The array that holds a row before and after it is put in order."""
         (term,) = (t for t, item in enumerate(self.math.terms.items) if item.op is Leaf.ORDERED and item.payload == root.key)
         return self.fragments.parameter(term)
 
-    def _row_call(self, number: int, phase: PhaseTerms) -> Call | None:
+    def _row_call(self, number: int, phase: PhaseTerms) -> MathCall | None:
         """The math on statistics that the phase starts with."""
         ops = {t: self.math.terms.items[t].op for t in phase.row_terms}
         roots = [t for t, op in ops.items() if op is Leaf.CONSTANT or not isinstance(op, Leaf)]
@@ -316,7 +316,7 @@ class RowKernelBuilder:
         kinds, known = (Leaf.STATISTIC, Leaf.SCALAR, Leaf.READ, Leaf.COORDINATE, Leaf.CONDITION), self.fragments.values
         return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in known]  # others are of no use
 
-    def _elements(self, number: int, phase: PhaseTerms) -> tuple[Call | None, tuple[Copy, ...]]:
+    def _elements(self, number: int, phase: PhaseTerms) -> tuple[MathCall | None, tuple[Copy, ...]]:
         """The math on each element, and the results that are there without any."""
         results = [r for r in phase.roots if r.kind != "row_write"]
         roots = [pair for r in results for pair in self._results(r)]
@@ -346,7 +346,7 @@ class RowKernelBuilder:
 
     def _computed(
         self, name: str, phase: PhaseTerms, roots: Sequence[tuple[str, int]], missing: Collection[int] = ()
-    ) -> tuple[Call | None, tuple[Copy, ...]]:
+    ) -> tuple[MathCall | None, tuple[Copy, ...]]:
         """The math that gives some names their terms, and those that are there without any.
 
         Args:

@@ -29,7 +29,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Axes, Index, axis_symbol, linearize, same
-from fusegen.schedule.access import Anchor, Pattern, divisor, merge_axes
+from fusegen.schedule.access import AccessPattern, Anchor, divisor, merge_axes
 from fusegen.schedule.context import Context, Leaves, leaves_of
 from fusegen.schedule.evaluate import Evaluator, substitute
 from fusegen.schedule.indices import Checked, Loaded
@@ -37,7 +37,7 @@ from fusegen.schedule.lanes import bytes_in_turn
 from fusegen.schedule.memory import Store
 from fusegen.schedule.program import Launch
 from fusegen.schedule.reductions import combined, element_type, lifted, states_of
-from fusegen.schedule.terms import Leaf, Read, Term, Terms
+from fusegen.schedule.terms import BufferRead, Leaf, Term, Terms
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
 """What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""
@@ -290,7 +290,7 @@ def _in_turn(context: Context, math: RowMath) -> int:
     """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
     if not context.target.warp or context.group.kind is COLUMN:
         return 0
-    writes = [Read(store.buffer, store.offset) for store in (math.stores[r.key] for r in math.roots if r.kind == "write")]
+    writes = [BufferRead(store.buffer, store.offset) for store in (math.stores[r.key] for r in math.roots if r.kind == "write")]
     return bytes_in_turn(context, (list(math.leaves.reads.values()), writes), math.column_axes.symbols[-1])
 
 
@@ -299,7 +299,7 @@ def _read_of_row(context: Context, math: RowMath) -> tuple[int, ...]:
     return tuple(context.dtype(r.buffer).itemsize for r in _fragments_of_row(math))
 
 
-def _fragments_of_row(math: RowMath) -> list[Read]:
+def _fragments_of_row(math: RowMath) -> list[BufferRead]:
     return [r for t, r in math.leaves.reads.items() if _along_row(math, t) and _along(r.offset, math.column_axes)]
 
 
@@ -310,7 +310,7 @@ def _stage_bytes(context: Context, math: RowMath) -> int:
         if _along(read.offset, math.column_axes) and _along_row(math, term):
             access = context.access("", read.buffer, read.offset, math.column_axes.symbols[-1], 8, read.conditions)
             itemsize = context.dtype(read.buffer).itemsize
-            if read.conditions or access.pattern is not Pattern.VECTOR or access.width * itemsize < _SMALLEST_COPY:
+            if read.conditions or access.pattern is not AccessPattern.VECTOR or access.width * itemsize < _SMALLEST_COPY:
                 return 0  # copies ask for no conditions: rows of two tensors, one behind the other, lie outside of one of them
             total += itemsize
     return total

@@ -13,7 +13,7 @@ from fusegen.fusion.cone import (
     reduced_dims,
     walk,
 )
-from fusegen.fusion.groups import Domain, Group, GroupKind, Kept
+from fusegen.fusion.groups import Domain, Group, GroupKind, Materialized
 from fusegen.fusion.space import is_per_segment, places_of_row
 from fusegen.ir.graph import Graph, Shape
 from fusegen.ir.index_map import Bounds, Position, broadcast_index, strided_view
@@ -38,7 +38,7 @@ COLUMN = GroupKind("column reduction", merges=True, is_strided=True)
 ROW_COLUMN = GroupKind("row and column reduction", merges=True, is_strided=True)
 
 
-def reduction_group(graph: Graph, root: int, kept: Kept) -> Group | None:
+def reduction_group(graph: Graph, root: int, kept: Materialized) -> Group | None:
     """The group around the last reduction that the root can hold, or None when it can hold none."""
     below = _reductions_below(graph, root, kept)
     for reduction in below:
@@ -57,7 +57,7 @@ def _is_segment_of(graph: Graph, reduction: int, wide: int) -> bool:
     return is_alike and Domain(wide_shape, reduced_dims(graph, wide)).is_segment(reduced_dims(graph, reduction))
 
 
-def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:
+def _reductions_below(graph: Graph, root: int, kept: Materialized) -> list[int]:
     """Reductions that the root reaches through what is not in memory, the latest first."""
     found: list[int] = []
     stack, seen = [root], set[int]()
@@ -73,7 +73,7 @@ def _reductions_below(graph: Graph, root: int, kept: Kept) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def _candidates(graph: Graph, root: int, reduction: int, kept: Kept) -> list[Group]:
+def _candidates(graph: Graph, root: int, reduction: int, kept: Materialized) -> list[Group]:
     """The ways to see a reduction: its dims as columns of a row kernel, or as rows whose columns are summed."""
     shape = graph.nodes[graph.nodes[reduction].args[0]].shape
     if graph.nodes[reduction].family is Family.ORDER:
@@ -119,7 +119,7 @@ def _has_shape(graph: Graph, position: int, shape: Shape) -> bool:
     return len(own) == len(shape) and all(map(same, own, shape))
 
 
-def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
+def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Materialized) -> Group | None:
     """A row kernel that writes some values: each over the whole domain, or one a row or a segment of it, or a few."""
     axes = domain_axes(domain)
     cone, others = Cone(), kept.difference(roots)
@@ -139,7 +139,7 @@ def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) 
     return Group(ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
 
 
-def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
+def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Materialized) -> Group | None:
     """A kernel that sums columns over all rows; what it sums may need reductions along the row."""
     axes = domain_axes(domain)
     cone = Cone()
@@ -221,7 +221,7 @@ def _is_segment_reduction(graph: Graph, position: int, at: Position, domain: Dom
     return is_segment_aligned(graph, position, at, domain, domain_axes(domain))
 
 
-def merge_rows(graph: Graph, group: Group, other: int, kept: Kept) -> Group | None:
+def merge_rows(graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
     columns = [p for p in group.outputs if sums_columns(graph, p, group.domain)]
     rows = [p for p in group.outputs if p not in columns]
     domain = group.domain
@@ -234,7 +234,7 @@ def merge_rows(graph: Graph, group: Group, other: int, kept: Kept) -> Group | No
     return _combined(graph, tuple(rows), tuple(columns), domain, kept)
 
 
-def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], domain: Domain, kept: Kept) -> Group | None:
+def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], domain: Domain, kept: Materialized) -> Group | None:
     trailing = domain.columns == tuple(range(len(domain.rows), len(domain.shape)))
     if rows and columns and not (trailing and fits_beside_sums(graph, domain)):  # better two kernels
         return None

@@ -14,10 +14,10 @@ from fusegen.ir.graph import Graph, Location
 from fusegen.ir.index_map import Bounds
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Index, same
-from fusegen.schedule.terms import Fused, Leaf, Read, Term, Terms
+from fusegen.schedule.terms import BufferRead, FusedOp, Leaf, Term, Terms
 from fusegen.threads import cached_property
 
-_SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Fused.MULTIPLY_ADD)
+_SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, FusedOp.MULTIPLY_ADD)
 _CHEAP = 3
 """Simple operations up to which a value is computed again instead of held."""
 
@@ -148,7 +148,7 @@ class PhaseSplitter:
         return [p for p in positions if self._elements[p] and not self._varying[p] and not isinstance(items[p].op, Leaf)]
 
     def _varies(self, term: Term) -> bool:
-        if isinstance(term.payload, Read):
+        if isinstance(term.payload, BufferRead):
             indices = [term.payload.offset, *(b.index for b in term.payload.conditions)]
         elif isinstance(term.payload, Bounds):
             indices = [term.payload.index]
@@ -185,7 +185,7 @@ class PhaseSplitter:
             return ()
         if known is None or self.keep is Keep.NOTHING:
             first[position] = number
-        if isinstance(term.payload, Read):
+        if isinstance(term.payload, BufferRead):
             phase.reads.append(position)
         if term.op is Leaf.STATISTIC:
             phase.segments.append(self.segments[_node(term)])
@@ -201,8 +201,10 @@ class PhaseSplitter:
         if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.ORDERED) or not self._varying[position]:
             return False
         if self.keep is Keep.ROW:
-            return isinstance(term.payload, Read) and not term.payload.drawn and _mention([term.payload.offset], self.row_axes)
-        return isinstance(term.payload, Read) or self._costs[position] > _CHEAP
+            return (
+                isinstance(term.payload, BufferRead) and not term.payload.drawn and _mention([term.payload.offset], self.row_axes)
+            )
+        return isinstance(term.payload, BufferRead) or self._costs[position] > _CHEAP
 
     def _cost(self, term: Term) -> int:
         """Additions and multiplications that a value takes along the row, as far as it matters; costly functions count for many."""
@@ -217,7 +219,7 @@ class PhaseSplitter:
             return
         phases[number].row_given.append(position)
         phases[self.depth(position)].row_terms.append(position)
-        reads = (t for t in self.terms.below((position,)) if isinstance(self.terms.items[t].payload, Read))
+        reads = (t for t in self.terms.below((position,)) if isinstance(self.terms.items[t].payload, BufferRead))
         phases[0].row_terms += reads
 
 
@@ -303,7 +305,7 @@ class ValueNames:
     def _has_mean(self, position: int) -> bool:
         """The same of a term, or of the product in it."""
         term = self.terms.items[position]
-        if term.op not in (Op.MUL, Op.DIV, Fused.MULTIPLY_ADD):
+        if term.op not in (Op.MUL, Op.DIV, FusedOp.MULTIPLY_ADD):
             return False
         total, count = (self.terms.items[a] for a in term.args[:2])
         return total.op is Leaf.STATISTIC and total.payload in self.totals and self._is_count(count, is_divided=term.op is Op.DIV)

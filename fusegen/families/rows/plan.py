@@ -8,9 +8,9 @@ from enum import Enum
 
 from fusegen.ir.symbolic import Axes, Dim, product
 from fusegen.schedule.access import Access, Anchor
-from fusegen.schedule.indices import Check
+from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.kernel import Body, Plan, SharedArrays
-from fusegen.schedule.math import Call, Copy, Parameter, Reduction
+from fusegen.schedule.math import Copy, MathCall, MathParameter, Reduction
 
 _SUMS = 4  # additions that take as long as one, in turn
 _AT_ALIGNED_PLACES = ", at aligned places"
@@ -151,10 +151,10 @@ class Segments:
         after: math on the result that is the same for all of a segment; None where there is none.
     """
 
-    call: Call | None
+    call: MathCall | None
     copies: tuple[Copy, ...]
     reduction: Reduction
-    after: Call | None
+    after: MathCall | None
 
 
 @dataclass(frozen=True)
@@ -179,16 +179,16 @@ class Phase:
     """
 
     row_reads: tuple[Access, ...]
-    row_call: Call | None
+    row_call: MathCall | None
     reads: tuple[Access, ...]
     late: tuple[Access, ...]
     segments: tuple[Segments, ...]
-    call: Call | None
+    call: MathCall | None
     copies: tuple[Copy, ...]
     reductions: tuple[Reduction, ...]
     column_sums: tuple[Reduction, ...]
-    orders: tuple[Parameter, ...]
-    held: tuple[Parameter, ...]
+    orders: tuple[MathParameter, ...]
+    held: tuple[MathParameter, ...]
     writes: tuple[Access, ...]
     segment_writes: tuple[Access, ...]
     row_writes: tuple[tuple[Access, str], ...]
@@ -228,7 +228,7 @@ class RowBody(Body):
     row_axes: Axes
     column_axes: Axes
     phases: tuple[Phase, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[IndexCheck, ...]
     kept: tuple[Access, ...]
     partials: tuple[Access, ...]
     shared: SharedArrays

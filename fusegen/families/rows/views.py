@@ -11,7 +11,7 @@ from fusegen.emit.views import CallView, FragmentView, Offsets, ReductionView, a
 from fusegen.families.rows.plan import ColumnSum, Persistence, Phase, RowBody, Segments
 from fusegen.schedule.access import Access
 from fusegen.schedule.indices import Checked, Loaded
-from fusegen.schedule.math import Argument, Call, Copy, Function, Origin, Parameter
+from fusegen.schedule.math import CallArgument, Copy, MathCall, MathFunction, MathParameter, Origin
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _phase(
     offsets: Offsets,
     reads: Mapping[str, Access],
     kept: Mapping[str, Access],
-    held: Mapping[str, Parameter],
+    held: Mapping[str, MathParameter],
     lane_axis: sympy.Symbol,
 ) -> PhaseView:
     of_segments = [argument for s in phase.segments for argument in _arguments(s.call, s.copies)]
@@ -139,7 +139,7 @@ def _phase(
     )
 
 
-def _arguments(call: Call | None, copies: Sequence[Copy]) -> list[Argument]:
+def _arguments(call: MathCall | None, copies: Sequence[Copy]) -> list[CallArgument]:
     """The arguments of the math on each element, and the values that are copied."""
     return [*(call.arguments if call else ()), *(c.value for c in copies)]
 
@@ -222,7 +222,7 @@ def column_sum(total: ColumnSum, offsets: Offsets, lane_axis: sympy.Symbol) -> C
     return ColumnSumView(view(total.reduction), partials, tuple(zip(writes, narrow, strict=True)))
 
 
-def row_functions(body: RowBody) -> list[Function]:
+def row_functions(body: RowBody) -> list[MathFunction]:
     """The user's math in the order in which a row meets it."""
     calls = [c for p in body.phases for c in (p.row_call, *(c for s in p.segments for c in (s.call, s.after)), p.call)]
     return list(dict.fromkeys(c.function for c in calls if c is not None))

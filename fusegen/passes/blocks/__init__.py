@@ -14,7 +14,7 @@ from fusegen.ir.blocks import rows_of
 from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, product
-from fusegen.passes.blocks.body import Loop, loop_of
+from fusegen.passes.blocks.body import GraphLoop, loop_of
 from fusegen.passes.blocks.region import regions
 from fusegen.passes.rewrite import moved_after_operands
 
@@ -59,7 +59,7 @@ class _Looped:
         moved: where nodes of the graph before are in it.
     """
 
-    def __init__(self, graph: Graph, loop: Loop) -> None:
+    def __init__(self, graph: Graph, loop: GraphLoop) -> None:
         self._before, self._loop = graph, loop
         self._results = {p: number for number, p in enumerate(loop.results)}
         self._builder = GraphBuilder.like(graph)

@@ -11,13 +11,13 @@ from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.index_map import owner, row_major
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import nominal, product
-from fusegen.passes.blocks.region import Region, operand_dim, summed_dim
+from fusegen.passes.blocks.region import BlockRegion, operand_dim, summed_dim
 
 _BROADCAST = 8  # times as many elements as the largest operand
 
 
 @dataclass(frozen=True)
-class Loop:
+class GraphLoop:
     """A loop of a graph.
 
     Attributes:
@@ -31,7 +31,7 @@ class Loop:
     results: tuple[int, ...]
 
 
-def loop_of(graph: Graph, region: Region, name: str, depth: int) -> Loop:
+def loop_of(graph: Graph, region: BlockRegion, name: str, depth: int) -> GraphLoop:
     """A region as a loop.
 
     Args:
@@ -44,7 +44,7 @@ def loop_of(graph: Graph, region: Region, name: str, depth: int) -> Loop:
     puts = [*map(made.put_rows, rows), *map(made.put_sum, sums)]
     flags = (False,) * len(rows) + (True,) * len(sums)
     blocks = Blocks(made.builder.build([], puts), region.extent, made.start, made.rows, flags)
-    return Loop(blocks, tuple(made.operands), (*rows, *sums))
+    return GraphLoop(blocks, tuple(made.operands), (*rows, *sums))
 
 
 class _Body:
@@ -56,7 +56,7 @@ class _Body:
         start, rows: of a block.
     """
 
-    def __init__(self, graph: Graph, region: Region, name: str, depth: int) -> None:
+    def __init__(self, graph: Graph, region: BlockRegion, name: str, depth: int) -> None:
         self.graph, self.region = graph, region
         self.start, self.rows = start_of(depth), rows_of(depth)
         self.builder = GraphBuilder.like(graph, name)

@@ -17,7 +17,7 @@ _NEAR = 2  # a value of half as many elements counts as one of as many
 
 
 @dataclass(frozen=True)
-class Region:
+class BlockRegion:
     """Nodes that are computed for a block of rows at a time.
 
     Attributes:
@@ -50,7 +50,7 @@ class Impossible(Exception):
     """Some nodes cannot be computed row by row."""
 
 
-def regions(graph: Graph, elsewhere: Collection[int] = (), outer: Collection[Dim] = ()) -> Iterator[Region]:
+def regions(graph: Graph, elsewhere: Collection[int] = (), outer: Collection[Dim] = ()) -> Iterator[BlockRegion]:
     """The loops that a graph could have, the first product's first.
 
     Args:
@@ -75,7 +75,7 @@ def _row_dims(node: Node) -> Iterable[int]:
     return (dim for dim in dims if not same(node.shape[dim], 1))
 
 
-def _region(graph: Graph, seed: int, dim: int) -> Region | None:
+def _region(graph: Graph, seed: int, dim: int) -> BlockRegion | None:
     growing = _Growing(graph, seed, dim)
     try:
         growing.grow()
@@ -88,7 +88,7 @@ def _region(graph: Graph, seed: int, dim: int) -> Region | None:
     return region if any(_meets_rows(graph, region.dims, p) for p in large) else None
 
 
-def _draws(graph: Graph, region: Region) -> bool:
+def _draws(graph: Graph, region: BlockRegion) -> bool:
     """True if a call draws the key of random bits in it: each block would draw another one."""
     inside = frozenset[int]().union(*(graph.ancestors[p] for p in region.dims))
     return any(graph.nodes[p].op is Op.RANDOM and not graph.nodes[p].args for p in inside)
@@ -116,7 +116,7 @@ class _Growing:
         self.dims: dict[int, int] = {}
         self.sums: dict[int, None] = {}
         node = graph.nodes[seed]
-        self._empty = Region({}, frozenset(), node.shape[dim], _elements(node.shape))
+        self._empty = BlockRegion({}, frozenset(), node.shape[dim], _elements(node.shape))
         self._heavy = self._heavy_nodes()
         self._new: list[int] = []
         self._add(seed, dim)
@@ -138,7 +138,7 @@ class _Growing:
                     self._take_operands(earlier)
 
     @property
-    def region(self) -> Region:
+    def region(self) -> BlockRegion:
         """The region as it is now."""
         return replace(self._empty, dims=self.dims, sums=frozenset(self.sums))
 
