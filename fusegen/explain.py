@@ -12,8 +12,9 @@ from fusegen.families import expected_times
 from fusegen.families.gemm.heuristics import ProductChoice
 from fusegen.families.roofline import Roofline, roofline
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph
 from fusegen.ir.infer import shape_text
+from fusegen.ir.symbolic import Shape
 from fusegen.program.call import arrange, bytes_of, peak_of
 from fusegen.program.formula import Formula
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position
 from fusegen.ir.ops import Family
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, linearize, literal, product, same, simplify_dim
+from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, Shape, linearize, literal, product, same, simplify_dim
 
 LANES = 2
 """Neighbouring columns that a tensor core leaves in one thread: an epilogue may combine them."""

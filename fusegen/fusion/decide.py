@@ -10,9 +10,9 @@ from fusegen.fusion.accumulator import is_of_heads
 from fusegen.fusion.groups import Materialized, is_as_large, is_stored_elsewhere, operand_base, products_of, strip_views
 from fusegen.fusion.matcher import Claims, Decision, Matcher
 from fusegen.fusion.order import held
-from fusegen.ir.graph import Graph, Node, Shape
+from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import nominal, product
+from fusegen.ir.symbolic import Shape, nominal, product
 from fusegen.target import Target
 from fusegen.threads import cached_property
 

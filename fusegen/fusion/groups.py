@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, literal, product, same
+from fusegen.ir.symbolic import Dim, Shape, literal, product, same
 
 READ = (Op.INPUT, Op.RANDOM)
 """Leaves that kernels read element by element: the caller's tensors, and random bits, which are read as if they lay in memory."""

@@ -8,8 +8,8 @@ from itertools import combinations
 from fusegen.fusion.groups import Group, Materialized, is_stored_elsewhere, strip_views
 from fusegen.fusion.matcher import Decision, Matcher, matcher_of
 from fusegen.fusion.order import addressed, hindered, is_torn
-from fusegen.ir.graph import Graph, Shape
-from fusegen.ir.symbolic import nominal, product, same
+from fusegen.ir.graph import Graph
+from fusegen.ir.symbolic import Shape, nominal, product, same
 from fusegen.passes.versions import WriteTimes
 from fusegen.target import Target
 

@@ -14,11 +14,10 @@ from fusegen.dtypes import DType
 from fusegen.errors import UnsupportedError
 from fusegen.ir import infer
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim
+from fusegen.ir.symbolic import Dim, Shape
 from fusegen.threads import cached_property
 
 Attribute: TypeAlias = object
-Shape: TypeAlias = tuple[Dim, ...]
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from typing import TypeAlias, cast
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Graph, InputSpec, Node, Shape
+from fusegen.ir.graph import Graph, InputSpec, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import (
     Axes,
     Dim,
     Index,
     IndexValue,
+    Shape,
     axis_symbol,
     delinearize,
     exact_quotient,

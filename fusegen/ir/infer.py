@@ -12,7 +12,7 @@ from fusegen.dtypes import DType, promote
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.reductions import REDUCTIONS
-from fusegen.ir.symbolic import Dim, product, same, simplify_dim
+from fusegen.ir.symbolic import Dim, Shape, product, same, simplify_dim
 
 _Pairs: TypeAlias = Sequence[tuple[Dim, Dim]]
 
@@ -30,7 +30,6 @@ class MismatchError(ShapeError):
 
 
 Attrs: TypeAlias = Mapping[str, object]
-Shape: TypeAlias = tuple[Dim, ...]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ import sympy
 Dim: TypeAlias = int | sympy.Expr
 """A size: a literal, or an expression of symbolic sizes."""
 
+Shape: TypeAlias = tuple[Dim, ...]
+
 Index: TypeAlias = int | sympy.Expr
 """An index: a literal, or an expression of axes and sizes."""
 

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
-from fusegen.ir.graph import Graph, GraphBuilder, Node, Shape
+from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.index_map import reshape_blocks
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, same
+from fusegen.ir.symbolic import Dim, Shape, same
 from fusegen.passes.rewrite import rebuilt
 
 ORDERLESS = (Op.SUM, Op.PROD, Op.AMAX, Op.AMIN, Op.MOMENTS, Op.NORMALIZER)

@@ -12,7 +12,7 @@ from fusegen.ir.index_map import chain
 from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
 
-Rewrite: TypeAlias = Callable[[Value], Value]
+LocalRewrite: TypeAlias = Callable[[Value], Value]
 """Gives the value that stands in place of another one, or that one."""
 
 Replace: TypeAlias = Callable[[GraphBuilder, Sequence[int], int], int | None]
@@ -78,7 +78,7 @@ def moved_after_operands(
     return moved[position]
 
 
-def rewritten(graph: Graph, rule: Rewrite) -> Graph:
+def rewritten(graph: Graph, rule: LocalRewrite) -> Graph:
     """The graph with a rule applied to all nodes: each is rebuilt on rewritten operands, and rewritten until it stays as it is.
 
     Raises:
@@ -115,7 +115,7 @@ class _Settling:
         known: what became of nodes that were rewritten: a replacement may be made of one that came long before.
     """
 
-    rule: Rewrite
+    rule: LocalRewrite
     builder: GraphBuilder
     known: dict[int, int] = field(default_factory=dict)
 
@@ -149,7 +149,7 @@ class _Settling:
         return visit(root)
 
 
-def _check(rule: Rewrite, before: Graph, after: Graph) -> None:
+def _check(rule: LocalRewrite, before: Graph, after: Graph) -> None:
     for old, new in zip(before.outputs, after.outputs, strict=True):
         a, b = before.nodes[old], after.nodes[new]
         if a.dtype is not b.dtype or a.shape != b.shape:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusegen.ir.graph import Graph, GraphBuilder, Shape
+from fusegen.ir.graph import Graph, GraphBuilder
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import same
+from fusegen.ir.symbolic import Shape, same
 from fusegen.passes.rewrite import rebuilt
 
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Shape
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import same
+from fusegen.ir.symbolic import Shape, same
 from fusegen.passes.algebra import Value
 from fusegen.passes.few import at_few, first_few, reduced_few
 

@@ -14,9 +14,9 @@ from typing import TypeAlias, cast
 import sympy
 
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import Graph, GraphBuilder, Node, Shape
+from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, literal, product, simplify_dim
+from fusegen.ir.symbolic import Dim, Shape, literal, product, simplify_dim
 from fusegen.passes.algebra import Value
 from fusegen.passes.moments import deviations
 from fusegen.passes.rewrite import rebuilt

@@ -11,10 +11,10 @@ import torch
 from fusegen.dtypes import DType
 from fusegen.errors import VerificationError
 from fusegen.ir import infer
-from fusegen.ir.graph import Graph, Location, Node, Shape, check_spread
+from fusegen.ir.graph import Graph, Location, Node, check_spread
 from fusegen.ir.index_map import Bounds, Position, buffer_strides, flat_offset, holds, index_values, sources
 from fusegen.ir.ops import DtypeRule, Family, Op
-from fusegen.ir.symbolic import Axes, Index, simplify_dim
+from fusegen.ir.symbolic import Axes, Index, Shape, simplify_dim
 from fusegen.schedule.indices import IndexCheck, checked_index
 from fusegen.schedule.terms import BufferRead, FusedOp, Leaf, Term, Terms, as_number
 

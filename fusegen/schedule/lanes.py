@@ -15,9 +15,9 @@ from typing import TypeAlias, cast
 import sympy
 
 from fusegen.fusion.accumulator import LANES, OCTET, is_same_row
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes
-from fusegen.ir.symbolic import Axes, Dim, Index, axis_symbol, literal, same, simplify_dim
+from fusegen.ir.symbolic import Axes, Dim, Index, Shape, axis_symbol, literal, same, simplify_dim
 from fusegen.schedule.access import Access, AccessPattern, divisor, is_alike, vector_width
 from fusegen.schedule.context import Context, KernelUses, Leaves, assemble, bound_index, leaves_of, uses_of
 from fusegen.schedule.evaluate import Evaluator, LeafOf

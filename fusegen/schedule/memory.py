@@ -9,7 +9,7 @@ from fusegen.dtypes import DType
 from fusegen.fusion.decide import ends_of
 from fusegen.fusion.groups import READ, Group, strip_views
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import (
     Position,
     address,
@@ -22,7 +22,7 @@ from fusegen.ir.index_map import (
     owner,
 )
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Index, delinearize, linearize, same
+from fusegen.ir.symbolic import Axes, Index, Shape, delinearize, linearize, same
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula
 from fusegen.schedule.names import Namer

@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from fusegen.errors import UnsupportedError
-from fusegen.ir.graph import Graph, GraphBuilder, Location, Shape
+from fusegen.ir.graph import Graph, GraphBuilder, Location
 from fusegen.ir.index_map import contiguous_strides, strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, same, simplify_dim
+from fusegen.ir.symbolic import Dim, Shape, same, simplify_dim
 from fusegen.trace.modes import Recording, note_write
 from fusegen.trace.replaced import replaced
 from fusegen.trace.user import here, location

@@ -12,10 +12,10 @@ from typing import cast
 
 from fusegen.dtypes import DType
 from fusegen.errors import UnsupportedError
-from fusegen.ir.graph import GraphBuilder, Location, Node, Shape
+from fusegen.ir.graph import GraphBuilder, Location, Node
 from fusegen.ir.index_map import contiguous_strides
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim, literal, product, same, simplify_dim
+from fusegen.ir.symbolic import Dim, Shape, literal, product, same, simplify_dim
 
 
 def replaced(builder: GraphBuilder, steps: Iterable[int], value: int, where: Location | None) -> int:

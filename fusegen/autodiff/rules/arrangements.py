@@ -8,10 +8,9 @@ from typing import cast
 
 from fusegen.autodiff.rules.primitives import GradientRule, Gradients, nothing, places
 from fusegen.dtypes import DType
-from fusegen.ir.graph import Shape
 from fusegen.ir.index_map import contiguous_strides
 from fusegen.ir.ops import Op
-from fusegen.ir.symbolic import Dim, exact_quotient, literal, product, same, simplify_dim
+from fusegen.ir.symbolic import Dim, Shape, exact_quotient, literal, product, same, simplify_dim
 from fusegen.passes.algebra import Value
 
 _MATRIX = 2  # dims of a matrix

@@ -12,10 +12,10 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from fusegen.families.attention.match import Recurrence, operands_of, weighted
-from fusegen.ir.graph import Graph, GraphBuilder, Node, Shape
+from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.index_map import strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, exact_quotient, product, same, simplify_dim
+from fusegen.ir.symbolic import Dim, Shape, exact_quotient, product, same, simplify_dim
 from fusegen.passes.rewrite import rebuilt
 
 _Leading: TypeAlias = tuple[Dim, Dim]

@@ -17,10 +17,10 @@ from fusegen.families.gemm.pipelines import Pipeline, pipeline_named, pipelines_
 from fusegen.fusion.accumulator import LANES, OCTET, in_lane, is_of_heads, is_same_row
 from fusegen.fusion.cone import Cone, domain_axes, walk
 from fusegen.fusion.groups import Domain, EpiloguePart, Group, GroupKind, operand_base, products_below, strip_views
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes, reshaped
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Axes, Dim, Index, linearize, literal, product, same
+from fusegen.ir.symbolic import Axes, Dim, Index, Shape, linearize, literal, product, same
 from fusegen.target import Target
 
 CONTRACTION = GroupKind("product with epilogue", reads_as_typed=True)

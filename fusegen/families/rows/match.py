@@ -15,10 +15,10 @@ from fusegen.fusion.cone import (
 )
 from fusegen.fusion.groups import Domain, Group, GroupKind, Materialized
 from fusegen.fusion.space import is_per_segment, places_of_row
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index, strided_view
 from fusegen.ir.ops import Family
-from fusegen.ir.symbolic import literal, nominal, same
+from fusegen.ir.symbolic import Shape, literal, nominal, same
 from fusegen.passes.few import is_of_few
 
 _LONGEST_SUMMED_ROW = 16384

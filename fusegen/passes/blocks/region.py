@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
 
-from fusegen.ir.graph import Graph, Node, Shape
+from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import reshape_blocks
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, nominal, product, same
+from fusegen.ir.symbolic import Dim, Shape, nominal, product, same
 
 _WIDER = 2  # columns of a product, in multiples of what it sums over, from which on its values are better never stored whole
 _NEAR = 2  # a value of half as many elements counts as one of as many

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 
 from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, TraceError
-from fusegen.ir.graph import Node, Shape
+from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
 from fusegen.ir.random import BITS, random_bits
+from fusegen.ir.symbolic import Shape
 from fusegen.trace.functions import pointwise
 from fusegen.trace.functions.common import binary, cast, dtype_of, floats, normalize_dim, setting, unsupported_argument, written
 from fusegen.trace.functions.creation import check_settings, full_like, given_sizes, iota
