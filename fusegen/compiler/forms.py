@@ -29,7 +29,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import InBlocks, in_blocks
-from fusegen.passes.whole import Cuts, by_rows, cuts_of
+from fusegen.passes.full_reductions import Cuts, by_rows, cuts_of
 from fusegen.program.call import ROOM, Call, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.context import Bodies, Pins

@@ -18,15 +18,15 @@ from fusegen.families.gemm.passes import split_products, with_copied_rows
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.passes.expand import EXPANSIONS, expand
-from fusegen.passes.few import put_in_order
-from fusegen.passes.frames import ORDERLESS, reframed
 from fusegen.passes.hoist import hoist
+from fusegen.passes.layouts import ORDERLESS, canonicalized
 from fusegen.passes.moments import with_capped_peaks, with_moments, with_peaks
 from fusegen.passes.rewrite import rewritten
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.simplify import simplify
-from fusegen.passes.versions import separate_writes
+from fusegen.passes.topk import put_in_order
 from fusegen.passes.wide import RUNNING, SPREADS, with_wide_sums
+from fusegen.passes.writes import separate_writes
 from fusegen.target import Target
 
 
@@ -102,7 +102,7 @@ PASSES = (
     Pass("attention in four dims", Stage.PRIMITIVE, lambda graph, _: _four_dims(graph), (_PRODUCTS, (Op.AMAX,), (Op.DIV,))),
     Pass("hoist", Stage.PRIMITIVE, lambda graph, _: hoist(graph)),
     Pass("rows in order", Stage.READY, lambda graph, _: rewritten(graph, put_in_order), ((Op.TOPK,),), warps=True),
-    Pass("reframe", Stage.READY, lambda graph, _: reframed(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),
+    Pass("canonical layouts", Stage.READY, lambda graph, _: canonicalized(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),
     Pass("split products", Stage.READY, lambda graph, rules: split_products(graph, rules.target), (_PRODUCTS, (Op.SLICE,))),
     Pass("separate writes", Stage.READY, lambda graph, _: separate_writes(graph), ((Op.PUT,),)),
     Pass("copied rows", Stage.FUSION, lambda graph, rules: with_copied_rows(graph, rules.target), (_PRODUCTS,)),

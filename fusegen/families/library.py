@@ -12,9 +12,9 @@ from fusegen.dtypes import DType
 from fusegen.families.base import KernelFamily
 from fusegen.families.gemm.pipelines import is_left_to_library, pipelines_of, refusals, serving
 from fusegen.families.gemm.placement import Placement, place
-from fusegen.fusion.cone import domain_axes
 from fusegen.fusion.groups import Domain, Group, GroupKind, operand_base
 from fusegen.fusion.matcher import Claims, Decision
+from fusegen.fusion.producers import domain_axes
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec, Node

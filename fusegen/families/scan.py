@@ -27,9 +27,9 @@ from fusegen.emit.views import (
 from fusegen.families.base import KernelFamily
 from fusegen.families.pointwise.cpu import CHUNK
 from fusegen.families.rows.lower import rows_and_columns
-from fusegen.fusion.cone import Cone, domain_axes, walk
 from fusegen.fusion.groups import Domain, Group, GroupKind
 from fusegen.fusion.matcher import Decision
+from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.formula import ceil_div
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position
@@ -131,11 +131,13 @@ def scan_group(graph: Graph, root: int, kept: Collection[int]) -> Group | None:
     def accepts(position: int, at: Position, bounds: tuple[Bounds, ...]) -> bool:
         return position in last and not bounds and _is_aligned(graph, position, at, axes)
 
-    cone = Cone()
-    walk(graph, root, axes.symbols, axes, accepts, cone, kept)
-    if not cone.anchors or not cone.anchors.keys().isdisjoint(cone.inputs):  # what is read elsewhere as well lies in memory
+    producers = Producers()
+    walk(graph, root, axes.symbols, axes, accepts, producers, kept)
+    if not producers.anchors or not producers.anchors.keys().isdisjoint(
+        producers.inputs
+    ):  # what is read elsewhere as well lies in memory
         return None
-    return Group(SCAN, (root,), tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
+    return Group(SCAN, (root,), tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.anchors)))
 
 
 def _last_scans(graph: Graph, root: int, kept: Collection[int]) -> frozenset[int]:

@@ -1,8 +1,7 @@
 """The fuser: first what lies in memory, then which kernel computes it.
 
-`decide` says which values are kept. From the results back to the inputs, each value that must lie in memory becomes a group with
-everything that its cone can hold; what the cone cannot hold must lie in memory in turn. Groups over the same iteration space are
-merged.
+`decide` says which values are materialized. From the results back to the inputs, each of them becomes a group with all of its
+producers that one kernel can compute; what it cannot compute is materialized in turn. Groups over one iteration space are merged.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fusegen.fusion.matcher import Matcher, asked
 from fusegen.fusion.order import addressed, first_of, hindered, in_order
 from fusegen.ir.graph import Graph, Node, check_repetition
 from fusegen.ir.ops import Family, Op
-from fusegen.passes.versions import WriteTimes
+from fusegen.passes.writes import WriteTimes
 from fusegen.target import Target
 
 

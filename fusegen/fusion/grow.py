@@ -1,4 +1,4 @@
-"""The group around a value: everything that its cone can hold; and groups over one iteration space, merged."""
+"""The group around a value: those of its producers that one kernel can compute; and groups over one iteration space, merged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fusegen.fusion.matcher import Decision, Matcher, matcher_of
 from fusegen.fusion.order import addressed, hindered, is_torn
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import Shape, nominal, product, same
-from fusegen.passes.versions import WriteTimes
+from fusegen.passes.writes import WriteTimes
 from fusegen.target import Target
 
 

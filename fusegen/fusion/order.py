@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
-from fusegen.fusion.cone import Cone, computed_index, walk
 from fusegen.fusion.groups import Group, is_stored_elsewhere, strip_views
-from fusegen.fusion.space import cone_of, unrolled
+from fusegen.fusion.producers import Producers, computed_index, walk
+from fusegen.fusion.space import producers_of, unrolled
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, address, are_apart, base, broadcast_index, gathers, identity_axes, owner
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import nominal, product, same
-from fusegen.passes.versions import BEFORE, COMPUTED, NEVER, WriteTimes
+from fusegen.passes.writes import BEFORE, COMPUTED, NEVER, WriteTimes
 
 _BEAM = 8  # beginnings of orders that the search goes on with
 
@@ -182,17 +182,17 @@ def addressed(graph: Graph, group: Group) -> Group:
     """A group that stores element by element, which reads the indices as well by which it finds where to write."""
     if not group.kind.writes_in_place:
         return group
-    cone = Cone()
+    producers = Producers()
     for put in written_by(graph, group):
         for gather in gathers(graph, put):
             chosen = graph.nodes[gather].args[1]
             computed = computed_index(graph, chosen)
             if computed is not None:
-                cone.inputs[computed] = None
+                producers.inputs[computed] = None
             else:
                 axes = identity_axes(graph.nodes[chosen].shape)
-                walk(graph, chosen, axes.symbols, axes, lambda position, at, _bounds: False, cone)
-    return replace(group, inputs=tuple(sorted({*group.inputs, *cone.inputs}))) if cone.inputs else group
+                walk(graph, chosen, axes.symbols, axes, lambda position, at, _bounds: False, producers)
+    return replace(group, inputs=tuple(sorted({*group.inputs, *producers.inputs}))) if producers.inputs else group
 
 
 def is_torn(group: Group, times: WriteTimes) -> bool:
@@ -234,8 +234,8 @@ def _is_in_place(graph: Graph, group: Group, put: int) -> bool:
     space = unrolled(graph, group)
     shape = graph.nodes[value].shape
     own = [address(graph, put, broadcast_index(shape, point), space.axes) for point in space.points]
-    cones = [cone_of(graph, group, space.axes, point) for point in space.points]
-    read = [at for cone in cones for position, at in cone.elements if position == base(graph, put)]
+    several = [producers_of(graph, group, space.axes, point) for point in space.points]
+    read = [at for producers in several for position, at in producers.elements if position == base(graph, put)]
     return all(any(_is_same(at, place) for place in own) for at in read)
 
 

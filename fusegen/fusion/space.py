@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusegen.fusion.cone import Cone, domain_axes, reduced_dims, walk
 from fusegen.fusion.groups import Domain, Group
+from fusegen.fusion.producers import Producers, domain_axes, reduced_dims, walk
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index
 from fusegen.ir.reductions import operation_of
 from fusegen.ir.symbolic import Axes, Dim, Index, Modulo, literal, same, simplify_dim
-from fusegen.passes.few import MOST, is_of_few
+from fusegen.passes.topk import MOST, is_of_few
 
 _MOST = 8  # points of a thread, each of which has results and operands in registers
 _MOST_ELEMENTS = 512  # a thread's points have at most so many values: what is computed of many places is long enough
@@ -63,23 +63,26 @@ def _goes_along_rows(graph: Graph, group: Group) -> bool:
     return all(len(found) == 1 and not is_per_segment(group.domain, found[0], axes) for found in places)
 
 
-def cone_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Cone:
-    """The cone of a group's outputs at a point of its domain.
+def producers_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Producers:
+    """The producers of a group's outputs at a point of its domain.
 
     Args:
         axes: those that the point is in terms of.
     """
-    cone = Cone()
+    producers = Producers()
     for root in group.outputs:
         index = broadcast_index(graph.nodes[root].shape, point)
-        walk(graph, root, index, axes, lambda position, *_: position in group.anchors, cone, frozenset(group.inputs))
-    return cone
+        walk(graph, root, index, axes, lambda position, *_: position in group.anchors, producers, frozenset(group.inputs))
+    return producers
 
 
 def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
     """Spaces of which each thread computes several points of a space, as far as that is worth it."""
-    cones = [cone_of(graph, group, space.axes, point) for point in space.points]
-    conditions, visited = [bounds for cone in cones for bounds in cone.conditions], sum(cone.visited for cone in cones)
+    several = [producers_of(graph, group, space.axes, point) for point in space.points]
+    conditions, visited = (
+        [bounds for producers in several for bounds in producers.conditions],
+        sum(producers.visited for producers in several),
+    )
     if not conditions:
         return
     for number, (axis, extent) in enumerate(zip(space.axes.symbols, space.axes.extents, strict=True)):
@@ -155,8 +158,8 @@ def _cuts(axis: sympy.Symbol, bounds: Bounds) -> list[int | None]:
 
 def _share(graph: Graph, group: Group, space: Space, axis: sympy.Symbol) -> bool:
     """True if points of a space read an element in common, of those that go along an axis."""
-    cones = [cone_of(graph, group, space.axes, point) for point in space.points]
-    read = [{(p, at) for p, at in cone.elements if any(sympy.sympify(i).has(axis) for i in at)} for cone in cones]
+    several = [producers_of(graph, group, space.axes, point) for point in space.points]
+    read = [{(p, at) for p, at in producers.elements if any(sympy.sympify(i).has(axis) for i in at)} for producers in several]
     return len(set().union(*read)) < sum(map(len, read))
 
 

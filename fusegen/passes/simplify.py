@@ -15,7 +15,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Shape, same
 from fusegen.passes.algebra import Value
-from fusegen.passes.few import at_few, first_few, reduced_few
+from fusegen.passes.topk import at_few, first_few, reduced_few
 
 
 def softmax_beside_a_sink(x: Value) -> Value | None:

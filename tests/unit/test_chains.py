@@ -10,7 +10,7 @@ import torch
 
 import fusegen as fg
 from fusegen.fusion import decide
-from fusegen.passes import frames
+from fusegen.passes import layouts
 
 X = torch.empty(64, 32, device="meta")
 
@@ -37,8 +37,8 @@ def test_each_value_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(owner, name, count)
 
     counted(decide._Sharing, "_is_computed_with")
-    counted(frames, "_is_along_last")
-    counted(frames, "_made_of_reductions")
+    counted(layouts, "_is_along_last")
+    counted(layouts, "_made_of_reductions")
     found = []
     for length in (20, 40):
         counts.clear()

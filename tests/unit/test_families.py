@@ -16,9 +16,9 @@ from fusegen.compiler import forms, pipeline
 from fusegen.emit import cpu, cuda
 from fusegen.emit.views import entry, kernel_parameters
 from fusegen.families.base import KernelFamily
-from fusegen.fusion.cone import domain_axes
 from fusegen.fusion.groups import Domain, Group, GroupKind
 from fusegen.fusion.matcher import Claims, Decision
+from fusegen.fusion.producers import domain_axes
 from fusegen.ir.formula import ceil_div
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import flat_offset, memory_strides

@@ -12,8 +12,8 @@ import sympy
 from fusegen.dtypes import DType
 from fusegen.families.gemm.epilogue import is_computed_once
 from fusegen.families.gemm.pipelines import is_tma_view
-from fusegen.fusion.cone import Cone, domain_axes, walk
 from fusegen.fusion.groups import Domain, Group, GroupKind, products_below
+from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, StridedView, repeated_view, sources, strided_view
 from fusegen.ir.ops import Family, Op
@@ -326,23 +326,23 @@ def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 def _inputs(graph: Graph, match: AttentionMatch, root: int, kept: Collection[int]) -> tuple[int, ...] | None:
     """What lies in memory, or None when the scores or the epilogue need something that cannot be computed inside."""
-    cone, recurrence = Cone(), match.recurrence
-    _walk(graph, recurrence.scores, recurrence.score_product, cone, kept)
-    _walk(graph, root, recurrence.values, cone, kept)
+    producers, recurrence = Producers(), match.recurrence
+    _walk(graph, recurrence.scores, recurrence.score_product, producers, kept)
+    _walk(graph, root, recurrence.values, producers, kept)
     if recurrence.sink is not None:
-        _walk(graph, recurrence.sink, recurrence.values, cone, kept)
+        _walk(graph, recurrence.sink, recurrence.values, producers, kept)
     needed = {recurrence.score_product, recurrence.values}
-    if not needed <= set(cone.anchors) or needed & set(cone.inputs):
+    if not needed <= set(producers.anchors) or needed & set(producers.inputs):
         return None
-    if not is_computed_once(graph, recurrence.values, (root,), cone.inputs):
+    if not is_computed_once(graph, recurrence.values, (root,), producers.inputs):
         return None
-    return tuple(sorted({*cone.inputs, *(view.base for view in match.operands.views)}))
+    return tuple(sorted({*producers.inputs, *(view.base for view in match.operands.views)}))
 
 
-def _walk(graph: Graph, root: int, product: int, cone: Cone, kept: Collection[int]) -> None:
+def _walk(graph: Graph, root: int, product: int, producers: Producers, kept: Collection[int]) -> None:
     domain = Domain(graph.nodes[root].shape)
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda p, at, _bounds: p == product and _is_identity(at, axes), cone, kept)
+    walk(graph, root, axes.symbols, axes, lambda p, at, _bounds: p == product and _is_identity(at, axes), producers, kept)
 
 
 def _is_identity(at: Position, axes: Axes) -> bool:

@@ -15,8 +15,8 @@ import sympy
 
 from fusegen.families.gemm.pipelines import Pipeline, pipeline_named, pipelines_of, refusals, serving
 from fusegen.fusion.accumulator import LANES, OCTET, in_lane, is_of_heads, is_same_row
-from fusegen.fusion.cone import Cone, domain_axes, walk
 from fusegen.fusion.groups import Domain, EpiloguePart, Group, GroupKind, operand_base, products_below, strip_views
+from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes, reshaped
 from fusegen.ir.ops import Family, Op
@@ -56,8 +56,8 @@ def too_wide(graph: Graph, root: int, matmul: int, target: Target, kept: Collect
         if order is None:
             continue
         part = EpiloguePart((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, pipeline))
-        cone, head = _below(graph, part, kept)
-        if matmul in cone.anchors and not pipeline.tile_widths(head, 1):
+        producers, head = _below(graph, part, kept)
+        if matmul in producers.anchors and not pipeline.tile_widths(head, 1):
             found.append(f"no {pipeline.name}: heads of {head} columns are combined, of which no accumulator holds a whole one")
     return "; ".join(found)
 
@@ -191,10 +191,10 @@ def _walked(
 ) -> tuple[EpiloguePart, tuple[int, ...]] | None:
     """The part as it can be computed, with the products that it takes, and what it reads besides their operands; None when it
     cannot."""
-    cone, head = _below(graph, part, kept)
+    producers, head = _below(graph, part, kept)
     head = pipeline.tile_of(head, whole=len(part.domain.columns) == 1)
-    inputs = tuple(cone.inputs)
-    taken = tuple(p for p in part.products if p in cone.anchors)
+    inputs = tuple(producers.inputs)
+    taken = tuple(p for p in part.products if p in producers.anchors)
     if part.products[0] not in taken or not pipeline.tile_widths(head, len(taken)):
         return None
     if not {*taken, *part.outputs}.isdisjoint(inputs):  # which would have to be there before they are computed
@@ -204,14 +204,14 @@ def _walked(
     return replace(part, products=taken, head=head), inputs
 
 
-def _below(graph: Graph, part: EpiloguePart, kept: Collection[int]) -> tuple[Cone, int]:
+def _below(graph: Graph, part: EpiloguePart, kept: Collection[int]) -> tuple[Producers, int]:
     """What the results of a part are made of, and how many columns a tile must hold together for them."""
     axes = domain_axes(part.domain)
-    cone, lanes = Cone(), _Lanes(graph, part, axes)
+    producers, lanes = Producers(), _Lanes(graph, part, axes)
     for output, order in zip(part.outputs, part.orders, strict=True):
         at = position_of(graph, output, order, part.domain, axes.symbols, axes)
-        walk(graph, output, at, axes, lanes, cone, frozenset(kept) - set(part.outputs))
-    return cone, lanes.head
+        walk(graph, output, at, axes, lanes, producers, frozenset(kept) - set(part.outputs))
+    return producers, lanes.head
 
 
 def _group(graph: Graph, parts: tuple[EpiloguePart, ...], inputs: Iterable[int], pipeline: Pipeline) -> Group:
@@ -267,7 +267,7 @@ def _order_of(graph: Graph, root: int, matmul: int) -> tuple[int, ...] | None:
         found.extend([at] if position == matmul else [])
         return False
 
-    walk(graph, root, axes.symbols, axes, note, Cone())
+    walk(graph, root, axes.symbols, axes, note, Producers())
     orders = (sorted_dims(sympy.expand(linearize(at, wanted)), axes) for at in found)
     return next((order for order in orders if order is not None), given)
 

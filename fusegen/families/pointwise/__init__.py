@@ -14,9 +14,9 @@ from fusegen.families.pointwise.lower import POINTWISE, lower_pointwise
 from fusegen.families.pointwise.plan import PointwiseBody, PointwisePlan, TileBody, TilePlan
 from fusegen.families.rows.cost import LANE_COSTS, PointWork, point_time
 from fusegen.families.rows.match import merge_rows, reduction_group, union
-from fusegen.fusion.cone import Cone, domain_axes, walk
 from fusegen.fusion.groups import Domain, Group, Materialized
 from fusegen.fusion.matcher import Decision
+from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
@@ -92,10 +92,10 @@ class PointwiseFamily(KernelFamily):
 def pointwise_group(graph: Graph, root: int, kept: Materialized) -> Group:
     """The pointwise group that ends in a value."""
     domain = Domain(graph.nodes[root].shape)
-    cone = Cone()
+    producers = Producers()
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda position, at, _bounds: False, cone, kept)
-    return Group(POINTWISE, (root,), tuple(sorted(cone.inputs)), domain)
+    walk(graph, root, axes.symbols, axes, lambda position, at, _bounds: False, producers, kept)
+    return Group(POINTWISE, (root,), tuple(sorted(producers.inputs)), domain)
 
 
 def _tiled(body: TileBody, candidates: Sequence[Plan], sizes: Mapping[str, int], processors: int) -> Plan:

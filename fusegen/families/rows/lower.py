@@ -22,8 +22,8 @@ from fusegen.families.rows.kernel import RowKernelBuilder, RowMath, is_shared
 from fusegen.families.rows.match import COLUMN
 from fusegen.families.rows.phases import Keep, PhaseSplitter, PhaseTerms, Root
 from fusegen.families.rows.plan import Persistence, RowPlan
-from fusegen.fusion.cone import domain_axes, reduced_dims
 from fusegen.fusion.groups import Domain
+from fusegen.fusion.producers import domain_axes, reduced_dims
 from fusegen.fusion.space import Space, is_per_segment, places_of_row, unrolled
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from fusegen.fusion.cone import (
-    Cone,
+from fusegen.fusion.groups import Domain, Group, GroupKind, Materialized
+from fusegen.fusion.producers import (
+    Producers,
     domain_axes,
     is_column_aligned,
     is_row_aligned,
@@ -13,13 +14,12 @@ from fusegen.fusion.cone import (
     reduced_dims,
     walk,
 )
-from fusegen.fusion.groups import Domain, Group, GroupKind, Materialized
 from fusegen.fusion.space import is_per_segment, places_of_row
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index, strided_view
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Shape, literal, nominal, same
-from fusegen.passes.few import is_of_few
+from fusegen.passes.topk import is_of_few
 
 _LONGEST_SUMMED_ROW = 16384
 """Columns up to which a kernel that reduces along rows can also keep column sums in its registers."""
@@ -122,7 +122,7 @@ def _has_shape(graph: Graph, position: int, shape: Shape) -> bool:
 def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Materialized) -> Group | None:
     """A row kernel that writes some values: each over the whole domain, or one a row or a segment of it, or a few."""
     axes = domain_axes(domain)
-    cone, others = Cone(), kept.difference(roots)
+    producers, others = Producers(), kept.difference(roots)
 
     def accepts(position: int, at: Position, _bounds: tuple[Bounds, ...]) -> bool:
         return _is_of_row(graph, position, at, domain) or _is_segment_reduction(graph, position, at, domain)
@@ -132,17 +132,17 @@ def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Materi
         if not places:
             return None
         for place in places:
-            walk(graph, root, place, axes, accepts, cone, others)
-    families = {graph.nodes[p].family for p in cone.anchors}
-    if Family.ORDER in families and any(domain.is_segment(reduced_dims(graph, p)) for p in cone.anchors):
+            walk(graph, root, place, axes, accepts, producers, others)
+    families = {graph.nodes[p].family for p in producers.anchors}
+    if Family.ORDER in families and any(domain.is_segment(reduced_dims(graph, p)) for p in producers.anchors):
         return None  # plans for the one are not for the other
-    return Group(ROW, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted(cone.anchors)))
+    return Group(ROW, roots, tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.anchors)))
 
 
 def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Materialized) -> Group | None:
     """A kernel that sums columns over all rows; what it sums may need reductions along the row."""
     axes = domain_axes(domain)
-    cone = Cone()
+    producers = Producers()
 
     def accepts(position: int, at: Position, _bounds: tuple[Bounds, ...]) -> bool:
         return fits_beside_sums(graph, domain) and _is_row_reduction(graph, position, at, domain)
@@ -156,12 +156,12 @@ def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Mat
         operand = graph.nodes[root].args[0]
         at = broadcast_index(graph.nodes[operand].shape, axes.symbols)
         if operand in kept:
-            cone.inputs[operand] = None
+            producers.inputs[operand] = None
         else:
-            walk(graph, operand, at, axes, accepts, cone, kept)
-    rows = tuple(sorted(cone.anchors))
+            walk(graph, operand, at, axes, accepts, producers, kept)
+    rows = tuple(sorted(producers.anchors))
     kind = ROW_COLUMN if rows else COLUMN
-    return Group(kind, roots, tuple(sorted(cone.inputs)), domain, tuple(sorted({*rows, *roots})))
+    return Group(kind, roots, tuple(sorted(producers.inputs)), domain, tuple(sorted({*rows, *roots})))
 
 
 def apart(graph: Graph, group: Group) -> tuple[Group, ...]:

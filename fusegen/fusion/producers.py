@@ -1,4 +1,4 @@
-"""The cone of a value: what computing it at one point of an iteration space takes.
+"""The producers of a value: what computing it at one point of an iteration space takes.
 
 The walk follows index maps from the value down to memory. It stops at what must lie in memory; a reduction stays inside
 when it is read exactly at the row that is being computed.
@@ -30,7 +30,7 @@ _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 
 @dataclass
-class Cone:
+class Producers:
     """The findings of a walk: nodes in memory that it reads, also with indices, conditions on the point that decide between parts
     of concatenations, reductions, scans and products that it computes, and how many elements of values it went through."""
 
@@ -47,19 +47,25 @@ class Cone:
 
 
 def walk(
-    graph: Graph, root: int, index: Position, axes: Axes, accepts: Accepts, cone: Cone, kept: Collection[int] = frozenset()
+    graph: Graph,
+    root: int,
+    index: Position,
+    axes: Axes,
+    accepts: Accepts,
+    producers: Producers,
+    kept: Collection[int] = frozenset(),
 ) -> None:
-    """Adds to a cone what ``root`` at ``index`` needs.
+    """Adds to producers what ``root`` at ``index`` needs.
 
     Args:
         accepts: says what may be computed inside.
         kept: values that are read from memory, though they could be computed inside.
-        cone: gets what is found.
+        producers: gets what is found.
 
     Raises:
         UnsupportedError: that is too much for a kernel.
     """
-    visit = _Walk(graph, root, axes, accepts, cone, kept)
+    visit = _Walk(graph, root, axes, accepts, producers, kept)
     seen: set[ReadElement] = set()
     stack: list[ReadElement] = [(root, index, ())]
     while stack:
@@ -68,7 +74,7 @@ def walk(
             seen.add(element)
             check_spread(graph, len(seen))
             stack += visit.below(element)
-    cone.visited += len(seen)
+    producers.visited += len(seen)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class _Walk:
     root: int
     axes: Axes
     accepts: Accepts
-    cone: Cone
+    producers: Producers
     kept: Collection[int]
 
     def below(self, element: ReadElement) -> list[ReadElement]:
@@ -102,11 +108,11 @@ class _Walk:
         """Where an element may come from; notes the conditions that decide it."""
         found = sources(self.graph, position, at, self.axes)
         possible = [(s, s.bounds is None or holds(s.bounds, self.axes)) for s in found]
-        self.cone.conditions |= {s.bounds: None for s, known in possible if s.bounds is not None and known is None}
+        self.producers.conditions |= {s.bounds: None for s, known in possible if s.bounds is not None and known is None}
         return [s for s, known in possible if known is not False]
 
     def _read(self, position: int, at: Position) -> list[ReadElement]:
-        self.cone.read(position, at)
+        self.producers.read(position, at)
         return []
 
     def _indexed(self, element: ReadElement) -> list[ReadElement]:
@@ -117,12 +123,12 @@ class _Walk:
         computed = computed_index(self.graph, chosen.arg)
         if computed is None:
             return [(operand.arg, operand.index, bounds), (chosen.arg, chosen.index, bounds)]
-        self.cone.inputs[computed] = None
+        self.producers.inputs[computed] = None
         return [(operand.arg, operand.index, bounds)]
 
     def _anchored(self, element: ReadElement) -> list[ReadElement]:
         position, at, bounds = element
-        self.cone.anchors[position] = None
+        self.producers.anchors[position] = None
         node = self.graph.nodes[position]
         if node.family is Family.REDUCTION:
             return [(node.args[0], operand_index(self.graph, position, at, self.axes), bounds)]

@@ -25,7 +25,7 @@ _Part: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Frame:
+class _Layout:
     """Another order of a shape's dims, some of them split.
 
     Attributes:
@@ -64,15 +64,15 @@ class _Moved:
 
     end: int
     view: int
-    frame: _Frame
+    layout: _Layout
     inside: frozenset[int] = field(repr=False)
     results: frozenset[int] = field(repr=False)
 
 
-def reframed(graph: Graph) -> Graph:
+def canonicalized(graph: Graph) -> Graph:
     """The graph with reductions, and what is made of them, in the order in which it goes on point by point."""
     moves = list(_moves(graph))
-    return rebuilt(graph, _Reframed(graph, moves).replaced) if moves else graph
+    return rebuilt(graph, _Canonicalized(graph, moves).replaced) if moves else graph
 
 
 def _moves(graph: Graph) -> Iterator[_Moved]:
@@ -117,10 +117,10 @@ def _made_of_reductions(graph: Graph, end: int) -> frozenset[int]:
     return frozenset(inside) if is_alone and len(dims) == 1 else frozenset()
 
 
-def _results_read(graph: Graph, end: int, inside: Collection[int], frame: _Frame) -> frozenset[int]:
-    """Results of a value's shape that the nodes it is made of read, and that a kernel of rows can write: a frame only splits their
+def _results_read(graph: Graph, end: int, inside: Collection[int], layout: _Layout) -> frozenset[int]:
+    """Results of a value's shape that the nodes it is made of read, and that a kernel of rows can write: a layout only splits their
     dims, and no product ends in them."""
-    if frame.order != tuple(range(len(frame.order))):
+    if layout.order != tuple(range(len(layout.order))):
         return frozenset()
     read = {a for p in inside for a in graph.nodes[p].args}.intersection(graph.outputs).difference(inside)
     return frozenset(p for p in read if graph.nodes[p].shape == graph.nodes[end].shape and _is_of_points(graph, p))
@@ -139,7 +139,7 @@ def _is_along_last(graph: Graph, reduction: int, shape: Shape) -> bool:
     return len(shape) - 1 in dims and len(operand.shape) == len(shape) and all(map(same, operand.shape, shape))
 
 
-def _arranged(graph: Graph, end: int) -> tuple[int, _Frame] | None:
+def _arranged(graph: Graph, end: int) -> tuple[int, _Layout] | None:
     """The last of the views through which alone a value is used, and how it arranges the value's dims; None where it mixes them, or
     where neighbours do not stay such."""
     shape = graph.nodes[end].shape
@@ -164,7 +164,7 @@ def _arranged(graph: Graph, end: int) -> tuple[int, _Frame] | None:
     if position == end or not is_whole or order[-1] != before[-1]:
         return None
     splits = tuple(tuple(extents[part] for part in before if part[0] == dim) for dim in range(len(shape)))
-    return position, _Frame(splits, tuple(before.index(part) for part in order))
+    return position, _Layout(splits, tuple(before.index(part) for part in order))
 
 
 def _arrangement_of(graph: Graph, position: int) -> int | None:
@@ -185,44 +185,44 @@ def _goes_on(graph: Graph, view: int) -> bool:
     return False
 
 
-class _Reframed:
+class _Canonicalized:
     """Rebuilds a graph with some values in another order."""
 
     def __init__(self, graph: Graph, moves: list[_Moved]) -> None:
         self.graph = graph
-        self.frames = {position: move.frame for move in moves for position in move.inside}
-        self.results = {position: move.frame for move in moves for position in move.results}
+        self.layouts = {position: move.layout for move in moves for position in move.inside}
+        self.results = {position: move.layout for move in moves for position in move.results}
         self.views = {move.view: move.end for move in moves}
-        self.framed: dict[tuple[int, _Frame], int] = {}
+        self.viewed: dict[tuple[int, _Layout], int] = {}
 
     def replaced(self, builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
         """A node in its new order; views between a value and the last one are built, and dropped since nothing needs them."""
         self.builder, self.moved, node = builder, moved, self.graph.nodes[position]
         if position in self.views:
             return moved[self.views[position]]
-        if position in self.frames:
-            return self._in_frame(position, node, self.frames[position])
+        if position in self.layouts:
+            return self._in_layout(position, node, self.layouts[position])
         if position not in self.results:
             return None
-        frame = self.results[position]
-        found = self.framed[position, frame] = self._in_frame(position, node, frame)
+        layout = self.results[position]
+        found = self.viewed[position, layout] = self._in_layout(position, node, layout)
         return builder.add(Op.RESHAPE, (found,), location=self.graph.locations[position], shape=node.shape)
 
-    def _in_frame(self, position: int, node: Node, frame: _Frame) -> int:
-        args = [self.moved[a] if a in self.frames else self._viewed(a, frame) for a in node.args]
+    def _in_layout(self, position: int, node: Node, layout: _Layout) -> int:
+        args = [self.moved[a] if a in self.layouts else self._viewed(a, layout) for a in node.args]
         location = self.graph.locations[position]
         if node.family is not Family.REDUCTION:
-            return self.builder.put(replace(node, args=tuple(args), shape=frame.arranged(node.shape)), location)
-        attrs = dict(node.attrs) | {"dims": frame.dims_of(cast(tuple[int, ...], node.attr("dims")))}
+            return self.builder.put(replace(node, args=tuple(args), shape=layout.arranged(node.shape)), location)
+        attrs = dict(node.attrs) | {"dims": layout.dims_of(cast(tuple[int, ...], node.attr("dims")))}
         return self.builder.add(node.op, args, location=location, **attrs)
 
-    def _viewed(self, position: int, frame: _Frame) -> int:
-        """What lies outside, in a frame's order; numbers have none."""
-        if (position, frame) in self.framed:
-            return self.framed[position, frame]
+    def _viewed(self, position: int, layout: _Layout) -> int:
+        """What lies outside, in a layout's order; numbers have none."""
+        if (position, layout) in self.viewed:
+            return self.viewed[position, layout]
         shape, location = self.graph.nodes[position].shape, self.graph.locations[position]
         if not shape:
             return self.moved[position]
-        split = frame.split((1,) * (len(frame.splits) - len(shape)) + shape)
+        split = layout.split((1,) * (len(layout.splits) - len(shape)) + shape)
         reshaped = self.builder.add(Op.RESHAPE, (self.moved[position],), location=location, shape=split)
-        return self.builder.add(Op.PERMUTE, (reshaped,), location=location, dims=frame.order)
+        return self.builder.add(Op.PERMUTE, (reshaped,), location=location, dims=layout.order)
