@@ -54,7 +54,7 @@ class NestView:
 
     @property
     def flat(self) -> bool:
-        """Whether there is only one axis."""
+        """True if there is only one axis."""
         return not self.outer
 
 
@@ -68,7 +68,7 @@ class DeclaredParameter:
 
 @dataclass(frozen=True)
 class KernelNames:
-    """What a kernel's functions are called, and what all of them take.
+    """The names of a kernel's functions, and the parameters that all of them take.
 
     Attributes:
         entry: the exported symbol.

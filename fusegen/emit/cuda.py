@@ -208,12 +208,12 @@ def _part(*_: object) -> str:
 
 _MOVED = re.compile(r"\b(?:load|store)_(?:lanes|vec|part|window)<(\w+)>")
 _UNUSED = frozenset((16,))
-"""Where no run of neighbours is moved: ``random_bits`` mentions what moves one all the same."""
+"""Widths where no run of neighbours is moved: ``random_bits`` mentions what moves one all the same."""
 _ROUNDING_CALLS = {f"round_{dtype.short}(": dtype for dtype in DType if dtype.is_narrow}
 
 
 def uses_of(launch: Launch, target: Target, math: str, pipeline: str) -> PrimitiveUses:
-    """What the text of a launch's kernel uses."""
+    """The primitives that the text of a launch's kernel uses."""
     math, pipeline = code_of(math), code_of(pipeline)
     moved = {_count(word, pipeline) for word in _MOVED.findall(pipeline)}
     stored = _stored(launch) | {dtype for call, dtype in _ROUNDING_CALLS.items() if call in math}

@@ -55,12 +55,12 @@ def code_of(text: str) -> str:
 
 
 def mentions(text: str, name: str) -> bool:
-    """Whether a name stands in a text."""
+    """True if a name stands in a text."""
     return re.search(rf"\b{name}\b", text) is not None
 
 
 def needed(lines: Sequence[str], text: str) -> list[str]:
-    """Of definitions (``const type name = …``) before a text, those of what it, or a later one of them, mentions."""
+    """Definitions (``const type name = …``) that a text behind them, or a later one of them, mentions."""
     kept: list[str] = []
     for line in reversed(lines):
         _, _, name, *_ = line.split()
@@ -259,7 +259,7 @@ class StoredType:
 
 @dataclass(frozen=True)
 class PrimitiveUses:
-    """What a text uses of primitives that exist for several types and widths.
+    """The types and widths of primitives that a text uses.
 
     Attributes:
         stored: types of elements in memory.
@@ -282,7 +282,7 @@ class PrimitiveUses:
 
     @property
     def context(self) -> dict[str, object]:
-        """What a primitive's template sees."""
+        """The variables of a primitive's template."""
         stored = [StoredType(d.spelling, d.itemsize) for d in DType if d in self.stored]
         return {
             "stored": stored,

@@ -23,7 +23,7 @@ _WIDEST = 120  # columns of a line
 
 @dataclass(frozen=True)
 class PairCoordinates:
-    """How a pipeline names the coordinates of a pair of lanes.
+    """A pipeline's names of the coordinates of a pair of lanes.
 
     Attributes:
         leading: the coordinates before the lanes', as parameters of the wrapper, and how many of the function's axes each numbers
@@ -69,7 +69,7 @@ class WrapperResult:
 
     @property
     def narrow(self) -> bool:
-        """Whether results are computed in a wider type than they are stored in."""
+        """True if results are computed in a wider type than they are stored in."""
         return self.out != self.target
 
 
@@ -98,7 +98,7 @@ class WrapperView:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """What a pipeline calls.
+    """The functions that a pipeline calls.
 
     Attributes:
         name, doc: of the function.
@@ -192,7 +192,7 @@ def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
 
 
 def _decode(axes: Axes, place: PairCoordinates) -> list[str]:
-    """Where an element lies along axes that the pipeline numbers through."""
+    """Coordinates of an element along axes that the pipeline numbers through."""
     lines: list[str] = []
     first = 0
     for name, count in place.leading:
@@ -252,7 +252,7 @@ def _renamed(index: Index, axes: Axes, place: PairCoordinates) -> sympy.Expr:
 
 
 def _names(axes: Axes, place: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbol]:
-    """What axes are called that have a coordinate for themselves."""
+    """Names of axes that have a coordinate for themselves."""
     names: dict[sympy.Symbol, sympy.Symbol] = {}
     first = 0
     for name, count in place.leading:

@@ -183,7 +183,7 @@ class _Writer:
 
 
 class Precedence(IntEnum):
-    """How tightly an expression binds; higher is tighter."""
+    """The binding of an expression; higher is tighter."""
 
     CONDITIONAL = 0
     OR = 1
@@ -210,7 +210,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Spelling:
-    """How an operation is written: a format of its operands, how tightly it binds, and how tightly they must."""
+    """The text of an operation: a format of its operands, its precedence, and the least that theirs may be."""
 
     format: str
     precedence: Precedence
@@ -280,7 +280,7 @@ _FUSED = {FusedOp.MULTIPLY_ADD: function("fmaf", 3)}
 
 @dataclass(frozen=True)
 class Language:
-    """What differs between languages.
+    """The differences between languages.
 
     Attributes:
         forms: by computing type, the forms of operations that are not common.

@@ -64,12 +64,12 @@ class FragmentView:
 
     @property
     def uniform(self) -> bool:
-        """Whether all lanes see one element."""
+        """True if all lanes see one element."""
         return self.pattern == AccessPattern.UNIFORM.value
 
     @property
     def same_in_row(self) -> bool:
-        """Whether lanes of one row see one element."""
+        """True if lanes of one row see one element."""
         return (self.offset, self.condition) == (self.lane_offset, self.lane_condition)
 
 
@@ -153,7 +153,7 @@ class CallView:
 
     @property
     def single(self) -> bool:
-        """Whether the function returns its only result."""
+        """True if the function returns its only result."""
         return len(self.results) == 1
 
     def type_of(self, result: str) -> str:
@@ -196,7 +196,7 @@ def declared(pointer: Pointer) -> str:
 
 
 def elements(pointer: Pointer, prefix: str = "") -> str:
-    """What is indexed, or loaded from.
+    """The expression that is indexed, or loaded from.
 
     Args:
         prefix: of the pointer's name.
@@ -229,7 +229,7 @@ _CALLS = (Loaded, Checked, Choice, Differs, Scalar)
 
 @dataclass(frozen=True)
 class Offsets:
-    """How a kernel writes the places that it reads and writes.
+    """Texts of the offsets that a kernel reads and writes at.
 
     Attributes:
         kernel: its name.
@@ -260,7 +260,7 @@ class Offsets:
         return " && ".join(condition_text(b) for b in bounds)
 
     def found_first(self, accesses: Iterable[Access], varying: Collection[sympy.Symbol]) -> Offsets:
-        """How offsets are written behind statements that find the indices which are the same along some axes.
+        """Texts of offsets behind statements that find the indices which are the same along some axes.
 
         Args:
             varying: the axes along which accesses run.
@@ -309,13 +309,13 @@ class Offsets:
 
 
 def cuda_offsets(kernel: LoweredKernel, prefix: str = "") -> Offsets:
-    """How a CUDA kernel writes offsets."""
+    """Texts of offsets in a CUDA kernel."""
     pointers = {p.buffer: p for p in kernel.pointers}
     return Offsets(kernel.name, pointers, "widen(load_once({}, {}))", '{}({}, {}, "{}")', prefix)
 
 
 def cpu_offsets(kernel: LoweredKernel) -> Offsets:
-    """How a kernel of the CPU target writes offsets."""
+    """Texts of offsets in a kernel of the CPU target."""
     pointers = {p.buffer: p for p in kernel.pointers}
     return Offsets(kernel.name, pointers, "widen({}[{}])", '{}({}, {}, "{}", failed)')
 
@@ -341,7 +341,7 @@ def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> 
 
 @dataclass(frozen=True)
 class GatheredView:
-    """How a state is gathered as sums about a pivot, as a template sees it.
+    """A state that is gathered as sums about a pivot, as a template sees it.
 
     Attributes:
         kind: what its functions' names begin with.
@@ -399,17 +399,17 @@ class ReductionView:
 
     @property
     def single(self) -> bool:
-        """Whether the state is one value, which functions return; they write several through references."""
+        """True if the state is one value, which functions return; they write several through references."""
         return len(self.components) == 1
 
     @property
     def summed(self) -> bool:
-        """Whether a thread has several parts of it under way: of one value, or of sums about a pivot."""
+        """True if a thread has several parts of it under way: of one value, or of sums about a pivot."""
         return self.single or self.gathered is not None
 
     @property
     def bytes(self) -> str:
-        """Of a state, as an expression."""
+        """Bytes of a state, as an expression."""
         return " + ".join(f"sizeof({type_})" for _, type_ in self.components)
 
     def of(self, pattern: str) -> list[str]:

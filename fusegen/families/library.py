@@ -53,7 +53,7 @@ class AccumulationFamily(KernelFamily):
     needs = (Family.CONTRACTION,)
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
-        """What a write stores that adds a product to what is there."""
+        """The values of writes that add a matmul to their target."""
         for put in graph.puts:
             if (added := accumulation(graph, put)) is not None:
                 claims.ends.add(graph.nodes[put].args[1])
@@ -263,7 +263,7 @@ def _operand(buffer: int, view: StridedView) -> StridedOperand:
 
 
 def _reason(context: Context, product: int) -> str:
-    """Why the library computes it."""
+    """The reason why the library computes it."""
     if context.group.reason:
         return context.group.reason
     if is_left_to_library(context.graph, product):

@@ -158,7 +158,7 @@ def _last_scans(graph: Graph, root: int, kept: Collection[int]) -> frozenset[int
 
 
 def _is_aligned(graph: Graph, scan: int, at: Position, axes: Axes) -> bool:
-    """Whether a scan over the whole iteration space is read at the element that is computed."""
+    """True if a scan over the whole iteration space is read at the element that is computed."""
     shape = graph.nodes[scan].shape
     if len(shape) != len(axes.extents) or not all(map(same, shape, axes.extents)):
         return False
@@ -215,7 +215,7 @@ def _element(evaluator: Evaluator, graph: Graph, node: int, axes: Axes) -> tuple
 
 
 def _scan(graph: Graph, position: int) -> int | None:
-    """What a scan is known by in the kernel that computes it."""
+    """The key of a scan in the kernel that computes it."""
     return position if graph.nodes[position].family is Family.SCAN else None
 
 

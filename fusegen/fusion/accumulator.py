@@ -24,7 +24,7 @@ WIDEST = 256
 
 
 def is_of_heads(graph: Graph, position: int) -> bool:
-    """Whether a node is a reduction along a last dim that an accumulator may hold, of whole octets: of heads, or of narrow rows."""
+    """True if a node is a reduction along a last dim that an accumulator may hold, of whole octets: of heads, or of narrow rows."""
     node = graph.nodes[position]
     if node.family is not Family.REDUCTION or len(REDUCTIONS[node.op].components) > 1:
         return False
@@ -35,7 +35,7 @@ def is_of_heads(graph: Graph, position: int) -> bool:
 
 
 def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], extents: Shape) -> bool:
-    """Whether a row of a product is the one that an epilogue computes, though its dims may be arranged in another way.
+    """True if a row of a product is the one that an epilogue computes, though its dims may be arranged in another way.
 
     Args:
         shape: the dims that number the product's rows.

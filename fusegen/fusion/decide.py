@@ -20,7 +20,7 @@ from fusegen.threads import cached_property
 def decide(
     graph: Graph, target: Target, families: Sequence[Matcher], apart: Materialized = frozenset(), once: Materialized = frozenset()
 ) -> Decision:
-    """Which values lie in memory besides the results and the operands of products.
+    """Decides which values are materialized besides the results and the operands of matmuls.
 
     Args:
         graph: in primitives, after the passes.
@@ -67,7 +67,7 @@ def _partials(graph: Graph, ends: Collection[int]) -> Materialized:
 
 
 def _is_combined(graph: Graph, statistic: int) -> bool:
-    """Whether a reduction takes a statistic, or what is made of as many of them."""
+    """True if a reduction takes a statistic, or what is made of as many of them."""
     stack, seen = [statistic], set[int]()
     while stack:
         for user in graph.users[stack.pop()]:
@@ -81,7 +81,7 @@ def _is_combined(graph: Graph, statistic: int) -> bool:
 
 
 def is_near(graph: Graph, position: int) -> bool:
-    """Whether an epilogue may compute a node of a product."""
+    """True if an epilogue may compute a node of a product."""
     return graph.nodes[position].family in (Family.POINTWISE, Family.VIEW) or is_of_heads(graph, position)
 
 
@@ -126,7 +126,7 @@ def ends_of(graph: Graph, value: int) -> list[int]:
 
 
 def _only_pointwise(graph: Graph, start: int, end: int) -> bool:
-    """Whether nothing but pointwise operations, views and reductions of heads lies between a value and where all its uses come
+    """True if nothing but pointwise operations, views and reductions of heads lies between a value and where all its uses come
     together."""
     stack, seen = list(graph.users[start]), {end}
     while stack:
@@ -158,7 +158,7 @@ def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int],
 
 
 class _Sharing:
-    """What is known of the kernels to come.
+    """The knowledge of the kernels to come.
 
     Attributes:
         stored: computed values that lie in memory; grows.
@@ -184,7 +184,7 @@ class _Sharing:
         return ends
 
     def pays(self, value: int) -> bool:
-        """Whether reading a value moves fewer bytes than computing it in each kernel that needs it."""
+        """True if reading a value moves fewer bytes than computing it in each kernel that needs it."""
         readers = self._readers(value)
         is_stored = value in self.stored  # its kernel writes it in any case
         if len(readers) + is_stored < 2:
@@ -214,15 +214,15 @@ class _Sharing:
         return found
 
     def _is_computed_with(self, operand: int, user: int) -> bool:
-        """Whether what needs the user computes the operand: of a product only where it is streamed."""
+        """True if what needs the user computes the operand: of a product only where it is streamed."""
         node = self.graph.nodes[user]
         if node.family is Family.CONTRACTION:
             return user in self._streamed and node.args[0] == operand
         return node.family not in (Family.WRITE, Family.LIBRARY)
 
     def _inputs(self, roots: Iterable[int], other: int | None = None) -> frozenset[int]:
-        """What computing some values reads from memory, but for another value and what that is made of. What is gathered stands for
-        itself: of its table, no more is read."""
+        """The values that computing some others reads from memory, without another value and its producers. A gathered value
+        stands for itself: of its table, no more is read."""
         found: set[int] = set()
         stack = [a for root in roots for a in self.graph.nodes[root].args]
         seen = set() if other is None else {other}
@@ -256,7 +256,8 @@ class _Sharing:
         return (self._generation[value], *map(str, self._over[value]))
 
     def _space(self, node: Node) -> Shape:
-        """Where a value is computed: a reduction over its operand's elements, and so is what is made of reductions alone."""
+        """The iteration space of a value: that of its operand for a reduction, and for values that are computed of reductions
+        alone."""
         if node.family is Family.REDUCTION:
             return self.graph.nodes[node.args[0]].shape
         if node.family is not Family.POINTWISE:

@@ -1,4 +1,4 @@
-"""What fusion decides: groups of nodes, each of which one step of the program computes."""
+"""Groups of nodes, each computed by one step of the program: the result of fusion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ tensor, are better many rows than one."""
 
 @dataclass(frozen=True, repr=False)
 class GroupKind:
-    """What a group does with memory. A family of kernels has one or more, and says here what fusion and memory go by.
+    """The kind of a group: its treatment of memory, as fusion and the allocation of buffers need it. A family of kernels has
+    one or more.
 
     Attributes:
         name: in words.
@@ -131,7 +132,7 @@ class Group:
 
     @property
     def adds_in_place(self) -> bool:
-        """Whether torch adds a product to an input as it writes: the group ends in another value than its product."""
+        """True if torch adds a product to an input as it writes: the group ends in another value than its product."""
         return self.kind.is_library and bool(self.anchors) and self.outputs != self.anchors
 
 
@@ -163,7 +164,7 @@ def is_stored_elsewhere(graph: Graph, position: int) -> bool:
 
 
 def is_as_large(graph: Graph, one: int, other: int) -> bool:
-    """Whether two values have as many elements."""
+    """True if two values have as many elements."""
     return same(product(graph.nodes[one].shape), product(graph.nodes[other].shape))
 
 
@@ -180,7 +181,7 @@ def computed(graph: Graph, group: Group) -> frozenset[int]:
 
 
 def read_in_part(graph: Graph, group: Group) -> Mapping[int, Dim]:
-    """Of the inputs that a group reads only at indices which are values, or of which it reads slices only: how many elements, each
+    """The number of elements of inputs that a group reads only at indices which are values, or of which it reads slices only, each
     as often as it is named."""
     inside = computed(graph, group)
     sliced = {position: _sliced(graph, inside, position) for position in group.inputs}
@@ -203,7 +204,7 @@ def _sliced(graph: Graph, inside: Collection[int], position: int) -> Dim | None:
 
 
 def _gathered(graph: Graph, group: Group) -> dict[int, Dim]:
-    """Of the inputs that a group reads only at indices which are values: how many elements."""
+    """The number of elements of inputs that a group reads only at indices which are values."""
     found: dict[int, Dim] = {}
     everywhere = _inputs_below(graph, group, group.outputs)
     for position in sorted(computed(graph, group)):

@@ -34,7 +34,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Decision:
-    """What fusion goes by.
+    """The decisions that fusion follows.
 
     Attributes:
         ends: values in which a product or attention ends, each with a kernel of its own.

@@ -172,7 +172,7 @@ def held(graph: Graph, apart: Collection[int]) -> frozenset[int]:
 
 
 def _complete(graph: Graph, last: int) -> int:
-    """What lies in memory of a value that is written apart: itself, or, where nothing computes it, its first copy."""
+    """The materialized form of a value that is written apart: itself, or, where nothing computes it, its first copy."""
     (first,) = graph.nodes[last].args
     (value,) = graph.nodes[first].args
     return value if graph.nodes[value].family in COMPUTED else first
@@ -196,7 +196,7 @@ def addressed(graph: Graph, group: Group) -> Group:
 
 
 def is_torn(group: Group, times: WriteTimes) -> bool:
-    """Whether a group would read a version that a write which it depends on has changed."""
+    """True if a group would read a version that a write which it depends on has changed."""
     latest = max(times.latest[p] for p in group.outputs)
     return any(times.deadline.get(p, NEVER) <= latest for p in group.inputs)
 
@@ -244,7 +244,7 @@ def _is_same(one: Position, other: Position) -> bool:
 
 
 def is_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
-    """Whether a group writes where others have to read, or to write, before.
+    """True if a group writes where others have to read, or to write, before.
 
     Args:
         waiting: groups that have not run, the group among them.

@@ -21,7 +21,7 @@ ReadElement: TypeAlias = tuple[int, Position, tuple[Bounds, ...]]
 """An element of a node: the node, the index, and under which conditions it is needed."""
 
 Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
-"""Whether a reduction, scan or product may be computed inside, read at an index under some conditions."""
+"""True if a reduction, scan or product may be computed inside, read at an index under some conditions."""
 
 _SMALL = 1 << 20  # what may be added to an index in place: positions leave so much room in 32 bits
 _INDICES = (DType.INT32, DType.INT64)
@@ -105,7 +105,7 @@ class _Walk:
         return self._anchored(element) if self.accepts(position, at, bounds) else self._read(position, at)
 
     def _sources(self, position: int, at: Position) -> list[ElementSource]:
-        """Where an element may come from; notes the conditions that decide it."""
+        """The sources of an element; notes the conditions that decide between them."""
         found = sources(self.graph, position, at, self.axes)
         possible = [(s, s.bounds is None or holds(s.bounds, self.axes)) for s in found]
         self.producers.conditions |= {s.bounds: None for s, known in possible if s.bounds is not None and known is None}
@@ -177,7 +177,7 @@ def _kept_unless(graph: Graph, choice: Node) -> int | None:
 
 
 def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:
-    """Whether a value must lie in memory since it is read at places that other values say: a concatenation would need to know at
+    """True if a value must lie in memory since it is read at places that other values say: a concatenation would need to know at
     which, and places of places of places have no end."""
     node = graph.nodes[position]
     if node.op is Op.CONCAT:
@@ -186,14 +186,14 @@ def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:
 
 
 def _is_of_places(graph: Graph, gather: int) -> bool:
-    """Whether a gather chooses numbers of places: an index is itself the number then, and is read whatever the conditions say under
+    """True if a gather chooses numbers of places: an index is itself the number then, and is read whatever the conditions say under
     which that is needed."""
     operand = graph.nodes[gather].args[0]
     return any(graph.nodes[p].op is Op.IOTA for p in (operand, *graph.ancestors[operand]))
 
 
 def operand_index(graph: Graph, reduction: int, at: Position, axes: Axes) -> Position:
-    """Where a reduction's operand is evaluated: at the same row, all along the reduced dims."""
+    """The index at which a reduction's operand is evaluated: the same row, all along the reduced dims."""
     dims = reduced_dims(graph, reduction)
     return tuple(axes.symbols[d] if d in dims else i for d, i in enumerate(at))
 
@@ -207,7 +207,7 @@ def reduced_dims(graph: Graph, reduction: int) -> tuple[int, ...]:
 
 
 def is_row_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
-    """Whether a reduction is over the domain's columns, and read at the row that is being computed."""
+    """True if a reduction is over the domain's columns, and read at the row that is being computed."""
     return _aligned(graph, reduction, at, domain, axes, domain.columns)
 
 
@@ -218,7 +218,7 @@ def is_segment_aligned(graph: Graph, reduction: int, at: Position, domain: Domai
 
 
 def is_column_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
-    """Whether a reduction is over the domain's rows, and read at the column that is being computed."""
+    """True if a reduction is over the domain's rows, and read at the column that is being computed."""
     return _aligned(graph, reduction, at, domain, axes, domain.rows)
 
 
@@ -230,7 +230,7 @@ def _aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: A
 
 
 def _axis(axes: Axes, dim: int) -> object:
-    """How an index map writes the axis of a dim: extents of 1 are read at 0."""
+    """The index along a dim: extents of 1 are read at 0."""
     return 0 if same(axes.extents[dim], 1) else axes.symbols[dim]
 
 

@@ -147,7 +147,8 @@ def _split(axis: sympy.Symbol, extent: int, conditions: Sequence[Bounds]) -> _Sp
 
 
 def _cuts(axis: sympy.Symbol, bounds: Bounds) -> list[int | None]:
-    """Where on an axis a condition begins and ends to hold; None where that is not known, or not on this axis alone."""
+    """The points of an axis at which a condition begins and ends to hold; None where they are not known, or not on this axis
+    alone."""
     index = sympy.expand(bounds.index)
     step = literal(index.coeff(axis))
     ends = [

@@ -204,9 +204,9 @@ def _combined_moments(a: StateValues, b: StateValues) -> StateValues:
 
 
 def _settled_moments(pivot: RuleValue, count: RuleValue, sums: StateValues) -> StateValues:
-    """Of differences from a pivot and of their squares. Since the pivot is one of the n values (or the mean of one of n parts), the
-    sum of squares about it is at most n times that about the mean, so that no more is lost than n roundings: Chan, Golub and
-    LeVeque, Algorithms for Computing the Sample Variance (1983), section 3."""
+    """The moments from sums of differences from a pivot and of their squares. Since the pivot is one of the n values (or the
+    mean of one of n parts), the sum of squares about it is at most n times that about the mean, so that no more is lost than n
+    roundings: Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance (1983), section 3."""
     apart, squares = sums
     step = apart / count.apply(Op.MAXIMUM, 1.0)
     mean = pivot + step

@@ -95,7 +95,7 @@ class Value:
         return self.apply(Op.PERMUTE, dims=tuple(order.index(dim) for dim in range(len(order))))
 
     def count(self, dims: tuple[int, ...]) -> Dim:
-        """How many elements a reduction combines."""
+        """The number of elements that a reduction combines."""
         return product(self.node.shape[d] for d in dims)
 
     def mean(self, dims: tuple[int, ...], correction: ValueLike = 0.0) -> Value:
@@ -115,7 +115,7 @@ class Value:
         return self / (size - correction).apply(Op.MAXIMUM, 0.0)
 
     def is_constant(self, value: float) -> bool:
-        """Whether this is a Python number of that value."""
+        """True if this is a Python number of that value."""
         return self.node.op is Op.CONSTANT and self.node.weak and float(self.node.number) == value
 
     @property

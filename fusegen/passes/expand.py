@@ -1,4 +1,4 @@
-"""What the composed operations are made of: one rule each."""
+"""Expansion of composed operations into primitives: one rule each."""
 
 from __future__ import annotations
 
@@ -183,7 +183,8 @@ def _prelu(args: Sequence[Value], _node: Node) -> Value:
 
 @_expands(Op.FMOD)
 def _fmod(args: Sequence[Value], node: Node) -> Value:
-    """Of floats: the remainder of the magnitudes, with the sign of the first. Bools have no magnitude, nor the least integer."""
+    """The remainder of floats: that of the magnitudes, with the sign of the first. Bools have no magnitude, nor the least
+    integer."""
     a, b = (x if x.node.dtype.is_float else x.apply(Op.CAST, dtype=node.dtype) for x in args)
     rest = a.apply(Op.ABS).apply(Op.REMAINDER, b.apply(Op.ABS))
     return a.apply(Op.LT, 0).where(-rest, rest)
@@ -245,7 +246,7 @@ def _other_leg(x: Value) -> Value:
 
 
 def _is_far(x: Value) -> Value:
-    """Whether x^2 + 1 is x^2 in the value's dtype, by more than enough, and is in range up to there."""
+    """True if x^2 + 1 is x^2 in the value's dtype, by more than enough, and is in range up to there."""
     return x > (1e4 if x.dtype.is_half else 1e9)
 
 
@@ -305,7 +306,7 @@ def _var(args: Sequence[Value], node: Node) -> Value:
 
 
 def _is_held(x: Value, dims: tuple[int, ...]) -> bool:
-    """Whether rows along some dims are short enough to stay on the chip; columns never do."""
+    """True if rows along some dims are short enough to stay on the chip; columns never do."""
     rank = len(x.node.shape)
     count = x.count(dims)
     return dims == tuple(range(rank - len(dims), rank)) and isinstance(count, int) and count <= _LONGEST_HELD
@@ -363,7 +364,7 @@ def normalized_dims(node: Node) -> tuple[int, ...]:
 
 
 def standardized(x: Value, node: Node, eps: ValueLike) -> tuple[Value, Value]:
-    """What a norm multiplies: its operand, of a layer norm less the mean, and the reciprocal of its root mean square."""
+    """The factors of a norm: its operand, of a layer norm less the mean, and the reciprocal of its root mean square."""
     dims = normalized_dims(node)
     centered = x - x.mean(dims) if node.op is Op.LAYER_NORM else x
     return centered, ((centered * centered).mean(dims) + eps).apply(Op.RSQRT)

@@ -163,7 +163,7 @@ class _Cutting:
         return (1 if rows >= self._processors else 3), length
 
     def _is_of_several(self, cut: Cut) -> bool:
-        """Whether a result is made of several rows."""
+        """True if a result is made of several rows."""
         return 1 < self._length(cut) < self._elements
 
     def _length(self, cut: Cut) -> int:

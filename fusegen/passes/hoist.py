@@ -100,5 +100,5 @@ class _Hoist:
 
 
 def _folded(name: str) -> str:
-    """What emitted text may make of a name, which is all that names must differ in."""
+    """A name as emitted text may write it: names must differ in this form."""
     return name.replace("_", "").lower()

@@ -46,14 +46,14 @@ class _Layout:
         return tuple(split[dim] for dim in self.order)
 
     def dims_of(self, dims: Collection[int]) -> tuple[int, ...]:
-        """What becomes of some dims."""
+        """The dims that some dims become."""
         owners = [dim for dim, split in enumerate(self.splits) for _ in split]
         return tuple(new for new, old in enumerate(self.order) if owners[old] in dims)
 
 
 @dataclass(frozen=True)
 class _Moved:
-    """What is computed in another order.
+    """The nodes that are computed in another order.
 
     Attributes:
         end: the value that is viewed, the last one in the old order.
@@ -133,7 +133,7 @@ def _is_of_points(graph: Graph, position: int) -> bool:
 
 
 def _is_along_last(graph: Graph, reduction: int, shape: Shape) -> bool:
-    """Whether a reduction is of all of a shape, and along its last dim among others."""
+    """True if a reduction is of all of a shape, and along its last dim among others."""
     (operand,) = graph.operands(reduction)
     dims = cast(tuple[int, ...], graph.nodes[reduction].attr("dims"))
     return len(shape) - 1 in dims and len(operand.shape) == len(shape) and all(map(same, operand.shape, shape))
@@ -175,7 +175,7 @@ def _arrangement_of(graph: Graph, position: int) -> int | None:
 
 
 def _goes_on(graph: Graph, view: int) -> bool:
-    """Whether something is computed of a view point by point."""
+    """True if something is computed of a view point by point."""
     stack = [view]
     while stack:
         families = [(user, graph.nodes[user].family) for user in graph.users[stack.pop()]]
@@ -217,7 +217,7 @@ class _Canonicalized:
         return self.builder.add(node.op, args, location=location, **attrs)
 
     def _viewed(self, position: int, layout: _Layout) -> int:
-        """What lies outside, in a layout's order; numbers have none."""
+        """An operand from outside, in a layout's order; numbers have none."""
         if (position, layout) in self.viewed:
             return self.viewed[position, layout]
         shape, location = self.graph.nodes[position].shape, self.graph.locations[position]

@@ -103,7 +103,7 @@ def deviations(graph: Graph, position: int) -> Deviations | None:
 
 
 def _is_mean(graph: Graph, found: Deviations) -> bool:
-    """Whether what is subtracted is the mean: a sum by a count, or times a share of 1."""
+    """True if what is subtracted is the mean: a sum by a count, or times a share of 1."""
     node = graph.nodes[found.mean]
     if node.op not in (Op.MUL, Op.DIV):
         return False

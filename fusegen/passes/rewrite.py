@@ -120,7 +120,7 @@ class _Settling:
     known: dict[int, int] = field(default_factory=dict)
 
     def settled(self, position: int, first: int, location: Location | None) -> int:
-        """What a node becomes: it is rewritten, and then the new nodes that its replacement is made of, to a fixed point.
+        """The replacement of a node: it is rewritten, then the new nodes of its replacement, to a fixed point.
 
         Args:
             first: the first of the nodes that are new.

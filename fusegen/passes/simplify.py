@@ -46,8 +46,8 @@ def _parts(joined: Value, taken: Value) -> tuple[Value, Value] | None:
 
 
 def _softmax_of(weights: Value) -> Value | None:
-    """What a softmax along the last dim is of, below conversions, and below a difference to its own largest, which changes nothing:
-    the largest of the differences is 0."""
+    """The operand of a softmax along the last dim, below conversions and below a difference to its own largest, which changes
+    nothing: the largest of the differences is 0."""
     if weights.node.op is not Op.DIV:
         return None
     powers, total = weights.arg(0), weights.arg(1)
@@ -162,7 +162,7 @@ def _scaled(x: Value) -> tuple[float, Value]:
 
 
 def _is_moderate(*factors: float) -> bool:
-    """Whether moving factors neither overflows nor loses what they were there to keep."""
+    """True if moving factors neither overflows nor loses what they were there to keep."""
     return all(2.0**-16 <= f <= 2.0**16 for f in factors)
 
 
@@ -261,7 +261,7 @@ def _widened_behind_views(x: Value) -> Value | None:
 
 
 def _in_dims_of_a_statistic(x: Value) -> Value | None:
-    """What is computed of a statistic without the dims that were reduced is computed with them: so rows stay rows of one domain."""
+    """Computes values of a statistic without the reduced dims with these dims: so rows stay rows of one domain."""
     operands = [x.arg(number) for number in range(len(x.node.args))]
     shapes = [o.arg(0).node.shape for o in operands if _is_statistic_without_dims(o) and len(o.node.shape) == len(x.node.shape)]
     if not shapes or any(o.node.shape not in ((), x.node.shape) for o in operands):

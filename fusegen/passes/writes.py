@@ -22,12 +22,12 @@ COMPUTED = (Family.POINTWISE, Family.REDUCTION, Family.ORDER, Family.SCAN, Famil
 """Families of what a kernel computes; other values lie somewhere already."""
 
 FIRST, LAST, BEFORE = "first", "last", "before"
-"""What a copy is for: a value that is written, on its way; and a value that is needed after a write that it must come before."""
+"""The roles of copies: a value on its way to a write; and a value that is needed after a write that it must come before."""
 
 
 @dataclass(frozen=True)
 class WriteTimes:
-    """When the values of a graph can be computed, by the numbers of its writes, from 1 on in the order of the function.
+    """The earliest and latest times of a graph's values, by the numbers of its writes, from 1 on in the order of the function.
 
     Attributes:
         latest: for each node, the last write that it depends on; 0 for none.
@@ -99,7 +99,7 @@ class _Copies:
         return copied
 
     def _is_late(self, operand: int, user: int) -> bool:
-        """Whether an operand cannot be computed any more when its user is: of a place, when something is written there."""
+        """True if an operand cannot be computed any more when its user is: of a place, when something is written there."""
         moment = max(self._times.latest[user], self._placing.get(user, 0))
         return self._times.latest[operand] < self._until[operand] <= moment
 

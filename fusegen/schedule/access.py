@@ -1,4 +1,4 @@
-"""How a kernel touches memory: merged axes, and for each read or write what neighbouring lanes do."""
+"""Memory accesses of a kernel: merged axes, and for each read or write the pattern of neighbouring lanes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Multiples: TypeAlias = Mapping[str, int]
 
 
 class AccessPattern(Enum):
-    """What the lanes of a thread read or write."""
+    """The pattern in which the lanes of a thread read or write."""
 
     VECTOR = "vector"  # neighbouring elements
     WINDOW = "window"  # neighbouring elements, from any place on
@@ -57,7 +57,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where rows start of what is accessed at aligned places, when groups of lanes do not start with the row.
+    """The start of rows that are accessed at aligned places, when groups of lanes do not start with the row.
 
     Attributes:
         start: the offset of a row's first element.
@@ -98,7 +98,7 @@ def merge_axes(axes: Axes, expressions: Iterable[Index], single: str) -> tuple[A
 
 
 def _acts_as_one(expression: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbol, extent: Dim) -> bool:
-    """Whether an expression depends on outer * extent + inner only, linearly."""
+    """True if an expression depends on outer * extent + inner only, linearly."""
     if not expression.has(outer) and not expression.has(inner):
         return True
     for call in expression.atoms(FloorDiv, Modulo):
@@ -115,7 +115,7 @@ def _acts_as_one(expression: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbo
 
 
 def pattern_of(offset: Index, lane_axis: sympy.Symbol | None) -> AccessPattern:
-    """What lanes along an axis do at an offset."""
+    """The pattern of lanes along an axis at an offset."""
     expanded = sympy.expand(offset)
     if lane_axis is None or not expanded.has(lane_axis):
         return AccessPattern.UNIFORM
@@ -139,7 +139,7 @@ def vector_width(offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: 
 
 
 def is_alike(bounds: Bounds, lane_axis: sympy.Symbol, lanes: int, multiples: Multiples) -> bool:
-    """Whether a condition holds for all of ``lanes`` neighbours, the first one at a multiple of ``lanes``, or for none of them.
+    """True if a condition holds for all of ``lanes`` neighbours, the first one at a multiple of ``lanes``, or for none of them.
 
     Args:
         multiples: known divisors of sizes, by name.

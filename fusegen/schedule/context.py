@@ -30,7 +30,7 @@ from fusegen.schedule.terms import BufferRead, Leaf, Terms
 from fusegen.target import Target
 
 Plans: TypeAlias = Mapping[tuple[int, ...], Plan]
-"""Of launches of products, by their products."""
+"""Plans of launches of matmuls, by their matmuls."""
 
 Pins: TypeAlias = Mapping[tuple[int, ...], Plan]
 """Plans that were asked for, by the outputs of the group."""
@@ -184,7 +184,7 @@ BoundedOffset: TypeAlias = tuple[Index, Sequence[Bounds]]
 
 @dataclass(frozen=True)
 class KernelUses:
-    """What calls of math need of the kernel around them.
+    """The expressions and scalars that calls of math need of the kernel around them.
 
     Attributes:
         expressions: what is computed of coordinates and sizes.
@@ -198,7 +198,7 @@ class KernelUses:
 def uses_of(
     places: Sequence[BoundedOffset], arguments: Iterable[CallArgument], checks: Iterable[IndexCheck], extents: Iterable[Index]
 ) -> KernelUses:
-    """What calls with some arguments need.
+    """The needs of calls with some arguments.
 
     Args:
         places: where they read.
@@ -253,7 +253,7 @@ def assemble(
 
 @dataclass(frozen=True)
 class Leaves:
-    """What some terms need from outside.
+    """The leaves of some terms.
 
     Attributes:
         reads: reads of buffers, by term.

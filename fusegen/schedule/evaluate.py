@@ -175,7 +175,7 @@ class Evaluator:
         return own if is_inside else context
 
     def _follows(self, number: sympy.Expr, known: Sequence[sympy.Expr]) -> bool:
-        """Whether a number is certainly not below 0, where others are not."""
+        """True if a number is certainly not below 0, where others are not."""
         candidates = (number, *(number - other for other in known))
         return any(self.axes.is_nonnegative(sympy.expand(candidate)) for candidate in candidates)
 
@@ -253,7 +253,7 @@ class Evaluator:
         return [convert(a, common) if joined else a for a, joined in zip(args, joins, strict=True)]
 
     def _compares_narrow(self, node: Node) -> bool:
-        """Whether integers are compared that 32 bits hold, which takes half as long as in 64."""
+        """True if integers are compared that 32 bits hold, which takes half as long as in 64."""
         operands = [self.graph.nodes[a] for a in node.args]
         common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
         return node.op in _COMPARISONS and common in _NARROW_INTEGERS
@@ -325,7 +325,7 @@ class Evaluator:
 
 
 def _shares_an_axis(bounds: Bounds, index: Position) -> bool:
-    """Whether a condition is on something that an index goes by."""
+    """True if a condition is on something that an index goes by."""
     ends = [sympy.sympify(e).free_symbols for e in (bounds.index, bounds.lower, bounds.upper) if e is not None]
     return any(not sympy.sympify(i).free_symbols.isdisjoint(set().union(*ends)) for i in index)
 

@@ -75,7 +75,7 @@ class Checked(sympy.Function):  # type: ignore[misc]
 
     @property
     def wraps(self) -> bool:
-        """Whether a negative value counts from the end."""
+        """True if a negative value counts from the end."""
         return bool(self.args[2])
 
     @property
@@ -85,7 +85,7 @@ class Checked(sympy.Function):  # type: ignore[misc]
 
     @property
     def message(self) -> str:
-        """What is said of an index that is out of range."""
+        """The message for an index that is out of range."""
         return str(self.args[4].name)
 
 
@@ -102,7 +102,7 @@ def checked_index(graph: Graph, gather: int, value: Index) -> Checked:
 
 
 def _input_name(graph: Graph, position: int) -> str | None:
-    """What the user calls the tensor that a node is a view of; None for what is computed."""
+    """The user's name of the tensor that a node is a view of; None for what is computed."""
     while (
         (node := graph.nodes[position]).op is Op.PUT or node.op is Op.GATHER or (node.family is Family.VIEW and len(node.args) == 1)
     ):
@@ -149,5 +149,5 @@ def scalars_in(expressions: Iterable[Index]) -> frozenset[str]:
 
 
 def has_checks(expressions: Iterable[Index]) -> bool:
-    """Whether some expressions check an index."""
+    """True if some expressions check an index."""
     return any(e.has(Checked) for e in expressions if not isinstance(e, int))

@@ -13,7 +13,7 @@ from fusegen.schedule.math import Fast, MathFunction, MathParameter, MathResult
 from fusegen.schedule.terms import Leaf, Term, Terms
 
 SCRATCH_BYTES = 8
-"""Of an element of a state that threads exchange: the widest type."""
+"""Bytes of an element of a state that threads exchange: the widest type."""
 BARRIER_BYTES = 8
 BANKS = 32  # of 4 bytes
 _MULTIPLE = 8  # elements of an array, so that the next one is aligned
@@ -21,7 +21,7 @@ _MULTIPLE = 8  # elements of an array, so that the next one is aligned
 
 @dataclass(frozen=True)
 class SharedArrays:
-    """Where arrays begin, in bytes.
+    """The offsets of arrays, in bytes.
 
     Attributes:
         scratch: by which threads exchange components of states.
@@ -74,17 +74,17 @@ class Plan:
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:
-        """What it has in common with plans for other sizes: a kind, and numbers of which a factor of two counts as one."""
+        """Its traits beside sizes, to find the nearest candidate: a kind, and numbers of which a factor of two counts as one."""
         raise NotImplementedError(type(self).__name__)
 
     @property
     def words(self) -> str:
-        """What tells it from the others that a launch could have."""
+        """A description that tells it from the other candidates."""
         raise NotImplementedError(type(self).__name__)
 
 
 class Body:
-    """What kernels of one pipeline do: a frozen dataclass a pipeline, with the functions, how operands are touched, and the plan.
+    """The content of a kernel: its math functions, accesses and plan; a frozen dataclass for each pipeline.
 
     Attributes:
         plan: its layout.
@@ -111,7 +111,7 @@ class Body:
 
     @property
     def counts(self) -> tuple[Dim, ...]:
-        """How many rows and columns it goes through, where it reduces or scans them."""
+        """The numbers of rows and columns that it goes through, where it reduces or scans them."""
         return ()
 
     @property
@@ -121,11 +121,11 @@ class Body:
 
     @property
     def reason(self) -> str:
-        """Why it is laid out as it is on a GPU; empty where the plan says it all."""
+        """The reason for its layout on a GPU; empty where the plan says it all."""
         return ""
 
     def words(self, kind: str) -> str:
-        """What it is, and how it is laid out.
+        """A description of the kernel and its layout.
 
         Args:
             kind: of the group that it computes, in words.

@@ -44,7 +44,7 @@ def lane_position(axes: Axes, lane: int) -> Position:
 
 
 def is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
-    """Whether the last dim's elements lie side by side, eight of them aligned.
+    """True if the last dim's elements lie side by side, eight of them aligned.
 
     Args:
         offset: of a pair's first lane in a result, over axes of pairs.
@@ -219,11 +219,11 @@ class _Builder:
         return LaneRead(name, reads[0].buffer, offsets, conditions, vector)
 
     def _are_alike(self, first: Sequence[Bounds], second: Sequence[Bounds]) -> bool:
-        """Whether conditions hold for both lanes or for none."""
+        """True if conditions hold for both lanes or for none."""
         return len(first) == len(second) and all(a == b or self._is_of_a_pair(a, b) for a, b in zip(first, second, strict=True))
 
     def _is_of_a_pair(self, first: Bounds, second: Bounds) -> bool:
-        """Whether two conditions are one on neighbours, of which the first is even, with ends that are."""
+        """True if two conditions are one on neighbours, of which the first is even, with ends that are."""
         ends = (first.lower, first.upper)
         if ends != (second.lower, second.upper) or not same(simplify_dim(first.index + 1), second.index):
             return False
@@ -240,7 +240,7 @@ class _Builder:
         return math.gcd(*(divisor(sympy.sympify(t).subs(ones), self.context.multiples, own) for t in terms))
 
     def _is_aligned(self, read: BufferRead) -> bool:
-        """Whether two elements from an offset on can be read at once."""
+        """True if two elements from an offset on can be read at once."""
         own = self.context.alignment(read.buffer) // self.context.dtype(read.buffer).itemsize
         return math.gcd(LANES, own, self._divisor(read.offset, max(1, own))) == LANES
 
@@ -261,7 +261,7 @@ class _Builder:
                 self._name(position, CallArgument(Origin.COORDINATE, self._word(value), values))
 
     def _word(self, value: Index | Bounds) -> str:
-        """What a coordinate is called; one that is needed in two types is passed twice."""
+        """The name of a coordinate; one that is needed in two types is passed twice."""
         if isinstance(value, Bounds):
             return self.context.names.take("condition")
         word = self.math.words.get(value)
@@ -292,7 +292,7 @@ class _Builder:
 
 
 def _result_names(results: int, lanewise: bool) -> list[str]:
-    """What a function calls its results; of both lanes in turn where it is not of one."""
+    """Names of a function's results; of both lanes in turn where it is not of one."""
     numbers = [f"_{number}" if results > 1 else "" for number in range(results)]
     return [f"result{n}" for n in numbers] if lanewise else [f"out{n}_{lane}" for n in numbers for lane in range(LANES)]
 
@@ -317,7 +317,7 @@ def _group(leaves: Leaves, absent: Mapping[int, Bounds], take: _Take) -> list[La
 
 
 def _is_next(read: BufferRead, other: BufferRead) -> bool:
-    """Whether the other read is of the next element."""
+    """True if the other read is of the next element."""
     return read.buffer == other.buffer and same(simplify_dim(read.offset + 1), other.offset)
 
 
@@ -354,7 +354,7 @@ class Partners:
         return self.found
 
     def _match(self, a: int, b: int) -> bool:
-        """Whether two terms are of one kind, whatever their operands."""
+        """True if two terms are of one kind, whatever their operands."""
         left, right = self.terms.items[a], self.terms.items[b]
         if left.op is not right.op or left.dtype is not right.dtype or len(left.args) != len(right.args):
             return False
@@ -367,7 +367,7 @@ class Partners:
         return a == b or self._is_step(a, b)
 
     def _is_step(self, a: int, b: int) -> bool:
-        """Whether two coordinates, or indices of two conditions, are neighbours."""
+        """True if two coordinates, or indices of two conditions, are neighbours."""
         first, second = self.leaves.coordinates.get(a), self.leaves.coordinates.get(b)
         if first is None or second is None:
             return False

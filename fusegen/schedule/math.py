@@ -73,7 +73,7 @@ class MathFunction:
 
 
 class Origin(Enum):
-    """Where an argument comes from."""
+    """The origin of an argument."""
 
     LANES = "lanes"  # an array of neighbours: of what was read, of an accumulator, of what an earlier function computed
     VALUE = "value"  # a variable that lanes share
@@ -83,7 +83,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True)
 class CallArgument:
-    """How a call of a math function gets a parameter.
+    """An argument of a call of a math function.
 
     Attributes:
         name: of the variable, or of the parameter that a coordinate is.
@@ -142,13 +142,13 @@ class Reduction:
 
     @property
     def lifted(self) -> tuple[MathParameter, ...]:
-        """Of the components, those that an element must be given as."""
+        """The components that an element must be given as."""
         return self.components if self.gathering is None else (self.of(self.gathering.pivot),)
 
 
 @dataclass(frozen=True)
 class LaneRead:
-    """What two neighbouring lanes read of a buffer.
+    """A read of a buffer by two neighbouring lanes.
 
     Attributes:
         name: of the variable: one value when both lanes read the same element, else an array of two.

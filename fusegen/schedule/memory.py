@@ -1,4 +1,4 @@
-"""Which buffers a program has, what each holds, and where a kernel stores a value."""
+"""The buffers of a program with their contents, and the places where kernels store values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROUNDED = (Op.ATTENTION, Op.ATTENTION_BACKWARD, Op.TOPK)
 
 @dataclass(frozen=True)
 class Store:
-    """Where a value goes.
+    """A place to which a value is stored.
 
     Attributes:
         buffer: its key.
@@ -174,7 +174,7 @@ class Memory:
     # Offsets.
 
     def _store(self, key: int, node: int, position: int, index: Position, axes: Axes) -> Store:
-        """Where a value goes in a buffer that holds a view of it, or that is written to."""
+        """The store of a value in a buffer that holds a view of it, or that is written to."""
         if self.graph.nodes[node].op is not Op.PUT:
             return Store(key, self._offset(node, position, index, axes))
         moved = self._through_views(self.graph.nodes[node].args[1], position, index, axes)
@@ -182,7 +182,7 @@ class Memory:
         return Store(key, offset, chosen(self.graph, node, moved, axes))
 
     def _offset(self, node: int, position: int, index: Position, axes: Axes) -> Index:
-        """Where in the buffer of a node lies an element of the value that it is a view of."""
+        """The offset in a node's buffer of an element of the value that it is a view of."""
         moved = self._through_views(node, position, index, axes)
         return flat_offset(moved, memory_strides(self.graph, node))
 

@@ -72,7 +72,7 @@ _SUFFIXES = (
     "raw|ptr|kept|outer|shared|part|lanes?|carry|before|staged|sum|pair|offset|scratch|extent|pitch|narrow|heads|batch|of|next"
     "|pivot|levels|chunks?"
 )
-"""What templates and emitters append to names."""
+"""Suffixes that templates and emitters append to names."""
 
 _MADE = re.compile(
     rf"(i|row_|column_)\d+|\w+_({_SUFFIXES}|at\d*|(dim|stride)\d+)"  # names that the compiler makes of others
@@ -101,7 +101,7 @@ def plain(name: str) -> str:
 
 
 def stride_name(tensor: str, dim: int) -> str:
-    """What formulas call a stride of an input."""
+    """The name of an input's stride in formulas."""
     return f"{plain(tensor)}_stride{dim}"
 
 

@@ -103,7 +103,7 @@ class Launch:
 
     @property
     def words(self) -> str:
-        """What it is, and how its body is laid out."""
+        """A description of its kernel and layout."""
         return self.kernel.body.words(self.group.kind.name)
 
     @property
@@ -118,7 +118,7 @@ class Launch:
 
     @property
     def call(self) -> KernelLaunch:
-        """What runs it: its kernel's arguments are tensor maps, extra sizes, buffers, sizes, scalars."""
+        """The instruction that runs it: its kernel's arguments are tensor maps, extra sizes, buffers, sizes, scalars."""
         arguments: tuple[LaunchArgument, ...] = (
             *map(MapArgument, range(len(self.tensor_maps))),
             *map(SizeArgument, self.extra),
@@ -190,7 +190,7 @@ class LibraryProduct:
 
     @property
     def call(self) -> MatrixProduct:
-        """What runs it."""
+        """The instruction that runs it."""
         return MatrixProduct(self.a, self.b, self.out, formula_of(int(self.adds)))
 
 
@@ -223,7 +223,7 @@ class LibraryStep:
 
     @property
     def call(self) -> LibraryCall:
-        """What runs it."""
+        """The instruction that runs it."""
         return LibraryCall(self.function, self.settings, self.sizes, self.operands, self.results)
 
 
@@ -252,7 +252,7 @@ class LoopStep:
 
     @property
     def call(self) -> Loop:
-        """What runs it."""
+        """The instruction that runs it."""
         results = self.operands[len(self.blocks.operands) :]
         sums = tuple(result for result, is_sum in zip(results, self.blocks.sums, strict=True) if is_sum)
         extent = formula(self.blocks.extent)
@@ -269,7 +269,7 @@ Step: TypeAlias = "Launch | LibraryProduct | LibraryStep | LoopStep"
 
 @dataclass(frozen=True, repr=False)
 class Program:
-    """What one call does.
+    """The steps of one call.
 
     Attributes:
         graph: in primitives; nodes of steps refer to it.
@@ -336,7 +336,7 @@ class Program:
 
     @cached_property
     def call(self) -> Call:
-        """What runs it, without what it was made of."""
+        """The instructions that run it, without what it was made of."""
         derived = numbers_of(self.graph.derived)
         return Call(
             buffers=tuple(Buffer(b.key, b.name, b.dtype, b.shape, b.role) for b in self.buffers),
@@ -403,7 +403,7 @@ def likeness(graph: Graph, group: Group) -> str:
 
 
 def extents(launch: Launch, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """How many rows and how many columns a launch goes through; where nothing is reduced, the last dim counts as columns."""
+    """The numbers of rows and columns that a launch goes through; where nothing is reduced, the last dim counts as columns."""
     domain = launch.group.domain
     along = domain.columns or tuple(range(len(domain.shape)))[-1:]  # a tensor without dims is a row of one
     rows = product(extent for d, extent in enumerate(domain.shape) if d not in along)

@@ -39,7 +39,7 @@ def element_type(graph: Graph, node: Node) -> DType:
 
 
 def component(node: Node) -> int:
-    """Which component of its state a reduction's node is."""
+    """The component of its state that a reduction's node is."""
     return REDUCTIONS[node.op].number(dict(node.attrs).get("part"))
 
 

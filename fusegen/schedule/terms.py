@@ -25,7 +25,7 @@ from fusegen.schedule.names import scalar_identifier
 
 
 class Leaf(Enum):
-    """Where a term that is no operation comes from."""
+    """The origin of a term that is no operation."""
 
     READ = "read"
     COORDINATE = "coordinate"
@@ -160,7 +160,7 @@ def as_number(value: object, dtype: DType) -> str:
 
 
 SMALL = (1 << 31) - (1 << 22)
-"""What sizes and coordinates stay below in a kernel that is not wide."""
+"""The bound of sizes and coordinates in a kernel with 32-bit indices."""
 
 _COMPARISONS = (Op.EQ, Op.NE, Op.LT, Op.LE, Op.GT, Op.GE)
 

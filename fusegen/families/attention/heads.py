@@ -24,7 +24,7 @@ _Leading: TypeAlias = tuple[Dim, Dim]
 
 @dataclass(frozen=True)
 class _Attention:
-    """What is computed with batch and heads apart.
+    """Attention whose batch and heads are dims of their own.
 
     Attributes:
         recurrence: q, keys and values are operands of its products.
@@ -68,7 +68,7 @@ def _attention_at(graph: Graph, values: int) -> _Attention | None:
 
 
 def _same_matrices(graph: Graph, position: int) -> int:
-    """What is below views that keep the last two dims."""
+    """The value below views that keep the last two dims."""
     while graph.nodes[position].op is Op.RESHAPE and _is_of_same_matrices(graph, position):
         (position,) = graph.nodes[position].args
     return position
@@ -80,7 +80,7 @@ def _is_of_same_matrices(graph: Graph, reshape: int) -> bool:
 
 
 def _between(graph: Graph, first: int, last: int) -> frozenset[int]:
-    """What of a value's making is made of another one; both of them too."""
+    """The producers of a value that are computed from another one; both of them too."""
     reached, stack = {last}, [last]
     while stack:
         news = [a for a in graph.nodes[stack.pop()].args if a >= first and a not in reached]
@@ -94,7 +94,7 @@ def _between(graph: Graph, first: int, last: int) -> frozenset[int]:
 
 
 def _point_by_point(graph: Graph, values: int) -> frozenset[int]:
-    """What is computed point by point of a product, over all of its elements; up to what is wanted in another way too."""
+    """Values that are computed point by point of all elements of a product, up to the first with another use."""
     found, stack, shape = set[int](), [values], graph.nodes[values].shape
     while stack:
         position = stack.pop()
@@ -106,7 +106,7 @@ def _point_by_point(graph: Graph, values: int) -> frozenset[int]:
 
 
 def _keeps_matrices(graph: Graph, position: int, recurrence: Recurrence) -> bool:
-    """Whether a node is computed of each matrix of (query, key) by itself."""
+    """True if a node is computed of each matrix of (query, key) by itself."""
     node = graph.nodes[position]
     if node.op is Op.MATMUL:
         return position in (recurrence.score_product, recurrence.values)
@@ -127,7 +127,7 @@ def _chosen(graph: Graph, attention: _Attention) -> _Leading | None:
 
 
 def _merit(graph: Graph, attention: _Attention, leading: _Leading) -> tuple[bool, int]:
-    """Whether the attention kernel reads q, keys and values with some batch and heads; fewer copies are more."""
+    """True if the attention kernel reads q, keys and values with some batch and heads; fewer copies are more."""
     builder = GraphBuilder.like(graph)
     builder.nodes, builder.locations = list(graph.nodes), list(graph.locations)
     q, keys, values = (_lifted(builder, p, user, leading) for p, user in attention.operands(graph))
@@ -136,7 +136,7 @@ def _merit(graph: Graph, attention: _Attention, leading: _Leading) -> tuple[bool
 
 
 def _copies(graph: Graph, operands: Sequence[int]) -> int:
-    """How many of some operands no strides can describe."""
+    """The number of operands that no strides can describe."""
     return sum(graph.nodes[strided_view(graph, p).base].family is Family.VIEW for p in operands)
 
 

@@ -55,7 +55,7 @@ class _Attention:
 
     @property
     def masks(self) -> tuple[int, ...]:
-        """What a bias is made of."""
+        """The masks that a bias is made of."""
         return tuple(p for p in (self.bias, self.shown, self.hidden) if p is not None)
 
 
@@ -325,7 +325,7 @@ class _Maker:
         return x.apply(Op.RESHAPE, shape=(simplify_dim(product(leading)), heads, *shape[-2:]))
 
     def _bias(self, found: _Attention, dtype: DType) -> Value | None:
-        """What is added to the scores: minus infinity where they are hidden."""
+        """The value that is added to the scores: minus infinity where they are hidden."""
         if not found.masks:
             return None
         (mask,) = found.masks

@@ -44,7 +44,7 @@ from fusegen.schedule.reductions import reduction_of
 from fusegen.schedule.terms import SMALL, Leaf, Term, Terms
 
 WORDS = ("batch", "head", "query")
-"""What the math calls its first coordinates."""
+"""Names of the first coordinates in the math."""
 
 _TAKEN = ("operands", "product", "s", "total", "mass", "peak", "out", "result", "key", "channel", *WORDS)
 _LINE = 64  # channels that a box of the copy engine holds: 128 bytes
@@ -88,7 +88,7 @@ def _identified(bound: Index | None) -> Index | None:
 
 
 def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: AttentionPlan) -> tuple[LaneFunction, float]:
-    """What a query and two keys score, and in which unit."""
+    """The math of the scores of a query and two keys, and their unit."""
     graph = context.graph
     evaluator = Evaluator(graph, axes, context.stored, accumulator_of(graph, recurrence.score_product, axes, "product"))
     roots = tuple(evaluator.value(recurrence.scores, lane_position(axes, lane)) for lane in range(LANES))
@@ -103,7 +103,7 @@ def _score(context: Context, recurrence: Recurrence, axes: Axes, plan: Attention
 
 
 def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, unit: float) -> LaneFunction:
-    """What becomes of the weighted sum of two channels."""
+    """The math on the weighted sum of two channels."""
     accumulator = accumulator_of(context.graph, recurrence.values, axes, "total")
     evaluator = _Normalised(context.graph, axes, context.stored, accumulator, recurrence=recurrence, unit=unit)
     roots = tuple(evaluator.value(root, lane_position(axes, lane)) for lane in range(LANES))

@@ -118,7 +118,7 @@ def _separated(graph: Graph, weights: int, total: int, separation: Separation) -
 
 
 def _guard(graph: Graph, position: int) -> tuple[int | None, int]:
-    """Of ``where(r == -inf, 0, p)`` the reduction r and p; of anything else no reduction, and itself."""
+    """The reduction r and the value p of ``where(r == -inf, 0, p)``; no reduction and the value itself of anything else."""
     node = graph.nodes[position]
     if node.op is not Op.WHERE:
         return None, position
@@ -163,7 +163,7 @@ def _without_cast(graph: Graph, position: int) -> int:
 
 
 def _is_reduction(graph: Graph, position: int, op: Op) -> bool:
-    """Whether a node reduces its operand along the last dim by an operation."""
+    """True if a node reduces its operand along the last dim by an operation."""
     node = graph.nodes[position]
     if node.op is not op:
         return False
@@ -213,7 +213,7 @@ class AttentionMatch:
 
 
 def is_served(target: Target) -> bool:
-    """Whether a machine has what the pipeline takes."""
+    """True if a machine has what the pipeline takes."""
     return target.wgmma
 
 
@@ -249,7 +249,7 @@ def _products_at(graph: Graph, root: int) -> list[int]:
 
 
 def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
-    """Why the attention pipeline cannot compute a recurrence; None when it can."""
+    """The reason why the attention pipeline cannot compute a recurrence; None when it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
     q, keys = (graph.nodes[_unwidened(graph, a)] for a in scores.args)
     if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
@@ -287,14 +287,15 @@ def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperan
 
 
 def _unwidened(graph: Graph, position: int) -> int:
-    """What is below a conversion to float32: tensor cores add exact products of 16 bits in it anyway."""
+    """The value below a conversion to float32: tensor cores add exact products of 16 bits in it anyway."""
     node = graph.nodes[position]
     is_widened = node.op is Op.CAST and node.dtype is DType.FLOAT32 and graph.nodes[node.args[0]].dtype.is_half
     return node.args[0] if is_widened else position
 
 
 def _sharings(graph: Graph, q: int, keys: int) -> list[int]:
-    """How many heads of queries may share one of keys: all where there is one head of keys; only one where no view repeats any."""
+    """Numbers of heads of queries that may share one of keys: all where there is one head of keys, one where no view repeats
+    any."""
     position, heads = keys, literal(graph.nodes[q].shape[1])
     if heads is not None and same(graph.nodes[keys].shape[1], 1):
         return [heads]
@@ -325,7 +326,7 @@ def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 def _inputs(graph: Graph, match: AttentionMatch, root: int, kept: Collection[int]) -> tuple[int, ...] | None:
-    """What lies in memory, or None when the scores or the epilogue need something that cannot be computed inside."""
+    """The values that are read from memory; None when the scores or the epilogue need one that the kernel cannot compute."""
     producers, recurrence = Producers(), match.recurrence
     _walk(graph, recurrence.scores, recurrence.score_product, producers, kept)
     _walk(graph, root, recurrence.values, producers, kept)
@@ -386,7 +387,7 @@ def _is_small(term: sympy.Expr) -> bool:
 
 
 def _bounds(graph: Graph, position: int, at: Position, axes: Axes) -> Iterable[sympy.Expr]:
-    """What each condition says of the scores below."""
+    """The bounds that each condition sets on the scores below."""
     node = graph.nodes[position]
     if node.op is Op.CAST and node.dtype.is_float:
         (below,) = sources(graph, position, at, axes)

@@ -103,7 +103,7 @@ def _take_epilogue(graph: Graph, product: int, target: Target, claims: Claims) -
 
 
 def _is_wanted_in_other_order(graph: Graph, product: int) -> bool:
-    """Whether the caller gets a product in dims of another order, which a library's result would have to be copied to."""
+    """True if the caller gets a product in dims of another order, which a library's result would have to be copied to."""
     for position in graph.outputs:
         permuted = False
         while graph.nodes[position].op in (Op.RESHAPE, Op.PERMUTE):
@@ -120,7 +120,7 @@ def _candidates(graph: Graph, end: int, values: Collection[int], claims: Claims)
 
 
 def _takes(graph: Graph, group: Group, values: list[int], target: Target, claims: Claims) -> bool:
-    """Whether an epilogue can give further values, with all products that would end in them otherwise."""
+    """True if an epilogue can give further values, with all products that would end in them otherwise."""
     found = extended(graph, group, values, claims.ends)
     apart = [ending(graph, value, target, claims.ends) for value in values if value in claims.epilogues]
     return found is not None and all(set(other.anchors) <= set(found.anchors) for other in apart if other is not None)
@@ -133,7 +133,7 @@ def _with(graph: Graph, end: int, values: list[int], target: Target, kept: Colle
 
 
 def _read_by(graph: Graph, value: int, end: int, stored: Materialized) -> set[int]:
-    """What computing a value takes besides the one in which a product ends: values in memory, reductions, products."""
+    """The operands of a value besides the one in which a product ends: values in memory, reductions, products."""
     found: set[int] = set()
     stack, seen = [*graph.nodes[value].args], {end}
     while stack:
@@ -155,7 +155,7 @@ def _as_launch(graph: Graph, group: Group, target: Target) -> Group | None:
 
 
 def _key(graph: Graph, group: Group | None) -> Hashable | None:
-    """What groups of one launch have in common."""
+    """The key that groups of one launch share."""
     if group is None:
         return None
     products = group.parts[0].products

@@ -1,4 +1,4 @@
-"""What products are expected to take, in µs: by a kernel of ours with a plan, or by the library.
+"""Expected times of matmuls, in µs: by a generated kernel with a plan, or by the library.
 
 The model: a kernel starts, and then does the slower of two things, moving bytes and multiplying. Tiles are walked in waves of one a
 multiprocessor; a tile has a step for every 64 of the depth, and an end, which takes longer for each value an element that the
@@ -108,14 +108,14 @@ class ProductSize:
 
     @property
     def bytes(self) -> int:
-        """Of both operands and the result."""
+        """Bytes of both operands and the result."""
         return 2 * (self.rows * self.depth + self.depth * self.columns + self.rows * self.columns)
 
 
 def product_time(
     costs: ProductCosts, plan: ContractionPlan, sizes: tuple[ProductSize, ...], epilogue: EpilogueSize, processors: int
 ) -> float:
-    """Of one launch of ours.
+    """Time of one generated launch.
 
     Args:
         plan: what it is laid out by.
@@ -138,7 +138,7 @@ def product_time(
 
 
 def drawing_time(costs: ProductCosts, elements: int, processors: int) -> float:
-    """Of random bits in an epilogue of ours, which nothing hides.
+    """Time of random bits in an epilogue, which nothing hides.
 
     Args:
         processors: multiprocessors of the machine.
@@ -147,7 +147,7 @@ def drawing_time(costs: ProductCosts, elements: int, processors: int) -> float:
 
 
 def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_bytes: int, processors: int) -> float:
-    """Of the library's products, one after the other, and of a kernel of its own for their epilogue.
+    """Time of the library's matmuls, one after the other, and of a kernel of its own for their epilogue.
 
     Args:
         sizes: of the products.
@@ -163,7 +163,7 @@ def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_b
 
 
 def unaligned_time(costs: ProductCosts, size: ProductSize, processors: int) -> float:
-    """Of a product by the library where rows start at no multiples of 16 bytes.
+    """Time of a matmul by the library where rows start at no multiples of 16 bytes.
 
     Args:
         processors: multiprocessors of the machine.

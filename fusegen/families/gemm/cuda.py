@@ -69,7 +69,7 @@ class ResultView:
 
     @property
     def finished(self) -> str:
-        """What a thread holds of it when a tile is finished; of one that is stored right away, where it goes."""
+        """The variable that a thread holds when a tile is finished; the address of a result that is stored right away."""
         return self.pointer if self.head else self.name
 
 
@@ -101,12 +101,12 @@ class StatisticView:
 
     @property
     def name(self) -> str:
-        """Of the variable."""
+        """The variable's own."""
         return self.reduction.components[0][0]
 
     @property
     def type(self) -> str:
-        """Of the variable."""
+        """The variable's own."""
         return self.reduction.components[0][1]
 
 
@@ -179,12 +179,12 @@ def _without(kernel: LoweredKernel, pointers: Sequence[Pointer]) -> tuple[Pointe
 
 
 def _of_maps(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """What the pipeline of warpgroups takes besides: the names of all tensor maps."""
+    """Further variables of the template of warpgroups: the names of all tensor maps."""
     return {"all_maps": ["a_map", *(m for v in views for m in (*v.maps, *(r.map for r in v.results if r.map)))]}
 
 
 def _of_addresses(kernel: LoweredKernel, body: ContractionBody, views: Sequence[PartView]) -> dict[str, Any]:
-    """What the pipeline of warps takes besides: the first operand."""
+    """Further variables of the template of warps: the first operand."""
     return {"a": _matrix(kernel, body.matrices[0], "a")}
 
 
@@ -278,7 +278,7 @@ def _offset_doc(result: ResultView) -> str:
 
 
 def _element_math(kernel: LoweredKernel, part: ProductPart, statistic: HeadStatistic, shown: StatisticView) -> list[str]:
-    """What is combined of two neighbouring columns."""
+    """The text that computes from two neighbouring columns the value that is combined."""
     inputs = _inputs(part, statistic.accumulated, shown.before)
     wrapper = Wrapper(shown.element, _ELEMENT, inputs, _place(kernel, part), (("out", shown.type),))
     return [math_text([statistic.lift.function]), wrapper_text(kernel, statistic.lift, wrapper)]

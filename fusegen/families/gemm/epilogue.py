@@ -49,7 +49,8 @@ def ending(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Gr
 
 
 def too_wide(graph: Graph, root: int, matmul: int, target: Target, kept: Collection[int]) -> str:
-    """Which pipelines cannot hold what the work on a product's result combines; empty where that is not what keeps it apart."""
+    """The pipelines whose accumulators are too narrow for the columns that an epilogue combines; empty where another reason
+    keeps it apart."""
     found: list[str] = []
     for pipeline in pipelines_of(target):
         order = None if pipeline.unserved(graph, matmul, root) else _order_of(graph, root, matmul)
@@ -123,12 +124,12 @@ def position_of(graph: Graph, output: int, order: tuple[int, ...], domain: Domai
 
 
 def is_a_head(shape: Shape, domain: Domain) -> bool:
-    """Whether a result has an element a head, and not one a column."""
+    """True if a result has an element a head, and not one a column."""
     return not same(product(shape), product(domain.shape))
 
 
 def is_computed_once(graph: Graph, matmul: int, roots: Sequence[int], inputs: Iterable[int]) -> bool:
-    """Whether nobody but the roots needs the product or what is made of it on the way: others would compute it again.
+    """True if nobody but the roots needs the product or what is made of it on the way: others would compute it again.
 
     Args:
         inputs: what the roots read from memory.
@@ -172,14 +173,14 @@ def _companions(graph: Graph, root: int, matmul: int, kept: Collection[int], pip
 
 
 def _joins(graph: Graph, pipeline: Pipeline, matmul: int, other: int, roots: Sequence[int]) -> bool:
-    """Whether a value is a product of the same first operand that only some roots need."""
+    """True if a value is a product of the same first operand that only some roots need."""
     if graph.nodes[other].op is not Op.MATMUL or pipeline.unserved(graph, other, roots[0]) is not None:
         return False
     return _meets_alike(graph, pipeline, matmul, other) and is_computed_once(graph, other, roots, ())
 
 
 def _meets_alike(graph: Graph, pipeline: Pipeline, one: int, other: int) -> bool:
-    """Whether two products can be computed together: their first operands are the same, and all lie in memory alike."""
+    """True if two products can be computed together: their first operands are the same, and all lie in memory alike."""
     if graph.nodes[one].dtype is not graph.nodes[other].dtype:
         return False
     a, b = pipeline.operands(graph, one), pipeline.operands(graph, other)
@@ -205,7 +206,7 @@ def _walked(
 
 
 def _below(graph: Graph, part: EpiloguePart, kept: Collection[int]) -> tuple[Producers, int]:
-    """What the results of a part are made of, and how many columns a tile must hold together for them."""
+    """The producers of a part's results, and the number of columns that a tile must hold together for them."""
     axes = domain_axes(part.domain)
     producers, lanes = Producers(), _Lanes(graph, part, axes)
     for output, order in zip(part.outputs, part.orders, strict=True):
@@ -293,12 +294,12 @@ def _whole(graph: Graph, root: int) -> int:
 
 
 def _is_stored(graph: Graph, root: int, whole: int, order: tuple[int, ...]) -> bool:
-    """Whether an epilogue can store a result: an element a head by itself, anything else as `_is_written` says."""
+    """True if an epilogue can store a result: an element a head by itself, anything else as `_is_written` says."""
     return whole != root or _is_written(graph.nodes[root].shape, order)
 
 
 def _is_written(shape: Shape, order: tuple[int, ...]) -> bool:
-    """Whether a result can be written in its own shape: in the order of the product's elements, or eight columns at a time."""
+    """True if a result can be written in its own shape: in the order of the product's elements, or eight columns at a time."""
     dims = [d for d in order if not same(shape[d], 1)]
     return dims == sorted(dims) or (order[-1] == len(shape) - 1 and (literal(shape[-1]) or 1) % OCTET == 0)
 
@@ -350,7 +351,7 @@ class _Lanes:
         return self._is_near(at[-1], len(rows), bounds)
 
     def _is_of_own_head(self, position: int, at: Position) -> bool:
-        """Whether a reduction is of the head that is being computed, as far as its own index says: what it reads must be, too."""
+        """True if a reduction is of the head that is being computed, as far as its own index says: what it reads must be, too."""
         if not is_of_heads(self.graph, position) or self.graph.ancestors[position].isdisjoint(self.part.products):
             return False
         shape, extent = self.graph.nodes[self.graph.nodes[position].args[0]].shape, self.axes.extents[-1]
@@ -361,7 +362,7 @@ class _Lanes:
         return True
 
     def _is_near(self, index: Index, rows: int, bounds: tuple[Bounds, ...]) -> bool:
-        """Whether an index names columns of the pair itself, or of a pair of the same head."""
+        """True if an index names columns of the pair itself, or of a pair of the same head."""
         symbols, extents = self.axes.symbols[rows:], self.axes.extents[rows:]
         column = symbols[-1]
         own = sympy.expand(index - linearize(symbols, extents) + column)
@@ -375,7 +376,7 @@ class _Lanes:
         return True
 
     def _stays(self, column: sympy.Symbol, shift: int, bounds: tuple[Bounds, ...]) -> bool:
-        """Whether a pair so far away belongs to the same head wherever its value is used."""
+        """True if a pair so far away belongs to the same head wherever its value is used."""
         extent = literal(self.axes.extents[-1])
         assert extent is not None  # which `_over` saw
         first, end = 0, extent

@@ -57,7 +57,7 @@ _MOST_WORDS = 128  # registers of a thread for the results of a tile, beside tho
 
 @dataclass(frozen=True)
 class ProductShape:
-    """What a plan goes by.
+    """The sizes that a plan depends on.
 
     Attributes:
         rows: of all results, as they are expected.
@@ -82,12 +82,12 @@ class ProductShape:
 
     @property
     def sizes(self) -> tuple[ProductSize, ...]:
-        """Of all products, part by part."""
+        """Sizes of all matmuls, part by part."""
         return tuple(ProductSize(self.rows, columns, self.depth) for columns in self.columns for _ in range(self.products))
 
 
 def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
-    """What the plan of a launch of products goes by."""
+    """The sizes that the plan of a launch of matmuls depends on."""
     first = group.parts[0].products[0]
     operands = group.match[first]
     return ProductShape(
@@ -124,7 +124,7 @@ def rows_of(graph: Graph, matmul: int) -> Dim:
 
 
 def depth_of(graph: Graph, matmul: int) -> Dim:
-    """What a product sums over."""
+    """The extent that a matmul sums over."""
     return graph.nodes[graph.nodes[matmul].args[0]].shape[-1]
 
 
@@ -201,7 +201,7 @@ _MARGIN = 0.97  # of our time: what is expected to be about as fast stays one la
 
 @dataclass(frozen=True)
 class ProductChoice:
-    """What is chosen for a launch of products.
+    """The choice for a launch of matmuls: a generated kernel and its plan, or the library.
 
     Attributes:
         plan: the best of ours.
@@ -215,7 +215,7 @@ class ProductChoice:
 
     @property
     def takes_library(self) -> bool:
-        """Whether the library computes the products."""
+        """True if the library computes the products."""
         return self.ours is not None and self.library is not None and self.library < _MARGIN * self.ours
 
 
@@ -246,12 +246,12 @@ def _drawn(graph: Graph, group: Group, shape: ProductShape) -> int:
 
 
 def _is_wanted_as_it_is(graph: Graph, product: int) -> bool:
-    """Whether somebody takes a product's result as a matrix: else it must be moved to where its elements are wanted."""
+    """True if somebody takes a product's result as a matrix: else it must be moved to where its elements are wanted."""
     return product in graph.outputs or any(graph.nodes[user].op is not Op.PERMUTE for user in _users(graph, product))
 
 
 def _users(graph: Graph, position: int) -> list[int]:
-    """What reads a value, through reshapes."""
+    """The readers of a value, through reshapes."""
     found: list[int] = []
     stack = [position]
     while stack:

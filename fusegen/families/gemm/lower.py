@@ -117,7 +117,7 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
 
 
 def _place(context: Context, part: EpiloguePart, axes: Axes, number: int) -> Placement:
-    """Where a result goes: as a matrix, eight columns at a time, or an element a head."""
+    """The placement of a result: as a matrix, eight columns at a time, or an element a head."""
     output, order = part.outputs[number], part.orders[number]
     at = position_of(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
     if is_a_head(context.graph.nodes[output].shape, part.domain):
@@ -126,7 +126,7 @@ def _place(context: Context, part: EpiloguePart, axes: Axes, number: int) -> Pla
 
 
 def _is_matrix(part: EpiloguePart, axes: Axes, offset: Index) -> bool:
-    """Whether results lie as the copy engine writes them: row by row, without gaps."""
+    """True if results lie as the copy engine writes them: row by row, without gaps."""
     return same(offset, linearize(lane_position(axes, 0), part.domain.shape))
 
 
@@ -139,7 +139,7 @@ _WIDEST_COPY = 8  # elements
 
 @dataclass(frozen=True)
 class Products:
-    """What is laid out.
+    """The matmuls of a launch.
 
     Attributes:
         context: of the kernel.
@@ -156,7 +156,7 @@ class Products:
 
 @dataclass(frozen=True)
 class ProductLayout:
-    """Of a launch, what depends on the pipeline.
+    """The properties of a launch that depend on the pipeline.
 
     Attributes:
         maps: tensor maps of operands, and of results that leave by whole tiles.
@@ -174,7 +174,7 @@ class ProductLayout:
 
 @dataclass(frozen=True)
 class PipelineLayout:
-    """How a pipeline lays products out.
+    """The layout of matmuls by a pipeline.
 
     Attributes:
         whole_tiles: whether a result that is a matrix leaves by a tensor map.
@@ -241,7 +241,7 @@ def _copied_at_once(context: Context, view: StridedView) -> int:
 
 
 def _tiles(products: Products, plan: ContractionPlan | MmaPlan) -> Formula:
-    """How many tiles the results have."""
+    """The number of tiles of the results."""
     return ceil_div(products.rows, plan.tile_m) * sum(-(-part.columns // plan.tile_n) for part in products.parts)
 
 
@@ -256,7 +256,7 @@ LAYOUTS = {
 
 
 ROW, COLUMN, HEAD, CHANNEL = "row", "col", "head", "channel"
-"""What an epilogue calls its place in the result: a column is a channel of a head, where it tells heads apart."""
+"""Names of an epilogue's coordinates in the result: a column is a channel of a head, where it tells heads apart."""
 
 
 @dataclass(frozen=True)
@@ -338,7 +338,7 @@ def lower_epilogue(context: Context, part: EpiloguePart, axes: Axes, number: int
 
 
 def _lifts(context: Context, part: EpiloguePart, axes: Axes, heads: dict[int, _Head]) -> dict[int, _Lanes]:
-    """What is combined of heads, by reductions.
+    """The statistics of heads, by reductions.
 
     Args:
         heads: reductions that are needed; gets those that they need in turn.
@@ -402,8 +402,8 @@ def _optional(part: EpiloguePart) -> Dim | None:
 
 @dataclass
 class _Held:
-    """What math on a pair of columns takes that threads hold, for `Evaluator`: the lane that holds an element of a product; and the
-    statistic of the pair's head.
+    """The values that threads hold and math on a pair of columns takes, for `Evaluator`: the lane that holds an element of a
+    product; and the statistic of the pair's head.
 
     Attributes:
         heads: reductions that any math of the part takes, each with its name and where it is read; grows.
@@ -463,6 +463,6 @@ def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, 
 
 
 def _taken(part: EpiloguePart) -> list[str]:
-    """What the epilogue's call names by itself."""
+    """The names that the epilogue's call takes for itself."""
     numbered = [f"{word}_{number}" for word in ("out", "result") for number in range(len(part.outputs))]
     return ["operands", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]

@@ -58,13 +58,13 @@ def _taken(graph: Graph, target: Target, families: Sequence[Matcher], widths: Ma
 
 
 def _is_cheaper(one: Graph, other: Graph, target: Target, families: Sequence[Matcher]) -> bool:
-    """Whether a graph moves fewer bytes than another, by no more kernels."""
+    """True if a graph moves fewer bytes than another, by no more kernels."""
     (kernels, moved), (others_kernels, others_moved) = (_cost(graph, fuse(graph, target, families)) for graph in (one, other))
     return kernels <= others_kernels and moved < others_moved
 
 
 def _cost(graph: Graph, groups: Sequence[Group]) -> tuple[int, int]:
-    """How many kernels there are, and the bytes of all that they read and write."""
+    """The number of kernels, and the bytes that they read and write."""
     lying = [strip_views(graph, p) for group in groups for p in {*group.inputs, *group.outputs}]
     nodes = (graph.nodes[p] for p in lying)
     return len(groups), sum(nominal(product(node.shape)) * node.dtype.itemsize for node in nodes)
@@ -149,7 +149,7 @@ def _products_of(graph: Graph, rows: int, target: Target) -> frozenset[int]:
 
 
 def _leads_to_no_row(graph: Graph, reduction: int, way: Collection[int]) -> bool:
-    """Whether nothing as large as the rows is made of a reduction of them, but what is on the way to other reductions."""
+    """True if nothing as large as the rows is made of a reduction of them, but what is on the way to other reductions."""
     (rows,) = graph.nodes[reduction].args
     stack, seen = [reduction], set[int]()
     while stack:

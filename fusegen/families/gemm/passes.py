@@ -81,7 +81,7 @@ def _ranges(graph: Graph, matmul: int) -> dict[int, _Range] | None:
 
 
 def _meet_again(graph: Graph, ranges: Mapping[int, _Range]) -> bool:
-    """Whether columns of several ranges come to lie side by side again, as the halves of a head that is rotated: one epilogue
+    """True if columns of several ranges come to lie side by side again, as the halves of a head that is rotated: one epilogue
     computes them of the whole product."""
     of: dict[int, set[int]] = {view: {taken.start} for view, taken in ranges.items()}
     for position, node in graph:
@@ -95,7 +95,7 @@ def _meet_again(graph: Graph, ranges: Mapping[int, _Range]) -> bool:
 
 
 def _are_apart(ranges: list[_Range]) -> bool:
-    """Whether no column is wanted twice: it would be computed twice."""
+    """True if no column is wanted twice: it would be computed twice."""
     columns = sorted({(r.start, r.start + r.length) for r in ranges})
     return all(end <= start for (_, end), (start, _) in itertools.pairwise(columns))
 
@@ -189,7 +189,7 @@ class _Split:
 
 @dataclass(frozen=True)
 class _Copies:
-    """What is copied for a matmul.
+    """The operands that are copied for a matmul.
 
     Attributes:
         operands: values below its operands.

@@ -50,7 +50,7 @@ def leave_to_library(graph: Graph, products: Collection[int]) -> Graph:
 
 
 def is_left_to_library(graph: Graph, matmul: int) -> bool:
-    """Whether the library computes a product by choice."""
+    """True if the library computes a product by choice."""
     return bool(dict(graph.nodes[matmul].attrs).get(_LIBRARY))
 
 
@@ -92,7 +92,7 @@ def _as_matrix(view: StridedView) -> StridedView | None:
 
 
 def is_tma_view(graph: Graph, view: StridedView, itemsize: int) -> bool:
-    """Whether the tensor memory accelerator can read a view: last dim contiguous, addresses and strides of 16 bytes."""
+    """True if the tensor memory accelerator can read a view: last dim contiguous, addresses and strides of 16 bytes."""
     unit = same(view.strides[-1], 1) and literal(view.shape[-1]) is not None and _is_multiple(view.offset, itemsize)
     return unit and _is_aligned(graph, view.base) and all(_is_multiple(s, itemsize) for s in (view.shape[-1], *view.strides[:-1]))
 
@@ -112,7 +112,7 @@ def rows_are_aligned(graph: Graph, view: StridedView) -> bool:
 
 
 def _is_multiple(stride: Dim, itemsize: int) -> bool:
-    """Whether a stride is of 16 bytes: by its literal factor; a symbol of its own by the buffer's alignment."""
+    """True if a stride is of 16 bytes: by its literal factor; a symbol of its own by the buffer's alignment."""
     factor = math.prod(int(f) for f in sympy.Mul.make_args(sympy.sympify(stride)) if f.is_Integer)
     return isinstance(stride, Stride) or factor * itemsize % _TMA_ALIGNMENT == 0
 
@@ -151,7 +151,7 @@ class Pipeline:
         return product_operands(graph, matmul, lambda view: self.reads(graph, view, itemsize))
 
     def unserved(self, graph: Graph, matmul: int, root: int) -> str | None:
-        """Why the pipeline cannot compute a product that ends in ``root``; None when it can."""
+        """The reason why the pipeline cannot compute a matmul that ends in ``root``; None when it can."""
         if is_left_to_library(graph, matmul):
             return "the library is expected to be faster"
         a, b = (graph.nodes[p] for p in graph.nodes[matmul].args)
@@ -227,7 +227,7 @@ def serving(graph: Graph, matmul: int, root: int, target: Target) -> Pipeline | 
 
 
 def refusals(graph: Graph, matmul: int, root: int, target: Target) -> str:
-    """Why none of the pipelines that come before the serving one can, one after the other; empty when the first one can."""
+    """The reasons why the pipelines before the serving one cannot compute it, in order; empty when the first one can."""
     found: list[str] = []
     for pipeline in pipelines_of(target):
         why = pipeline.unserved(graph, matmul, root)

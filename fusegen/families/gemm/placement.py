@@ -1,4 +1,4 @@
-"""Where a kernel writes an output, when it can write only in one way: copies serve whatever else is wanted of the value."""
+"""The storage of an output that a kernel can write in one layout only: copies serve all other uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fusegen.schedule.program import Launch
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the value goes.
+    """The storage of a value.
 
     Attributes:
         buffer: that the kernel writes.

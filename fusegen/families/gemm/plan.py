@@ -103,7 +103,7 @@ class MmaPlan(Plan):
 
     @property
     def copies_evenly(self) -> bool:
-        """Whether all threads copy equally much of a stage, each in lines that are swizzled alike."""
+        """True if all threads copy equally much of a stage, each in lines that are swizzled alike."""
         return self._is_even(self.tile_m, self.a_major) and self._is_even(self.tile_n, self.b_major)
 
     def _is_even(self, side: int, major: str) -> bool:
@@ -114,12 +114,12 @@ class MmaPlan(Plan):
 
     @property
     def a_bytes(self) -> int:
-        """Of the first operand in a stage."""
+        """Bytes of the first operand in a stage."""
         return self._tile_bytes(self.tile_m, self.a_major)
 
     @property
     def b_bytes(self) -> int:
-        """Of one matrix that meets it."""
+        """Bytes of one matrix that meets it, in a stage."""
         return self._tile_bytes(self.tile_n, self.b_major)
 
     @property
@@ -149,7 +149,7 @@ class Accumulated:
 
 @dataclass(frozen=True)
 class HeadStatistic:
-    """What an epilogue takes of whole heads: a state that is combined over the columns of each, in each row.
+    """A statistic of whole heads: a state that is combined over the columns of each, in each row.
 
     Attributes:
         reduction: how, and the name of the result.
@@ -165,13 +165,13 @@ class HeadStatistic:
 
     @property
     def name(self) -> str:
-        """Of the only component of the state."""
+        """The name of the only component of the state."""
         return self.reduction.components[0].name
 
 
 @dataclass(frozen=True)
 class PartResult:
-    """Where a result of an epilogue goes.
+    """The storage of a result of an epilogue.
 
     Attributes:
         buffer: the key.

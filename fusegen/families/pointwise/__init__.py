@@ -119,7 +119,7 @@ def _repeated(body: PointwiseBody, candidates: Sequence[Plan], sizes: Mapping[st
 
 
 def _is_short(body: PointwiseBody) -> bool:
-    """Whether points lie in rows that a group of lanes would wrap around often, which nobody has measured."""
+    """True if points lie in rows that a group of lanes would wrap around often, which nobody has measured."""
     columns = literal(body.axes.extents[-1])
     return columns is not None and columns < SHORT
 

@@ -41,7 +41,7 @@ def cpu_plans(axes: Axes, offsets: Iterable[Index]) -> tuple[PointwisePlan, ...]
 
 
 def _lies_across(offset: Index, axes: Axes) -> bool:
-    """Whether neighbours in memory differ in another axis than the last, as in a transposed operand."""
+    """True if neighbours in memory differ in another axis than the last, as in a transposed operand."""
     if pattern_of(offset, axes.symbols[-1]) is not AccessPattern.GATHER:
         return False
     expanded = sympy.expand(offset)

@@ -159,13 +159,13 @@ def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], ta
 
 
 def is_long(extent: Dim) -> bool:
-    """Whether there may be so many points along an axis that tiles pay."""
+    """True if there may be so many points along an axis that tiles pay."""
     known = literal(extent)
     return known is None or known >= FEWEST
 
 
 def _fits(sides: Sequence[int], rows: Dim, columns: Dim) -> bool:
-    """Whether no axis is known to fill less than half a tile, or just that."""
+    """True if no axis is known to fill less than half a tile, or just that."""
     return all(known is None or known > side // 2 for side, known in zip(sides, (literal(rows), literal(columns)), strict=True))
 
 

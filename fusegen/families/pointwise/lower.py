@@ -338,7 +338,7 @@ class _TileBuilder:
         return Launch(kernel, context.group, (), grid, plan.threads, body.shared.bytes, context.traffic(), candidates=candidates)
 
     def _tiles(self) -> Axes:
-        """What blocks are numbered by. Those that follow each other read memory that does."""
+        """The axes that number blocks. Consecutive blocks read consecutive memory."""
         row, column = self.crossing.row_axis, self.crossing.column_axis
         others = {axis: extent for axis, extent in self.extents.items() if axis not in (row, column)}
         symbols = (*others, axis_symbol("tile_column"), axis_symbol("tile_row"))
@@ -450,7 +450,7 @@ def _are_contiguous(offsets: Sequence[Index], axis: sympy.Symbol) -> bool:
 
 
 def _lies_across(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) -> bool:
-    """Whether neighbours in memory differ in the row alone, and all points of a tile or none of them read."""
+    """True if neighbours in memory differ in the row alone, and all points of a tile or none of them read."""
     if any(sympy.sympify(bounds.index).has(row, column) for bounds in read.conditions):
         return False
     return pattern_of(read.offset, row) is AccessPattern.VECTOR and pattern_of(read.offset, column) is AccessPattern.GATHER

@@ -93,7 +93,7 @@ class TilePlan(Plan):
         return self.rows + max(1, _WORD // itemsize)
 
     def tile_bytes(self, itemsize: int) -> int:
-        """Of an operand's tile in shared memory."""
+        """Bytes of an operand's tile in shared memory."""
         return self.columns * self.pitch(itemsize) * itemsize
 
 

@@ -70,7 +70,7 @@ class RowFamily(KernelFamily):
 
 
 def is_faster_apart(launch: Launch, sizes: Mapping[str, int], target: Target) -> bool:
-    """Whether what a launch does for rows, and its sums of their columns, are expected to be faster in two kernels.
+    """True if what a launch does for rows, and its sums of their columns, are expected to be faster in two kernels.
 
     The blocks of one kernel go through rows one after the other, and what they have summed is combined by a second one. Two kernels
     read everything twice, which costs little while a cache holds it. On an H200, a norm's backward pass takes in one kernel and in

@@ -68,7 +68,7 @@ def partials_buffers(context: Context, node: int, parts: Formula, column_axes: A
 
 
 def partial_offset(column_axes: Axes) -> Index:
-    """Where in the workspace a component of a part's state lies, over the part's number and the column axes."""
+    """The offset in the workspace of a component of a part's state, over the part's number and the column axes."""
     position: Index = PART
     for symbol, extent in zip(column_axes.symbols, column_axes.extents, strict=True):
         position = position * extent + symbol
@@ -201,7 +201,7 @@ def anchor_of(context: Context, touched: Iterable[tuple[int, Index]], rows: Axes
 
 
 def is_alike(context: Context, buffer: int, offset: Index, axis: sympy.Symbol, anchor: Anchor) -> bool:
-    """Whether a tensor's rows lie in memory as those of the anchor."""
+    """True if a tensor's rows lie in memory as those of the anchor."""
     return _is_aligned(context, buffer, offset, axis) and same(_start(offset, axis), anchor.start)
 
 
@@ -222,7 +222,7 @@ def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor
 
 
 def may_wrap(context: Context, touched: Iterable[tuple[int, Index]], written: Iterable[tuple[int, Index]], axes: Axes) -> bool:
-    """Whether groups of lanes may go on in the next row: what is written lies in the order of the axes, and no place depends on an
+    """True if groups of lanes may go on in the next row: what is written lies in the order of the axes, and no place depends on an
     index that is read."""
     is_plain = not any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in touched)
     return is_plain and all(_is_flat(context, buffer, offset, axes) for buffer, offset in written)

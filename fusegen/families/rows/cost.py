@@ -1,4 +1,4 @@
-"""What kernels of points and of rows are expected to take with a plan, in µs.
+"""Expected times of pointwise and row kernels with a plan, in µs.
 
 The model is a sum: a launch starts, moves its bytes, and shows some of what its threads wait for. That is once what a block does
 one after the other, and for every further wave of blocks, which the ones before it hide in part, a smaller share of it. Prices were
@@ -18,7 +18,7 @@ from fusegen.families.rows.tiles import COLUMNS_H200, ColumnPrices
 
 _WIDEST = 16  # bytes of an access
 _OVERLAP, _DRAINED_OVERLAP = 2.28, 3.24
-"""How sharply the longer of two times hides the other, their norm of this degree: more where registers take a row at once, and
+"""The degree of the norm by which the longer of two times hides the other: higher where registers take a row at once, and
 shared memory is free for the next ones."""
 
 
@@ -75,7 +75,7 @@ STAGED_H200 = StagedPrices(
 
 
 def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, processors: int) -> float:
-    """Of a launch with a plan.
+    """Time of a launch with a plan.
 
     Args:
         processors: multiprocessors of the machine.
@@ -95,7 +95,7 @@ def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, processors: 
 
 
 def _round(prices: StagedPrices, plan: RowPlan, work: RowWork, own: float) -> float:
-    """What blocks wait for while they work on a row each."""
+    """Time that blocks wait while they work on a row each."""
     waiting = work.reductions * (prices.reduction + prices.exchange[plan.cluster])
     if not plan.keeps_shared:
         waiting += work.shared * plan.chunks * (prices.late + prices.late_window * plan.shifted)
@@ -253,7 +253,7 @@ LANE_COSTS: Mapping[str, LaneCosts] = {"sm_90a": H200}
 
 @dataclass(frozen=True)
 class PointWork:
-    """What a pointwise kernel has to do.
+    """The work of a pointwise kernel.
 
     Attributes:
         points: that it goes through.
@@ -267,7 +267,7 @@ class PointWork:
 
 
 def row_time(costs: LaneCosts, plan: RowPlan, work: RowWork, processors: int) -> float:
-    """Of a launch with a plan.
+    """Time of a launch with a plan.
 
     Args:
         processors: multiprocessors of the machine.
@@ -295,7 +295,7 @@ def row_time(costs: LaneCosts, plan: RowPlan, work: RowWork, processors: int) ->
 
 
 def _of_a_row(prices: RowPrices, plan: RowPlan, work: RowWork, accesses: int, groups: int) -> float:
-    """What a row's threads do, whenever they do it, a millionth of a µs each: accesses, what lanes at aligned places take beside
+    """The work of a row's threads, a millionth of a µs each: accesses, what lanes at aligned places take beside
     these, shuffles of warps, and what registers have no room for."""
     price = accesses * prices.million + groups * plan.shifted * prices.million_shifted
     price += work.reductions * math.log2(min(_WARP, plan.threads)) / _WARP * prices.million_shuffles
@@ -322,7 +322,7 @@ def _resident(plan: RowPlan, work: RowWork) -> int:
 
 
 def point_time(prices: PointPrices, plan: PointwisePlan, work: PointWork, processors: int) -> float:
-    """Of a launch with a plan.
+    """Time of a launch with a plan.
 
     Args:
         processors: multiprocessors of the machine.

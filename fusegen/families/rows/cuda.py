@@ -98,7 +98,7 @@ def _sharing(plan: RowPlan) -> str:
 
 
 def _anchor(body: RowBody, offsets: Offsets) -> dict[str, str | bool] | None:
-    """Where groups of lanes start that do not start with the row."""
+    """The start of groups of lanes that do not start with the row."""
     return None if body.anchor is None else {"start": offsets.text(body.anchor.start), "dense": body.anchor.dense}
 
 

@@ -45,9 +45,9 @@ _THREADS_PER_SM = 1024
 """Threads for which registers must leave room on a multiprocessor, so that one row is loaded while another is reduced."""
 _REGISTERS = 65536  # of a multiprocessor
 _OWN_REGISTERS = 27
-"""Of a thread, beside its part of the row as it was read. Where two blocks of more than 512 threads have room for so many, the
-compiler needs no more: of layer_norm over 18432 columns a thread of 768 takes 40 in place of 48, and none is spilled. What a phase
-computed of the row and later ones use, as a softmax's exponentials, it computes again."""
+"""Registers of a thread beside its part of the row as it was read. Where two blocks of more than 512 threads have room for so
+many, the compiler needs no more: of layer_norm over 18432 columns a thread of 768 takes 40 in place of 48, and none is spilled.
+What a phase computed of the row and later ones use, as a softmax's exponentials, it computes again."""
 _MOST_STAGED = 64  # elements of a row that a thread stages
 _LEAST_AHEAD = (5, 4)  # slots to groups of a row from which on staging is worth its barriers
 _LEAST_BYTES = 4  # of a group of lanes that a window brings
@@ -64,7 +64,8 @@ _SUMMING_BLOCKS = (2, 4, 1)  # a multiprocessor
 _SUMMING_CHUNKS = (1, 2, 4, 8)
 _SUMMING_ROWS = 4  # of room in shared memory, at most
 _SUMMING_REGISTERS = 41, 3
-"""Of a thread that stages rows, beside what it holds over all rows, and for each group of lanes: with fewer, ptxas spills."""
+"""Registers of a thread that stages rows, beside those that it holds over all rows, and for each group of lanes: with fewer,
+ptxas spills."""
 _SPARE = 16
 """Registers that a thread must have left over where it takes a staged row at once. With none, layer_norm_gelu_add of 4096 rows of
 18432 spilled 36 bytes, and took 134 µs in place of 118."""
@@ -92,7 +93,7 @@ _CLUSTER_REGISTERS = 32
 
 @dataclass(frozen=True)
 class RowFeatures:
-    """What the plan of a row kernel depends on.
+    """The properties that the plan of a row kernel depends on.
 
     Attributes:
         axes: the column axes, merged.
@@ -218,7 +219,7 @@ def _at_once(plan: RowPlan | None, features: RowFeatures) -> RowPlan | None:
 
 
 def _may_be_shifted(features: RowFeatures, columns: int | None, lanes: int) -> bool:
-    """Whether groups of lanes may start at aligned places and not where rows do. Sums of columns need the same lanes in each row of
+    """True if groups of lanes may start at aligned places and not where rows do. Sums of columns need the same lanes in each row of
     a thread."""
     if features.shifted_stage_bytes is None or features.column_sums:
         return False
@@ -226,7 +227,7 @@ def _may_be_shifted(features: RowFeatures, columns: int | None, lanes: int) -> b
 
 
 def _is_worth_a_shift(features: RowFeatures, columns: int | None, lanes: int) -> bool:
-    """Whether a row has a warp of groups of lanes, each of which a window can bring."""
+    """True if a row has a warp of groups of lanes, each of which a window can bring."""
     is_long = columns is None or columns >= _WARP * lanes
     return is_long and min(features.itemsizes, default=4) * lanes >= _LEAST_BYTES
 
@@ -312,7 +313,7 @@ def _held_by(columns: int, known: bool, lanes: int, features: RowFeatures, targe
 
 
 def _fits(elements: int, held: float) -> bool:
-    """Whether a thread can hold its part of a row."""
+    """True if a thread can hold its part of a row."""
     return elements * held <= _MOST_REGISTERS and elements <= _MOST_ELEMENTS
 
 
@@ -459,7 +460,7 @@ def _slots(lanes: int, threads: int, blocks: int, features: RowFeatures, target:
 
 
 def _is_worth_it(slots: int, chunks: int) -> bool:
-    """Whether enough of the next row is under way while one is worked on."""
+    """True if enough of the next row is under way while one is worked on."""
     return slots * _LEAST_AHEAD[1] >= chunks * _LEAST_AHEAD[0]
 
 

@@ -64,7 +64,7 @@ class RowMath:
 
 
 def is_shared(math: RowMath, term: int) -> bool:
-    """Whether what a term reads are the same fragments in all rows, wherever these are, and none that an index leads to."""
+    """True if what a term reads are the same fragments in all rows, wherever these are, and none that an index leads to."""
     read = math.leaves.reads[term]
     if read.drawn or read.conditions or isinstance(read.offset, int) or read.offset.has(Loaded, Checked):
         return False
@@ -154,7 +154,7 @@ class RowKernelBuilder:
         return interleaved(self.context, accesses, self.lane_axis, self.plan.lanes)
 
     def _accesses(self, terms: Iterable[int]) -> tuple[Access, ...]:
-        """What is read for some terms, each access once."""
+        """The accesses of some terms, each once."""
         return tuple(dict.fromkeys(self.reads[t] for t in terms))
 
     def _shifted(self, access: Access, other: AccessPattern) -> Access:
@@ -193,7 +193,7 @@ class RowKernelBuilder:
         return found
 
     def _is_total(self, part: int) -> bool:
-        """Whether a reduction adds up elements, or squares about their mean."""
+        """True if a reduction adds up elements, or squares about their mean."""
         node = self.context.graph.nodes[part]
         return node.op is Op.SUM or (node.op is Op.MOMENTS and node.attr("part") == "m2")
 
@@ -212,7 +212,7 @@ class RowKernelBuilder:
         return [self.context.access(c.name, key, position, self.lane_axis, lanes) for c, key in components]
 
     def _sums(self) -> tuple[ColumnSum, ...]:
-        """What a block of a tile makes of its rows. Threads store their own lanes where nobody adds to them, else a column each."""
+        """The column sums of a block's tile. Threads store their own lanes where nobody adds to them, else a column each."""
         lanes = self.plan.lanes if self.plan.block == self.plan.threads and self.plan.cluster == 1 else 1
         return tuple(ColumnSum(self.reductions[node], (), tuple(self._totals(node, lanes))) for node in self.totals)
 
@@ -249,7 +249,7 @@ class RowKernelBuilder:
         )
 
     def _loads(self, number: int, phase: PhaseTerms) -> tuple[Access, ...]:
-        """What is loaded at once in a phase: of a row that is held, everything at its start, so that its loads overlap."""
+        """The accesses that a phase loads at once: of a row that is held, all at its start, so that they overlap."""
         if self.plan.persistence is Persistence.LOOPED:
             return ()
         later = [(t, p) for p in self.phases[1:] for t in p.reads] if number == 0 else []
@@ -259,7 +259,7 @@ class RowKernelBuilder:
         return self._accesses((*now, *early))
 
     def _is_late(self, term: int, phase: PhaseTerms) -> bool:
-        """Whether a fragment is loaded only where it is used: weights, which all rows share, would crowd the registers."""
+        """True if a fragment is loaded only where it is used: weights, which all rows share, would crowd the registers."""
         if self.plan.persistence is Persistence.LOOPED:
             return True
         if self.plan.defers and phase is self.phases[-1] and len(self.phases) > 1 and self._is_of_row(term):
@@ -396,7 +396,8 @@ class RowKernelBuilder:
         )
 
     def _shared_sums(self, partials: Sequence[int]) -> list[int]:
-        """Of each component of a column sum: a row for each of a tile's threads along it; of other blocks, a row in all."""
+        """Bytes of shared memory for each component of a column sum: a row for each of a tile's threads along it; of other
+        blocks, a row in all."""
         plan = self.plan
         if plan.tiled:
             sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]

@@ -40,7 +40,7 @@ from fusegen.schedule.reductions import combined, element_type, lifted, states_o
 from fusegen.schedule.terms import BufferRead, Leaf, Term, Terms
 
 _KEEP = {Persistence.REGISTERS: Keep.ALL, Persistence.STAGED: Keep.ROW, Persistence.LOOPED: Keep.NOTHING}
-"""What lives on between phases: registers hold all of a short row, but of a staged one only shared memory is large enough."""
+"""Element values that live on between phases: registers hold those of a short row, shared memory those of a staged one."""
 
 _SMALLEST_COPY = 4
 """Bytes of the smallest asynchronous copy."""
@@ -67,7 +67,7 @@ def lower_rows(context: Context) -> list[Launch]:
 
 
 def _state_stores(context: Context, math: RowMath, node: int) -> dict[int, list[Store]]:
-    """Where a column sum goes: for each node that is a part of its state, the places, over the merged column axes."""
+    """The stores of a column sum: for each node that is a part of its state, over the merged column axes."""
     return {part: _column_stores(context, part, dict(math.moves)) for part in math.states[node]}
 
 
@@ -127,7 +127,7 @@ def _reduced(context: Context, evaluator: Evaluator, node: int, point: Position)
 
 
 def _reduction(graph: Graph, position: int) -> int | None:
-    """What a reduction is known by in the kernel that computes it."""
+    """The key of a reduction in the kernel that computes it."""
     return position if graph.nodes[position].family in (Family.REDUCTION, Family.ORDER) else None
 
 
@@ -137,7 +137,7 @@ def _own_index(context: Context, node: int, axes: Axes) -> Position:
 
 
 def _is_column_sum(context: Context, node: int) -> bool:
-    """Whether a value is a reduction over the rows, which only the combining kernel finishes."""
+    """True if a value is a reduction over the rows, which only the combining kernel finishes."""
     domain = context.group.domain
     is_reduction = context.graph.nodes[node].family is Family.REDUCTION
     return is_reduction and domain.rows != domain.columns and reduced_dims(context.graph, node) == domain.rows
@@ -338,7 +338,7 @@ def _shifted_stage_bytes(context: Context, math: RowMath) -> int | None:
 
 
 def _lies_alike(context: Context, math: RowMath, anchor: Anchor) -> bool:
-    """Whether all fragments that are read of the row itself lie as the anchor does."""
+    """True if all fragments that are read of the row itself lie as the anchor does."""
     axis, reads = math.column_axes.symbols[-1], _fragments_of_row(math)
     return all(not r.conditions and is_alike(context, r.buffer, r.offset, axis, anchor) for r in reads)
 
@@ -355,7 +355,7 @@ def _row_step(context: Context, math: RowMath) -> int | None:
 
 
 def _is_sendable(math: RowMath) -> bool:
-    """Whether blocks may share a row: they can send each other all that is reduced along it, and none writes over a number of the
+    """True if blocks may share a row: they can send each other all that is reduced along it, and none writes over a number of the
     row that another may still have to read."""
     reduced = [math.terms.items[t].dtype for r in math.roots if r.kind == "reduce" for t in r.terms]
     in_place = any(r.kind == "row_write" and r.last for r in math.roots)
@@ -363,13 +363,13 @@ def _is_sendable(math: RowMath) -> bool:
 
 
 def _along_row(math: RowMath, term: int) -> bool:
-    """Whether a fragment of the row comes from memory; what is drawn is computed where it is used."""
+    """True if a fragment of the row comes from memory; what is drawn is computed where it is used."""
     read = math.leaves.reads[term]
     return not read.drawn and _along(read.offset, math.row_axes)
 
 
 def _registers(context: Context, math: RowMath, term: int) -> float:
-    """Of an element: reads are held as they lie in memory, computed values as they were computed."""
+    """Registers of an element: reads are held as they lie in memory, computed values as they were computed."""
     read = math.leaves.reads.get(term)
     itemsize = math.terms.items[term].dtype.itemsize if read is None else context.dtype(read.buffer).itemsize
     return itemsize / 4
@@ -380,7 +380,7 @@ def _along(offset: Index, axes: Axes) -> bool:
 
 
 def _column_stores(context: Context, node: int, moves: dict[object, Index]) -> list[Store]:
-    """Where a column sum goes, over the merged column axes; nowhere if it is no result of the kernel."""
+    """The stores of a column sum over the merged column axes; none if it is no result of the kernel."""
     if node not in context.group.outputs:
         return []
     axes = domain_axes(context.group.domain)

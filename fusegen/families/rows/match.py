@@ -182,12 +182,12 @@ def apart(graph: Graph, group: Group) -> tuple[Group, ...]:
 
 
 def sums_columns(graph: Graph, position: int, domain: Domain) -> bool:
-    """Whether a value is reduced over the rows of a domain."""
+    """True if a value is reduced over the rows of a domain."""
     return graph.nodes[position].family is Family.REDUCTION and reduced_dims(graph, position) == domain.rows
 
 
 def fits_beside_sums(graph: Graph, domain: Domain) -> bool:
-    """Whether a kernel that goes along the rows of a domain can sum its columns too, as far as is known of their number."""
+    """True if a kernel that goes along the rows of a domain can sum its columns too, as far as is known of their number."""
     extents = [(literal(domain.shape[d]), str(domain.shape[d])) for d in domain.columns]
     bounds, multiples = dict(graph.bounds), dict(graph.multiples)
     longest = math.prod(bounds.get(name, _LONGEST_SUMMED_ROW + 1) if known is None else known for known, name in extents)

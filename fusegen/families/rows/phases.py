@@ -23,7 +23,7 @@ _CHEAP = 3
 
 
 class Keep(Enum):
-    """Which element values live on from phase to phase."""
+    """The element values that live on from phase to phase."""
 
     ALL = "all"
     ROW = "row"  # what is read of the row itself; what all rows share is read again
@@ -136,7 +136,7 @@ class PhaseSplitter:
         return max((self._depths[a] for a in term.args), default=0)
 
     def is_element(self, position: int) -> bool:
-        """Whether a term differs along the row."""
+        """True if a term differs along the row."""
         return self._elements[position]
 
     def _is_of_segments(self, term: Term) -> bool:
@@ -196,7 +196,7 @@ class PhaseSplitter:
         return term.args
 
     def _is_kept(self, position: int) -> bool:
-        """Whether a value is worth a register: coordinates and a few additions cost less to have again."""
+        """True if a value is worth a register: coordinates and a few additions cost less to have again."""
         term = self.terms.items[position]
         if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.ORDERED) or not self._varying[position]:
             return False
@@ -236,13 +236,14 @@ def _node(term: Term) -> int:
 
 
 _STATEMENT = re.compile(r"(\w+)(?: *: [^=]+)? = [^;]*[^;,]")
-"""Of two on a line the second would get the name of the first; what ends in a comma is an argument by name."""
+"""An assignment in a user's line: of two, the second would get the name of the first; what ends in a comma is an argument by
+name."""
 
 _WORDS = {Op.SUM: "total", Op.AMAX: "largest", Op.AMIN: "smallest", Op.MAX: "greatest", Op.MIN: "least"}
 
 
 def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
-    """What a reduction is called; one that is of each column, and not of each row, where it is ``over_rows``."""
+    """The name of a reduction; of one of each column where it is ``over_rows``."""
     reduced = graph.nodes[graph.nodes[node].args[0]]
     is_of_squares = reduced.op is Op.MUL and len(set(reduced.args)) == 1
     word = _WORDS.get(graph.nodes[node].op, graph.nodes[node].op.row.name)
@@ -274,7 +275,7 @@ class ValueNames:
         return _ends(self.graph)
 
     def of_row(self, position: int) -> str:
-        """Of a value that is computed of a row's statistics."""
+        """The name of a value that is computed of a row's statistics."""
         if self._is_mean(position):
             word = "mean"
         else:
@@ -283,7 +284,7 @@ class ValueNames:
         return self._assigned(position) or word
 
     def of_element(self, position: int) -> str:
-        """Of a value of an element that later phases use."""
+        """The name of a value of an element that later phases use."""
         op = self.terms.items[position].op
         return self._assigned(position) or (f"{op.row.name}_value" if isinstance(op, Op) else "held")
 
@@ -299,7 +300,7 @@ class ValueNames:
         return _assigned(location) if is_last else None
 
     def _is_mean(self, position: int) -> bool:
-        """Whether a term is a sum over the row, divided by the number of its elements."""
+        """True if a term is a sum over the row, divided by the number of its elements."""
         return self.terms.items[position].op in (Op.MUL, Op.DIV) and self._has_mean(position)
 
     def _has_mean(self, position: int) -> bool:

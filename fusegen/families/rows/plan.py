@@ -17,7 +17,7 @@ _AT_ALIGNED_PLACES = ", at aligned places"
 
 
 class Persistence(Enum):
-    """Where a row lives between the phases of a row kernel."""
+    """The memory that holds a row between the phases of a row kernel."""
 
     REGISTERS = "registers"  # read once; each thread keeps its part
     STAGED = "staged"  # read once into shared memory; the next rows are under way while this one is worked on
@@ -79,7 +79,7 @@ class RowPlan(Plan):
 
     @property
     def finishes(self) -> bool:
-        """Whether sums of columns are complete when the kernel ends: one block has all rows of a tile, or a cluster."""
+        """True if sums of columns are complete when the kernel ends: one block has all rows of a tile, or a cluster."""
         return self.tiled and self.resident == self.cluster
 
     @property
@@ -159,7 +159,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Phase:
-    """What happens between two reductions along a row.
+    """The work between two reductions along a row.
 
     Attributes:
         row_reads: accesses of one element a row that are first needed here.

@@ -144,7 +144,7 @@ _CLUSTER_PROCESSORS = 16  # multiprocessors of which a cluster takes some
 _EXCHANGED = 4096  # values
 _MILLION = 1e6
 _OVERLAP = 4
-"""How sharply the longer of two times hides the other: their norm of this degree."""
+"""The degree of the norm by which the longer of two times hides the other."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ COLUMNS_H200 = ColumnPrices(
 
 @dataclass(frozen=True)
 class ColumnWork:
-    """What a kernel that sums columns has to do.
+    """The work of a kernel that sums columns.
 
     Attributes:
         rows, columns: that it goes through.
@@ -222,7 +222,7 @@ class ColumnWork:
 
 
 def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, processors: int) -> float:
-    """Of a launch with a plan, and of that which combines its partial sums.
+    """Time of a launch with a plan, and of that which combines its partial sums.
 
     Args:
         processors: multiprocessors of the machine.
@@ -247,7 +247,7 @@ def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, processor
 
 
 def _moving(prices: ColumnPrices, plan: RowPlan, work: ColumnWork) -> float:
-    """What memory and the load units take, if they always have something to do."""
+    """Time of memory and the load units, if they always have something to do."""
     is_misaligned = plan.shifted or plan.lanes * work.itemsize < _WIDEST
     shares_sectors = is_misaligned and (plan.block < _LARGEST_BLOCK or plan.resident > 1)
     wasted = 0.0 if not shares_sectors else prices.misaligned * _SECTOR / (plan.span * work.itemsize)

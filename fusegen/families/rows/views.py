@@ -72,7 +72,7 @@ class PhaseView:
 
     @property
     def results(self) -> tuple[tuple[str, str], ...]:
-        """Of the call, and copies, with their types."""
+        """The results of the call, and copies, with their types."""
         return (*(self.call.results if self.call else ()), *((name, type_) for name, type_, _ in self.copies))
 
     def type_of(self, result: str) -> str:
@@ -81,7 +81,7 @@ class PhaseView:
 
     @property
     def works_on_elements(self) -> bool:
-        """Whether anything is done with each element, not only with the row's statistics."""
+        """True if anything is done with each element, not only with the row's statistics."""
         return bool(self.call or self.elements or self.copies)
 
     def combined(self, reduction: ReductionView, into: str = "{}") -> str:
@@ -168,7 +168,7 @@ def _elements(phase: Phase, copies: Mapping[str, str]) -> dict[str, str]:
 
 
 def _purpose(phase: Phase, written: Sequence[str]) -> str:
-    """What a phase is there for."""
+    """The purpose of a phase."""
     computed = [r.name for r in phase.row_call.function.results] if phase.row_call else []
     of_segments = [c.name for s in phase.segments for c in s.reduction.components]
     along = [c.name for r in phase.reductions for c in r.components]
@@ -196,7 +196,7 @@ def placed_accesses(body: RowBody) -> list[Access]:
 
 
 def staged_accesses(body: RowBody) -> tuple[Access, ...]:
-    """Of these, what is copied to shared memory while an earlier row is computed."""
+    """Those of these accesses that are copied to shared memory while an earlier row is computed."""
     return body.phases[0].reads if body.plan.persistence is Persistence.STAGED else ()
 
 
