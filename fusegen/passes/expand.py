@@ -9,7 +9,6 @@ from typing import TypeAlias, TypeVar, cast
 from fusegen.dtypes import DType
 from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
-from fusegen.passes import special
 from fusegen.passes.algebra import Value, ValueLike, number
 
 Expansion: TypeAlias = Callable[[Sequence[Value], Node], Value]
@@ -145,20 +144,6 @@ def _cosh(x: Value) -> Value:
     return u * (u * 0.5) + v * (v * 0.5)
 
 
-for _op, _rule in (
-    (Op.ERFINV, special.erfinv),
-    (Op.ERFCX, special.erfcx),
-    (Op.LOG_NDTR, special.log_ndtr),
-    (Op.DIGAMMA, special.digamma),
-    (Op.TRIGAMMA, special.trigamma),
-    (Op.I0, special.i0),
-    (Op.I0E, special.i0e),
-    (Op.I1, special.i1),
-    (Op.I1E, special.i1e),
-):
-    _of_floats(_op, _rule)
-
-
 @_expands(Op.CLAMP_MIN)
 def _clamp_min(args: Sequence[Value], _node: Node) -> Value:
     return args[0].apply(Op.MAXIMUM, args[1])
@@ -179,6 +164,85 @@ def _hardtanh(args: Sequence[Value], _node: Node) -> Value:
 def _prelu(args: Sequence[Value], _node: Node) -> Value:
     x, slope = args
     return (x > 0).where(x, slope * x)
+
+
+def _polynomial(x: Value, coefficients: Sequence[float]) -> Value:
+    """By Horner's rule, the highest power first."""
+    first, second, *rest = coefficients
+    found = x * first + second
+    for coefficient in rest:
+        found = found * x + coefficient
+    return found
+
+
+_SHARE = math.sqrt(math.pi) / 2.0
+
+
+def _erfinv(x: Value) -> Value:
+    """Rational approximations, and two steps of Halley's method. Beyond 1/2 the distance from 1 is compared with erfc: it is exact,
+    and has digits that erf has not."""
+    size = x.apply(Op.ABS)
+    beyond = 1.0 - size
+    square = size * size
+    above = _polynomial(square, (-0.140543331, 0.914624893, -1.645349621, 0.886226899))
+    below = _polynomial(square, (0.012229801, -0.329097515, 1.442710462, -2.118377725, 1.0))
+    root = (-(beyond * 0.5).apply(Op.LOG)).apply(Op.SQRT)
+    far_above = _polynomial(root, (1.641345311, 3.429567803, -1.624906493, -1.970840454))
+    far_below = _polynomial(root, (1.637067800, 3.543889200, 1.0))
+    found = (size > 0.7).where(far_above / far_below, size * (above / below))
+    for _ in range(2):
+        missed = (size > 0.5).where(beyond - found.apply(Op.ERFC), found.apply(Op.ERF) - size)
+        step = missed * (found * found).apply(Op.EXP) * _SHARE
+        found = found - step / (1.0 + found * step)
+    found = size.apply(Op.EQ, 1.0).where(math.inf, found)
+    return x.apply(Op.EQ, 0.0).where(x, (x > 0.0).where(found, -found))
+
+
+_STEPS = 10
+"""The bound up to which arguments are moved, where asymptotic series have all digits of float64."""
+
+_DIGAMMA = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
+"""Bernoulli numbers by their orders, of 14 to 2: Abramowitz and Stegun 6.3.18."""
+
+
+def _digamma(x: Value) -> Value:
+    """Takes positive numbers; others are reflected. Minus infinity with the other sign at 0, NaN at negative integers."""
+    is_low = x.apply(Op.LE, 0.0)
+    positive = is_low.where(1.0 - x, x)
+    found = _log_gamma_slope(positive)
+    part = _from_nearest(x) * math.pi
+    cotangent = part.apply(Op.COS) / part.apply(Op.SIN) * math.pi
+    reflected = part.apply(Op.EQ, 0.0).where(math.nan, found - cotangent)
+    return x.apply(Op.EQ, 0.0).where(-(1.0 / x), is_low.where(reflected, found))
+
+
+def _from_nearest(x: Value) -> Value:
+    """The distance from the nearest integer, which is exact: near a pole its angle has all digits."""
+    return x - x.apply(Op.ROUND)
+
+
+def _log_gamma_slope(x: Value) -> Value:
+    is_small = x.apply(Op.LT, float(_STEPS))
+    passed = _sum_of_shares(x)
+    moved = is_small.where(x + float(_STEPS), x)
+    share = 1.0 / moved
+    square = share * share
+    found = moved.apply(Op.LOG) - share * 0.5 - square * _polynomial(square, _DIGAMMA)
+    return is_small.where(found - passed, found)
+
+
+def _sum_of_shares(x: Value) -> Value:
+    """The sum of 1/(x + k) over the steps, the least terms first."""
+    total: Value | None = None
+    for k in reversed(range(_STEPS)):
+        share = 1.0 / (x + float(k) if k else x)
+        total = share if total is None else total + share
+    assert total is not None
+    return total
+
+
+_of_floats(Op.ERFINV, _erfinv)
+_of_floats(Op.DIGAMMA, _digamma)
 
 
 @_expands(Op.FMOD)

@@ -18,7 +18,7 @@ from fusegen.fusion import GroupKind
 from fusegen.ir.ops import Op
 from tests.fuzz.batch import drawn
 from tests.fuzz.program import Program
-from tests.fuzz.rules import OF_SERIES, OF_STATISTICS, OF_WRITES
+from tests.fuzz.rules import OF_STATISTICS, OF_WRITES
 
 pytestmark = pytest.mark.deep
 
@@ -68,7 +68,7 @@ def test_every_operation_and_kind_of_kernel_is_drawn(target: str, monkeypatch: p
             seen_ops |= {node.op for graph in (low.traced, low.graph) for node in graph.nodes}
             seen_dtypes |= {low.traced.nodes[o].dtype for o in low.traced.outputs}
             seen_kinds |= {group.kind for group in low.groups}
-    elsewhere = OF_WRITES | OF_STATISTICS | OF_SERIES | CHOSEN_BY_SIZE | (OF_GPUS if target == "cpu" else set())
+    elsewhere = OF_WRITES | OF_STATISTICS | CHOSEN_BY_SIZE | (OF_GPUS if target == "cpu" else set())
     assert {op.row.name for op in set(Op) - seen_ops - elsewhere} == set(), "operations that no program has"
     assert set(DType) - seen_dtypes == set(), "dtypes that no result has"
     assert {kind.value for kind in KINDS[target] - seen_kinds} == set(), "kinds of kernels that no program has"

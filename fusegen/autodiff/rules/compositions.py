@@ -101,16 +101,6 @@ def _xlogy(y: Value, dy: Value) -> Gradients:
     return is_zero.where(0, dy.apply(Op.XLOGY, b)), dy * a / b
 
 
-def _log_ndtr(y: Value, dy: Value) -> Gradients:
-    """The density by the distribution, which is √(2/π)/erfcx(−x/√2)."""
-    return (dy * (math.sqrt(2.0 / math.pi) / (y.arg(0) * -math.sqrt(0.5)).apply(Op.ERFCX)),)
-
-
-def _by_operand(y: Value) -> Value:
-    """I1(x)/x, which is 1/2 at 0."""
-    return y.arg(0).apply(Op.EQ, 0).where(0.5, y / y.arg(0))
-
-
 def _hypot(y: Value, dy: Value) -> Gradients:
     """Each leg by the hypotenuse."""
     return tuple(dy * (leg / y) for leg in (y.arg(0), y.arg(1)))
@@ -202,13 +192,6 @@ COMPOSITIONS: dict[Op, GradientRule] = {
     Op.SINH: lambda y, dy: (dy * y.arg(0).apply(Op.COSH),),
     Op.COSH: lambda y, dy: (dy * y.arg(0).apply(Op.SINH),),
     Op.ERFINV: lambda y, dy: (dy * (math.sqrt(math.pi) / 2.0 * (y * y).apply(Op.EXP)),),
-    Op.ERFCX: lambda y, dy: (dy * (2.0 * y.arg(0) * y - 2.0 / math.sqrt(math.pi)),),
-    Op.LOG_NDTR: _log_ndtr,
-    Op.DIGAMMA: lambda y, dy: (dy * y.arg(0).apply(Op.TRIGAMMA),),
-    Op.I0: lambda y, dy: (dy * y.arg(0).apply(Op.I1),),
-    Op.I0E: lambda y, dy: (dy * (y.arg(0).apply(Op.I1E) - y.arg(0).apply(Op.SIGN) * y),),
-    Op.I1: lambda y, dy: (dy * (y.arg(0).apply(Op.I0) - _by_operand(y)),),
-    Op.I1E: lambda y, dy: (dy * (y.arg(0).apply(Op.I0E) - y.arg(0).apply(Op.SIGN) * y - _by_operand(y)),),
     Op.CLAMP_MIN: _clamp,
     Op.CLAMP_MAX: _clamp,
     Op.HARDTANH: _hardtanh,

@@ -56,17 +56,6 @@ def ndtr(input: TracedTensor) -> TracedTensor:
     return mul(_of(Op.ERFC, mul(_in_floats(input), -math.sqrt(0.5))), 0.5)
 
 
-@implements("polygamma")
-def polygamma(n: Any, input: Any) -> TracedTensor:
-    """A derivative of digamma, of which the first is known."""
-    if isinstance(n, TracedTensor):  # as a method
-        n, input = input, n
-    known = {0: Op.DIGAMMA, 1: Op.TRIGAMMA}
-    if n not in known:
-        raise TraceError(f"polygamma of the order {n}", mend="use the orders 0 and 1")
-    return _of(known[n], _in_floats(input))
-
-
 @implements("mvlgamma", "multigammaln")
 def mvlgamma(input: TracedTensor, p: int) -> TracedTensor:
     """The logarithm of the gamma function of p dims."""
