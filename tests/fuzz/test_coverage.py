@@ -11,6 +11,7 @@ import fusegen as fg
 from fusegen.compiler import forms
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError
+from fusegen.families import FAMILIES
 from fusegen.families.attention.match import ATTENTION
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.library import LOOP
@@ -27,9 +28,10 @@ CHOSEN_BY_SIZE = {Op.ATTENTION, Op.ATTENTION_BACKWARD, Op.BLOCKS}
 """Operations that take the place of others in backward passes, and where values are large: tests of their own have them."""
 OF_GPUS = {Op.SORTED}
 """Operations that kernels for GPUs alone have: on the CPU torch puts whole rows in order."""
+_KINDS = {kind for family in FAMILIES for kind in family.kinds}
 KINDS = {
-    "cpu": set(GroupKind) - {CONTRACTION, ATTENTION, LOOP},
-    "sm_90a": set(GroupKind) - {LOOP},
+    "cpu": _KINDS - {CONTRACTION, ATTENTION, LOOP},
+    "sm_90a": _KINDS - {LOOP},
 }
 """Kinds of groups that a target has: products and attention are the library's on the CPU; loops are for larger values."""
 
