@@ -33,7 +33,7 @@ from fusegen.runtime.arguments import Values
 from fusegen.runtime.bound import Hidden
 from fusegen.runtime.callables import OUT, filled, is_complex, with_out
 from fusegen.settings import Compiler
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 from fusegen.threads import cached_property
 
 P = ParamSpec("P")
@@ -188,7 +188,7 @@ class Kernel(Generic[P, R]):
         """
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
-        shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
+        shown = torch.device(chosen.device)
         return dispatcher.variants.of(values, chosen, shown if device.type == "meta" else device)
 
     @overload

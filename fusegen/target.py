@@ -45,6 +45,16 @@ class Target:
     converts_float8: bool = False
     products: tuple[str, ...] = ()
 
+    @property
+    def device(self) -> str:
+        """The type of the torch devices that run its code."""
+        return self.backend.value
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The texts that a kernel has on its way to the machine."""
+        return _LANGUAGES[self.backend]
+
     def clusters(self, size: int) -> int:
         """Clusters of so many blocks that run at a time, where a multiprocessor has room for one block.
 
@@ -54,6 +64,8 @@ class Target:
         share = next(share for most, share in _IN_CLUSTERS if size <= most)
         return max(1, int(self.processors * share) // size)
 
+
+_LANGUAGES = {Backend.CUDA: ("cuda", "ptx", "sass"), Backend.CPU: ("cpp",)}
 
 _IN_CLUSTERS = ((2, 1.0), (8, 0.91), (16, 0.85))
 """Shares of the multiprocessors that clusters of at most so many blocks can have."""

@@ -27,7 +27,7 @@ from fusegen.lowered import Lowered
 from fusegen.runtime.callables import by_position
 from fusegen.settings import settings
 from fusegen.specs import meta
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 _LONG_NAMES = {str(d.torch).removeprefix("torch."): d for d in DType}
 DTYPES = {d.short: d for d in DType} | _LONG_NAMES | {"half": DType.FLOAT16, "float": DType.FLOAT32, "double": DType.FLOAT64}
@@ -115,13 +115,13 @@ def meta_arguments(found: Found, options: argparse.Namespace, target: Target) ->
 
 
 def _default_dtype(function: object, target: Target) -> DType:
-    """The dtype of tensors whose shape does not say it: that of a module's parameters, else the usual one of the target."""
+    """The dtype of tensors whose shape does not say it: that of a module's parameters, else bf16 where there are tensor cores."""
     owner = getattr(function, "__self__", None)
     parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
     for parameter in parameters:
         if parameter.is_floating_point():
             return from_torch(parameter.dtype)
-    return DType.FLOAT32 if target.backend is Backend.CPU else DType.BFLOAT16
+    return DType.BFLOAT16 if target.products else DType.FLOAT32
 
 
 def check_complete(found: Found, arguments: Mapping[str, Any]) -> None:

@@ -35,11 +35,12 @@ from fusegen.ir.reference import evaluate
 from fusegen.jit import nvrtc
 from fusegen.jit.host import compile_shared
 from fusegen.lowered import Lowered
+from fusegen.schedule.report import PEAKS
 from fusegen.settings import cache_folder
 from fusegen.source import Source
 from fusegen.specs import find, materialize, meta
 from fusegen.specs.spec import Arguments
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 from fusegen.threads import cached_property
 from fusegen.timing import microseconds
 
@@ -216,7 +217,7 @@ class Part:
         self.fusion, self.dtype, self.device, self._progress = fusion, dtype, device, progress
         self.arguments = fusion.arguments(dtype)
         self.target = target_of(device)
-        self.shown = self.target if self.target.backend is Backend.CUDA else targets.target(_SHOWN)
+        self.shown = self.target if self.target.name in PEAKS else targets.target(_SHOWN)
 
     @cached_property
     def low(self) -> Lowered:
@@ -322,7 +323,7 @@ def _first_call(kernel: Kernel[..., Any], arguments: Arguments) -> tuple[float, 
 
 def _place(source: Source, target: Target) -> Path:
     """Where the source of a compiled kernel lies."""
-    if target.backend is Backend.CUDA:
+    if "ptx" in target.languages:
         return nvrtc.compile_cubin(source, target.name).source_path
     return compile_shared(source.text, host_flags(), cache_folder("cpu")).with_suffix(".cpp")
 

@@ -37,7 +37,7 @@ from fusegen.runtime.bound import scalars_of
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
 from fusegen.specs.spec import Spec
-from fusegen.target import Backend, Target, cuda_targets
+from fusegen.target import Target, cuda_targets
 from fusegen.threads import cached_property
 from fusegen.verify.cases import Case, Layout
 
@@ -132,7 +132,7 @@ def prepare(spec: Spec, case: Case, target: Target) -> Prepared:
     """Lowers a case by its layouts alone."""
     function = spec.kernel.function
     dispatcher = Dispatcher(function, function.__name__, spec.kernel.mutates, fast_math=spec.kernel.fast_math)
-    shown = torch.device("cpu" if target.backend is Backend.CPU else "cuda")
+    shown = torch.device(target.device)
     variant = None
     for arguments in (case.before, case.arguments):
         if arguments is not None and not case.is_empty:
@@ -150,7 +150,7 @@ def can_run(target: Target, own: Target) -> bool:
     if target.name == own.name:
         return True
     age = {each.name: age for age, each in enumerate(cuda_targets())}
-    if Backend.CPU in (target.backend, own.backend) or target.wgmma:
+    if target.wgmma or not age.keys() >= {target.name, own.name}:
         return False
     return age[target.name] <= age[own.name] and target.shared_bytes <= own.shared_bytes
 
