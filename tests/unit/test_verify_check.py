@@ -126,7 +126,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "softmax", "--dtype", "bf16", "--json", "--case", "odd", "--case", "64-bit"]) == 0
     document = json.loads(capsys.readouterr().out)
     (row,) = document["rows"]
-    assert (row["spec"], row["dtype"], row["target"]) == ("softmax", "bf16", "cpu")
+    assert (row["kernel"], row["dtype"], row["target"]) == ("softmax", "bf16", "cpu")
     assert {case["name"]: case["verdict"] for case in row["cases"]} == {"odd": "passed", "64-bit": "skipped"}
     assert document["written"] == []
 
