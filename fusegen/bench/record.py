@@ -205,7 +205,7 @@ def read(path: Path) -> Record:
 
 
 def _make(kind: type[T], data: Mapping[str, Any]) -> T:
-    """A dataclass from JSON, with its values checked: tables and charts are made from them without further ado."""
+    """A dataclass from JSON, with its values checked: tables are made from them without further ado."""
     made = kind(**data)
     for field in fields(made):  # type: ignore[arg-type]  # all kinds are dataclasses
         value = getattr(made, field.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Outcome(Enum):
 
 
 def name_of(row: Row) -> str:
-    """A case as charts call it."""
+    """A case in a word."""
     return f"{row.case} {row.shape}"
 
 
@@ -114,6 +115,12 @@ def tally(verdicts: Sequence[Verdict]) -> Counter[Outcome]:
 def losses(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """The cases in which a peer is faster, worst first."""
     return sorted((v for v in verdicts if v.outcome is Outcome.LOSS), key=lambda v: v.speedup or 0.0)
+
+
+def speedup_order(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, float]]:
+    """The cases that have a speed-up, and it; worst first."""
+    pairs = ((verdict, verdict.speedup) for verdict in verdicts)
+    return sorted(((verdict, speedup) for verdict, speedup in pairs if speedup), key=lambda pair: pair[1])
 
 
 def providers(rows: Sequence[Row]) -> list[str]:
@@ -294,6 +301,35 @@ class Page:
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
     notes: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A case's speed-up on the page.
+
+    Attributes:
+        case: its name and shape.
+        text: the speed-up, and the fastest peer.
+        outcome: in a word.
+        left, width: of the bar, in percent of a logarithmic scale that all bars of a group share.
+    """
+
+    case: str
+    text: str
+    outcome: str
+    left: float
+    width: float
+
+
+def speedup_bars(verdicts: Sequence[Verdict]) -> list[Bar]:
+    """A bar a case, from 1 to its speed-up; worst first."""
+    found = speedup_order(verdicts)
+    low, high = min([0.9, *(s for _, s in found)]), max([1.1, *(s for _, s in found)])
+    one, *ends = (100 * math.log(value / low) / math.log(high / low) for value in (1.0, *(speedup for _, speedup in found)))
+    return [
+        Bar(name_of(v.row), f"{ratio_text(speedup)} {v.peer}", v.outcome.value, min(one, end), abs(end - one))
+        for (v, speedup), end in zip(found, ends, strict=True)
+    ]
 
 
 def facts(environment: Environment) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from fusegen.bench.case import OWN_PROVIDERS, Case, own_case
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.providers import PROVIDERS, Chosen, Provider, choose
 from fusegen.bench.record import FORMAT, Comparison, Record, Row, check_place, check_same_device, compare, environment, read, write
-from fusegen.bench.report import require_plots, write_report
+from fusegen.bench.report import write_report
 from fusegen.bench.run import is_measured, resumed, run_case, with_row
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
 from fusegen.cli.arguments import add_inputs, are_own, chosen_device, given
@@ -46,7 +46,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record here, case by case")
     parser.add_argument("--resume", action="store_true", help="keep what FILE.json of --out has, and measure the rest")
     parser.add_argument("--show", metavar="FILE.json", type=Path, help="print a stored record; nothing is timed")
-    parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as a page with charts (fusegen[bench])")
+    parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as a page")
     parser.add_argument("--compare", metavar="OLD.json", type=Path, help="say what became slower since; then the exit code is 1")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
@@ -89,7 +89,6 @@ def _check(options: argparse.Namespace) -> None:
     if options.show is None and options.out is not None:
         check_place(options.out, "--out")
     if options.report is not None:
-        require_plots()
         check_place(options.report, "--report")
 
 

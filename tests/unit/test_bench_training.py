@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,10 +19,12 @@ from fusegen.bench.case import TrainingCase, Way
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.providers import PROVIDERS, Provider
 from fusegen.bench.record import Record, Row, write
+from fusegen.bench.report import report
 from fusegen.bench.run import peak_bytes, run_case
 from fusegen.bench.table import full_table, group_tables, group_timers, judge
 from fusegen.cli import bench
 from fusegen.timing import timer_name
+from tests.tools.charts import memory_roof, moving, product_roof, products
 from tests.unit import bench_records
 from tests.unit.commands import Run
 
@@ -208,11 +209,7 @@ def test_the_command_shows_memory_and_timer(run: Run, tmp_path: Path) -> None:
     assert training.startswith("CUDA events, 5 rounds\n") and "fusegen MiB" in training
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="charts need matplotlib")
 def test_steps_are_in_tables_and_in_no_chart_of_rates() -> None:
-    from fusegen.bench.charts import memory_roof, moving, product_roof, products
-    from fusegen.bench.report import report
-
     found = _record()
     step = found.rows[1]
     assert moving(found.rows) == [found.rows[0]]

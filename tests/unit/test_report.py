@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
@@ -14,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from fusegen.bench.record import Record, read
-from fusegen.bench.report import plot, report, write_report
-from fusegen.bench.table import Outcome, compared, full_table, judge, tally, words
+from fusegen.bench.report import report, write_report
+from fusegen.bench.table import Outcome, compared, full_table, judge, speedup_bars, tally, words
 from fusegen.errors import ArgumentError
 from tests.naming import case
+from tests.tools.charts import charts, plot
 from tests.unit.bench_records import ENVIRONMENT, everything, failed, record, row, timing, wrong
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,7 +140,7 @@ def test_every_record_makes_a_page_that_needs_nothing_else(name: str) -> None:
     assert not re.search(r"@import|@font-face|url\((?!#)", text)
     assert not page.tags.keys() & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
     assert len(page.ids) == len(set(page.ids))
-    assert page.tags["figure"] == 0 or page.ids.index("losses") < page.ids.index("charts")
+    assert "tables" not in page.ids or page.ids.index("losses") < page.ids.index("tables")
     for said in ("Where fusegen is slower", words(list(map(judge, RECORDS[name].rows))), *(of.case for of in RECORDS[name].rows)):
         assert said in page.text
 
@@ -167,21 +167,20 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "report.html").read_text(encoding="utf-8") == report(record())
 
 
-def test_without_matplotlib_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ArgumentError, match=r"pip install 'fusegen\[bench\]'"):
-        write_report(everything(), tmp_path / "report")
-    with pytest.raises(ArgumentError, match=r"pip install 'fusegen\[bench\]'"):
-        plot(everything())
-    assert not list(tmp_path.iterdir())
+def test_bars_begin_or_end_at_one_on_a_scale_of_their_group() -> None:
+    slow, level, fast = speedup_bars([judge(row(fusegen=10.0, eager=eager)) for eager in (40.0, 2.5, 10.0)])
+    assert [bar.outcome for bar in (slow, level, fast)] == ["slower", "level", "faster"] and level.width == 0
+    assert slow.left == 0 and slow.width == level.left == fast.left == fast.width == pytest.approx(50)
+    assert fast.text == "4.00× eager"
 
 
-# The README's plot.
+# Charts for developers, and the README's plot.
 
 
-def test_there_has_to_be_something_to_plot() -> None:
-    with pytest.raises(ArgumentError, match="no speed-up in the group 'other'"):
-        plot(everything(), group="other")
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_record_has_charts_or_none(name: str) -> None:
+    for key, text in charts(RECORDS[name]):
+        assert text.startswith("<svg") and not re.search(r"url\((?!#)", text), key
 
 
 def test_the_readmes_plot_is_of_the_stored_run(accept: bool) -> None:
