@@ -22,8 +22,7 @@ from fusegen.bench.declarations import Sizes
 from fusegen.bench.providers import NATIVE_BACKWARD, SDPA, SDPA_CAUSAL, SDPA_MASK
 from fusegen.bench.record import TRAINING
 from fusegen.specs import SPECS, find
-from fusegen.specs.operands import COUNTS
-from fusegen.specs.spec import Arguments, Spec
+from fusegen.specs.spec import COUNTS, Arguments, Spec
 from fusegen.threads import cached_property
 
 # Cases over rows and columns, of which only the bytes count.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fusegen import ops
 from fusegen.nn.checks import require_count, require_divides, require_one_of, require_positions
-from fusegen.specs.activations import ACTIVATIONS
+from fusegen.specs.elementwise import ACTIVATIONS
 from fusegen.specs.linear import GATES
 
 NORMALIZATIONS = ("LayerNorm", "RMSNorm")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen.nn.checks import require_one_of, require_probability
-from fusegen.specs.activations import ACTIVATIONS, activate
+from fusegen.specs.elementwise import ACTIVATIONS, activate
 
 
 class MLP(nn.Module):

@@ -19,7 +19,7 @@ from fusegen import ops
 from fusegen.errors import ArgumentError
 from fusegen.nn import GatedMLP
 from fusegen.nn.checks import require_instance
-from fusegen.specs.activations import activate
+from fusegen.specs.elementwise import activate
 
 # The ranks that share a module's weights: which part a rank has, and the two ways in which a tensor crosses the border.
 #

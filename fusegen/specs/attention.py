@@ -9,12 +9,10 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import capped
-from fusegen.specs.checks import require_integers, require_mask, require_shapes
-from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
-from fusegen.specs.precision import widened
+from fusegen.specs.checks import require_integers, require_mask, require_shapes, widened
+from fusegen.specs.elementwise import capped
 from fusegen.specs.quantization import E4M3, from_cache
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.spec import Family, Operand, Sizes, Variants, mask, scales, tensor, values
 
 FAMILY = Family("attention")
 

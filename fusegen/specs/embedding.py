@@ -9,9 +9,8 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_shapes
-from fusegen.specs.operands import indices, tensor
 from fusegen.specs.rotary import rotated
-from fusegen.specs.spec import Family
+from fusegen.specs.spec import Family, indices, tensor
 
 FAMILY = Family("embedding")
 

@@ -8,10 +8,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import gelu_of, halves
 from fusegen.specs.checks import require_shapes
-from fusegen.specs.operands import tensor
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.elementwise import gelu_of, halves
+from fusegen.specs.spec import Family, Variants, tensor
 
 FAMILY = Family("gated")
 

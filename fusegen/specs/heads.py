@@ -9,10 +9,9 @@ import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_shapes
 from fusegen.specs.normalization import rms_normalized
-from fusegen.specs.operands import Operand, Sizes, scales, size, tensor, values
 from fusegen.specs.quantization import E4M3, E5M2, in_cache
 from fusegen.specs.rotary import HALVES, PAIRS, rotated
-from fusegen.specs.spec import Family
+from fusegen.specs.spec import Family, Operand, Sizes, scales, size, tensor, values
 
 FAMILY = Family("heads")
 

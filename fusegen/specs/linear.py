@@ -10,13 +10,12 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import ACTIVATIONS, activate, gelu_of, halves, require_one_packing
 from fusegen.specs.checks import require_shapes
+from fusegen.specs.elementwise import ACTIVATIONS, activate, gelu_of, halves, require_one_packing
 from fusegen.specs.heads import placed, split
 from fusegen.specs.normalization import rms_normalized
-from fusegen.specs.operands import size, tensor
 from fusegen.specs.rotary import HALVES
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.spec import Family, Variants, size, tensor
 
 FAMILY = Family("linear")
 

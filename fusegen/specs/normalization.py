@@ -8,11 +8,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import gelu_of
-from fusegen.specs.checks import require_shapes
-from fusegen.specs.operands import shape, tensor
-from fusegen.specs.precision import widened
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.checks import require_shapes, widened
+from fusegen.specs.elementwise import gelu_of
+from fusegen.specs.spec import Family, Variants, shape, tensor
 
 FAMILY = Family("normalization")
 

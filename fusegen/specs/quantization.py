@@ -8,11 +8,10 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import activate, halves
 from fusegen.specs.checks import require_shapes
+from fusegen.specs.elementwise import activate, halves
 from fusegen.specs.normalization import rms_normalized
-from fusegen.specs.operands import Operand, scales, size, tensor
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.spec import Family, Operand, Variants, scales, size, tensor
 
 FAMILY = Family("quantization")
 

@@ -11,8 +11,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.checks import is_one, require_shapes
-from fusegen.specs.operands import Operand, Sizes, indices, size, tensor
-from fusegen.specs.spec import Family
+from fusegen.specs.spec import Family, Operand, Sizes, indices, size, tensor
 
 FAMILY = Family("rotary")
 

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.activations import capped
 from fusegen.specs.checks import require_broadcast, require_mask
-from fusegen.specs.operands import mask, positive, tensor
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.elementwise import capped
+from fusegen.specs.spec import Family, Variants, mask, positive, tensor
 
 FAMILY = Family("softmax")
 

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from fusegen.dtypes import DType, from_torch
 from fusegen.passes.fuse import GroupKind
-from fusegen.specs.operands import COUNTS
-from fusegen.specs.spec import Arguments, Spec
+from fusegen.specs.spec import COUNTS, Arguments, Spec
 from fusegen.threads import cached_property
 
 # The layout of an argument in memory, and tensors that lie so.

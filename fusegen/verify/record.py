@@ -22,7 +22,7 @@ from fusegen.emit.environment import templates
 from fusegen.errors import ArgumentError
 from fusegen.files import write_atomically
 from fusegen.jit.nvrtc import compiler_version
-from fusegen.specs.registry import SPECS
+from fusegen.specs import SPECS
 from fusegen.verify.check import Outcome
 from fusegen.verify.lowering import Prepared
 

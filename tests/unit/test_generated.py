@@ -23,7 +23,7 @@ import fusegen as fg
 from fusegen.jit.nvrtc import FLAGS, compile_cubin
 from fusegen.lowered import Lowered, LoweredForm
 from fusegen.source import Source
-from fusegen.specs.registry import SPECS
+from fusegen.specs import SPECS
 from fusegen.target import cuda_targets, target
 from fusegen.verify.lowering import plan_words
 from fusegen.verify.record import FILE, LIST

@@ -15,7 +15,7 @@ from torch import Tensor
 from fusegen import ops
 from fusegen.errors import ArgumentError, FusegenError
 from fusegen.specs import SPECS, Spec, materialize
-from fusegen.specs.operands import Operand
+from fusegen.specs.spec import Operand
 from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.test_specs import DEVICE, VARIANTS, small
@@ -218,7 +218,7 @@ def test_attention_may_have_any_scale(scale: float) -> None:
     torch.testing.assert_close(ops.flash_attention(q, k, v, scale=scale, is_causal=True), scores.softmax(-1) @ v)
 
 
-# Sampling, routing, quantization.
+# Selection, quantization.
 
 
 def test_each_seed_draws_its_own_token() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fusegen.dtypes import DType
 from fusegen.specs import SPECS, Spec
-from fusegen.specs.operands import tensor
+from fusegen.specs.spec import tensor
 from fusegen.verify.cases import CANONICAL, Case, Layout, Values, cases, draw, is_meta, row_major
 from tests.naming import case as named
 

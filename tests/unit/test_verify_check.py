@@ -16,7 +16,7 @@ from fusegen.cli.main import main
 from fusegen.compiler import tuned
 from fusegen.dtypes import DType
 from fusegen.specs import Spec
-from fusegen.specs.operands import tensor
+from fusegen.specs.spec import tensor
 from fusegen.target import CPU
 from fusegen.verify.cases import cases
 from fusegen.verify.check import Outcome, case_arguments, check
