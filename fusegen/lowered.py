@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from fusegen.compiler.compile import Compiled
 from fusegen.compiler.forms import Form, Forms
-from fusegen.describe import Stages, page, summary
-from fusegen.explain import SavedValue, explain, explain_saved
+from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
 from fusegen.passes.fuse import Group

@@ -14,7 +14,6 @@ from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_shapes
 from fusegen.specs.spec import Family, tensor
 
-
 # Activations as functions of tensors, also by the names that `transformers` gives them.
 
 

@@ -44,7 +44,7 @@ ORDER = (
     ("jit",),
     ("extension",),
     ("compiler",),
-    ("explain", "timing"),
+    ("timing",),
     ("bundle", "describe", "operators"),
     ("lowered",),
     ("gradients",),

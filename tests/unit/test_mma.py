@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.explain import explain
+from fusegen.describe import explain
 from fusegen.passes.fuse.skeletons import MMA_SYNC
 from fusegen.schedule.heuristics.contraction import ProductShape
 from fusegen.schedule.heuristics.mma import mma_plan

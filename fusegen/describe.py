@@ -1,22 +1,30 @@
-"""What a program does, for people: its steps, their launches, the bytes they move."""
+"""What a kernel does, for people: `explain`, the summary that the REPL prints, and the page that a notebook shows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
+
+import jinja2
 
 from fusegen.dtypes import DType
 from fusegen.emit.cuda.spelling import FAST_MATH, approximated
+from fusegen.emit.environment import html_environment
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import Graph, Shape
+from fusegen.ir.graph import Graph, Shape, type_text
+from fusegen.ir.index_map import owner
 from fusegen.ir.infer import shape_text
+from fusegen.ir.ops import Op
 from fusegen.program.call import arrange, bytes_of, peak_of
 from fusegen.program.formula import Formula
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.schedule.ranking import expected_times
 from fusegen.schedule.report import Roofline, launch_words, plan_words, roofline
+from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.units import human_bytes
 
@@ -188,3 +196,146 @@ def _launches(graph: Graph, step: Step) -> Iterator[tuple[Graph, Launch]]:
 
 def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:
     return f"reads {human_bytes(read(sizes))}, writes {human_bytes(written(sizes))}"
+
+
+# The stages of a kernel, in a few lines and as a page of HTML that needs nothing else.
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a kernel for some sizes.
+
+    Attributes:
+        traced: the graph as the function was traced.
+        program: the steps; its graph is the simplified one.
+        sources: the text of each launch.
+        sizes: of the example arguments.
+        choices: of matmuls, by their positions in the graph.
+        languages: of the text, that of the sources first.
+        saved: a line about the values that a forward pass saves; empty for other kernels.
+    """
+
+    traced: Graph
+    program: Program
+    sources: tuple[Source, ...]
+    sizes: Mapping[str, int]
+    choices: Mapping[int, Choice]
+    languages: tuple[str, ...]
+    saved: str
+
+    @property
+    def inputs(self) -> list[str]:
+        """Each input and each run-time number, with its type."""
+        graph = self.program.graph
+        tensors = [f"{spec.name}: {type_text(spec.dtype, spec.shape)}" for spec in graph.inputs]
+        return tensors + [f"{name}: {dtype.short}" for name, dtype in graph.scalars]
+
+    @property
+    def results(self) -> list[str]:
+        """The type of each result, with the input whose memory it is, if it is one."""
+        return [_result(self.program.graph, position) for position in self.program.graph.outputs]
+
+    @property
+    def hints(self) -> list[str]:
+        """The attributes of `Lowered` that show more."""
+        texts = [f'.asm["{language}"]' for language in self.languages]
+        return [".explain()", ".traced", ".graph", ".groups", ".program", ".plans", *texts]
+
+
+def _result(graph: Graph, position: int) -> str:
+    node = graph.nodes[position]
+    text = type_text(node.dtype, node.shape)
+    if node.op is not Op.PUT:
+        return text
+    return f"{graph.nodes[owner(graph, position)].attr('name')}, written in place: {text}"
+
+
+def summary(stages: Stages) -> str:
+    """Name, target and sizes; inputs and results; a line for each step; the attributes that show more."""
+    lines = [
+        explain_head(stages.program, stages.sizes),
+        f"  inputs: {', '.join(stages.inputs) or 'none'}",
+        f"  results: {', '.join(stages.results) or 'none'}",
+        *(f"  {number} {_step(stages, step)}" for number, step in stages.program.numbered),
+        *([f"  {stages.saved}"] if stages.saved else []),
+        f"  more: {', '.join(stages.hints)}",
+    ]
+    return "\n".join(lines)
+
+
+def _step(stages: Stages, step: Step) -> str:
+    read, written = step.traffic.read(stages.sizes), step.traffic.written(stages.sizes)
+    return f"{explain_title(step)}; reads {human_bytes(read)}, writes {human_bytes(written)}"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A step on the page.
+
+    Attributes:
+        title: its name and its kind.
+        facts: the other lines of `explain`.
+        source: the text of a launch; None for a matmul of the library.
+        passages: that text in passages.
+    """
+
+    title: str
+    facts: tuple[str, ...]
+    source: Source | None
+    passages: tuple[Passage, ...]
+
+
+def page(stages: Stages) -> str:
+    """The page: inputs and results, both graphs, and each step with its text beside the user's lines."""
+    return _template().render(
+        head=explain_head(stages.program, stages.sizes), stages=stages, graph=stages.program.graph, steps=list(_steps(stages))
+    )
+
+
+def _steps(stages: Stages) -> Iterator[Shown]:
+    sources = iter(stages.sources)
+    for step in stages.program.steps:
+        title, *facts = explain_step(stages.program, step, stages.sizes, stages.choices)
+        source = next(sources) if isinstance(step, Launch) else None
+        yield Shown(title, tuple(facts), source, tuple(passages(source.kernel_text)) if source else ())
+
+
+@lru_cache(maxsize=1)
+def _template() -> jinja2.Template:
+    return html_environment().get_template("describe/lowered.html.jinja")
+
+
+# Emitted text in passages, each with the user's line that it comes from.
+
+
+_PLACE = re.compile(r"^(?P<code>.*?)\s*// (?P<place>line \d+: .*)$")  # as `emit.math` writes it
+
+
+@dataclass
+class Passage:
+    """Lines of emitted text.
+
+    Attributes:
+        place: the number and the text of the user's line; empty where the text comes from no line.
+        lines: the emitted lines.
+    """
+
+    place: str
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def code(self) -> str:
+        """The lines as one text."""
+        return "\n".join(self.lines)
+
+
+def passages(text: str) -> list[Passage]:
+    """The text in passages. A user's line holds from its comment to the next one, or to the end of the function."""
+    found = [Passage("")]
+    for line in text.splitlines():
+        place = _PLACE.match(line)
+        ends = line.startswith("}") and found[-1].place
+        if place or ends:
+            found.append(Passage(place["place"] if place else ""))
+        found[-1].lines.append(place["code"] if place else line)
+    return [passage for passage in found if passage.lines]
