@@ -78,8 +78,8 @@ COMMANDS = {
     "verify": Command(
         "fusegen.cli.verify", "kernels on this machine, against float64 and torch eager; the record of the prebuilt ones"
     ),
-    "doctor": Command("fusegen.cli.machine", "what this machine has, what is missing, and how to get it"),
-    "cache": Command("fusegen.cli.machine", "what lies in the cache of compiled kernels; clear it"),
+    "doctor": Command("fusegen.cli.doctor", "what this machine has, what is missing, and how to get it"),
+    "cache": Command("fusegen.cli.doctor", "what lies in the cache of compiled kernels; clear it"),
 }
 
 

@@ -61,7 +61,6 @@ ORDER = (
     ("parallel",),
     ("bench",),
     ("verify",),
-    ("doctor",),
     ("cli",),
     ("__main__",),
 )

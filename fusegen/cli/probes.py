@@ -1,4 +1,4 @@
-"""Looks at the things that fusegen needs, one by one."""
+"""Looks at the things that fusegen needs, one by one. Imports nothing that may be broken: it must run where nothing else does."""
 
 from __future__ import annotations
 
