@@ -24,7 +24,7 @@ from fusegen.schedule.lower.precision import has_jumps
 from fusegen.schedule.plan import LanePlan
 from fusegen.schedule.program import Launch
 from fusegen.schedule.report import plan_words
-from fusegen.timing import Times, interleaved
+from fusegen.timing import RoundTimes, interleaved
 
 _MARGIN = 0.98  # of the time of what nobody measured: what is hardly faster today may be slower tomorrow
 _TOLERANCES = {
@@ -48,7 +48,7 @@ class Candidate:
     """
 
     plan: LanePlan
-    times: Times | None
+    times: RoundTimes | None
     error: str | None = None
 
 
@@ -253,7 +253,7 @@ def _pinned(place: Place, candidates: Sequence[LanePlan]) -> LanePlan | None:
     return chosen(place, candidates) if any(entry.pinned for entry in _here(place)) else None
 
 
-def _candidate(plan: LanePlan, times: Times | Exception) -> Candidate:
+def _candidate(plan: LanePlan, times: RoundTimes | Exception) -> Candidate:
     if isinstance(times, Exception):
         return Candidate(plan, None, f"{type(times).__name__}: {times}".partition("\n")[0])
     return Candidate(plan, times)

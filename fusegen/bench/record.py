@@ -23,7 +23,7 @@ from fusegen.errors import ArgumentError
 from fusegen.files import write_atomically
 
 T = TypeVar("T")
-Key: TypeAlias = tuple[str, str, str, str]
+CaseKey: TypeAlias = tuple[str, str, str, str]
 """Group, name, shape and dtype: what tells a case from all others."""
 
 FORMAT = 3
@@ -59,7 +59,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Timing:
+class ProviderTiming:
     """What a provider took in a case.
 
     Attributes:
@@ -83,7 +83,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimedCase:
     """One case.
 
     Attributes:
@@ -104,11 +104,11 @@ class Row:
     bytes: int
     flops: int | None
     launches: str
-    timings: tuple[Timing, ...]
+    timings: tuple[ProviderTiming, ...]
     timer: str | None = None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CaseKey:
         """What tells it from other rows."""
         return self.group, self.case, self.shape, self.dtype
 
@@ -117,7 +117,7 @@ class Row:
         """Tells if it is a training step, whose rate is no rate of a kernel."""
         return self.group == TRAINING
 
-    def timing(self, provider: str) -> Timing | None:
+    def timing(self, provider: str) -> ProviderTiming | None:
         """What a provider took, if it took part."""
         return next((t for t in self.timings if t.provider == provider), None)
 
@@ -146,15 +146,15 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Record:
+class BenchRecord:
     """A run of the benchmark."""
 
     environment: Environment
-    rows: tuple[Row, ...]
+    rows: tuple[TimedCase, ...]
     latency: tuple[Latency, ...]
 
 
-def write(record: Record, path: Path) -> None:
+def write(record: BenchRecord, path: Path) -> None:
     """Writes a record as JSON, whole or not at all.
 
     Raises:
@@ -185,7 +185,7 @@ def check_place(path: Path, option: str) -> None:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", mend=f"choose another file with {option}") from None
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> BenchRecord:
     """Reads a record.
 
     Raises:
@@ -195,9 +195,12 @@ def read(path: Path) -> Record:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             raise ValueError(f"its format is {data['format']}, not {FORMAT}")
-        rows = tuple(_make(Row, {**row, "timings": tuple(_make(Timing, each) for each in row["timings"])}) for row in data["rows"])
+        rows = tuple(
+            _make(TimedCase, {**row, "timings": tuple(_make(ProviderTiming, each) for each in row["timings"])})
+            for row in data["rows"]
+        )
         latency = tuple(_make(Latency, row) for row in data["latency"])
-        return Record(_make(Environment, data["environment"]), rows, latency)
+        return BenchRecord(_make(Environment, data["environment"]), rows, latency)
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=_MEND) from None
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
@@ -348,7 +351,7 @@ def check_same_device(old: Environment, new: Environment) -> None:
         raise ArgumentError(what, mend=f"OMP_NUM_THREADS={old.threads}")
 
 
-def compare(old: Record, new: Record) -> Comparison:
+def compare(old: BenchRecord, new: BenchRecord) -> Comparison:
     """What changed from one record to another.
 
     Raises:
@@ -369,12 +372,12 @@ class _Time:
     high: float | None
 
 
-def _times(record: Record) -> dict[Key, _Time]:
+def _times(record: BenchRecord) -> dict[CaseKey, _Time]:
     timings = {row.key: row.timing("fusegen") for row in record.rows}
     return {key: _Time(t.microseconds, t.low, t.high) for key, t in timings.items() if t and t.microseconds is not None}
 
 
-def _change(key: Key, old: _Time, new: _Time) -> Change:
+def _change(key: CaseKey, old: _Time, new: _Time) -> Change:
     grown = new.median - old.median > max(_SHARE * old.median, _FEWEST)
     overlap = new.low is not None and old.high is not None and new.low <= old.high
     return Change(*key, old.median, new.median, grown and not overlap)

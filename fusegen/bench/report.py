@@ -10,11 +10,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
-from fusegen.bench.record import Record
+from fusegen.bench.record import BenchRecord
 from fusegen.bench.table import (
     LEVEL_MICROSECONDS,
     LEVEL_SHARE,
-    Verdict,
+    JudgedCase,
     facts,
     full_table,
     group_timers,
@@ -33,7 +33,7 @@ from fusegen.files import write_atomically
 _PARTS = re.compile(r"[^_.]*[_.]|[^_.]+")
 
 
-def write_report(record: Record, path: Path) -> None:
+def write_report(record: BenchRecord, path: Path) -> None:
     """Writes the page, whole or not at all.
 
     Raises:
@@ -46,7 +46,7 @@ def write_report(record: Record, path: Path) -> None:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --report") from None
 
 
-def report(record: Record) -> str:
+def report(record: BenchRecord) -> str:
     """The page's text."""
     verdicts = [judge(row) for row in record.rows]
     return (
@@ -68,9 +68,9 @@ def report(record: Record) -> str:
     )
 
 
-def _groups(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
+def _groups(verdicts: Sequence[JudgedCase]) -> dict[str, list[JudgedCase]]:
     """Cases by group, in the order of the record."""
-    found: dict[str, list[Verdict]] = {}
+    found: dict[str, list[JudgedCase]] = {}
     for verdict in verdicts:
         found.setdefault(verdict.row.group, []).append(verdict)
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from fusegen.bench.providers import PROVIDERS
-from fusegen.bench.record import Change, Comparison, Environment, Latency, Record, Row, Timing
+from fusegen.bench.record import BenchRecord, Change, Comparison, Environment, Latency, ProviderTiming, TimedCase
 
 # Who is faster in a case: fusegen, or the fastest of those that it is compared with.
 
@@ -21,7 +21,7 @@ LEVEL_MICROSECONDS = 0.5
 """Times that are no further apart than the greater of these two are level: a share of the peer's time, and microseconds."""
 
 
-class Outcome(Enum):
+class PeerResult(Enum):
     """What came of a case."""
 
     LOSS = "slower"
@@ -32,7 +32,7 @@ class Outcome(Enum):
     ALONE = "without a peer"
 
 
-def name_of(row: Row) -> str:
+def name_of(row: TimedCase) -> str:
     """A case in a word."""
     return f"{row.case} {row.shape}"
 
@@ -43,7 +43,7 @@ def ratio_text(ratio: float) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgedCase:
     """A case, judged.
 
     Attributes:
@@ -54,8 +54,8 @@ class Verdict:
         theirs: that peer's microseconds.
     """
 
-    row: Row
-    outcome: Outcome
+    row: TimedCase
+    outcome: PeerResult
     ours: float | None
     peer: str
     theirs: float | None
@@ -66,64 +66,64 @@ class Verdict:
         return self.theirs / self.ours if self.theirs and self.ours else None
 
 
-def judge(row: Row) -> Verdict:
+def judge(row: TimedCase) -> JudgedCase:
     """Compares fusegen with the fastest peer of a case."""
     ours = times(row).get(FUSEGEN)
     peer, theirs = _fastest_peer(row)
-    return Verdict(row, _outcome(row, ours, theirs), ours, peer, theirs)
+    return JudgedCase(row, _outcome(row, ours, theirs), ours, peer, theirs)
 
 
-def _fastest_peer(row: Row) -> tuple[str, float | None]:
+def _fastest_peer(row: TimedCase) -> tuple[str, float | None]:
     """A copy is no peer, and neither is who computes something else."""
     peers = {name: time for name, time in times(row).items() if name not in (FUSEGEN, COPY)}
     fastest = min(peers, key=peers.__getitem__, default="")
     return fastest, peers.get(fastest)
 
 
-def times(row: Row) -> dict[str, float]:
+def times(row: TimedCase) -> dict[str, float]:
     """The microseconds of each provider that has a time and a right result."""
     return {t.provider: t.microseconds for t in row.timings if t.microseconds and not t.error}
 
 
-def _outcome(row: Row, ours: float | None, theirs: float | None) -> Outcome:
+def _outcome(row: TimedCase, ours: float | None, theirs: float | None) -> PeerResult:
     mine = row.timing(FUSEGEN)
     if mine is not None and is_wrong(mine):
-        return Outcome.WRONG
+        return PeerResult.WRONG
     if ours is None:
-        return Outcome.FAILED
-    return Outcome.ALONE if theirs is None else compared(ours, theirs)
+        return PeerResult.FAILED
+    return PeerResult.ALONE if theirs is None else compared(ours, theirs)
 
 
-def compared(ours: float, theirs: float) -> Outcome:
+def compared(ours: float, theirs: float) -> PeerResult:
     """Whether a time wins against a peer's, loses, or is level with it."""
     margin = max(LEVEL_SHARE * theirs, LEVEL_MICROSECONDS)
     if abs(ours - theirs) <= margin:
-        return Outcome.TIE
-    return Outcome.LOSS if ours > theirs else Outcome.WIN
+        return PeerResult.TIE
+    return PeerResult.LOSS if ours > theirs else PeerResult.WIN
 
 
-def is_wrong(timing: Timing) -> bool:
+def is_wrong(timing: ProviderTiming) -> bool:
     """Whether a provider has no time because it computes something else than the reference, as `run.py` says it."""
     return (timing.error or "").startswith("wrong")
 
 
-def tally(verdicts: Sequence[Verdict]) -> Counter[Outcome]:
+def tally(verdicts: Sequence[JudgedCase]) -> Counter[PeerResult]:
     """How many cases came out how."""
     return Counter(verdict.outcome for verdict in verdicts)
 
 
-def losses(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def losses(verdicts: Sequence[JudgedCase]) -> list[JudgedCase]:
     """The cases in which a peer is faster, worst first."""
-    return sorted((v for v in verdicts if v.outcome is Outcome.LOSS), key=lambda v: v.speedup or 0.0)
+    return sorted((v for v in verdicts if v.outcome is PeerResult.LOSS), key=lambda v: v.speedup or 0.0)
 
 
-def speedup_order(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, float]]:
+def speedup_order(verdicts: Sequence[JudgedCase]) -> list[tuple[JudgedCase, float]]:
     """The cases that have a speed-up, and it; worst first."""
     pairs = ((verdict, verdict.speedup) for verdict in verdicts)
     return sorted(((verdict, speedup) for verdict, speedup in pairs if speedup), key=lambda pair: pair[1])
 
 
-def providers(rows: Sequence[Row]) -> list[str]:
+def providers(rows: Sequence[TimedCase]) -> list[str]:
     """The names of all that take part, as they first occur."""
     return list(dict.fromkeys(t.provider for row in rows for t in row.timings))
 
@@ -147,18 +147,18 @@ def heading(environment: Environment) -> str:
     return " · ".join([*parts, *([environment.short_commit] if environment.short_commit else [])])
 
 
-def group_tables(record: Record) -> dict[str, Table]:
+def group_tables(record: BenchRecord) -> dict[str, Table]:
     """Device times: a table a group, in the order in which groups come."""
     groups = dict.fromkeys(row.group for row in record.rows)
     return {group: _group_table([row for row in record.rows if row.group == group]) for group in groups}
 
 
-def group_timers(record: Record) -> dict[str, str]:
+def group_timers(record: BenchRecord) -> dict[str, str]:
     """The timers of groups whose rows are not timed as the record says, by group."""
     return {row.group: row.timer for row in record.rows if row.timer}
 
 
-def latency_table(record: Record) -> Table:
+def latency_table(record: BenchRecord) -> Table:
     """Times of the host."""
     columns = ("called", "first call, cold ms", "first call, disk warm ms", "host µs a call", "eager µs", "of eager")
     return columns, [_latency(latency) for latency in record.latency]
@@ -170,7 +170,7 @@ def comparison_table(comparison: Comparison) -> Table:
     return columns, [_change(change) for change in comparison.changes]
 
 
-def _group_table(rows: Sequence[Row]) -> Table:
+def _group_table(rows: Sequence[TimedCase]) -> Table:
     found = dict.fromkeys(timing.provider for row in rows for timing in row.timings)
     peers = [name for name in _ORDER if name in found]
     memory = [name for name in (FUSEGEN, *peers) if has_memory(rows, name)]
@@ -179,17 +179,17 @@ def _group_table(rows: Sequence[Row]) -> Table:
     return titles, [_row(row, peers, memory) for row in rows]
 
 
-def has_memory(rows: Sequence[Row], provider: str) -> bool:
+def has_memory(rows: Sequence[TimedCase], provider: str) -> bool:
     """Tells if a provider's peak memory is known in some row."""
     return any(timing is not None and timing.peak_bytes is not None for timing in (row.timing(provider) for row in rows))
 
 
-def mebibytes(timing: Timing | None) -> str:
+def mebibytes(timing: ProviderTiming | None) -> str:
     """A call's peak memory."""
     return "–" if timing is None or timing.peak_bytes is None else f"{timing.peak_bytes / 2**20:.0f}"
 
 
-def _row(row: Row, peers: Sequence[str], memory: Sequence[str]) -> tuple[str, ...]:
+def _row(row: TimedCase, peers: Sequence[str], memory: Sequence[str]) -> tuple[str, ...]:
     ours, best = row.timing(FUSEGEN), row.timing(judge(row).peer)
     time = None if ours is None else ours.microseconds
     return (
@@ -219,7 +219,7 @@ def _change(change: Change) -> tuple[str, ...]:
     return change.group, change.case, change.shape, change.dtype, *times, "yes" if change.is_regression else ""
 
 
-def rate(row: Row, microseconds: float | None) -> str:
+def rate(row: TimedCase, microseconds: float | None) -> str:
     """Work in a time: bytes or arithmetic a second, in the unit that the field uses."""
     if not microseconds:
         return "–"
@@ -235,7 +235,7 @@ def byte_rate(moved: int, microseconds: float) -> str:
     return f"{speed / 1e6:.2f} TB/s" if speed >= 1e5 else f"{speed / 1e3:.1f} GB/s"
 
 
-def _time(timing: Timing | None) -> str:
+def _time(timing: ProviderTiming | None) -> str:
     """A cell; why one failed stands below the table."""
     if timing is not None and timing.error is not None:
         return "wrong" if is_wrong(timing) else "failed"
@@ -321,7 +321,7 @@ class Bar:
     width: float
 
 
-def speedup_bars(verdicts: Sequence[Verdict]) -> list[Bar]:
+def speedup_bars(verdicts: Sequence[JudgedCase]) -> list[Bar]:
     """A bar a case, from 1 to its speed-up; worst first."""
     found = speedup_order(verdicts)
     low, high = min([0.9, *(s for _, s in found)]), max([1.1, *(s for _, s in found)])
@@ -357,43 +357,43 @@ def _date(text: str) -> str:
         return text
 
 
-def words(verdicts: Sequence[Verdict]) -> str:
+def words(verdicts: Sequence[JudgedCase]) -> str:
     """The counts as a sentence."""
     counts = tally(verdicts)
     cases = f"{len(verdicts)} case" + ("" if len(verdicts) == 1 else "s")
-    won, lost, level = (counts[outcome] for outcome in (Outcome.WIN, Outcome.LOSS, Outcome.TIE))
-    alone = f", without a peer in {counts[Outcome.ALONE]}" if counts[Outcome.ALONE] else ""
+    won, lost, level = (counts[outcome] for outcome in (PeerResult.WIN, PeerResult.LOSS, PeerResult.TIE))
+    alone = f", without a peer in {counts[PeerResult.ALONE]}" if counts[PeerResult.ALONE] else ""
     timed = f"faster than the fastest peer in {won}, slower in {lost}, level in {level}{alone}"
-    return f"{cases}: fusegen is {timed}; {counts[Outcome.WRONG]} wrong, {counts[Outcome.FAILED]} failed."
+    return f"{cases}: fusegen is {timed}; {counts[PeerResult.WRONG]} wrong, {counts[PeerResult.FAILED]} failed."
 
 
-def losses_table(lost: Sequence[Verdict]) -> Page:
+def losses_table(lost: Sequence[JudgedCase]) -> Page:
     """Both times of each loss, and whose the better one is."""
     return Page(("fusegen µs", "fastest µs", "longer by"), tuple(Line(v.row.case, _about(v.row), _loss(v)) for v in lost))
 
 
-def _loss(verdict: Verdict) -> tuple[Cell, ...]:
+def _loss(verdict: JudgedCase) -> tuple[Cell, ...]:
     longer = 1 / verdict.speedup - 1 if verdict.speedup else 0.0
     return Cell(_precise(verdict.ours)), Cell(_precise(verdict.theirs), verdict.peer, "best"), Cell(f"{longer:.1%}")
 
 
-def trouble_table(verdicts: Sequence[Verdict]) -> Page:
+def trouble_table(verdicts: Sequence[JudgedCase]) -> Page:
     """Cases in which fusegen is wrong, or has no time, and why."""
-    found = [v for v in verdicts if v.outcome in (Outcome.WRONG, Outcome.FAILED)]
+    found = [v for v in verdicts if v.outcome in (PeerResult.WRONG, PeerResult.FAILED)]
     return Page(("it is", "why"), tuple(Line(v.row.case, _about(v.row), _trouble(v)) for v in found))
 
 
-def _trouble(verdict: Verdict) -> tuple[Cell, ...]:
+def _trouble(verdict: JudgedCase) -> tuple[Cell, ...]:
     mine = verdict.row.timing(FUSEGEN)
     return Cell(verdict.outcome.value, kind="bad"), Cell("it was not run" if mine is None else _reason(mine), kind="words")
 
 
-def _reason(timing: Timing) -> str:
+def _reason(timing: ProviderTiming) -> str:
     """Why there is no time; that it is wrong is said elsewhere."""
     return (timing.error or "it has no time").removeprefix("wrong: ")
 
 
-def full_table(verdicts: Sequence[Verdict]) -> Page:
+def full_table(verdicts: Sequence[JudgedCase]) -> Page:
     """All that was measured in some cases."""
     rows = [v.row for v in verdicts]
     names = providers(rows)
@@ -412,7 +412,7 @@ def full_table(verdicts: Sequence[Verdict]) -> Page:
     return Page((*columns, "rate", "of copy", "off by", "launches"), tuple(lines), _notes(rows, names))
 
 
-def _derived(verdict: Verdict) -> tuple[Cell, ...]:
+def _derived(verdict: JudgedCase) -> tuple[Cell, ...]:
     """What else follows from fusegen's time and result."""
     row, mine = verdict.row, verdict.row.timing(FUSEGEN)
     copied = times(row).get(COPY)
@@ -421,7 +421,7 @@ def _derived(verdict: Verdict) -> tuple[Cell, ...]:
     return Cell(rate(row, verdict.ours)), share, Cell(off), Cell(row.launches or NOTHING)
 
 
-def _time_cell(verdict: Verdict, name: str) -> Cell:
+def _time_cell(verdict: JudgedCase, name: str) -> Cell:
     """A provider's time, or why it has none."""
     timing = verdict.row.timing(name)
     if timing is None:
@@ -433,13 +433,13 @@ def _time_cell(verdict: Verdict, name: str) -> Cell:
     return Cell(_precise(timing.microseconds), _spread(timing), "best" if best else "number")
 
 
-def _spread(timing: Timing) -> str:
+def _spread(timing: ProviderTiming) -> str:
     if timing.low is None or timing.high is None:
         return ""
     return f"{_precise(timing.low)}–{_precise(timing.high)}"
 
 
-def _notes(rows: Sequence[Row], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
     """How each provider computes, with the cases it does so in."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for name in names:
@@ -451,7 +451,7 @@ def _notes(rows: Sequence[Row], names: Sequence[str]) -> tuple[tuple[str, str, t
     return tuple((name, what, () if set(cases) == everywhere else tuple(cases)) for (name, what), cases in found.items())
 
 
-def _about(row: Row) -> str:
+def _about(row: TimedCase) -> str:
     return f"{row.shape} {row.dtype}"
 
 

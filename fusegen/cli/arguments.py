@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fusegen import target as targets
 from fusegen.api import Kernel
-from fusegen.cli.load import Found, is_place, load
+from fusegen.cli.load import FoundKernel, is_place, load
 from fusegen.cli.terminal import shortened
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import DType, from_torch
@@ -60,7 +60,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="other arguments: eps=1e-6")
 
 
-def lowered(options: argparse.Namespace) -> tuple[Found, dict[str, Any], Lowered]:
+def lowered(options: argparse.Namespace) -> tuple[FoundKernel, dict[str, Any], Lowered]:
     """The kernel that the options name, its arguments, and what it becomes.
 
     Raises:
@@ -97,7 +97,7 @@ def chosen_target(name: str | None) -> Target:
     return targets.target("sm_90a") if gpu is None else targets.from_capability(*torch.cuda.get_device_capability(gpu))
 
 
-def meta_arguments(found: Found, options: argparse.Namespace, target: Target) -> dict[str, Any]:
+def meta_arguments(found: FoundKernel, options: argparse.Namespace, target: Target) -> dict[str, Any]:
     """Arguments by parameter: meta tensors, and values.
 
     Raises:
@@ -124,7 +124,7 @@ def _default_dtype(function: object, target: Target) -> DType:
     return DType.BFLOAT16 if target.products else DType.FLOAT32
 
 
-def check_complete(found: Found, arguments: Mapping[str, Any]) -> None:
+def check_complete(found: FoundKernel, arguments: Mapping[str, Any]) -> None:
     """Refuses a call that lacks arguments.
 
     Raises:
@@ -298,7 +298,7 @@ def chosen_device(name: str | None) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Given:
+class KernelCall:
     """A kernel, and the arguments that the command line gives it.
 
     Attributes:
@@ -338,7 +338,9 @@ def are_own(names: Sequence[str], options: argparse.Namespace) -> bool:
     return bool(own)
 
 
-def given(kernels: Mapping[str, Found], options: argparse.Namespace, dtype: str | None, target: Target) -> Iterator[Given]:
+def given(
+    kernels: Mapping[str, FoundKernel], options: argparse.Namespace, dtype: str | None, target: Target
+) -> Iterator[KernelCall]:
     """The kernels with their arguments.
 
     Args:
@@ -355,4 +357,4 @@ def given(kernels: Mapping[str, Found], options: argparse.Namespace, dtype: str 
         check_complete(found, arguments)
         if not any(isinstance(value, Tensor) for value in arguments.values()):
             raise ArgumentError(f"{name} takes no tensor", mend="make what it computes from a parameter")
-        yield Given(name, found.kernel, arguments)
+        yield KernelCall(name, found.kernel, arguments)

@@ -11,10 +11,21 @@ from typing import Any
 import torch
 
 from fusegen.bench import latency
-from fusegen.bench.case import OWN_PROVIDERS, Case, own_case
+from fusegen.bench.case import OWN_PROVIDERS, BenchCase, own_case
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.providers import PROVIDERS, Chosen, Provider, choose
-from fusegen.bench.record import FORMAT, Comparison, Record, Row, check_place, check_same_device, compare, environment, read, write
+from fusegen.bench.providers import PROVIDERS, ChosenProviders, Provider, choose
+from fusegen.bench.record import (
+    FORMAT,
+    BenchRecord,
+    Comparison,
+    TimedCase,
+    check_place,
+    check_same_device,
+    compare,
+    environment,
+    read,
+    write,
+)
 from fusegen.bench.report import write_report
 from fusegen.bench.run import is_measured, resumed, run_case, with_row
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
@@ -102,9 +113,9 @@ def _beside_record(options: argparse.Namespace) -> str | None:
 # Measuring.
 
 
-def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None) -> Record:
+def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord | None) -> BenchRecord:
     device = chosen_device(options.device)
-    record = Record(environment(device, timer_name(device, quick=options.quick) + (", tuned" if options.tune else "")), (), ())
+    record = BenchRecord(environment(device, timer_name(device, quick=options.quick) + (", tuned" if options.tune else "")), (), ())
     if old is not None:
         check_same_device(old.environment, record.environment)
     ensure_native()
@@ -118,7 +129,7 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None
     if are_own(options.names, options):
         chosen = _choose_for_own(providers, device)
         kernels = given(load_all(options.names, options), options, options.dtype, target_of(device))
-        cases: tuple[Case, ...] = tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)
+        cases: tuple[BenchCase, ...] = tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)
     else:
         chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)
     if options.resume:
@@ -128,13 +139,13 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None
 
 
 def _run_cases(
-    record: Record,
-    cases: Sequence[Case],
+    record: BenchRecord,
+    cases: Sequence[BenchCase],
     providers: Sequence[Provider],
     device: torch.device,
     options: argparse.Namespace,
     terminal: Terminal,
-) -> Record:
+) -> BenchRecord:
     """The record with the cases that it lacks; stored after each, so that an interruption costs one."""
     missing = [case for case in cases if not is_measured(case, providers, record.rows)]
     with terminal.steps(len(missing)) as step:
@@ -145,13 +156,13 @@ def _run_cases(
     return record
 
 
-def _stored(record: Record, path: Path | None) -> Record:
+def _stored(record: BenchRecord, path: Path | None) -> BenchRecord:
     if path is not None:
         write(record, path)
     return record
 
 
-def _cases(names: Sequence[str], groups: Sequence[str], kind: str) -> tuple[Case, ...]:
+def _cases(names: Sequence[str], groups: Sequence[str], kind: str) -> tuple[BenchCase, ...]:
     """The cases of the groups, with the sizes of a kind of device; two that have become alike are one."""
     found = [case for group in GROUPS if group in groups for case in GROUPS[group]]
     known = {case.name for case in found}
@@ -175,7 +186,7 @@ def _no_cases(name: str, groups: Sequence[str], known: Set[str]) -> ArgumentErro
     return ArgumentError(f"{name} has no cases in {', '.join(groups)}", mend=mend)
 
 
-def _say_who_is_missing(chosen: Chosen, terminal: Terminal) -> None:
+def _say_who_is_missing(chosen: ChosenProviders, terminal: Terminal) -> None:
     if chosen.missing:
         terminal.note(f"not timed: {'; '.join(f'{name} ({reason})' for name, reason in chosen.missing.items())}")
 
@@ -183,7 +194,7 @@ def _say_who_is_missing(chosen: Chosen, terminal: Terminal) -> None:
 # Printing.
 
 
-def _print(record: Record, comparison: Comparison | None, terminal: Terminal) -> None:
+def _print(record: BenchRecord, comparison: Comparison | None, terminal: Terminal) -> None:
     timers = group_timers(record)
     terminal.line(heading(record.environment))
     for group, table in group_tables(record).items():
@@ -203,7 +214,7 @@ def _print_table(terminal: Terminal, columns: Sequence[str], rows: Sequence[Sequ
         terminal.table(columns, rows, right=[c for c in columns if c not in _TEXT])
 
 
-def _print_errors(row: Row, terminal: Terminal) -> None:
+def _print_errors(row: TimedCase, terminal: Terminal) -> None:
     for timing in row.timings:
         if timing.error:
             terminal.line(f"{row.case} {row.shape}: {timing.provider}: {timing.error}", "red")
@@ -242,7 +253,7 @@ def _check_own(options: argparse.Namespace) -> None:
         raise ArgumentError(f"--{word} is of the benchmark's own cases", mend=f"leave it out for {options.names[0]}")
 
 
-def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen:
+def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:
     """The providers of these names, or all that compute any kernel and that a device has.
 
     Raises:
@@ -251,7 +262,7 @@ def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen
     chosen = choose(names, device)
     if names is None:
         missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
-        return Chosen(tuple(each for each in chosen.providers if each.name in OWN_PROVIDERS), missing)
+        return ChosenProviders(tuple(each for each in chosen.providers if each.name in OWN_PROVIDERS), missing)
     if unfit := [each.name for each in chosen.providers if each.name not in OWN_PROVIDERS]:
         raise ArgumentError(f"{unfit[0]} cannot compute a kernel of yours", mend=f"--providers {','.join(OWN_PROVIDERS)}")
     return chosen

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from fusegen.cli import probes
-from fusegen.cli.probes import Look, State, broken
+from fusegen.cli.probes import Look, ProbeState, broken
 from fusegen.cli.terminal import Terminal, print_document, printable
 from fusegen.errors import FusegenError, SettingsError
 from fusegen.jit.cache import Usage, clear, strangers, usage
 from fusegen.settings import settings
 from fusegen.units import human_bytes
 
-_STYLES = {State.FOUND: "green", State.MISSING: "yellow", State.BROKEN: "red"}
+_STYLES = {ProbeState.FOUND: "green", ProbeState.MISSING: "yellow", ProbeState.BROKEN: "red"}
 _PROBLEM = "bold red"
 
 
@@ -49,7 +49,7 @@ def _print(findings: Sequence[Diagnosis], problems: Sequence[Diagnosis], termina
 def _lines(finding: Diagnosis, width: int) -> list[str]:
     parts = [part for part in (finding.version, finding.where, finding.detail) if part]
     lines = [f"{finding.state.value:8} {finding.name:{width}}  {printable(' · '.join(parts))}".rstrip()]
-    if finding.state is not State.FOUND:
+    if finding.state is not ProbeState.FOUND:
         blank = " " * (10 + width)
         lines.append(f"{blank} for {finding.needed_for}{'' if finding.required else ' (this machine does not need it)'}")
         lines += [f"{blank} try: {printable(finding.mend)}"] if finding.mend else []
@@ -75,7 +75,7 @@ class Diagnosis:
     """
 
     name: str
-    state: State
+    state: ProbeState
     needed_for: str
     required: bool
     version: str | None = None
@@ -86,7 +86,7 @@ class Diagnosis:
     @property
     def is_problem(self) -> bool:
         """Whether this machine needs it, and it does not work."""
-        return self.required and self.state is not State.FOUND
+        return self.required and self.state is not ProbeState.FOUND
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def examine(progress: Callable[[str], None]) -> tuple[Diagnosis, ...]:
 
 
 def _needed(findings: Mapping[str, Diagnosis]) -> tuple[Probe, ...]:
-    has_gpu = findings[_GPU.name].state is State.FOUND
+    has_gpu = findings[_GPU.name].state is ProbeState.FOUND
     always = (*_PACKAGE, *_STATE, _TORCH)
     return always + (_FOR_GPUS if has_gpu else ()) + (_FOR_HOSTS if not has_gpu or _emulates() else ())
 

@@ -29,7 +29,7 @@ from fusegen.settings import cache_folder, settings
 from fusegen.target import from_capability
 
 
-class State(Enum):
+class ProbeState(Enum):
     """How something is."""
 
     FOUND = "ok"
@@ -41,7 +41,7 @@ class State(Enum):
 class Look:
     """What a probe saw; the fields are those of a finding."""
 
-    state: State
+    state: ProbeState
     version: str | None = None
     where: str | None = None
     detail: str | None = None
@@ -50,17 +50,17 @@ class Look:
 
 def found(version: str | None = None, where: str | None = None, detail: str | None = None) -> Look:
     """It is there and works."""
-    return Look(State.FOUND, version, where, detail)
+    return Look(ProbeState.FOUND, version, where, detail)
 
 
 def missing(detail: str, mend: str | None = None) -> Look:
     """It is not there."""
-    return Look(State.MISSING, detail=detail, mend=mend)
+    return Look(ProbeState.MISSING, detail=detail, mend=mend)
 
 
 def broken(detail: str, mend: str | None = None, *, version: str | None = None, where: str | None = None) -> Look:
     """It is there and does not work."""
-    return Look(State.BROKEN, version, where, detail, mend)
+    return Look(ProbeState.BROKEN, version, where, detail, mend)
 
 
 # Python, its packages and this one.

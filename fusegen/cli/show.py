@@ -24,7 +24,7 @@ from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopSt
 from fusegen.schedule.report import roofline
 from fusegen.specs import FAMILIES, SPECS, Spec
 from fusegen.units import human_bytes
-from fusegen.verify.record import COMMAND, TARGETS, Record, own_folder, path_of, read
+from fusegen.verify.record import COMMAND, TARGETS, SpecRecord, own_folder, path_of, read
 
 _READ_FIRST = ("trace", "graph", "groups", "plan", "cuda", "cpp")
 
@@ -338,12 +338,12 @@ def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _records(spec: Spec, folder: Path) -> dict[str, Record]:
+def _records(spec: Spec, folder: Path) -> dict[str, SpecRecord]:
     """The records of a spec, by target."""
     return {target: read(path_of(folder, target, spec.name)) for target in TARGETS}
 
 
-def _verified_on(spec: Spec, records: dict[str, Record]) -> list[str]:
+def _verified_on(spec: Spec, records: dict[str, SpecRecord]) -> list[str]:
     """The GPUs that verified a spec in all its dtypes, for all targets that ship; nothing where one is missing."""
     entries = [record.get(dtype.short) for record in records.values() for dtype in spec.dtypes]
     found = [entry.environment.gpu for entry in entries if entry is not None]
@@ -354,7 +354,7 @@ def _gradients(spec: Spec) -> str:
     return ", ".join(spec.trains) if isinstance(spec.trains, tuple) else "yes" if spec.trains else "–"
 
 
-def _spec_row(spec: Spec, records: dict[str, Record]) -> Sequence[str]:
+def _spec_row(spec: Spec, records: dict[str, SpecRecord]) -> Sequence[str]:
     verified = ", ".join(_model(gpu) for gpu in _verified_on(spec, records)) or "–"
     return spec.name, " ".join(spec.variants) or "–", _gradients(spec), verified, spec.formula
 
@@ -364,7 +364,7 @@ def _model(gpu: str) -> str:
     return gpu.removeprefix("NVIDIA ").partition(" ")[0]
 
 
-def _plain_spec(spec: Spec, records: dict[str, Record]) -> dict[str, object]:
+def _plain_spec(spec: Spec, records: dict[str, SpecRecord]) -> dict[str, object]:
     return {
         "name": spec.name,
         "family": spec.family,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import fusegen as fg
-from fusegen.cli.arguments import Given, add_inputs, given, nvidia_gpu
+from fusegen.cli.arguments import KernelCall, add_inputs, given, nvidia_gpu
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -23,7 +23,7 @@ from fusegen.tuning import TunedLaunch, Tuning
 class _Tuned:
     """A kernel for some arguments, and what was measured."""
 
-    kernel: Given
+    kernel: KernelCall
     tuning: Tuning
 
 

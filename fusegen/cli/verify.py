@@ -22,7 +22,7 @@ from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, is_alive, verify_own
 from fusegen.verify.lowering import can_run
 from fusegen.verify.record import LIST, TARGETS, folder_to_write, own_folder, path_of, read
-from fusegen.verify.run import Row, ask_for_every_case, problems, store, verify
+from fusegen.verify.run import SpecResult, ask_for_every_case, problems, store, verify
 
 _COLUMNS = ("kernel", "dtype", "target", "verdict", "worst error", "at", "eager's", "largest rms of eager's", "at")
 _NUMBERS = ("worst error", "eager's", "largest rms of eager's")
@@ -135,7 +135,7 @@ def _targets(names: Sequence[str] | None, device: torch.device) -> list[Target]:
 # What is printed: of a prebuilt kernel a line for all of its cases, of a user's own one for each tensor.
 
 
-def _print(rows: Sequence[Row], written: Sequence[Path], terminal: Terminal) -> None:
+def _print(rows: Sequence[SpecResult], written: Sequence[Path], terminal: Terminal) -> None:
     terminal.table(_COLUMNS, [_line(_head(row), _outcomes(row), len(row.kept)) for row in rows], right=_NUMBERS)
     for row in rows:
         for prepared, outcome in row.cases:
@@ -148,11 +148,11 @@ def _print(rows: Sequence[Row], written: Sequence[Path], terminal: Terminal) -> 
     terminal.line(f"{len(written)} records written{where}, each of a spec and target that passed in every case")
 
 
-def _head(row: Row) -> tuple[str, str, str]:
+def _head(row: SpecResult) -> tuple[str, str, str]:
     return row.spec.name, row.dtype.short, row.target.name
 
 
-def _outcomes(row: Row) -> dict[str, Outcome]:
+def _outcomes(row: SpecResult) -> dict[str, Outcome]:
     return {prepared.case.name: outcome for prepared, outcome in row.cases}
 
 
@@ -177,7 +177,7 @@ def _complain(head: str, outcome: Outcome, terminal: Terminal) -> None:
     terminal.line(f"{head}: {outcome.word}: {outcome.failure or outcome.skipped}", "red" if outcome.failure else "yellow")
 
 
-def _plain_row(row: Row) -> dict[str, object]:
+def _plain_row(row: SpecResult) -> dict[str, object]:
     details = {p.case.name: {"arguments": str(p.case), "plan": p.plan, "sources": p.digests} for p, _ in row.cases}
     return _plain(_head(row), _outcomes(row), details)
 

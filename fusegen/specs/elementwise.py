@@ -12,7 +12,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_shapes
-from fusegen.specs.spec import Family, tensor
+from fusegen.specs.spec import SpecFamily, tensor
 
 # Activations as functions of tensors, also by the names that `transformers` gives them.
 
@@ -104,7 +104,7 @@ def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, 
 
 # The family.
 
-FAMILY = Family("elementwise")
+FAMILY = SpecFamily("elementwise")
 
 X, BIAS = tensor("rows features"), tensor("features")
 SIZES = {"features": 8192}

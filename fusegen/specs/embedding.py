@@ -10,9 +10,9 @@ import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_shapes
 from fusegen.specs.rotary import rotated
-from fusegen.specs.spec import Family, indices, tensor
+from fusegen.specs.spec import SpecFamily, indices, tensor
 
-FAMILY = Family("embedding")
+FAMILY = SpecFamily("embedding")
 
 TABLE = {"input": indices("batch positions", below="vocabulary"), "weight": tensor("vocabulary features")}
 PLACES = {"position_weight": tensor("positions features")}

@@ -10,12 +10,12 @@ import fusegen as fg
 from fusegen.specs.checks import require_shapes, widened
 from fusegen.specs.elementwise import capped
 from fusegen.specs.linear import projected
-from fusegen.specs.spec import Family, Variants, indices, positive, tensor
+from fusegen.specs.spec import SpecFamily, VariantOperands, indices, positive, tensor
 
-FAMILY = Family("loss")
+FAMILY = SpecFamily("loss")
 
 SIZES = {"rows": 8192, "features": 4096}
-OPTIONS: Variants = {
+OPTIONS: VariantOperands = {
     "sum": {"reduction": "sum"},
     "none": {"reduction": "none"},
     "label_smoothing": {"label_smoothing": 0.1},

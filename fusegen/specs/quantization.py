@@ -11,9 +11,9 @@ from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_shapes
 from fusegen.specs.elementwise import activate, halves
 from fusegen.specs.normalization import rms_normalized
-from fusegen.specs.spec import Family, Operand, Variants, scales, size, tensor
+from fusegen.specs.spec import SpecFamily, SpecOperand, VariantOperands, scales, size, tensor
 
-FAMILY = Family("quantization")
+FAMILY = SpecFamily("quantization")
 
 GRANULARITIES = ("per_tensor", "per_token", "per_group")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -180,17 +180,17 @@ PER_TOKEN, PER_GROUP = {"granularity": "per_token"}, {"granularity": "per_group"
 STATIC = {"granularity": "per_tensor", "scale": scales("")}
 
 
-def tensors(**shapes: str) -> dict[str, Operand]:
+def tensors(**shapes: str) -> dict[str, SpecOperand]:
     """Operands of the spec's dtype."""
     return {name: tensor(shape) for name, shape in shapes.items()}
 
 
-def grouped(**shapes: str) -> dict[str, Operand]:
+def grouped(**shapes: str) -> dict[str, SpecOperand]:
     """Operands whose features are groups."""
     return {name: tensor(shape.replace("features", "groups*group")) for name, shape in shapes.items()}
 
 
-def variants(**shapes: str) -> Variants:
+def variants(**shapes: str) -> VariantOperands:
     """The ways to quantize, of operands of these shapes."""
     per_group = {**grouped(**shapes), **PER_GROUP}
     return {

@@ -10,9 +10,9 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_integers, require_shapes, widened
-from fusegen.specs.spec import Family, Operand, indices, positive, tensor, values
+from fusegen.specs.spec import SpecFamily, SpecOperand, indices, positive, tensor, values
 
-FAMILY = Family("selection")
+FAMILY = SpecFamily("selection")
 
 SIZES = {"rows": 8192, "experts": 64}
 _LEAST_SUM = 1e-20
@@ -118,7 +118,7 @@ PENALTIES = {
 }
 
 
-def _column(value: float) -> Operand:
+def _column(value: float) -> SpecOperand:
     return values("rows 1", lambda dims, _: torch.full(dims, value))
 
 

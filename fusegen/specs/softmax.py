@@ -11,12 +11,12 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.specs.checks import require_broadcast, require_mask
 from fusegen.specs.elementwise import capped
-from fusegen.specs.spec import Family, Variants, mask, positive, tensor
+from fusegen.specs.spec import SpecFamily, VariantOperands, mask, positive, tensor
 
-FAMILY = Family("softmax")
+FAMILY = SpecFamily("softmax")
 
 X = tensor("rows features")
-TEMPERATURE: Variants = {"temperature": {"temperature": 0.7}, "temperatures": {"temperature": positive("rows 1")}}
+TEMPERATURE: VariantOperands = {"temperature": {"temperature": 0.7}, "temperatures": {"temperature": positive("rows 1")}}
 
 
 def cooled(x: Tensor, temperature: float | Tensor) -> Tensor:

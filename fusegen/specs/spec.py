@@ -21,9 +21,9 @@ from fusegen.threads import cached_property
 
 # Operands: shapes written with names of sizes, and tensors made from sizes.
 
-Sizes: TypeAlias = Mapping[str, int]
+NamedSizes: TypeAlias = Mapping[str, int]
 
-CANONICAL_SIZES: Sizes = {
+CANONICAL_SIZES: NamedSizes = {
     "rows": 16384,
     "features": 4096,
     "batch": 4,
@@ -54,7 +54,7 @@ _NAME = re.compile(r"[a-z_]+")
 
 
 @dataclass(frozen=True)
-class Operand:
+class SpecOperand:
     """An argument that depends on sizes.
 
     Attributes:
@@ -63,9 +63,9 @@ class Operand:
     """
 
     shape: str
-    make: Callable[[tuple[int, ...], torch.dtype, Sizes], Any]
+    make: Callable[[tuple[int, ...], torch.dtype, NamedSizes], Any]
 
-    def at(self, dtype: torch.dtype, sizes: Sizes) -> Any:
+    def at(self, dtype: torch.dtype, sizes: NamedSizes) -> Any:
         """The argument at some sizes."""
         return self.make(tuple(_extent(dim, sizes) for dim in self.shape.split()), dtype, sizes)
 
@@ -75,38 +75,38 @@ class Operand:
         return tuple(_NAME.findall(self.shape))
 
 
-def tensor(shape: str, dtype: torch.dtype | None = None) -> Operand:
+def tensor(shape: str, dtype: torch.dtype | None = None) -> SpecOperand:
     """A tensor of any values: of the spec's dtype where it names no other."""
-    return Operand(shape, lambda dims, of_spec, _: torch.empty(dims, dtype=dtype or of_spec, device="meta"))
+    return SpecOperand(shape, lambda dims, of_spec, _: torch.empty(dims, dtype=dtype or of_spec, device="meta"))
 
 
-def values(shape: str, make: Callable[[tuple[int, ...], Sizes], Tensor]) -> Operand:
+def values(shape: str, make: Callable[[tuple[int, ...], NamedSizes], Tensor]) -> SpecOperand:
     """A tensor whose values matter, made on the CPU."""
-    return Operand(shape, lambda dims, _, sizes: make(dims, sizes).contiguous())
+    return SpecOperand(shape, lambda dims, _, sizes: make(dims, sizes).contiguous())
 
 
-def positive(shape: str) -> Operand:
+def positive(shape: str) -> SpecOperand:
     """A tensor of the spec's dtype with values from 0.5 to 1.5."""
 
-    def make(dims: tuple[int, ...], dtype: torch.dtype, _: Sizes) -> Tensor:
+    def make(dims: tuple[int, ...], dtype: torch.dtype, _: NamedSizes) -> Tensor:
         return (0.5 + torch.rand(dims, generator=torch.Generator().manual_seed(4))).to(dtype)
 
-    return Operand(shape, make)
+    return SpecOperand(shape, make)
 
 
-def scales(shape: str) -> Operand:
+def scales(shape: str) -> SpecOperand:
     """A float32 tensor of scales that normal numbers are quantized by, from 0.5/64 to 1.5/64."""
 
-    def make(dims: tuple[int, ...], _: Sizes) -> Tensor:
+    def make(dims: tuple[int, ...], _: NamedSizes) -> Tensor:
         return (0.5 + torch.rand(dims, generator=torch.Generator().manual_seed(4))) / 64
 
     return values(shape, make)
 
 
-def mask(shape: str) -> Operand:
+def mask(shape: str) -> SpecOperand:
     """A boolean tensor of which every row has a True."""
 
-    def make(dims: tuple[int, ...], _: Sizes) -> Tensor:
+    def make(dims: tuple[int, ...], _: NamedSizes) -> Tensor:
         hidden = torch.rand(dims, generator=torch.Generator().manual_seed(1)) < 0.25
         hidden[..., :1] = False
         return ~hidden
@@ -114,26 +114,26 @@ def mask(shape: str) -> Operand:
     return values(shape, make)
 
 
-def indices(shape: str, below: str) -> Operand:
+def indices(shape: str, below: str) -> SpecOperand:
     """A tensor of int64 indices below a size, which is written as a dim is."""
 
-    def make(dims: tuple[int, ...], sizes: Sizes) -> Tensor:
+    def make(dims: tuple[int, ...], sizes: NamedSizes) -> Tensor:
         return torch.randint(max(_extent(below, sizes), 1), dims, generator=torch.Generator().manual_seed(2))
 
     return values(shape, make)
 
 
-def size(name: str) -> Operand:
+def size(name: str) -> SpecOperand:
     """A setting that is a size, written as a dim is."""
-    return Operand(name, lambda dims, _, __: dims[0])
+    return SpecOperand(name, lambda dims, _, __: dims[0])
 
 
-def shape(dims: str) -> Operand:
+def shape(dims: str) -> SpecOperand:
     """A setting that is a shape: a tuple of sizes."""
-    return Operand(dims, lambda extents, _, __: extents)
+    return SpecOperand(dims, lambda extents, _, __: extents)
 
 
-def _extent(dim: str, sizes: Sizes) -> int:
+def _extent(dim: str, sizes: NamedSizes) -> int:
     """The value of a dim: a sum of products of names and numbers."""
     return sum(prod(int(part) if part.isdigit() else sizes[part] for part in term.split("*")) for term in dim.split("+"))
 
@@ -141,7 +141,7 @@ def _extent(dim: str, sizes: Sizes) -> int:
 # Specs.
 
 Arguments: TypeAlias = dict[str, Any]
-Variants: TypeAlias = Mapping[str, Mapping[str, Any]]
+VariantOperands: TypeAlias = Mapping[str, Mapping[str, Any]]
 K = TypeVar("K", bound=Kernel[..., Any])
 
 DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
@@ -156,7 +156,7 @@ class Spec:
         name: on the command line and in `fusegen.ops`.
         kernel: the declaration.
         family: its file.
-        operands: by parameter: an `Operand`, or the value of a setting.
+        operands: by parameter: an `SpecOperand`, or the value of a setting.
         own_sizes: canonical sizes that are not those of `CANONICAL_SIZES`.
         variants: by name, the operands that differ.
         aliases: other names that the field's texts use, with the variant that each is ("" is the spec itself).
@@ -169,7 +169,7 @@ class Spec:
     family: str
     operands: Mapping[str, Any]
     own_sizes: Mapping[str, int] = field(default_factory=dict)
-    variants: Variants = field(default_factory=dict)
+    variants: VariantOperands = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     trains: bool | tuple[str, ...] = True
     dtypes: tuple[DType, ...] = DTYPES
@@ -182,7 +182,7 @@ class Spec:
     @property
     def sizes(self) -> dict[str, int]:
         """The canonical sizes, in the order in which they occur in the operands' shapes."""
-        names = dict.fromkeys(name for value in self.operands.values() if isinstance(value, Operand) for name in value.sizes)
+        names = dict.fromkeys(name for value in self.operands.values() if isinstance(value, SpecOperand) for name in value.sizes)
         return {name: self.own_sizes.get(name) or CANONICAL_SIZES[name] for name in names}
 
     def variant(self, name: str) -> Spec:
@@ -209,7 +209,7 @@ class Spec:
             sizes: other ones than the canonical.
         """
         known = {**CANONICAL_SIZES, **self.own_sizes, **sizes}
-        return {name: value.at(dtype, known) if isinstance(value, Operand) else value for name, value in self.operands.items()}
+        return {name: value.at(dtype, known) if isinstance(value, SpecOperand) else value for name, value in self.operands.items()}
 
     def lower(self, dtype: torch.dtype, target: str, **sizes: int) -> Lowered:
         """Every stage of a call with the example's arguments.
@@ -229,7 +229,7 @@ class Spec:
         return self.kernel.fresh()
 
 
-class Family:
+class SpecFamily:
     """The specs of a file, in order."""
 
     def __init__(self, name: str) -> None:
@@ -241,7 +241,7 @@ class Family:
         operands: Mapping[str, Any],
         *,
         sizes: Mapping[str, int] | None = None,
-        variants: Variants | None = None,
+        variants: VariantOperands | None = None,
         aliases: Mapping[str, str] | Sequence[str] = (),
         trains: bool | tuple[str, ...] = True,
         dtypes: tuple[DType, ...] = DTYPES,

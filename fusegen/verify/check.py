@@ -29,10 +29,10 @@ from fusegen.specs import materialize
 from fusegen.specs.spec import Arguments, Spec
 from fusegen.trace import inlined
 from fusegen.verify.accuracy import Errors, Verdict, judge_any
-from fusegen.verify.cases import Case, Layout, Values, draw
-from fusegen.verify.lowering import Prepared
+from fusegen.verify.cases import Case, DataValues, TensorLayout, draw
+from fusegen.verify.lowering import LoweredCase
 
-Function = Callable[..., Any]
+TensorFunction = Callable[..., Any]
 
 LOST = "not run: the device failed in an earlier case"
 """Why a case was skipped after one that a GPU does not survive."""
@@ -133,12 +133,12 @@ class _Call:
         """The run-time numbers of the graph."""
         return {name: self.named[name] for name, _ in self.traced.scalars}
 
-    def results(self, function: Function, arguments: Mapping[str, Any]) -> list[Tensor]:
+    def results(self, function: TensorFunction, arguments: Mapping[str, Any]) -> list[Tensor]:
         """The results of a function, and what it leaves in copies of the arguments that the kernel writes to."""
         copies = {name: _copied(arguments[name]) for name in self.written}
         return [*_tensors(function(**{**arguments, **copies})), *copies.values()]
 
-    def reference(self, eager: list[Tensor], values: Values = Values.ORDINARY) -> _Reference:
+    def reference(self, eager: list[Tensor], values: DataValues = DataValues.ORDINARY) -> _Reference:
         """The yardstick of the results, which eager has given."""
         if self.graph is None:
             return _Reference(eager, [result.double() for result in eager], values, is_empty=True)
@@ -170,7 +170,7 @@ class _Reference:
 
     eager: Sequence[Tensor]
     exact: Sequence[Tensor]
-    values: Values = Values.ORDINARY
+    values: DataValues = DataValues.ORDINARY
     below: Sequence[Sequence[Node]] = ()
     wider: Callable[[], Sequence[Tensor]] | None = None
     approximate: bool = False
@@ -232,7 +232,7 @@ def _line(error: Exception) -> str:
 
 
 @torch.no_grad()
-def check(spec: Spec, case: Case, prepared: Sequence[Prepared], device: torch.device) -> tuple[Outcome, ...]:
+def check(spec: Spec, case: Case, prepared: Sequence[LoweredCase], device: torch.device) -> tuple[Outcome, ...]:
     """Runs a case for several targets on the same numbers.
 
     Args:
@@ -241,7 +241,7 @@ def check(spec: Spec, case: Case, prepared: Sequence[Prepared], device: torch.de
         prepared: the case, lowered for each target.
         device: where.
     """
-    layouts = [value for value in case.arguments.values() if isinstance(value, Layout)]
+    layouts = [value for value in case.arguments.values() if isinstance(value, TensorLayout)]
     if device.type == "cpu" and any(layout.stored > _MOST_ON_CPU for layout in layouts):
         return tuple(Outcome(skipped="too large for a CPU") for _ in prepared)
     try:
@@ -269,7 +269,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _measured(spec: Spec, case: Case, lowered: Prepared, device: torch.device) -> tuple[Arguments, _Call, _Reference]:
+def _measured(spec: Spec, case: Case, lowered: LoweredCase, device: torch.device) -> tuple[Arguments, _Call, _Reference]:
     """The arguments, and what torch makes of them; tried again without what earlier cases left in memory."""
 
     def measured() -> tuple[Arguments, _Call, _Reference]:
@@ -292,9 +292,9 @@ def case_arguments(case: Case, device: torch.device) -> Arguments:
     generator = torch.Generator(device).manual_seed(zlib.crc32(case.name.encode()))
 
     def real(name: str, value: Any) -> Any:
-        if isinstance(value, Layout):
+        if isinstance(value, TensorLayout):
             is_data = name in case.data
-            values = case.values if is_data else Values.ORDINARY
+            values = case.values if is_data else DataValues.ORDINARY
             is_weight = not is_data and len(value.shape) >= 2 and _is_computed(value.dtype)
             scale = value.shape[-1] ** -0.5 if is_weight else 1.0
             return value.tensor(lambda shape: _scaled(draw(values, shape, value.dtype, device, generator), scale), device)
@@ -307,7 +307,7 @@ def _scaled(tensor: Tensor, scale: float) -> Tensor:
     return tensor * scale if scale != 1.0 else tensor
 
 
-def _outcomes(prepared: Sequence[Prepared], arguments: Arguments, call: _Call, reference: _Reference) -> Iterator[Outcome]:
+def _outcomes(prepared: Sequence[LoweredCase], arguments: Arguments, call: _Call, reference: _Reference) -> Iterator[Outcome]:
     """One a target; what two targets launch alike is run once."""
     known: dict[tuple[tuple[str, ...], str], Outcome] = {}
     for one in prepared:
@@ -317,7 +317,7 @@ def _outcomes(prepared: Sequence[Prepared], arguments: Arguments, call: _Call, r
         yield known[what]
 
 
-def _outcome(prepared: Prepared, arguments: Arguments, call: _Call, reference: _Reference) -> Outcome:
+def _outcome(prepared: LoweredCase, arguments: Arguments, call: _Call, reference: _Reference) -> Outcome:
     try:
         results = call.results(lambda **given: prepared.run(given, call.device), arguments)
         _wait(call.device)
@@ -376,7 +376,7 @@ def _require_comparable(call: _Call, variant: Variant) -> None:
 
 
 @torch.no_grad()
-def _own_results(kernel: Function, call: _Call) -> dict[str, Outcome]:
+def _own_results(kernel: TensorFunction, call: _Call) -> dict[str, Outcome]:
     """Results, and what is left in the tensors that the kernel writes to."""
     count = len(call.traced.outputs)
     names = ["result"] if count == 1 else [f"result {number}" for number in range(count)]
@@ -385,7 +385,7 @@ def _own_results(kernel: Function, call: _Call) -> dict[str, Outcome]:
     return _judged(call, names, call.results(kernel, call.arguments), reference)
 
 
-def _own_gradients(kernel: Function, call: _Call) -> dict[str, Outcome]:
+def _own_gradients(kernel: TensorFunction, call: _Call) -> dict[str, Outcome]:
     """Gradients by all arguments that are floats, and by captured tensors that require one."""
     graph, inputs = call.traced, call.inputs
     floats = [n for n in inputs if inputs[n].is_floating_point()]
@@ -417,7 +417,7 @@ def _seeds(call: _Call, wrt: Sequence[str]) -> list[Tensor | None]:
     ]
 
 
-def _gradients_of(function: Function, call: _Call, wrt: Sequence[str], seeds: Sequence[Tensor | None]) -> list[Tensor]:
+def _gradients_of(function: TensorFunction, call: _Call, wrt: Sequence[str], seeds: Sequence[Tensor | None]) -> list[Tensor]:
     """The gradients that autograd gives for a function."""
     leaves = {name: call.inputs[name].detach().clone().requires_grad_() for name in wrt if name not in call.captured}
     arguments = {**call.arguments, **{call.given[name]: leaf for name, leaf in leaves.items()}}

@@ -39,13 +39,13 @@ from fusegen.source import Source
 from fusegen.specs.spec import Spec
 from fusegen.target import Target, cuda_targets
 from fusegen.threads import cached_property
-from fusegen.verify.cases import Case, Layout
+from fusegen.verify.cases import Case, TensorLayout
 
 _DIGITS = 32  # of a digest in a record
 
 
 @dataclass(frozen=True)
-class Prepared:
+class LoweredCase:
     """A case that is lowered; nothing is compiled.
 
     Attributes:
@@ -128,7 +128,7 @@ def _shortened(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def prepare(spec: Spec, case: Case, target: Target) -> Prepared:
+def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
     """Lowers a case by its layouts alone."""
     function = spec.kernel.function
     dispatcher = Dispatcher(function, function.__name__, spec.kernel.mutates, fast_math=spec.kernel.fast_math)
@@ -137,12 +137,12 @@ def prepare(spec: Spec, case: Case, target: Target) -> Prepared:
     for arguments in (case.before, case.arguments):
         if arguments is not None and not case.is_empty:
             variant, _ = dispatcher.variants.of(dispatcher.arguments((), stand_ins(arguments)), target, shown)
-    return Prepared(case, target, dispatcher, variant)
+    return LoweredCase(case, target, dispatcher, variant)
 
 
 def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments with tensors in place of layouts."""
-    return {name: value.stand_in() if isinstance(value, Layout) else value for name, value in arguments.items()}
+    return {name: value.stand_in() if isinstance(value, TensorLayout) else value for name, value in arguments.items()}
 
 
 def can_run(target: Target, own: Target) -> bool:
@@ -192,10 +192,10 @@ def _plan_field(name: str, value: object) -> str:
 
 # Calls in words, for records: what reaches the device beside the texts of kernels, at the sizes of one call.
 
-Sizes = Mapping[str, int]
+NamedSizes = Mapping[str, int]
 
 
-def call_words(call: Call, sizes: Sizes) -> Iterator[str]:
+def call_words(call: Call, sizes: NamedSizes) -> Iterator[str]:
     """A line a buffer, a number that the host computes, and a step; equal lines are equal calls of equal kernels.
 
     Args:
@@ -210,7 +210,7 @@ def call_words(call: Call, sizes: Sizes) -> Iterator[str]:
     yield f"results {call.results}"
 
 
-def _step(step: CallStep, sizes: Sizes) -> str:
+def _step(step: CallStep, sizes: NamedSizes) -> str:
     if isinstance(step, LibraryCall):
         numbers = [*map(repr, step.settings), *(str(formula(sizes)) for formula in step.sizes)]
         results = [f"{result.number}{result.order}:to:{result.buffer}" for result in step.results]
@@ -229,7 +229,7 @@ def _step(step: CallStep, sizes: Sizes) -> str:
     return " ".join([head, *maps, *arguments, *(["checks"] if step.checks else [])])
 
 
-def _argument(argument: LaunchArgument, sizes: Sizes) -> str:
+def _argument(argument: LaunchArgument, sizes: NamedSizes) -> str:
     if isinstance(argument, SizeArgument):
         return str(argument.formula(sizes))
     if isinstance(argument, PointerArgument):
@@ -239,14 +239,14 @@ def _argument(argument: LaunchArgument, sizes: Sizes) -> str:
     return f"{'float' if argument.is_float else 'int'}:{argument.name}"
 
 
-def _map(spec: TensorMapSpec, sizes: Sizes) -> str:
+def _map(spec: TensorMapSpec, sizes: NamedSizes) -> str:
     place = f"{'to' if spec.writable else 'from'}:{spec.buffer}+{spec.offset(sizes)}"
     return f"{place}{_numbers(spec.shape, sizes)}{_numbers(spec.strides, sizes)}{list(spec.box)}"
 
 
-def _operand(operand: StridedOperand, sizes: Sizes) -> str:
+def _operand(operand: StridedOperand, sizes: NamedSizes) -> str:
     return f"{operand.buffer}+{operand.offset(sizes)}{_numbers(operand.shape, sizes)}{_numbers(operand.strides, sizes)}"
 
 
-def _numbers(formulas: Sequence[Formula], sizes: Sizes) -> str:
+def _numbers(formulas: Sequence[Formula], sizes: NamedSizes) -> str:
     return str([formula(sizes) for formula in formulas])

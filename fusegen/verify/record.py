@@ -24,7 +24,7 @@ from fusegen.files import write_atomically
 from fusegen.jit.nvrtc import compiler_version
 from fusegen.specs import SPECS
 from fusegen.verify.check import Outcome
-from fusegen.verify.lowering import Prepared
+from fusegen.verify.lowering import LoweredCase
 
 FORMAT = 1
 """Raised when a field changes its meaning."""
@@ -80,21 +80,21 @@ class CaseRecord:
     launches: str = ""
 
     @classmethod
-    def of(cls, prepared: Prepared, outcome: Outcome) -> CaseRecord:
+    def of(cls, prepared: LoweredCase, outcome: Outcome) -> CaseRecord:
         """What there is to say of a case."""
         errors = [{name: _rounded(value) for name, value in asdict(v.errors).items()} for v in outcome.verdicts]
         return cls(str(prepared.case), list(prepared.plan), list(prepared.digests), errors, outcome.word, prepared.launches)
 
 
 @dataclass(frozen=True)
-class Entry:
+class DtypeRecord:
     """A spec that passed all cases of an element type."""
 
     environment: Where
     cases: Mapping[str, CaseRecord]
 
 
-Record = dict[str, Entry]
+SpecRecord = dict[str, DtypeRecord]
 """Entries by the short name of the element type."""
 
 
@@ -117,7 +117,7 @@ def path_of(folder: Path, target: str, spec: str) -> Path:
     return folder / target / spec / FILE
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> SpecRecord:
     """A record; empty where there is none.
 
     Raises:
@@ -137,12 +137,12 @@ def read(path: Path) -> Record:
         raise ArgumentError(f"{path} is no verification record ({type(error).__name__}: {error})", mend=mend) from None
 
 
-def _entry(data: Mapping[str, Any]) -> Entry:
+def _entry(data: Mapping[str, Any]) -> DtypeRecord:
     cases = {name: CaseRecord(**case) for name, case in data["cases"].items()}
-    return Entry(Where(**data["environment"]), cases)
+    return DtypeRecord(Where(**data["environment"]), cases)
 
 
-def merge(path: Path, target: str, spec: str, entries: Record) -> None:
+def merge(path: Path, target: str, spec: str, entries: SpecRecord) -> None:
     """Writes entries into a record, whole or not at all; those of other element types stay.
 
     Raises:
@@ -157,13 +157,13 @@ def merge(path: Path, target: str, spec: str, entries: Record) -> None:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="--record DIR") from None
 
 
-def render(target: str, spec: str, record: Record) -> str:
+def render(target: str, spec: str, record: SpecRecord) -> str:
     """A record's text: JSON with a case a line."""
     head = json.dumps({"format": FORMAT, "target": target, "spec": spec}, indent=1)[:-2]
     return f'{head},\n "dtypes": {_object([(name, _entry_text(entry)) for name, entry in record.items()], 1)}\n}}\n'
 
 
-def _entry_text(entry: Entry) -> str:
+def _entry_text(entry: DtypeRecord) -> str:
     where = _object([(name, json.dumps(value)) for name, value in asdict(entry.environment).items()], 3)
     cases = _object([(name, json.dumps(asdict(case))) for name, case in entry.cases.items()], 3)
     return _object([("environment", where), ("cases", cases)], 2)

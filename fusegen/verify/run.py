@@ -30,8 +30,8 @@ from fusegen.specs.spec import Spec
 from fusegen.target import Target
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, check, is_alive
-from fusegen.verify.lowering import Prepared, prepare
-from fusegen.verify.record import LIST, CaseRecord, Entry, Where, listed, merge, path_of, read, where, write_unverified
+from fusegen.verify.lowering import LoweredCase, prepare
+from fusegen.verify.record import LIST, CaseRecord, DtypeRecord, Where, listed, merge, path_of, read, where, write_unverified
 
 Say = Callable[[str], None]
 """Tells a person what is being done."""
@@ -48,12 +48,12 @@ class Job:
 
     spec: Spec
     dtype: DType
-    prepared: tuple[tuple[Prepared, ...], ...]
+    prepared: tuple[tuple[LoweredCase, ...], ...]
     kept: Mapping[str, Mapping[str, CaseRecord]]
 
 
 @dataclass(frozen=True)
-class Row:
+class SpecResult:
     """A spec in an element type for a target: what came of each case.
 
     Attributes:
@@ -64,7 +64,7 @@ class Row:
     spec: Spec
     dtype: DType
     target: Target
-    cases: tuple[tuple[Prepared, Outcome], ...]
+    cases: tuple[tuple[LoweredCase, Outcome], ...]
     kept: Mapping[str, CaseRecord] = field(default_factory=dict)
 
     @property
@@ -73,7 +73,7 @@ class Row:
         return all(outcome.passed for _, outcome in self.cases)
 
     @property
-    def failed(self) -> tuple[tuple[Prepared, Outcome], ...]:
+    def failed(self) -> tuple[tuple[LoweredCase, Outcome], ...]:
         """Cases that are wrong."""
         return tuple((prepared, outcome) for prepared, outcome in self.cases if outcome.failure)
 
@@ -86,7 +86,7 @@ def verify(
     say: Say,
     only: Sequence[str] = (),
     known: Path | None = None,
-) -> list[Row]:
+) -> list[SpecResult]:
     """Runs all cases of some specs.
 
     Args:
@@ -111,7 +111,7 @@ def verify(
         for done in compilation.finish():
             if done % 20 == 0:
                 say(f"compiled {done} kernels")
-    rows: list[Row] = []
+    rows: list[SpecResult] = []
     for job in jobs:
         rows += _rows(job, targets, device, say)
     return rows
@@ -146,15 +146,15 @@ def _job(
     return Job(spec, dtype, tuple(tuple(prepare(spec, case, t) for t in of) for case, of in wanted if of), kept)
 
 
-def _rows(job: Job, targets: Sequence[Target], device: torch.device, say: Say) -> list[Row]:
+def _rows(job: Job, targets: Sequence[Target], device: torch.device, say: Say) -> list[SpecResult]:
     checked = [pair for p in job.prepared for pair in zip(p, _checked(job, p, device, say), strict=True)]
     if device.type == "cuda" and is_alive(device):
         torch.cuda.empty_cache()
     by_target = {t: tuple(pair for pair in checked if pair[0].target == t) for t in targets}
-    return [Row(job.spec, job.dtype, target, by_target[target], job.kept[target.name]) for target in targets]
+    return [SpecResult(job.spec, job.dtype, target, by_target[target], job.kept[target.name]) for target in targets]
 
 
-def _checked(job: Job, prepared: Sequence[Prepared], device: torch.device, say: Say) -> tuple[Outcome, ...]:
+def _checked(job: Job, prepared: Sequence[LoweredCase], device: torch.device, say: Say) -> tuple[Outcome, ...]:
     """The outcomes of a case; of none that comes after one which the device did not survive."""
     if not is_alive(device):
         return tuple(Outcome(skipped=LOST) for _ in prepared)
@@ -166,7 +166,7 @@ def _checked(job: Job, prepared: Sequence[Prepared], device: torch.device, say: 
     return outcomes
 
 
-def store(rows: Sequence[Row], folder: Path, device: torch.device) -> list[Path]:
+def store(rows: Sequence[SpecResult], folder: Path, device: torch.device) -> list[Path]:
     """Writes the records of specs and targets of which all cases passed, and brings the list of what is not verified up to date.
 
     Returns:
@@ -176,7 +176,7 @@ def store(rows: Sequence[Row], folder: Path, device: torch.device) -> list[Path]
         ArgumentError: a file cannot be written.
     """
     here = where(device)
-    together: dict[tuple[str, str], list[Row]] = {}
+    together: dict[tuple[str, str], list[SpecResult]] = {}
     for row in rows:
         together.setdefault((row.target.name, row.spec.name), []).append(row)
     written = []
@@ -189,10 +189,10 @@ def store(rows: Sequence[Row], folder: Path, device: torch.device) -> list[Path]
     return written
 
 
-def _record_entry(row: Row, here: Where) -> Entry:
+def _record_entry(row: SpecResult, here: Where) -> DtypeRecord:
     found = dict(row.kept) | {prepared.case.name: CaseRecord.of(prepared, outcome) for prepared, outcome in row.cases}
     order = [case.name for case in cases(row.spec, row.dtype) if case.name in found]
-    return Entry(here, {name: found[name] for name in order})
+    return DtypeRecord(here, {name: found[name] for name in order})
 
 
 # Compiles many sources at once, into the cache that launches look into.
@@ -262,7 +262,7 @@ def problems(spec: Spec, target: Target, folder: Path, dtypes: Collection[DType]
     return found
 
 
-def _problems(spec: Spec, dtype: DType, target: Target, entry: Entry | None, *, is_listed: bool) -> list[str]:
+def _problems(spec: Spec, dtype: DType, target: Target, entry: DtypeRecord | None, *, is_listed: bool) -> list[str]:
     if entry is None:
         return [] if is_listed else ["no record"]
     found = [f"the case {name!r} {change}" for name, change in changes(spec, dtype, target, entry).items()]
@@ -270,7 +270,7 @@ def _problems(spec: Spec, dtype: DType, target: Target, entry: Entry | None, *, 
     return found or ([f"verified, but {LIST} names it"] if is_listed else [])
 
 
-def changes(spec: Spec, dtype: DType, target: Target, entry: Entry) -> dict[str, str]:
+def changes(spec: Spec, dtype: DType, target: Target, entry: DtypeRecord) -> dict[str, str]:
     """The cases that an entry does not say of what is emitted today that it was verified, with the reason."""
     found = {name: _change(now, entry.cases.get(name)) for name, now in every_case(spec, dtype, target).items()}
     return {name: change for name, change in found.items() if change}
@@ -310,7 +310,7 @@ class Emitted:
     launches: str
 
 
-Question: TypeAlias = tuple[Spec, DType, Target]
+SpecOnTarget: TypeAlias = tuple[Spec, DType, Target]
 
 
 def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted]:
@@ -328,7 +328,7 @@ def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted
     return found
 
 
-def ask_for_every_case(questions: Iterable[Question]) -> None:
+def ask_for_every_case(questions: Iterable[SpecOnTarget]) -> None:
     """Finds out, in as many processes as there are processors, what `every_case` would have to find out one by one."""
     unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and _recall(s, d, t) is None]
     specs = dict.fromkeys(s.name for s, _, _ in reversed(unknown))  # the last in the list of specs take longest

@@ -17,8 +17,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fusegen.bench.record import Record, Row, read
-from fusegen.bench.table import COPY, FUSEGEN, Outcome, Verdict, judge, name_of, providers, ratio_text, speedup_order, tally, times
+from fusegen.bench.record import BenchRecord, TimedCase, read
+from fusegen.bench.table import (
+    COPY,
+    FUSEGEN,
+    JudgedCase,
+    PeerResult,
+    judge,
+    name_of,
+    providers,
+    ratio_text,
+    speedup_order,
+    tally,
+    times,
+)
 from fusegen.emit.environment import render
 from tests.tools.drawing import (
     GRID,
@@ -54,43 +66,43 @@ _STEP = 24.0  # pixels of a case
 # Bytes a second: over the length of rows where a case has several, beside each other where it has one.
 
 
-def row_length(row: Row) -> int | None:
+def row_length(row: TimedCase) -> int | None:
     """The last number of the shape."""
     found = _LAST.search(row.shape)
     return int(found[1]) or None if found else None
 
 
-def moving(rows: Sequence[Row]) -> list[Row]:
+def moving(rows: Sequence[TimedCase]) -> list[TimedCase]:
     """The rows whose rate counts bytes, where anybody has a time; no training steps."""
     return [row for row in rows if row.flops is None and row.bytes and not row.is_step and times(row)]
 
 
-def sweeps(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def sweeps(rows: Sequence[TimedCase]) -> dict[str, list[TimedCase]]:
     """The cases of several lengths of rows, by name."""
-    found: dict[str, list[Row]] = defaultdict(list)
+    found: dict[str, list[TimedCase]] = defaultdict(list)
     for row in moving(rows):
         if row_length(row) is not None:
             found[row.case].append(row)
     return {case: of for case, of in found.items() if len({row_length(row) for row in of}) > 1}
 
 
-def single(rows: Sequence[Row]) -> list[Row]:
+def single(rows: Sequence[TimedCase]) -> list[TimedCase]:
     """The rows that are in no sweep."""
     swept = sweeps(rows)
     return [row for row in moving(rows) if row.case not in swept or row_length(row) is None]
 
 
-def rates(row: Row) -> dict[str, float]:
+def rates(row: TimedCase) -> dict[str, float]:
     """Bytes a microsecond, by provider."""
     return {name: row.bytes / time for name, time in times(row).items()}
 
 
-def bandwidth_unit(rows: Sequence[Row]) -> Unit:
+def bandwidth_unit(rows: Sequence[TimedCase]) -> Unit:
     """One unit for all charts of a record."""
     return unit_of((rate for row in moving(rows) for rate in rates(row).values()), "B/s")
 
 
-def sweep(rows: Sequence[Row], looks: dict[str, Look], unit: Unit, top: float, width: float) -> Figure:
+def sweep(rows: Sequence[TimedCase], looks: dict[str, Look], unit: Unit, top: float, width: float) -> Figure:
     """One case over the length of its rows.
 
     Args:
@@ -121,7 +133,7 @@ def _behind_first(looks: dict[str, Look]) -> list[tuple[str, Look]]:
     return sorted(looks.items(), key=lambda item: (item[0] == FUSEGEN, item[0] != COPY))
 
 
-def _series(axes: Axes, rows: Sequence[Row], provider: str, look: Look, unit: Unit) -> None:
+def _series(axes: Axes, rows: Sequence[TimedCase], provider: str, look: Look, unit: Unit) -> None:
     """All points of a provider, and a line along the best of each length."""
     timed = [row for row in rows if provider in times(row)]
     points = [(length, rates(row)[provider] / unit.scale, row) for row in timed if (length := row_length(row))]
@@ -133,7 +145,7 @@ def _series(axes: Axes, rows: Sequence[Row], provider: str, look: Look, unit: Un
         _dot(axes, length, rate, look, _tip(row, provider, rate, unit))
 
 
-def singles(rows: Sequence[Row], looks: dict[str, Look], unit: Unit, width: float) -> Figure:
+def singles(rows: Sequence[TimedCase], looks: dict[str, Look], unit: Unit, width: float) -> Figure:
     """Cases of one length beside each other."""
     names = [name_of(row) for row in rows]
     left = label_margin(names, width)
@@ -171,7 +183,7 @@ def _dot(axes: Axes, x: float, y: float, look: Look, said: str) -> None:
     )
 
 
-def _tip(row: Row, provider: str, rate: float, unit: Unit) -> str:
+def _tip(row: TimedCase, provider: str, rate: float, unit: Unit) -> str:
     return f"{name_of(row)} {row.dtype}, {provider}: {rate:.3g} {unit.name}"
 
 
@@ -189,35 +201,35 @@ class Roof:
 
     rate: float
     provider: str
-    row: Row
+    row: TimedCase
 
 
-def memory_roof(rows: Sequence[Row]) -> Roof | None:
+def memory_roof(rows: Sequence[TimedCase]) -> Roof | None:
     """The best rate of a copy."""
     calls = [row for row in rows if not row.is_step]
     found = [Roof(row.bytes / times(row)[COPY], COPY, row) for row in calls if row.bytes and COPY in times(row)]
     return max(found, key=lambda roof: roof.rate, default=None)
 
 
-def product_roof(rows: Sequence[Row]) -> Roof | None:
+def product_roof(rows: Sequence[TimedCase]) -> Roof | None:
     """The best rate of anybody's products."""
     calls = [row for row in rows if not row.is_step]
     found = [Roof(row.flops / time, name, row) for row in calls if row.flops for name, time in times(row).items() if name != COPY]
     return max(found, key=lambda roof: roof.rate, default=None)
 
 
-def products(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def products(verdicts: Sequence[JudgedCase]) -> list[JudgedCase]:
     """The cases that have a place in the chart; no training steps."""
     return [v for v in verdicts if v.row.flops and v.row.bytes and not v.row.is_step and (v.ours or v.theirs)]
 
 
-def case_looks(verdicts: Sequence[Verdict]) -> dict[str, Look]:
+def case_looks(verdicts: Sequence[JudgedCase]) -> dict[str, Look]:
     """A look for each case name."""
     names = dict.fromkeys(v.row.case for v in products(verdicts))
     return {name: peer_look(number) for number, name in enumerate(names)}
 
 
-def roofline(verdicts: Sequence[Verdict], roof: Roof, memory: Roof | None, width: float) -> Figure:
+def roofline(verdicts: Sequence[JudgedCase], roof: Roof, memory: Roof | None, width: float) -> Figure:
     """The chart of all cases of a record, so many pixels wide."""
     unit = unit_of([roof.rate], "FLOP/s")
     figure, axes = canvas(width, min(420.0, 0.9 * width), left=44, right=12, top=24, bottom=46)
@@ -234,11 +246,11 @@ def roofline(verdicts: Sequence[Verdict], roof: Roof, memory: Roof | None, width
     return figure
 
 
-def _intensity(row: Row) -> float:
+def _intensity(row: TimedCase) -> float:
     return (row.flops or 0) / row.bytes
 
 
-def _limits(axes: Axes, shown: Sequence[Verdict], roof: Roof, memory: Roof | None, unit: Unit, most: int) -> None:
+def _limits(axes: Axes, shown: Sequence[JudgedCase], roof: Roof, memory: Roof | None, unit: Unit, most: int) -> None:
     """Room for every point and for the ridge, where the roofs meet."""
     across = [_intensity(v.row) for v in shown] + ([roof.rate / memory.rate] if memory else [])
     rates = [(v.row.flops or 0) / time / unit.scale for v in shown for time in (v.ours, v.theirs) if time]
@@ -270,7 +282,7 @@ def _said(axes: Axes, text: str, x: float, y: float, offset: tuple[float, float]
     axes.annotate(text, (x, y), offset, textcoords="offset points", ha="right", color=INK, bbox=behind())
 
 
-def _point(axes: Axes, verdict: Verdict, look: Look, unit: Unit) -> None:
+def _point(axes: Axes, verdict: JudgedCase, look: Look, unit: Unit) -> None:
     """Fusegen's rate, filled, and the fastest peer's, hollow, with a line between the two."""
     row = verdict.row
     timed = ((FUSEGEN, verdict.ours), (verdict.peer, verdict.theirs))
@@ -297,16 +309,16 @@ _NEAR, _FAR = (0.6, 0.8, 1, 1.25, 1.5, 2), (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 _BOLD = 1.15  # how much wider than others bold letters are
 
 
-def described(verdicts: Sequence[Verdict]) -> str:
+def described(verdicts: Sequence[JudgedCase]) -> str:
     """The chart in words: its ends, and how many cases are lost."""
     shown = speedup_order(verdicts)
     (worst, least), (best, most) = shown[0], shown[-1]
-    lost = tally(verdicts)[Outcome.LOSS]
+    lost = tally(verdicts)[PeerResult.LOSS]
     ends = f"from {ratio_text(least)} ({name_of(worst.row)}) to {ratio_text(most)} ({name_of(best.row)})"
     return f"{len(shown)} cases, {ends}; {lost} slower."
 
 
-def speedups(verdicts: Sequence[Verdict], width: float, *, head: float = 0.0) -> Figure:
+def speedups(verdicts: Sequence[JudgedCase], width: float, *, head: float = 0.0) -> Figure:
     """The chart; the axis is logarithmic, so that twice as fast is as long as half as fast.
 
     Args:
@@ -343,10 +355,10 @@ def _scale(axes: Axes, found: Sequence[float], room: float) -> None:
     axes.grid(visible=True, axis="x")
 
 
-def _bar(axes: Axes, place: float, verdict: Verdict, speedup: float) -> None:
+def _bar(axes: Axes, place: float, verdict: JudgedCase, speedup: float) -> None:
     """From 1 to the speed-up; a loss is hatched, and has a sign beside it."""
-    lost = verdict.outcome is Outcome.LOSS
-    colour = LOSS if lost else MUTED if verdict.outcome is Outcome.TIE else OURS
+    lost = verdict.outcome is PeerResult.LOSS
+    colour = LOSS if lost else MUTED if verdict.outcome is PeerResult.TIE else OURS
     (bar,) = axes.barh([place], [speedup - 1], left=1, height=0.66, color=PAPER if lost else colour, edgecolor=colour)
     bar.set_gid(tip(f"{name_of(verdict.row)} {verdict.row.dtype}: {verdict.ours:.4g} µs, {verdict.peer} {verdict.theirs:.4g} µs"))
     bar.set_hatch("////" if lost else None)
@@ -362,8 +374,8 @@ def _bar(axes: Axes, place: float, verdict: Verdict, speedup: float) -> None:
     label.set_fontweight("bold" if lost else "normal")
 
 
-def _label(verdict: Verdict, speedup: float) -> str:
-    mark = "▼ " if verdict.outcome is Outcome.LOSS else ""
+def _label(verdict: JudgedCase, speedup: float) -> str:
+    mark = "▼ " if verdict.outcome is PeerResult.LOSS else ""
     return f"{mark}{ratio_text(speedup)} {verdict.peer}"
 
 
@@ -373,7 +385,7 @@ _WIDTH, _PLOT_WIDTH = 720.0, 640.0
 _FONT = "svg { font-family: system-ui, sans-serif; }\n"
 
 
-def plot(record: Record, *, group: str = "public") -> str:
+def plot(record: BenchRecord, *, group: str = "public") -> str:
     """The speed-ups of a group for a README: the SVG's text, the same in each run."""
     verdicts = [judge(row) for row in record.rows if row.group == group]
     title = f"Speed-up of fusegen against the fastest peer, {record.environment.device}"
@@ -388,7 +400,7 @@ def _file(key: str, title: str, said: str, figure: Figure) -> str:
     return svg(figure, key=key, title=title, description=said, style=render("bench/colours.css") + _FONT) + "\n"
 
 
-def charts(record: Record) -> Iterator[tuple[str, str]]:
+def charts(record: BenchRecord) -> Iterator[tuple[str, str]]:
     """All charts of a record that it has cases for: names of files, and texts."""
     verdicts = [judge(row) for row in record.rows]
     yield from _product_charts(verdicts)
@@ -397,7 +409,7 @@ def charts(record: Record) -> Iterator[tuple[str, str]]:
         yield f"speedups-{group}", plot(record, group=group)
 
 
-def _product_charts(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str]]:
+def _product_charts(verdicts: Sequence[JudgedCase]) -> Iterator[tuple[str, str]]:
     rows = [v.row for v in verdicts]
     roof, memory = product_roof(rows), memory_roof(rows)
     if roof is None or not products(verdicts):
@@ -409,7 +421,7 @@ def _product_charts(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str]]:
         yield "roofline-legend", _file("roofline-legend", "Legend", "A mark a case.", legend(marks, _WIDTH))
 
 
-def _byte_charts(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+def _byte_charts(rows: Sequence[TimedCase]) -> Iterator[tuple[str, str]]:
     """One chart a case of several lengths, all to the same scale, and one of the others."""
     found, unit, marks = sweeps(rows), bandwidth_unit(rows), looks(providers(moving(rows)))
     top = max((rate for of in found.values() for row in of for rate in rates(row).values()), default=0.0)

@@ -18,7 +18,7 @@ from fusegen import timing as clock
 from fusegen.bench.case import TrainingCase, Way
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.providers import PROVIDERS, Provider
-from fusegen.bench.record import Record, Row, write
+from fusegen.bench.record import BenchRecord, TimedCase, write
 from fusegen.bench.report import report
 from fusegen.bench.run import peak_bytes, run_case
 from fusegen.bench.table import full_table, group_tables, group_timers, judge
@@ -178,12 +178,12 @@ def test_the_peak_is_above_what_was_there(monkeypatch: pytest.MonkeyPatch) -> No
 # Tables.
 
 
-def _with_peaks(row: Row, peaks: Sequence[int | None]) -> Row:
+def _with_peaks(row: TimedCase, peaks: Sequence[int | None]) -> TimedCase:
     timings = tuple(replace(timing, peak_bytes=peak) for timing, peak in zip(row.timings, peaks, strict=True))
     return replace(row, group="training", timer="CUDA events, 5 rounds", timings=timings)
 
 
-def _record() -> Record:
+def _record() -> BenchRecord:
     times = {"fusegen": 100.0, "eager": 300.0, "compile": 200.0, "copy": 90.0}
     step = _with_peaks(bench_records.row("layer_norm", **times), [3 << 20, 9 << 20, None, None])
     return bench_records.record(bench_records.row("gelu", **times), step)

@@ -13,7 +13,7 @@ import pytest
 
 from fusegen.cli import probes
 from fusegen.cli.doctor import _ALL
-from fusegen.cli.probes import ProbeError, State, ask
+from fusegen.cli.probes import ProbeError, ProbeState, ask
 from fusegen.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ def test_settings_that_do_not_work(monkeypatch: pytest.MonkeyPatch, variables: d
     finally:
         monkeypatch.undo()
         settings.cache_clear()
-    assert seen.state is not State.FOUND and part in (seen.detail or "")
+    assert seen.state is not ProbeState.FOUND and part in (seen.detail or "")
 
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,13 +111,13 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "told_by_torch", lambda: told)
     monkeypatch.setattr(probes, "driver", lambda: "580.1")
     look = probes.look_at_gpu()
-    assert (look.state, look.version, look.detail) == (State.FOUND, "580.1", "NVIDIA H200 (sm_90a)")
+    assert (look.state, look.version, look.detail) == (ProbeState.FOUND, "580.1", "NVIDIA H200 (sm_90a)")
     told["gpus"] = [["Tesla V100", 7, 0]]
-    assert probes.look_at_gpu().state is State.BROKEN
+    assert probes.look_at_gpu().state is ProbeState.BROKEN
     told["gpus"] = []
     assert "does not see it" in (probes.look_at_gpu().detail or "")
     monkeypatch.setattr(probes, "driver", lambda: None)
-    assert probes.look_at_gpu().state is State.MISSING
+    assert probes.look_at_gpu().state is ProbeState.MISSING
     told["hip"] = "6.0"
     assert "AMD" in (probes.look_at_gpu().detail or "")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.bench.record import Record, read
+from fusegen.bench.record import BenchRecord, read
 from fusegen.bench.report import report, write_report
-from fusegen.bench.table import Outcome, compared, full_table, judge, speedup_bars, tally, words
+from fusegen.bench.table import PeerResult, compared, full_table, judge, speedup_bars, tally, words
 from fusegen.errors import ArgumentError
 from tests.naming import case
 from tests.tools.charts import charts, plot
@@ -30,16 +30,16 @@ _ACCEPT = "run pytest tests/unit/test_report.py --accept, and look at it"
 
 def test_times_are_level_within_a_share_or_half_a_microsecond() -> None:
     for ours, theirs, outcome in (
-        (102.0, 100.0, Outcome.TIE),
-        (102.1, 100.0, Outcome.LOSS),
-        (98.0, 100.0, Outcome.TIE),
-        (97.9, 100.0, Outcome.WIN),
-        (2.5, 2.0, Outcome.TIE),
-        (2.51, 2.0, Outcome.LOSS),
-        (1.5, 2.0, Outcome.TIE),
-        (1.49, 2.0, Outcome.WIN),
-        (25.5, 25.0, Outcome.TIE),
-        (7.0, 7.0, Outcome.TIE),
+        (102.0, 100.0, PeerResult.TIE),
+        (102.1, 100.0, PeerResult.LOSS),
+        (98.0, 100.0, PeerResult.TIE),
+        (97.9, 100.0, PeerResult.WIN),
+        (2.5, 2.0, PeerResult.TIE),
+        (2.51, 2.0, PeerResult.LOSS),
+        (1.5, 2.0, PeerResult.TIE),
+        (1.49, 2.0, PeerResult.WIN),
+        (25.5, 25.0, PeerResult.TIE),
+        (7.0, 7.0, PeerResult.TIE),
     ):
         with case((ours, theirs, outcome)):
             assert compared(ours, theirs) is outcome
@@ -47,7 +47,7 @@ def test_times_are_level_within_a_share_or_half_a_microsecond() -> None:
 
 def test_the_fastest_peer_counts_and_a_copy_is_none() -> None:
     verdict = judge(row(fusegen=10.0, eager=30.0, compile=20.0, copy=5.0))
-    assert (verdict.peer, verdict.theirs, verdict.outcome, verdict.speedup) == ("compile", 20.0, Outcome.WIN, 2.0)
+    assert (verdict.peer, verdict.theirs, verdict.outcome, verdict.speedup) == ("compile", 20.0, PeerResult.WIN, 2.0)
 
 
 def test_who_computes_something_else_is_no_peer() -> None:
@@ -56,11 +56,11 @@ def test_who_computes_something_else_is_no_peer() -> None:
 
 
 def test_outcomes_without_two_times() -> None:
-    assert judge(wrong()).outcome is Outcome.WRONG and judge(wrong()).ours is None
-    assert judge(failed()).outcome is Outcome.FAILED and judge(failed()).speedup is None
-    assert judge(row(eager=3.0)).outcome is Outcome.FAILED
-    assert judge(row(fusegen=3.0, copy=2.0)).outcome is Outcome.ALONE
-    assert judge(row()).outcome is Outcome.FAILED
+    assert judge(wrong()).outcome is PeerResult.WRONG and judge(wrong()).ours is None
+    assert judge(failed()).outcome is PeerResult.FAILED and judge(failed()).speedup is None
+    assert judge(row(eager=3.0)).outcome is PeerResult.FAILED
+    assert judge(row(fusegen=3.0, copy=2.0)).outcome is PeerResult.ALONE
+    assert judge(row()).outcome is PeerResult.FAILED
 
 
 def test_the_sentence_counts_every_case() -> None:
@@ -152,7 +152,7 @@ def test_names_and_messages_are_text() -> None:
     rows.append(replace(rows[0], timings=(*rows[0].timings, timing(evil, 1.0))))
     latency = (replace(everything().latency[0], case=evil),)
     where = replace(ENVIRONMENT, device=evil, driver=evil, torch=evil, timer=evil, date=evil, commit=evil)
-    page = _Page(report(Record(where, tuple(rows), latency)))
+    page = _Page(report(BenchRecord(where, tuple(rows), latency)))
     assert "script" not in page.tags
     assert page.text.count(evil) > 30
 

@@ -20,7 +20,7 @@ from fusegen.specs.spec import tensor
 from fusegen.target import CPU
 from fusegen.verify.cases import cases
 from fusegen.verify.check import Outcome, case_arguments, check
-from fusegen.verify.lowering import Prepared, prepare
+from fusegen.verify.lowering import LoweredCase, prepare
 from fusegen.verify.run import verify
 from tests.naming import case
 
@@ -41,7 +41,7 @@ def outcome(name: str, change: Callable[[Tensor], Any] = lambda result: result) 
     """Of a case of `shifted`, whose result is changed before anybody looks at it."""
     (case,) = (case for case in cases(SHIFTED, DType.FLOAT32) if case.name == name)
 
-    class Changed(Prepared):
+    class Changed(LoweredCase):
         def run(self, arguments: Any, device: torch.device) -> tuple[Tensor, ...]:
             (result,) = super().run(arguments, device)
             changed = change(result)
