@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from fusegen.errors import FusegenError
 
+T = TypeVar("T")
 TimedCall: TypeAlias = Callable[[], Any]
 
 Timer: TypeAlias = Callable[[], float]
@@ -74,7 +75,7 @@ def interleaved(
         quick: fewer calls a round.
         with_host: on a GPU, calls as the host makes them, in place of a graph's replay: gaps between launches count.
     """
-    timers = {name: _attempt(partial(_timer, call, device, quick, with_host)) for name, call in calls.items()}
+    timers = {name: attempt(partial(_timer, call, device, quick, with_host)) for name, call in calls.items()}
     rounds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(_ROUNDS):
         for name, timer in timers.items():
@@ -83,7 +84,8 @@ def interleaved(
     return {name: timer if isinstance(timer, Exception) else _times(rounds[name]) for name, timer in timers.items()}
 
 
-def _attempt(make: Callable[[], Timer]) -> Timer | Exception:
+def attempt(make: Callable[[], T]) -> T | Exception:
+    """A result, or why there is none: one call that fails must not hide the times of all others."""
     try:
         return make()
     except Exception as error:

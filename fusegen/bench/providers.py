@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen.bench.case import BenchCase, Way
-from fusegen.errors import ArgumentError
+from fusegen.errors import ArgumentError, one_line
 from fusegen.specs.spec import Arguments
 from fusegen.timing import TimedCall
 
@@ -80,7 +80,7 @@ def _not_importable(module: str) -> str | None:
     try:
         import_module(module)
     except Exception as error:  # a broken installation fails in any way
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
+        return one_line(error)
     return None
 
 

@@ -20,7 +20,7 @@ import torch
 
 import fusegen
 from fusegen.errors import ArgumentError
-from fusegen.files import write_atomically
+from fusegen.files import read_json, write_for_user
 
 T = TypeVar("T")
 CaseKey: TypeAlias = tuple[str, str, str, str]
@@ -31,8 +31,6 @@ FORMAT = 3
 
 TRAINING = "training"
 """The group of training steps: these are no single calls."""
-
-_MEND = "fusegen bench --out FILE.json writes one"
 
 
 @dataclass(frozen=True)
@@ -160,10 +158,8 @@ def write(record: BenchRecord, path: Path) -> None:
     Raises:
         ArgumentError: the file cannot be written.
     """
-    try:
-        write_atomically(path, (json.dumps({"format": FORMAT} | asdict(record), indent=1) + "\n").encode())
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --out") from None
+    text = json.dumps({"format": FORMAT} | asdict(record), indent=1) + "\n"
+    write_for_user(path, text, "choose another file with --out")
 
 
 def check_place(path: Path, option: str) -> None:
@@ -191,20 +187,13 @@ def read(path: Path) -> BenchRecord:
     Raises:
         ArgumentError: the file cannot be read, or holds something else.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"its format is {data['format']}, not {FORMAT}")
-        rows = tuple(
-            _make(TimedCase, {**row, "timings": tuple(_make(ProviderTiming, each) for each in row["timings"])})
-            for row in data["rows"]
-        )
-        latency = tuple(_make(Latency, row) for row in data["latency"])
-        return BenchRecord(_make(Environment, data["environment"]), rows, latency)
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=_MEND) from None
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ArgumentError(f"{path} is no record of fusegen bench ({error})", mend=_MEND) from None
+    return read_json(path, "record of fusegen bench", FORMAT, _record, "fusegen bench --out FILE.json writes one")
+
+
+def _record(data: Mapping[str, Any]) -> BenchRecord:
+    rows = ({**row, "timings": tuple(_make(ProviderTiming, each) for each in row["timings"])} for row in data["rows"])
+    latency = tuple(_make(Latency, row) for row in data["latency"])
+    return BenchRecord(_make(Environment, data["environment"]), tuple(_make(TimedCase, row) for row in rows), latency)
 
 
 def _make(kind: type[T], data: Mapping[str, Any]) -> T:

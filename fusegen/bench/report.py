@@ -27,8 +27,7 @@ from fusegen.bench.table import (
     words,
 )
 from fusegen.emit.environment import html_environment
-from fusegen.errors import ArgumentError
-from fusegen.files import write_atomically
+from fusegen.files import write_for_user
 
 _PARTS = re.compile(r"[^_.]*[_.]|[^_.]+")
 
@@ -39,11 +38,7 @@ def write_report(record: BenchRecord, path: Path) -> None:
     Raises:
         ArgumentError: the file cannot be written.
     """
-    text = report(record)
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --report") from None
+    write_for_user(path, report(record), "choose another file with --report")
 
 
 def report(record: BenchRecord) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +20,10 @@ from fusegen.bench.providers import Provider
 from fusegen.bench.record import BenchRecord, Environment, ProviderTiming, TimedCase, read
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.tuned import untuned
-from fusegen.errors import ArgumentError, FusegenError
+from fusegen.errors import ArgumentError, FusegenError, one_line
 from fusegen.schedule.program import Launch, LoopStep
 from fusegen.specs.spec import Arguments
-from fusegen.timing import RoundTimes, TimedCall, interleaved, timer_name
+from fusegen.timing import RoundTimes, TimedCall, attempt, interleaved, timer_name
 
 T = TypeVar("T")
 
@@ -50,9 +50,9 @@ def run_case(
     """
     ways = {provider: way for provider in providers if (way := provider.way(case)) is not None}
     with torch.no_grad(), nullcontext() if tuned else untuned():
-        moved = _attempt(lambda: case.bytes)
-        found = _attempt(lambda: _measured(case, ways, device, quick, tuned))
-        launches = _attempt(lambda: _launches(case, device)) if any(each.name == "fusegen" for each in ways) else ""
+        moved = attempt(lambda: case.bytes)
+        found = attempt(lambda: _measured(case, ways, device, quick, tuned))
+        launches = attempt(lambda: _launches(case, device)) if any(each.name == "fusegen" for each in ways) else ""
     return TimedCase(
         group=case.group,
         case=case.name,
@@ -76,9 +76,9 @@ def _measured(
     case: BenchCase, ways: Mapping[Provider, Way], device: torch.device, quick: bool, tuned: bool
 ) -> tuple[ProviderTiming, ...]:
     arguments = case.arguments(device)
-    tuning = _attempt(lambda: fg.tune(case.kernel, **arguments)) if tuned else None
+    tuning = attempt(lambda: fg.tune(case.kernel, **arguments)) if tuned else None
     wanted = reference(case, arguments)
-    calls = {p: _attempt(partial(_checked, p, way, arguments, wanted)) for p, way in ways.items()}
+    calls = {p: attempt(partial(_checked, p, way, arguments, wanted)) for p, way in ways.items()}
     if isinstance(tuning, Exception):
         calls |= {p: tuning for p in ways if p.name == "fusegen"}
     del wanted  # memory that the graphs may need
@@ -90,7 +90,7 @@ def _measured(
 
 def _peaks(calls: Mapping[str, TimedCall], device: torch.device) -> dict[str, int | None]:
     """The peak memory of each call; none of one that fails, whose timing says why."""
-    found = {name: _attempt(partial(peak_bytes, call, device)) for name, call in calls.items()}
+    found = {name: attempt(partial(peak_bytes, call, device)) for name, call in calls.items()}
     return {name: None if isinstance(peak, Exception) else peak for name, peak in found.items()}
 
 
@@ -131,17 +131,8 @@ def _timing(
 
 def _failed(provider: Provider, way: Way, error: Exception) -> ProviderTiming:
     difference = error.difference if isinstance(error, _WrongError) else None
-    text = error.one_line if isinstance(error, FusegenError) else f"{type(error).__name__}: {error}"
-    line = "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])
+    line = "".join(letter if letter.isprintable() else " " for letter in one_line(error))
     return ProviderTiming(provider.name, way.what, None, None, None, difference, line)
-
-
-def _attempt(call: Callable[[], T]) -> T | Exception:
-    """A result, or why there is none: one kernel that fails must not hide the times of all others."""
-    try:
-        return call()
-    except Exception as error:
-        return error.with_traceback(None)  # whose frames would hold tensors
 
 
 def _launches(case: BenchCase, device: torch.device) -> str:

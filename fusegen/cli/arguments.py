@@ -317,15 +317,16 @@ class KernelCall:
         return next(from_torch(value.dtype).short for value in self.arguments.values() if isinstance(value, Tensor))
 
 
-def are_own(names: Sequence[str], options: argparse.Namespace) -> bool:
+def are_own(names: Sequence[str], options: argparse.Namespace, of_prebuilt: Sequence[str]) -> bool:
     """Tells if the names are those of a user's own kernels.
 
     Args:
         names: which kernels.
         options: with those of shapes and arguments.
+        of_prebuilt: options that say what to do with prebuilt kernels.
 
     Raises:
-        ArgumentError: prebuilt kernels are among them, or are given shapes.
+        ArgumentError: prebuilt kernels are among them, or an option is for the other kind of kernels.
     """
     own = [name for name in names if is_place(name)]
     prebuilt = [name for name in names if not is_place(name)]
@@ -335,6 +336,8 @@ def are_own(names: Sequence[str], options: argparse.Namespace) -> bool:
     if not own and (word := next((word for word in ("shape", "arg") if getattr(options, word)), None)):
         what = f"--{word} is for a kernel of yours: prebuilt ones have cases of their own"
         raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
+    if own and (word := next((word for word in of_prebuilt if getattr(options, word)), None)):
+        raise ArgumentError(f"--{word} is for prebuilt kernels", mend=f"leave it out for {own[0]}")
     return bool(own)
 
 

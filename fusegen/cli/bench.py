@@ -89,7 +89,9 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ArgumentError: saying which.
     """
-    _check_own(options)
+    if options.show is None and not are_own(options.names, options, _OF_CASES) and options.dtype is not None:
+        what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
+        raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume goes on with the record of --out", mend="fusegen bench --out FILE.json --resume")
     if options.show is not None and (word := _beside_record(options)):
@@ -126,7 +128,7 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord |
         terminal.progress("timing first calls …")
         return _stored(replace(record, latency=latency.measure(device)), options.out)
     providers = None if options.providers is None else options.providers.split(",")
-    if are_own(options.names, options):
+    if are_own(options.names, options, _OF_CASES):
         chosen = _choose_for_own(providers, device)
         kernels = given(load_all(options.names, options), options, options.dtype, target_of(device))
         cases: tuple[BenchCase, ...] = tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)
@@ -234,23 +236,6 @@ def _print_comparison(comparison: Comparison, terminal: Terminal) -> None:
 
 _OF_CASES = ("group", "latency")
 """Options that say which of the benchmark's own cases to time."""
-
-
-def _check_own(options: argparse.Namespace) -> None:
-    """Refuses options that contradict the kernels' names.
-
-    Raises:
-        ArgumentError: saying which.
-    """
-    if options.show is not None:
-        return  # refused beside names and all that says what to time
-    if not are_own(options.names, options):
-        if options.dtype is not None:
-            what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
-            raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
-        return
-    if word := next((word for word in _OF_CASES if getattr(options, word)), None):
-        raise ArgumentError(f"--{word} is of the benchmark's own cases", mend=f"leave it out for {options.names[0]}")
 
 
 def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:

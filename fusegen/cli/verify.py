@@ -45,7 +45,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(options: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies or checks; 1 when something is wrong, or when a record that was wanted could not be written."""
-    if are_own(options.names, options):
+    if are_own(options.names, options, _OF_RECORDS):
         return verify_kernels(options, _device(), terminal)
     names = dict.fromkeys(find(name).name.partition(":")[0] for name in options.names)  # a variant is verified with its spec
     specs = [SPECS[name] for name in names] or list(SPECS.values())
@@ -204,13 +204,7 @@ _OF_RECORDS = ("target", "case", "record", "stale", "check")
 
 
 def verify_kernels(options: argparse.Namespace, device: torch.device, terminal: Terminal) -> int:
-    """Verifies the kernels that the options name; 1 where one is wrong.
-
-    Raises:
-        ArgumentError: an option is for prebuilt kernels alone, or cannot be understood.
-    """
-    if word := next((word for word in _OF_RECORDS if getattr(options, word)), None):
-        raise ArgumentError(f"--{word} is for prebuilt kernels", mend=f"leave it out for {options.names[0]}")
+    """Verifies the kernels that the options name; 1 where one is wrong."""
     target = target_of(device)
     found: list[tuple[tuple[str, str, str], dict[str, Outcome]]] = []
     kernels = load_all(options.names, options)

@@ -19,7 +19,7 @@ from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.tuned import untuned
 from fusegen.dtypes import DType
-from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceError, VerificationError
+from fusegen.errors import ArgumentError, FusegenError, GradientError, TraceError, VerificationError, one_line
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import owner
@@ -224,10 +224,6 @@ def _tensors(results: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
 
 
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
 # A case of a spec.
 
 
@@ -250,7 +246,7 @@ def check(spec: Spec, case: Case, prepared: Sequence[LoweredCase], device: torch
         total = torch.cuda.get_device_properties(device).total_memory
         return tuple(Outcome(skipped=f"torch needs more memory than the device's {total >> 30} GiB") for _ in prepared)
     except Exception as error:
-        return tuple(Outcome(error=f"torch: {_line(error)}") for _ in prepared)
+        return tuple(Outcome(error=f"torch: {one_line(error)}") for _ in prepared)
     return tuple(_outcomes(prepared, arguments, call, reference))
 
 
@@ -324,10 +320,8 @@ def _outcome(prepared: LoweredCase, arguments: Arguments, call: _Call, reference
         if len(results) != len(reference.eager):
             return Outcome(error=f"{len(results)} results instead of {len(reference.eager)}")
         return Outcome(tuple(reference.judge(number, result) for number, result in enumerate(results)))
-    except FusegenError as error:
-        return Outcome(error=error.one_line)
     except Exception as error:
-        return Outcome(error=_line(error))
+        return Outcome(error=one_line(error))
 
 
 # A user's own kernel: its results, what it writes to, and its gradients.
@@ -441,7 +435,7 @@ def _of_torch(call: _Call, run: Callable[[], list[Tensor]]) -> list[Tensor]:
     except FusegenError:
         raise
     except Exception as error:
-        what = f"torch cannot run {call.name}: {_line(error)}"
+        what = f"torch cannot run {call.name}: {one_line(error)}"
         raise VerificationError(what, mend="call the function itself with such arguments") from error
 
 

@@ -20,7 +20,7 @@ from fusegen.compiler.backends import target_of
 from fusegen.dtypes import DType
 from fusegen.emit.environment import templates
 from fusegen.errors import ArgumentError
-from fusegen.files import write_atomically
+from fusegen.files import read_json, write_atomically, write_for_user
 from fusegen.jit.nvrtc import compiler_version
 from fusegen.specs import SPECS
 from fusegen.verify.check import Outcome
@@ -125,16 +125,11 @@ def read(path: Path) -> SpecRecord:
     """
     if not path.is_file():
         return {}
-    mend = f"delete it, and run {COMMAND}"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"its format is {data['format']}, not {FORMAT}")
-        return {dtype: _entry(entry) for dtype, entry in data["dtypes"].items()}
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=mend) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArgumentError(f"{path} is no verification record ({type(error).__name__}: {error})", mend=mend) from None
+    return read_json(path, "verification record", FORMAT, _entries, f"delete it, and run {COMMAND}")
+
+
+def _entries(data: Mapping[str, Any]) -> SpecRecord:
+    return {dtype: _entry(entry) for dtype, entry in data["dtypes"].items()}
 
 
 def _entry(data: Mapping[str, Any]) -> DtypeRecord:
@@ -151,10 +146,7 @@ def merge(path: Path, target: str, spec: str, entries: SpecRecord) -> None:
     known = read(path) | entries
     order = [dtype.short for dtype in DType if dtype.short in known]
     text = render(target, spec, {dtype: known[dtype] for dtype in order})
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="--record DIR") from None
+    write_for_user(path, text, "--record DIR")
 
 
 def render(target: str, spec: str, record: SpecRecord) -> str:
