@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup, escape
 
-from fusegen.bench.record import BenchRecord
+from fusegen.bench.record import BenchRecord, Environment, ProviderTiming, TimedCase
 from fusegen.bench.table import (
+    COPY,
+    FUSEGEN,
     LEVEL_MICROSECONDS,
     LEVEL_SHARE,
     JudgedCase,
-    facts,
-    full_table,
+    PeerResult,
     group_timers,
+    has_memory,
+    is_wrong,
     judge,
     latency_table,
     losses,
-    losses_table,
-    speedup_bars,
-    trouble_table,
-    words,
+    mebibytes,
+    name_of,
+    providers,
+    rate,
+    ratio_text,
+    speedup_order,
+    tally,
+    times,
 )
 from fusegen.emit.environment import html_environment
 from fusegen.files import write_for_user
@@ -82,3 +92,210 @@ def _environment() -> jinja2.Environment:
 def _breakable(name: str) -> Markup:
     """A name that may go on in the next line behind each underscore and dot."""
     return Markup("<wbr>").join(escape(part) for part in _PARTS.findall(name))
+
+
+# What the tables of a page hold, as text: its template adds elements and no decision.
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Of a table.
+
+    Attributes:
+        text: what stands in it.
+        note: what stands below, smaller.
+        kind: ``number``, ``best`` (the fastest of a row), ``bad`` (a failure) or ``words``.
+    """
+
+    text: str
+    note: str = ""
+    kind: str = "number"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Of a table: a case.
+
+    Attributes:
+        case, about: what heads it, and what stands below.
+        cells: the others.
+    """
+
+    case: str
+    about: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A table.
+
+    Attributes:
+        columns: their titles, but for the first.
+        lines: the cases.
+        notes: how providers compute: a provider, its way, and the cases; all cases where there are none.
+    """
+
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A case's speed-up on the page.
+
+    Attributes:
+        case: its name and shape.
+        text: the speed-up, and the fastest peer.
+        outcome: in a word.
+        left, width: of the bar, in percent of a logarithmic scale that all bars of a group share.
+    """
+
+    case: str
+    text: str
+    outcome: str
+    left: float
+    width: float
+
+
+def speedup_bars(verdicts: Sequence[JudgedCase]) -> list[Bar]:
+    """A bar a case, from 1 to its speed-up; worst first."""
+    found = speedup_order(verdicts)
+    low, high = min([0.9, *(s for _, s in found)]), max([1.1, *(s for _, s in found)])
+    one, *ends = (100 * math.log(value / low) / math.log(high / low) for value in (1.0, *(speedup for _, speedup in found)))
+    return [
+        Bar(name_of(v.row), f"{ratio_text(speedup)} {v.peer}", v.outcome.value, min(one, end), abs(end - one))
+        for (v, speedup), end in zip(found, ends, strict=True)
+    ]
+
+
+def facts(environment: Environment) -> list[tuple[str, str]]:
+    """What a record was measured on; what there is none of is left out."""
+    threads = str(environment.threads) if environment.kind == "cpu" else None
+    found = (
+        ("driver", environment.driver),
+        ("CUDA", environment.cuda),
+        ("threads", threads),
+        ("torch", environment.torch),
+        ("fusegen", environment.fusegen),
+        ("Python", environment.python),
+        ("timer", environment.timer),
+        ("date", _date(environment.date)),
+        ("commit", environment.short_commit),
+    )
+    return [(name, value) for name, value in found if value]
+
+
+def _date(text: str) -> str:
+    """A moment as people write it; what is none stays as it is."""
+    try:
+        return f"{datetime.datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}".strip()
+    except ValueError:
+        return text
+
+
+def words(verdicts: Sequence[JudgedCase]) -> str:
+    """The counts as a sentence."""
+    counts = tally(verdicts)
+    cases = f"{len(verdicts)} case" + ("" if len(verdicts) == 1 else "s")
+    won, lost, level = (counts[outcome] for outcome in (PeerResult.WIN, PeerResult.LOSS, PeerResult.TIE))
+    alone = f", without a peer in {counts[PeerResult.ALONE]}" if counts[PeerResult.ALONE] else ""
+    timed = f"faster than the fastest peer in {won}, slower in {lost}, level in {level}{alone}"
+    return f"{cases}: fusegen is {timed}; {counts[PeerResult.WRONG]} wrong, {counts[PeerResult.FAILED]} failed."
+
+
+def losses_table(lost: Sequence[JudgedCase]) -> Page:
+    """Both times of each loss, and whose the better one is."""
+    return Page(("fusegen µs", "fastest µs", "longer by"), tuple(Line(v.row.case, _about(v.row), _loss(v)) for v in lost))
+
+
+def _loss(verdict: JudgedCase) -> tuple[Cell, ...]:
+    longer = 1 / verdict.speedup - 1 if verdict.speedup else 0.0
+    return Cell(_precise(verdict.ours)), Cell(_precise(verdict.theirs), verdict.peer, "best"), Cell(f"{longer:.1%}")
+
+
+def trouble_table(verdicts: Sequence[JudgedCase]) -> Page:
+    """Cases in which fusegen is wrong, or has no time, and why."""
+    found = [v for v in verdicts if v.outcome in (PeerResult.WRONG, PeerResult.FAILED)]
+    return Page(("it is", "why"), tuple(Line(v.row.case, _about(v.row), _trouble(v)) for v in found))
+
+
+def _trouble(verdict: JudgedCase) -> tuple[Cell, ...]:
+    mine = verdict.row.timing(FUSEGEN)
+    return Cell(verdict.outcome.value, kind="bad"), Cell("it was not run" if mine is None else _reason(mine), kind="words")
+
+
+def _reason(timing: ProviderTiming) -> str:
+    """Why there is no time; that it is wrong is said elsewhere."""
+    return (timing.error or "it has no time").removeprefix("wrong: ")
+
+
+def full_table(verdicts: Sequence[JudgedCase]) -> Page:
+    """All that was measured in some cases."""
+    rows = [v.row for v in verdicts]
+    names = providers(rows)
+    memory = [name for name in names if has_memory(rows, name)]
+    columns = ("speed-up", *(f"{name} µs" for name in names), *(f"{name} MiB" for name in memory))
+    cells = [
+        (
+            Cell(ratio_text(v.speedup) if v.speedup else NOTHING, v.outcome.value),
+            *(_time_cell(v, name) for name in names),
+            *(Cell(mebibytes(v.row.timing(name))) for name in memory),
+            *_derived(v),
+        )
+        for v in verdicts
+    ]
+    lines = (Line(v.row.case, _about(v.row), of) for v, of in zip(verdicts, cells, strict=True))
+    return Page((*columns, "rate", "of copy", "off by", "launches"), tuple(lines), _notes(rows, names))
+
+
+def _derived(verdict: JudgedCase) -> tuple[Cell, ...]:
+    """What else follows from fusegen's time and result."""
+    row, mine = verdict.row, verdict.row.timing(FUSEGEN)
+    copied = times(row).get(COPY)
+    share = Cell(f"{copied / verdict.ours:.0%}" if copied and verdict.ours else NOTHING)
+    off = NOTHING if mine is None or mine.difference is None else f"{mine.difference:.1e}"
+    return Cell(rate(row, verdict.ours)), share, Cell(off), Cell(row.launches or NOTHING)
+
+
+def _time_cell(verdict: JudgedCase, name: str) -> Cell:
+    """A provider's time, or why it has none."""
+    timing = verdict.row.timing(name)
+    if timing is None:
+        return Cell(NOTHING)
+    if timing.error:
+        return Cell("wrong" if is_wrong(timing) else "failed", _reason(timing), "bad")
+    fastest = min((time for other, time in times(verdict.row).items() if other != COPY), default=None)
+    best = name != COPY and timing.microseconds is not None and timing.microseconds == fastest
+    return Cell(_precise(timing.microseconds), _spread(timing), "best" if best else "number")
+
+
+def _spread(timing: ProviderTiming) -> str:
+    if timing.low is None or timing.high is None:
+        return ""
+    return f"{_precise(timing.low)}–{_precise(timing.high)}"
+
+
+def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """How each provider computes, with the cases it does so in."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for name in names:
+        for row in rows:
+            timing = row.timing(name)
+            if timing and timing.what:
+                found.setdefault((name, timing.what), {})[row.case] = None
+    everywhere = set(dict.fromkeys(row.case for row in rows))
+    return tuple((name, what, () if set(cases) == everywhere else tuple(cases)) for (name, what), cases in found.items())
+
+
+def _about(row: TimedCase) -> str:
+    return f"{row.shape} {row.dtype}"
+
+
+def _precise(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

@@ -19,9 +19,9 @@ from fusegen.bench.case import TrainingCase, Way
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.providers import PROVIDERS, Provider
 from fusegen.bench.record import BenchRecord, TimedCase, write
-from fusegen.bench.report import report
+from fusegen.bench.report import full_table, report
 from fusegen.bench.run import peak_bytes, run_case
-from fusegen.bench.table import full_table, group_tables, group_timers, judge
+from fusegen.bench.table import group_tables, group_timers, judge
 from fusegen.cli import bench
 from fusegen.timing import timer_name
 from tests.tools.charts import memory_roof, moving, product_roof, products

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fusegen.bench.record import BenchRecord, read
-from fusegen.bench.report import report, write_report
-from fusegen.bench.table import PeerResult, compared, full_table, judge, speedup_bars, tally, words
+from fusegen.bench.report import full_table, report, speedup_bars, words, write_report
+from fusegen.bench.table import PeerResult, compared, judge, tally
 from fusegen.errors import ArgumentError
 from tests.naming import case
 from tests.tools.charts import charts, plot
