@@ -1,4 +1,4 @@
-"""What a kernel does, for people: `explain`, the summary that the REPL prints, and the page that a notebook shows."""
+"""Kernels described for people: `explain`, the summary that the REPL prints, and the page that a notebook shows."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _expected(step: Step, choices: Mapping[int, Choice]) -> list[str]:
-    """What a launch of products, or what takes its place, was expected to take."""
+    """The expected times of a launch of products, or of what takes its place."""
     choice = next((choices[p] for p in step.group.anchors if p in choices), None)
     if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:
         return []
@@ -153,7 +153,7 @@ def _expected(step: Step, choices: Mapping[int, Choice]) -> list[str]:
 
 
 def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
-    """What a launch was expected to take with its plan, and with the best of the others."""
+    """The expected times of a launch with its plan, and with the best of the others."""
     if not isinstance(step, Launch) or step.plan is None:
         return []
     times = expected_times(step, sizes, target)
@@ -166,7 +166,7 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
 
 
 def _at_peak(work: Roofline) -> list[str]:
-    """What a step takes at least, of which nothing else is known."""
+    """The least time of a step of which nothing else is known."""
     return [] if work.seconds is None else [f"expected: {work.seconds * 1e6:.1f} µs or more, at peak rates"]
 
 

@@ -1,4 +1,4 @@
-"""What torch eager would launch and move for a function, counted on meta tensors: nothing is run.
+"""The launches and bytes of torch eager for a function, counted on meta tensors: nothing is run.
 
 An operation that torch's dispatcher sees and that is no view is one launch; it reads each of its operands once, of a table that it
 gathers from no more than it returns, and writes its results. That is the least that eager can do: some of torch's operations take
@@ -41,7 +41,7 @@ _WHOLE: Mapping[Any, str] = {
 
 @dataclass(frozen=True)
 class EagerCost:
-    """What torch eager does for one call.
+    """The cost of one call in torch eager.
 
     Attributes:
         operations: names of the launched operations, in order.

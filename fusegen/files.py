@@ -47,7 +47,7 @@ def write_for_user(path: Path, text: str, mend: str) -> None:
 
 
 def read_json(path: Path, kind: str, version: int, make: Callable[[Any], T], mend: str) -> T:
-    """What is made of a file of JSON that has a format's version.
+    """Makes a value of a file of JSON that has a format's version.
 
     Args:
         kind: of the file, for errors.
@@ -73,7 +73,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def unsealed(whole: bytes) -> bytes | None:
-    """What `sealed` was given; None where it was damaged since, or never sealed."""
+    """The content that `sealed` was given; None where it was damaged since, or never sealed."""
     end = len(whole) - _DIGEST_BYTES - len(_MARK)
     content = whole[: max(end, 0)]
     return content if end >= 0 and sealed(content) == whole else None
@@ -101,7 +101,7 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """What the system says against files in a folder of the cache becomes an error that names the folder.
+    """Turns the system's refusal of files in a folder of the cache into an error that names the folder.
 
     Raises:
         SettingsError: a file could not be written: no room, no permission, no such folder.

@@ -46,7 +46,7 @@ class Lowered:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Which nodes became which step."""
+        """The groups of nodes, one a step."""
         return self._planned.groups
 
     @property

@@ -13,7 +13,7 @@ from fusegen.errors import TargetError
 
 
 class Backend(Enum):
-    """Which language a target is emitted in."""
+    """The language that a target is emitted in."""
 
     CUDA = "cuda"
     CPU = "cpu"

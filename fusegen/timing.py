@@ -1,4 +1,4 @@
-"""How long calls take that are compared: in turn, round by round, so that a machine that drifts drifts for all of them.
+"""Times of calls that are compared: in turn, round by round, so that a machine that drifts drifts for all of them.
 
 On a GPU it is device time: of the replay of a CUDA graph that holds one call, with a cold second-level cache. The host has no part
 in it; `fusegen/bench/latency.py` measures that. Training steps are timed with the host: as it makes the calls, one after the other,
@@ -37,7 +37,7 @@ _FEWEST, _MOST = 3, 200  # calls a round on a CPU
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """What a call takes in microseconds: the median, the least and the greatest of the rounds."""
+    """The time of a call in microseconds: the median, the least and the greatest of the rounds."""
 
     median: float
     low: float
@@ -57,7 +57,7 @@ def timer_name(device: torch.device, *, quick: bool = False, with_host: bool = F
 
 
 def microseconds(call: TimedCall, device: torch.device) -> float:
-    """What one call takes."""
+    """The time of one call."""
     found = interleaved({"": call}, device)[""]
     if isinstance(found, Exception):
         raise found
@@ -67,7 +67,7 @@ def microseconds(call: TimedCall, device: torch.device) -> float:
 def interleaved(
     calls: Mapping[str, TimedCall], device: torch.device, *, quick: bool = False, with_host: bool = False
 ) -> dict[str, RoundTimes | Exception]:
-    """What each call takes, or why that cannot be said: the others are timed all the same.
+    """The time of each call, or the error in its place: the others are timed all the same.
 
     Args:
         calls: the work; on a GPU, on the current stream.

@@ -91,7 +91,7 @@ class TunedLaunch:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` measured.
+    """The measurements of `tune`.
 
     Attributes:
         launches: those that have several plans.
@@ -159,7 +159,7 @@ def _device(values: Values) -> torch.device:
 
 
 def _of_rank_0(measure: Callable[[], Tuning]) -> Tuning:
-    """What rank 0 has measured, on all ranks of a job; what this process measures where it is alone."""
+    """The measurement of rank 0 on all ranks of a job; that of this process where it is alone."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return measure()
     sent: list[Any] = [None]

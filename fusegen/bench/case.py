@@ -29,7 +29,7 @@ from fusegen.trace import inlined
 
 @dataclass(frozen=True)
 class Way:
-    """How somebody computes a case.
+    """A provider's way to compute a case.
 
     Attributes:
         what: what a reader knows it by.
@@ -43,7 +43,7 @@ class Way:
 
 @dataclass(frozen=True)
 class BenchCase:
-    """What is measured.
+    """A declaration at a size and a dtype.
 
     Attributes:
         name: of a spec, or of a declaration of the benchmark's own.
@@ -89,7 +89,7 @@ class BenchCase:
 
     @property
     def key(self) -> CaseKey:
-        """What tells it from all others in a record."""
+        """Its key in a record."""
         return self.group, self.name, self.shape, self.dtype_name
 
     def meta_arguments(self) -> Arguments:
@@ -102,7 +102,7 @@ class BenchCase:
 
     @cached_property
     def bytes(self) -> int:
-        """What any way of computing must move; the declaration runs on meta tensors to say what it returns."""
+        """The fewest bytes that a call moves; the declaration runs on meta tensors to say what it returns."""
         arguments = {n: v.to("meta") if isinstance(v, Tensor) else v for n, v in self.meta_arguments().items()}
         return minimum_bytes(arguments, self.kernel.function(**arguments))
 
@@ -118,7 +118,7 @@ class BenchCase:
 
     @property
     def eager(self) -> Way:
-        """What is measured as eager."""
+        """The way that is measured as eager."""
         return self.rival or Way("the declaration", lambda arguments: self.call(self.kernel.function, arguments))
 
     def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:

@@ -32,7 +32,7 @@ _CPU_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class RowChain:
-    """What cases of one name share.
+    """The common part of cases of one name.
 
     Attributes:
         build: their arguments.
@@ -130,7 +130,7 @@ def _shaped(length: int, share: float) -> int:
 
 
 def is_prime(number: int) -> bool:
-    """Whether nothing divides a number from 2 on."""
+    """True of a prime, for numbers from 2 on."""
     return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
@@ -194,7 +194,7 @@ _PEERS: Mapping[str, Sequence[CaseSizes]] = {
     "softmax": (_WIDTHS[0], _WIDTHS[1], _WIDTHS[3], (2048, 65536), (512, 262144)),
     "swiglu": ((16, 28672), (4096, 14336), (16384, 14336)),
 }
-"""Where other libraries were measured too."""
+"""Cases for which other libraries publish times."""
 
 _LIMITS: Mapping[CaseSizes, Sequence[str]] = {
     (1, 4096): ("layer_norm", "layer_norm_gelu_add", "bias_gelu_add"),
@@ -260,7 +260,7 @@ _BAR_DROPOUTS: Mapping[CaseSizes, Sequence[str]] = {
 }
 
 TALL: Sequence[CaseSizes] = ((16384, 4096), (1000000, 64))
-"""What is transposed, and whose rows are summed: rows as models have them, and a million short ones."""
+"""Sizes of transposed copies and of sums of rows: rows as models have them, and a million short ones."""
 
 
 def _bars() -> Iterator[BenchCase]:

@@ -1,4 +1,4 @@
-"""What is measured and is no prebuilt fusion, as users write it; the arguments of all cases."""
+"""Measured functions that are no prebuilt fusions, as users write them; the arguments of all cases."""
 
 from __future__ import annotations
 

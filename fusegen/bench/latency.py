@@ -1,4 +1,4 @@
-"""How long a user waits: for the first call of a new declaration, and in each later one."""
+"""The host's time: of the first call of a new declaration, and of each later one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measure(device: torch.device) -> tuple[Latency, ...]:
 
 
 def _first_calls(x: Tensor) -> Latency:
-    """Of new declarations, and of one in each later call.
+    """First calls of new declarations, and later calls of one.
 
     Imports and templates are warm: one other declaration has been called. Cold: neither this process nor the disk knows the
     kernel. Warm: the disk does, the process does not.

@@ -1,4 +1,4 @@
-"""Who computes a case, as rows of a table: fusegen, torch in two ways, other libraries, and a copy for comparison."""
+"""The providers of a case, as rows of a table: fusegen, torch in two ways, other libraries, and a copy for comparison."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Provider:
 
 @dataclass(frozen=True)
 class ChosenProviders:
-    """Who takes part.
+    """The providers of a run.
 
     Attributes:
         providers: in the order of the table.
@@ -85,7 +85,7 @@ def _not_importable(module: str) -> str | None:
 
 
 def _on_gpu(*modules: str) -> Callable[[torch.device], str | None]:
-    """That of a library of GPU kernels: the first of its modules that cannot be imported."""
+    """The reason why a library of GPU kernels is missing: the first of its modules that cannot be imported."""
 
     def missing(device: torch.device) -> str | None:
         if device.type != "cuda":

@@ -35,7 +35,7 @@ TRAINING = "training"
 
 @dataclass(frozen=True)
 class Environment:
-    """What a record was measured on; None where there is no such thing."""
+    """The machine and software of a record; None where there is no such thing."""
 
     device: str
     kind: str
@@ -58,7 +58,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class ProviderTiming:
-    """What a provider took in a case.
+    """A provider's time in a case.
 
     Attributes:
         provider: its name in the table of providers.
@@ -107,7 +107,7 @@ class TimedCase:
 
     @property
     def key(self) -> CaseKey:
-        """What tells it from other rows."""
+        """Its key among all rows."""
         return self.group, self.case, self.shape, self.dtype
 
     @property
@@ -116,7 +116,7 @@ class TimedCase:
         return self.group == TRAINING
 
     def timing(self, provider: str) -> ProviderTiming | None:
-        """What a provider took, if it took part."""
+        """A provider's time, if it took part."""
         return next((t for t in self.timings if t.provider == provider), None)
 
     def microseconds(self, provider: str) -> float | None:
@@ -210,7 +210,7 @@ _MORE_THAN_NOTHING = ("microseconds", "low", "high", "flops")
 
 
 def _makes_sense(name: str, value: object) -> bool:
-    """Whether a value can be: a time takes some time, a text is one line that can be shown."""
+    """True if a value can be: a time takes some time, a text is one line that can be shown."""
     if isinstance(value, str):
         return value.isprintable()
     if isinstance(value, (int, float)):
@@ -219,7 +219,7 @@ def _makes_sense(name: str, value: object) -> bool:
 
 
 def _fits(value: object, kind: str) -> bool:
-    """Whether a value of JSON is of a field's type; numbers are finite."""
+    """True if a value of JSON is of a field's type; numbers are finite."""
     if value is None:
         return "None" in kind
     if isinstance(value, (bool, str)):
@@ -232,7 +232,7 @@ def _fits(value: object, kind: str) -> bool:
 
 
 def environment(device: torch.device, timer: str) -> Environment:
-    """What this process measures on."""
+    """The machine and software of this process."""
     on_gpu = device.type == "cuda"
     return Environment(
         device=torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
@@ -283,7 +283,7 @@ def _first_line(*command: str) -> str | None:
 # Two records beside each other.
 
 _SHARE, _FEWEST = 0.05, 0.5
-"""What a time may grow by before it counts: a share of it, and microseconds."""
+"""Growth of a time that does not count: a share of it, and microseconds."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ class Comparison:
 
     @property
     def regressions(self) -> tuple[Change, ...]:
-        """What became slower."""
+        """The slower cases."""
         return tuple(change for change in self.changes if change.is_regression)
 
 
@@ -341,7 +341,7 @@ def check_same_device(old: Environment, new: Environment) -> None:
 
 
 def compare(old: BenchRecord, new: BenchRecord) -> Comparison:
-    """What changed from one record to another.
+    """The changes from one record to another.
 
     Raises:
         ArgumentError: they are of different devices.

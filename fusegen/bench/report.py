@@ -101,7 +101,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """Of a table.
+    """A cell of a table.
 
     Attributes:
         text: what stands in it.
@@ -116,7 +116,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """Of a table: a case.
+    """A case in a table.
 
     Attributes:
         case, about: what heads it, and what stands below.
@@ -173,7 +173,7 @@ def speedup_bars(verdicts: Sequence[JudgedCase]) -> list[Bar]:
 
 
 def facts(environment: Environment) -> list[tuple[str, str]]:
-    """What a record was measured on; what there is none of is left out."""
+    """The machine and software of a record; what there is none of is left out."""
     threads = str(environment.threads) if environment.kind == "cpu" else None
     found = (
         ("driver", environment.driver),
@@ -253,7 +253,6 @@ def full_table(verdicts: Sequence[JudgedCase]) -> Page:
 
 
 def _derived(verdict: JudgedCase) -> tuple[Cell, ...]:
-    """What else follows from fusegen's time and result."""
     row, mine = verdict.row, verdict.row.timing(FUSEGEN)
     copied = times(row).get(COPY)
     share = Cell(f"{copied / verdict.ours:.0%}" if copied and verdict.ours else NOTHING)
@@ -280,7 +279,7 @@ def _spread(timing: ProviderTiming) -> str:
 
 
 def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """How each provider computes, with the cases it does so in."""
+    """The way of each provider, with its cases."""
     found: dict[tuple[str, str], dict[str, None]] = {}
     for name in names:
         for row in rows:

@@ -183,7 +183,7 @@ _SMALL = 1 << 22  # elements of all arguments, up to which the reference is in f
 
 
 def reference(case: BenchCase, arguments: Arguments) -> tuple[Tensor, ...] | None:
-    """What a case's results are compared with; None where they are drawn.
+    """The results that a case's are compared with; None where they are drawn.
 
     It is the declaration, run by torch on the same values in float64, or in float32 where they are many; for some cases it is what
     eager gives.
@@ -228,7 +228,7 @@ def _difference(result: Tensor, wanted: Tensor) -> float:
 
 
 def _tolerance(dtype: torch.dtype, wanted: Tensor) -> float:
-    """That of the dtype and a step of its subnormal numbers: the softmax of a million elements is made of these in float16.
+    """The dtype's tolerance and a step of its subnormal numbers: the softmax of a million elements is made of these in float16.
     Integers are equal."""
     if not dtype.is_floating_point:
         return 0.0
@@ -247,11 +247,11 @@ def _shapes(results: Sequence[Tensor]) -> str:
 # Runs that go on with a stored record.
 
 _SAME = ("device", "driver", "cuda", "torch", "fusegen", "commit", "timer")
-"""What rows of one record have in common."""
+"""Fields that rows of one record have in common."""
 
 
 def resumed(path: Path, here: Environment) -> BenchRecord:
-    """What an earlier run of this benchmark left; nothing where there was none.
+    """The record of an earlier run of this benchmark; empty where there was none.
 
     Args:
         path: of its record.
@@ -271,7 +271,7 @@ def resumed(path: Path, here: Environment) -> BenchRecord:
 
 
 def is_measured(case: BenchCase, providers: Sequence[Provider], rows: Sequence[TimedCase]) -> bool:
-    """Whether rows have a case with a timing of each provider that knows it."""
+    """True if rows have a case with a timing of each provider that knows it."""
     wanted = {each.name for each in providers if each.way(case) is not None}
     return any(row.key == case.key and wanted <= {timing.provider for timing in row.timings} for row in rows)
 

@@ -20,7 +20,7 @@ LEVEL_MICROSECONDS = 0.5
 
 
 class PeerResult(Enum):
-    """What came of a case."""
+    """The comparison of a case with its fastest peer."""
 
     LOSS = "slower"
     WIN = "faster"
@@ -60,7 +60,7 @@ class JudgedCase:
 
     @property
     def speedup(self) -> float | None:
-        """How many times the peer's time is fusegen's."""
+        """The peer's time over fusegen's."""
         return self.theirs / self.ours if self.theirs and self.ours else None
 
 
@@ -93,7 +93,7 @@ def _outcome(row: TimedCase, ours: float | None, theirs: float | None) -> PeerRe
 
 
 def compared(ours: float, theirs: float) -> PeerResult:
-    """Whether a time wins against a peer's, loses, or is level with it."""
+    """The result of a time against a peer's."""
     margin = max(LEVEL_SHARE * theirs, LEVEL_MICROSECONDS)
     if abs(ours - theirs) <= margin:
         return PeerResult.TIE
@@ -101,12 +101,12 @@ def compared(ours: float, theirs: float) -> PeerResult:
 
 
 def is_wrong(timing: ProviderTiming) -> bool:
-    """Whether a provider has no time because it computes something else than the reference, as `run.py` says it."""
+    """True if a provider has no time because it computes something else than the reference, as `run.py` says it."""
     return (timing.error or "").startswith("wrong")
 
 
 def tally(verdicts: Sequence[JudgedCase]) -> Counter[PeerResult]:
-    """How many cases came out how."""
+    """The number of cases of each result."""
     return Counter(verdict.outcome for verdict in verdicts)
 
 
@@ -136,7 +136,7 @@ _ORDER = tuple(each.name for each in PROVIDERS if each.computes and each.name !=
 
 
 def heading(environment: Environment) -> str:
-    """What the record was measured on, in one line."""
+    """The machine and software of a record, in one line."""
     parts = [environment.device]
     parts += [f"driver {environment.driver}"] if environment.driver else []
     parts += [f"CUDA {environment.cuda}"] if environment.cuda else []

@@ -313,7 +313,7 @@ class KernelCall:
 
     @property
     def dtype(self) -> str:
-        """That of the first tensor."""
+        """The dtype of the first tensor."""
         return next(from_torch(value.dtype).short for value in self.arguments.values() if isinstance(value, Tensor))
 
 

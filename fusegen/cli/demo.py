@@ -226,7 +226,7 @@ class FusionDemo:
 
     @cached_property
     def saved(self) -> Saving:
-        """What is saved over eager."""
+        """The saving over eager."""
         return saving(self.low, self.fusion.kernel.function, self.arguments)
 
     @property
@@ -322,7 +322,7 @@ def _first_call(kernel: Kernel[..., Any], arguments: Arguments) -> tuple[float, 
 
 
 def _place(source: Source, target: Target) -> Path:
-    """Where the source of a compiled kernel lies."""
+    """The file of a compiled kernel's source."""
     if "ptx" in target.languages:
         return nvrtc.compile_cubin(source, target.name).source_path
     return compile_shared(source.text, host_flags(), cache_folder("cpu")).with_suffix(".cpp")
@@ -333,7 +333,7 @@ def _place(source: Source, target: Target) -> Path:
 
 @dataclass(frozen=True)
 class Error:
-    """How far a result is off: root mean square over that of the exact result, and the greatest distance."""
+    """The error of a result: root mean square over that of the exact result, and the greatest distance."""
 
     relative: float
     greatest: float

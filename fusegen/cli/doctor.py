@@ -61,7 +61,7 @@ def _lines(finding: Diagnosis, width: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What became of one thing that was looked for.
+    """The state of one thing that was looked for.
 
     Attributes:
         name: of the thing.
@@ -85,7 +85,7 @@ class Diagnosis:
 
     @property
     def is_problem(self) -> bool:
-        """Whether this machine needs it, and it does not work."""
+        """True if this machine needs it, and it does not work."""
         return self.required and self.state is not ProbeState.FOUND
 
 
@@ -103,7 +103,7 @@ class Probe:
     look: Callable[[], Look]
 
     def find(self) -> Diagnosis:
-        """What is there; a probe that fails says that the thing is broken, and how. Whether it is required is not known here."""
+        """Looks; a probe that fails says that the thing is broken, and how. It does not know if the thing is required."""
         try:
             look = self.look()
         except FusegenError as error:

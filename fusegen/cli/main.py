@@ -182,7 +182,7 @@ def _one_line(error: FusegenError) -> str:
 
 
 def _unexpected(error: BaseException) -> str:
-    """What neither we nor the user foresaw."""
+    """The line of an error that nobody foresaw."""
     text = _text(error)
     what = f"{type(error).__name__}{f': {text}' if text else ''}"
     return " · ".join(_part(part) for part in (what, f"at: {_place(error)}", "try: fusegen --traceback …"))

@@ -30,7 +30,7 @@ from fusegen.target import from_capability
 
 
 class ProbeState(Enum):
-    """How something is."""
+    """The state of a thing."""
 
     FOUND = "ok"
     MISSING = "missing"
@@ -39,7 +39,7 @@ class ProbeState(Enum):
 
 @dataclass(frozen=True)
 class Look:
-    """What a probe saw; the fields are those of a finding."""
+    """The answer of a probe; the fields are those of a diagnosis."""
 
     state: ProbeState
     version: str | None = None
@@ -79,7 +79,7 @@ def look_at_python() -> Look:
 
 @lru_cache(maxsize=1)
 def told_by_package() -> Mapping[str, Any]:
-    """Where the templates are, by a process that imports all of this package.
+    """The folder of templates, by a process that imports all of this package.
 
     Raises:
         ProbeError: it cannot be imported.
@@ -375,7 +375,7 @@ class ProbeError(FusegenError):
 
 
 def ask(code: str) -> Mapping[str, Any]:
-    """What a piece of Python answers.
+    """The answer of a piece of Python.
 
     Args:
         code: calls ``answer(name=value, …)`` in the end; imports what this process could import.
@@ -407,7 +407,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def failure(done: subprocess.CompletedProcess[str]) -> str:
-    """How a process failed: the last line that it printed, or the signal that ended it."""
+    """The failure of a process: the last line that it printed, or the signal that ended it."""
     lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     if done.returncode < 0:
         return f"crashed by {_signal(-done.returncode)}"

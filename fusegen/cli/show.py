@@ -217,7 +217,7 @@ def run_explain(options: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def saving_fields(saved: Saving) -> dict[str, object]:
-    """What a kernel costs and what eager costs, null where it cannot be counted, for a document."""
+    """The costs of a kernel and of eager for a document, null where they cannot be counted."""
     eager = saved.eager
     counted = {"launches": eager.launches, "operations": eager.operations, "moved_bytes": eager.moved} if eager else None
     return {"fusegen": {"launches": saved.steps, "moved_bytes": saved.moved}, "eager": counted}
@@ -303,7 +303,7 @@ class Saving:
 
 
 def saving(low: Lowered, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Saving:
-    """What a lowered kernel saves over its own declaration, run by torch."""
+    """The saving of a lowered kernel over its own declaration, run by torch."""
     moved = sum(step.traffic.moved(low.sizes) for step in low.program.steps)
     return Saving(len(low.program.steps), moved, eager_cost(function, arguments))
 

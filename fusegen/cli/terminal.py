@@ -1,4 +1,4 @@
-"""What commands print on: colour and highlighting on a terminal, plain text of any width when piped; progress apart."""
+"""The output of commands: colour and highlighting on a terminal, plain text of any width when piped; progress apart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """What is being done now: one line that the next replaces where a person looks at it, a line each elsewhere.
+    """Says what is done now: one line that the next replaces where a person looks at it, a line each elsewhere.
 
     Args:
         stream: where to, never that of results; None says nothing.
@@ -167,7 +167,7 @@ class Terminal:
 
 
 def _console(stream: TextIO | None) -> Console | None:
-    """How to print for a person who looks at the stream; None where nobody does, nothing fits, or rich is not installed."""
+    """A console for a person who looks at the stream; None where nobody does, nothing fits, or rich is not installed."""
     try:
         from rich.console import Console
     except ImportError:

@@ -146,7 +146,7 @@ class AddLayerNorm(LayerNorm):
         )
 
     def extra_repr(self) -> str:
-        """That of the norm, and the probability of dropout."""
+        """The arguments of the norm, and the probability of dropout."""
         return f"{super().extra_repr()}, p={self.p}"
 
 
@@ -189,7 +189,7 @@ class AddRMSNorm(RMSNorm):
         )
 
     def extra_repr(self) -> str:
-        """That of the norm, and the probability of dropout."""
+        """The arguments of the norm, and the probability of dropout."""
         return f"{super().extra_repr()}, p={self.p}"
 
 

@@ -73,7 +73,7 @@ def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
 
 
 def _raised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> tuple[Tensor, torch.dtype, Tensor]:
-    """What `narrowed` takes, where the reciprocal of a scale that was given would overflow: both times a power of two."""
+    """The arguments of `narrowed` where the reciprocal of a scale that was given would overflow: both times a power of two."""
     factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
     return x * factor, dtype, scale * factor
 

@@ -194,7 +194,7 @@ def _cos_sin(
     rotary_dim: int | None,
     mrope_section: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor]:
-    """What `rotated` takes, of the settings of `rotary_position_ids`.
+    """The arguments of `rotated`, of the settings of `rotary_position_ids`.
 
     Raises:
         ArgumentError: an odd number of channels, an unknown scaling, a factor without one or that is not positive, a base that

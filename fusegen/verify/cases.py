@@ -267,7 +267,7 @@ class Case:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a tensor has no elements, which torch handles alone."""
+        """True if a tensor has no elements, which torch handles alone."""
         return any(isinstance(value, TensorLayout) and 0 in value.shape for value in self.arguments.values())
 
 
@@ -301,7 +301,7 @@ class _Cases:
 
     @cached_property
     def kinds(self) -> frozenset[GroupKind]:
-        """Of the canonical example's kernels."""
+        """The kinds of the canonical example's kernels."""
         return kinds(self.spec)
 
     def all(self) -> Iterator[Case]:
@@ -450,7 +450,7 @@ class _Cases:
 
 
 def is_meta(value: object) -> bool:
-    """Whether an argument of an example stands for any values."""
+    """True of an argument of an example that stands for any values."""
     return isinstance(value, Tensor) and value.is_meta
 
 

@@ -42,7 +42,7 @@ _MOST_ON_CPU = 1 << 21  # elements of a tensor from which on a CPU takes too lon
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case for a target.
+    """The outcome of a case for a target.
 
     Attributes:
         verdicts: one a result.
@@ -58,14 +58,14 @@ class Outcome:
 
     @property
     def failure(self) -> str:
-        """What is wrong; empty when all is well or nothing was run."""
+        """The fault; empty when all is well or nothing was run."""
         several = len(self.verdicts) > 1
         wrong = [f"result {n}: {v.failure}" if several else v.failure for n, v in enumerate(self.verdicts) if v.failure]
         return self.error or "; ".join(wrong)
 
     @property
     def passed(self) -> bool:
-        """Whether it was run and is right."""
+        """True if it was run and is right."""
         return not self.skipped and not self.failure
 
     @property
@@ -157,7 +157,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Reference:
-    """What torch gives, and what results are judged by.
+    """The results of torch and of float64, by which others are judged.
 
     Attributes:
         eager: torch's results.
@@ -251,7 +251,7 @@ def check(spec: Spec, case: Case, prepared: Sequence[LoweredCase], device: torch
 
 
 def is_alive(device: torch.device) -> bool:
-    """Whether a device still works: after an illegal access a GPU does nothing more for this process."""
+    """True if a device still works: after an illegal access a GPU does nothing more for this process."""
     try:
         _wait(device)
     except RuntimeError:
@@ -260,7 +260,7 @@ def is_alive(device: torch.device) -> bool:
 
 
 def _wait(device: torch.device) -> None:
-    """What a kernel does wrong comes to light here, not in the next case."""
+    """Waits for the device: a kernel's fault comes to light here, not in the next case."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -425,7 +425,7 @@ def _gradients_of(function: TensorFunction, call: _Call, wrt: Sequence[str], see
 
 
 def _of_torch(call: _Call, run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """What torch gives.
+    """The results of torch.
 
     Raises:
         VerificationError: torch cannot run the function.

@@ -77,7 +77,7 @@ class LoweredCase:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """Of the texts without their comments and of the flags that they are compiled with, shortened."""
+        """Digests of the texts without their comments and of the flags that they are compiled with, shortened."""
         return tuple(_shortened("\0".join((source.digest, *FLAGS))) for source in self.sources)
 
     @cached_property
@@ -146,7 +146,7 @@ def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def can_run(target: Target, own: Target) -> bool:
-    """Whether text for a target runs on a device of another: one that is as new, and has all that the target counts on."""
+    """True if text for a target runs on a device of another: one that is as new, and has all that the target counts on."""
     if target.name == own.name:
         return True
     age = {each.name: age for age, each in enumerate(cuda_targets())}

@@ -40,7 +40,7 @@ _HEADING = f"# What no GPU has verified yet, as target, spec, dtype. Written by 
 
 @dataclass(frozen=True)
 class Where:
-    """What an entry was verified on.
+    """The machine and software of an entry.
 
     Attributes:
         gpu: its name.
@@ -81,7 +81,7 @@ class CaseRecord:
 
     @classmethod
     def of(cls, prepared: LoweredCase, outcome: Outcome) -> CaseRecord:
-        """What there is to say of a case."""
+        """The record of a case."""
         errors = [{name: _rounded(value) for name, value in asdict(v.errors).items()} for v in outcome.verdicts]
         return cls(str(prepared.case), list(prepared.plan), list(prepared.digests), errors, outcome.word, prepared.launches)
 
@@ -113,7 +113,7 @@ def where(device: torch.device) -> Where:
 
 
 def path_of(folder: Path, target: str, spec: str) -> Path:
-    """Where a record lies."""
+    """The file of a record."""
     return folder / target / spec / FILE
 
 
@@ -172,12 +172,12 @@ def _object(fields: Sequence[tuple[str, str]], depth: int) -> str:
 
 @lru_cache(maxsize=1)
 def own_folder() -> Path:
-    """Where this installation's records lie: inside the package in a wheel, in ``generated/`` of a checkout."""
+    """The folder of this installation's records: inside the package in a wheel, ``generated/`` of a checkout."""
     return _package() / "records" if is_installed() else templates().parent / "generated"
 
 
 def is_installed() -> bool:
-    """Whether this is a wheel's package and no checkout."""
+    """True of a wheel's package, not of a checkout."""
     return templates().parent == _package()
 
 
@@ -186,7 +186,7 @@ def _package() -> Path:
 
 
 def folder_to_write(chosen: Path | None) -> Path | None:
-    """Where records go: as the user says, else into the checkout; None where there is no such place.
+    """The folder for records: the user's, else that of the checkout; None where there is no such place.
 
     Raises:
         ArgumentError: the folder belongs to an installation.

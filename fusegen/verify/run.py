@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Job:
-    """What is verified together: a spec in an element type, for several targets.
+    """A unit of verification: a spec in an element type, for several targets.
 
     Attributes:
         prepared: for each case, the case for each target that wants it.
@@ -69,7 +69,7 @@ class SpecResult:
 
     @property
     def passed(self) -> bool:
-        """Whether every case was run and is right."""
+        """True if every case was run and is right."""
         return all(outcome.passed for _, outcome in self.cases)
 
     @property
@@ -297,7 +297,7 @@ _WORTH_PROCESSES = 8  # of what is asked for at once: a process takes seconds to
 
 @dataclass(frozen=True)
 class Emitted:
-    """What a case becomes.
+    """The digests of a lowered case.
 
     Attributes:
         arguments: in words.
@@ -314,7 +314,7 @@ SpecOnTarget: TypeAlias = tuple[Spec, DType, Target]
 
 
 def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted]:
-    """What all cases of a spec become, by their names.
+    """The digests of all cases of a spec, by their names.
 
     Raises:
         FusegenError: one cannot be lowered.
@@ -353,7 +353,7 @@ def _answer(spec: str, wanted: Iterable[tuple[DType, str]]) -> None:
 
 
 def _is_shipped(spec: Spec) -> bool:
-    """Whether a spec is part of the package, whose files say what it is."""
+    """True of a spec of the package, whose files say what it is."""
     return SPECS.get(spec.name) is spec
 
 

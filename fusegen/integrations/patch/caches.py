@@ -191,7 +191,7 @@ class HandedPair(EmptyCache):
         self.get_seq_length = self.self_attention_cache.get_seq_length  # type: ignore[method-assign]
 
     def taken(self) -> Any:
-        """What both are to take."""
+        """The arguments of both."""
         return self.self_attention_cache.taken(), self.cross_attention_cache.taken()
 
 
