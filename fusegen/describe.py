@@ -19,11 +19,10 @@ from fusegen.ir.index_map import owner
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.program.call import arrange, bytes_of, peak_of
-from fusegen.program.formula import Formula
 from fusegen.schedule.choose import Choice
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.schedule.ranking import expected_times
-from fusegen.schedule.report import Roofline, launch_words, plan_words, roofline
+from fusegen.schedule.report import launch_words, plan_words, roofline
 from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.units import human_bytes
@@ -79,7 +78,9 @@ def explain_title(step: Step) -> str:
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, Choice]) -> list[str]:
     """The lines of one step, its title first."""
     work = roofline(step, program.graph, sizes, program.target)
-    expected = [*_expected(step, choices), *_ranked(step, sizes, program.target)] or _at_peak(work)
+    expected = [*_expected(step, choices), *_ranked(step, sizes, program.target)]
+    if not expected and work.seconds is not None:
+        expected = [f"expected: {work.seconds * 1e6:.1f} µs or more, at peak rates"]
     lines = [*_facts(step, sizes, work.describe()), *expected, *_idling(step, sizes, program.target)]
     return [explain_title(step), *lines, *_approximate(program, step)]
 
@@ -119,7 +120,7 @@ def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str
 
 def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
     """The layout of a launch, its traffic, its work, and why it is made like this."""
-    traffic = _traffic(step.traffic.read, step.traffic.written, sizes)
+    traffic = f"reads {human_bytes(step.traffic.read(sizes))}, writes {human_bytes(step.traffic.written(sizes))}"
     if isinstance(step, LoopStep):
         return [traffic, work, *_blocks(step, sizes)]
     if not isinstance(step, Launch):
@@ -165,11 +166,6 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     return [f"expected: {times[step.plan]:.1f} µs with {plan_words(step.plan)}{beside}{more}"]
 
 
-def _at_peak(work: Roofline) -> list[str]:
-    """The least time of a step of which nothing else is known."""
-    return [] if work.seconds is None else [f"expected: {work.seconds * 1e6:.1f} µs or more, at peak rates"]
-
-
 def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     """A warning of a launch whose blocks are few, and have much to do each."""
     blocks = step.grid(sizes) if isinstance(step, Launch) and not step.part else target.processors
@@ -192,10 +188,6 @@ def _launches(graph: Graph, step: Step) -> Iterator[tuple[Graph, Launch]]:
     elif isinstance(step, LoopStep):
         for inner in step.body.steps:
             yield from _launches(step.body.graph, inner)
-
-
-def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:
-    return f"reads {human_bytes(read(sizes))}, writes {human_bytes(written(sizes))}"
 
 
 # The stages of a kernel, in a few lines and as a page of HTML that needs nothing else.

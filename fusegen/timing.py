@@ -81,7 +81,8 @@ def interleaved(
         for name, timer in timers.items():
             if not isinstance(timer, Exception):
                 rounds[name].append(timer())
-    return {name: timer if isinstance(timer, Exception) else _times(rounds[name]) for name, timer in timers.items()}
+    found = {name: RoundTimes(statistics.median(of), min(of), max(of)) for name, of in rounds.items() if of}
+    return {name: timer if isinstance(timer, Exception) else found[name] for name, timer in timers.items()}
 
 
 def attempt(make: Callable[[], T]) -> T | Exception:
@@ -90,10 +91,6 @@ def attempt(make: Callable[[], T]) -> T | Exception:
         return make()
     except Exception as error:
         return error.with_traceback(None)  # whose frames would hold tensors
-
-
-def _times(rounds: list[float]) -> RoundTimes:
-    return RoundTimes(statistics.median(rounds), min(rounds), max(rounds))
 
 
 def _timer(call: TimedCall, device: torch.device, quick: bool, with_host: bool) -> Timer:

@@ -106,10 +106,6 @@ def _fusegen(case: BenchCase) -> Way:
     return Way("the emitted kernels", lambda arguments: case.call(case.kernel, arguments))
 
 
-def _eager(case: BenchCase) -> Way:
-    return case.eager
-
-
 def _compile(case: BenchCase) -> Way:
     """Sizes are constants of what is compiled, as they are in our variants."""
 
@@ -322,7 +318,7 @@ _FLASHINFER: Mapping[str, Way] = {
 
 PROVIDERS = (
     Provider("fusegen", _never, _fusegen),
-    Provider("eager", _never, _eager),
+    Provider("eager", _never, lambda case: case.eager),
     Provider("compile", _compile_missing, _compile),
     Provider("liger", _on_gpu("liger_kernel.ops.layer_norm"), _forward(liger)),
     Provider("quack", _on_gpu("quack.rmsnorm", "quack.softmax"), _forward(quack)),

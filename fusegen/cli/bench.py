@@ -136,7 +136,8 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord |
         chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)
     if options.resume:
         record = resumed(options.out, record.environment)
-    _say_who_is_missing(chosen, terminal)
+    if chosen.missing:
+        terminal.note(f"not timed: {'; '.join(f'{name} ({reason})' for name, reason in chosen.missing.items())}")
     return _run_cases(record, cases, chosen.providers, device, options, terminal)
 
 
@@ -186,11 +187,6 @@ def _no_cases(name: str, groups: Sequence[str], known: Set[str]) -> ArgumentErro
         find(name)
     mend = f"--group {' or '.join(others)}" if others else f"one of {', '.join(sorted(known))}"
     return ArgumentError(f"{name} has no cases in {', '.join(groups)}", mend=mend)
-
-
-def _say_who_is_missing(chosen: ChosenProviders, terminal: Terminal) -> None:
-    if chosen.missing:
-        terminal.note(f"not timed: {'; '.join(f'{name} ({reason})' for name, reason in chosen.missing.items())}")
 
 
 # Printing.

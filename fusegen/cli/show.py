@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from fusegen.cli.arguments import add_kernel_arguments, lowered
@@ -325,7 +324,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
     """Prints a row a spec. The records say what was verified; `verify --check` tells if that is what is emitted today."""
     specs = [spec for spec in SPECS.values() if options.family in (None, spec.family)]
-    records = {spec.name: _records(spec, own_folder()) for spec in specs}
+    records = {spec.name: {target: read(path_of(own_folder(), target, spec.name)) for target in TARGETS} for spec in specs}
     if options.json:
         print_document(terminal, "list", specs=[_plain_spec(spec, records[spec.name]) for spec in specs])
         return 0
@@ -336,11 +335,6 @@ def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
     if unverified:
         terminal.line(f"{len(unverified)} have no record of a GPU for all dtypes: {COMMAND} NAME, on a machine with one", "yellow")
     return 0
-
-
-def _records(spec: Spec, folder: Path) -> dict[str, SpecRecord]:
-    """The records of a spec, by target."""
-    return {target: read(path_of(folder, target, spec.name)) for target in TARGETS}
 
 
 def _verified_on(spec: Spec, records: dict[str, SpecRecord]) -> list[str]:
@@ -355,13 +349,8 @@ def _gradients(spec: Spec) -> str:
 
 
 def _spec_row(spec: Spec, records: dict[str, SpecRecord]) -> Sequence[str]:
-    verified = ", ".join(_model(gpu) for gpu in _verified_on(spec, records)) or "–"
+    verified = ", ".join(gpu.removeprefix("NVIDIA ").partition(" ")[0] for gpu in _verified_on(spec, records)) or "–"
     return spec.name, " ".join(spec.variants) or "–", _gradients(spec), verified, spec.formula
-
-
-def _model(gpu: str) -> str:
-    """The model of a GPU without its maker: "H100" of "NVIDIA H100 80GB HBM3"."""
-    return gpu.removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def _plain_spec(spec: Spec, records: dict[str, SpecRecord]) -> dict[str, object]:

@@ -42,7 +42,8 @@ def run_tune(options: argparse.Namespace, terminal: Terminal) -> int:
         print_document(terminal, "tune", kernels=[_plain(each) for each in found])
     else:
         _print(found, terminal)
-    return 0 if all(_is_timed(launch) for each in found for launch in each.tuning.launches) else 1
+    launches = [launch for each in found for launch in each.tuning.launches]
+    return 0 if all(any(each.times for each in launch.candidates) for launch in launches) else 1
 
 
 def _gpu() -> torch.device:
@@ -61,10 +62,6 @@ def _tuned(options: argparse.Namespace, device: torch.device, terminal: Terminal
     for each in given(load_all(options.kernel, options), options, options.dtype, target_of(device)):
         terminal.progress(f"measuring the plans of {each.name} …")
         yield _Tuned(each, fg.tune(each.kernel, **materialize(each.arguments, device)))
-
-
-def _is_timed(launch: TunedLaunch) -> bool:
-    return any(each.times for each in launch.candidates)
 
 
 def _print(found: list[_Tuned], terminal: Terminal) -> None:

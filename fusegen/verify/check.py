@@ -292,15 +292,15 @@ def case_arguments(case: Case, device: torch.device) -> Arguments:
             is_data = name in case.data
             values = case.values if is_data else DataValues.ORDINARY
             is_weight = not is_data and len(value.shape) >= 2 and _is_computed(value.dtype)
-            scale = value.shape[-1] ** -0.5 if is_weight else 1.0
-            return value.tensor(lambda shape: _scaled(draw(values, shape, value.dtype, device, generator), scale), device)
+
+            def fill(shape: tuple[int, ...]) -> Tensor:
+                drawn = draw(values, shape, value.dtype, device, generator)
+                return drawn * value.shape[-1] ** -0.5 if is_weight else drawn
+
+            return value.tensor(fill, device)
         return value.to(device) if isinstance(value, Tensor) else value
 
     return {name: real(name, value) for name, value in case.arguments.items()}
-
-
-def _scaled(tensor: Tensor, scale: float) -> Tensor:
-    return tensor * scale if scale != 1.0 else tensor
 
 
 def _outcomes(prepared: Sequence[LoweredCase], arguments: Arguments, call: _Call, reference: _Reference) -> Iterator[Outcome]:
