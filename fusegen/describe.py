@@ -132,7 +132,6 @@ def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
 
 
 def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
-    """The number of blocks, and the steps of each."""
     first, *others = step.call.blocks(sizes)
     rows, (_, workspace) = first[step.blocks.rows.name], arrange(step.body.call, first)
     count = f"{len(others) + 1} blocks of up to {rows} rows" if others else f"1 block of {rows} rows"
@@ -182,7 +181,6 @@ def _approximate(program: Program, step: Step) -> list[str]:
 
 
 def _launches(graph: Graph, step: Step) -> Iterator[tuple[Graph, Launch]]:
-    """The launches of a step, with their graphs."""
     if isinstance(step, Launch):
         yield graph, step
     elif isinstance(step, LoopStep):

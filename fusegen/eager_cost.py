@@ -121,7 +121,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         return self.emptied(value)
 
     def note(self, name: str, operands: Any, results: Any) -> None:
-        """Counts one launch."""
         if self.paused:
             return
         read, written = (sum(map(_footprint, _tensors(each))) for each in (operands, results))

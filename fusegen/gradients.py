@@ -206,7 +206,6 @@ class Backward:
 
 
 def _require_all(name: str, saved: Saved, kept: int, given: int, wanted: int) -> None:
-    """Refuses too few or too many tensors."""
     if len(saved.tensors) != kept:
         raise ArgumentError(f"{name} needs {kept} saved tensors, and is given {len(saved.tensors)}", mend="pass all of them")
     if given != wanted:

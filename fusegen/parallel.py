@@ -430,7 +430,6 @@ def attention_part(
 
 
 def _normalized(norm: RMSNorm, x: Tensor, weight: Tensor | None) -> Tensor:
-    """A norm with another weight than its own."""
     found = ops.rms_norm(x, norm.normalized_shape, weight, norm.eps, norm.zero_centered_gamma, norm.casting_mode)
     return cast(Tensor, found)
 

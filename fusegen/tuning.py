@@ -197,7 +197,6 @@ class _Tuner:
         self.pins: dict[tuple[int, ...], LanePlan] = {}
 
     def tuning(self) -> Tuning:
-        """Measures all launches that have several plans."""
         return Tuning(tuple(self._launch(each) for each in self.variant.program.launches if len(each.candidates) > 1))
 
     def _launch(self, launch: Launch) -> TunedLaunch:
@@ -227,7 +226,6 @@ class _Tuner:
         return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(plans))
 
     def _form(self, pins: Pins) -> Variant:
-        """The variant with some plans."""
         return self.variant.in_form(self.variant.alternatives.of(self.sizes).pinned(self.sizes, pins))
 
     def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:

@@ -201,7 +201,6 @@ class TrainingCase(BenchCase):
         return tuple(value.to(result.dtype) for value, result in zip(drawn, self._results(arguments), strict=True))
 
     def _results(self, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """The declaration's results for some arguments, as meta tensors."""
         shapes = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in arguments.items()}
         return _each(self.kernel.function(**shapes))
 
@@ -210,7 +209,6 @@ class TrainingCase(BenchCase):
 def _step(
     function: Callable[..., Any], arguments: Arguments, leaves: Sequence[Tensor], upstream: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Results and gradients."""
     results = _each(function(**arguments))
     return (*results, *torch.autograd.grad(results, leaves, upstream))
 

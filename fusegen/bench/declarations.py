@@ -382,5 +382,4 @@ def transformer_layer(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
 
 
 def _indices(count: int, *sizes: int) -> Tensor:
-    """Numbers below a count."""
     return torch.randint(count, sizes, generator=torch.Generator().manual_seed(_SEED))

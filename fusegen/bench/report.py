@@ -74,7 +74,6 @@ def report(record: BenchRecord) -> str:
 
 
 def _groups(verdicts: Sequence[JudgedCase]) -> dict[str, list[JudgedCase]]:
-    """Cases by group, in the order of the record."""
     found: dict[str, list[JudgedCase]] = {}
     for verdict in verdicts:
         found.setdefault(verdict.row.group, []).append(verdict)
@@ -83,7 +82,6 @@ def _groups(verdicts: Sequence[JudgedCase]) -> dict[str, list[JudgedCase]]:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    """The environment of pages with what the report's template calls."""
     made = html_environment()
     made.filters["breakable"] = _breakable
     return made
@@ -261,7 +259,6 @@ def _derived(verdict: JudgedCase) -> tuple[Cell, ...]:
 
 
 def _time_cell(verdict: JudgedCase, name: str) -> Cell:
-    """A provider's time, or why it has none."""
     timing = verdict.row.timing(name)
     if timing is None:
         return Cell(NOTHING)

@@ -61,7 +61,6 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _run_extension(found: Sequence[FoundKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
-    """Builds operators of torch."""
     library = options.library or options.out.name
     shipped = build_extension(options.out, _wanted(found, targets, options, terminal.progress), library, fusegen.__version__)
     terminal.progress()
@@ -77,7 +76,6 @@ def _run_extension(found: Sequence[FoundKernel], targets: Sequence[Target], opti
 
 
 def _run_sources(found: Sequence[FoundKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
-    """Writes CUDA files."""
     library = options.library or options.out.name
     names = build_sources(options.out, _wanted(found, targets, options, terminal.progress), library)
     terminal.progress()

@@ -322,7 +322,6 @@ def _first_call(kernel: Kernel[..., Any], arguments: Arguments) -> tuple[float, 
 
 
 def _place(source: Source, target: Target) -> Path:
-    """The file of a compiled kernel's source."""
     if "ptx" in target.languages:
         return nvrtc.compile_cubin(source, target.name).source_path
     return compile_shared(source.text, host_flags(), cache_folder("cpu")).with_suffix(".cpp")

@@ -207,7 +207,6 @@ def _place(error: BaseException) -> str:
 
 
 def _report(message: str, code: int) -> int:
-    """Prints an error, if there is anywhere to print it."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             Terminal(sys.stderr).line(f"error: {message}", "bold red")

@@ -58,7 +58,6 @@ def _gpu() -> torch.device:
 
 
 def _tuned(options: argparse.Namespace, device: torch.device, terminal: Terminal) -> Iterator[_Tuned]:
-    """Each kernel, measured."""
     for each in given(load_all(options.kernel, options), options, options.dtype, target_of(device)):
         terminal.progress(f"measuring the plans of {each.name} …")
         yield _Tuned(each, fg.tune(each.kernel, **materialize(each.arguments, device)))

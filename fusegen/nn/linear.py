@@ -50,7 +50,6 @@ class _Normed(nn.Module):
 
     @property
     def _is_rms(self) -> bool:
-        """True if the norm is an RMS norm."""
         return self.normalization == "RMSNorm"
 
     def reset_parameters(self) -> None:

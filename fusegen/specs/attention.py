@@ -81,7 +81,6 @@ def _slopes(dims: tuple[int, ...], _: NamedSizes) -> Tensor:
 
 
 def _documents(dims: tuple[int, ...], _: NamedSizes) -> Tensor:
-    """Documents of 300 positions."""
     return (torch.arange(dims[1]) // 300).expand(dims)
 
 

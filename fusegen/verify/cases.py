@@ -325,7 +325,6 @@ class _Cases:
         yield from self.hard_values()
 
     def fewest(self, is_whole: bool) -> Iterator[Case]:
-        """The cases of a variant."""
         yield self.case(CANONICAL, self.spec.sizes)
         if is_whole:
             yield self.case("odd", self.sized(self.wide(4, 1)))
@@ -445,7 +444,6 @@ class _Cases:
         return {name: move for name, dims in dependencies(self.spec).items() if len(dims) >= least and name not in written}
 
     def case(self, name: str, sizes: NamedSizes, moves: Mapping[str, Move] | None = None, **fields: Any) -> Case:
-        """A case of some sizes."""
         return Case(name, self.arguments(sizes, moves), self.data, **fields)
 
 

@@ -130,7 +130,6 @@ class _Call:
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """The run-time numbers of the graph."""
         return {name: self.named[name] for name, _ in self.traced.scalars}
 
     def results(self, function: TensorFunction, arguments: Mapping[str, Any]) -> list[Tensor]:
@@ -177,7 +176,6 @@ class _Reference:
     is_empty: bool = False
 
     def judge(self, number: int, got: Tensor) -> Verdict:
-        """The verdict on one of the results."""
         eager, wider = self.eager[number], self.wider
         verdict = judge_any(
             got,
@@ -216,7 +214,6 @@ def _is_computed(dtype: torch.dtype) -> bool:
 
 
 def _copied(value: Tensor) -> Tensor:
-    """A copy with the same strides."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
@@ -371,7 +368,6 @@ def _require_comparable(call: _Call, variant: Variant) -> None:
 
 @torch.no_grad()
 def _own_results(kernel: TensorFunction, call: _Call) -> dict[str, Outcome]:
-    """Results, and what is left in the tensors that the kernel writes to."""
     count = len(call.traced.outputs)
     names = ["result"] if count == 1 else [f"result {number}" for number in range(count)]
     names += [f"{name}, written to" for name in call.written]
@@ -398,7 +394,6 @@ def _own_gradients(kernel: TensorFunction, call: _Call) -> dict[str, Outcome]:
 
 
 def _seeds(call: _Call, wrt: Sequence[str]) -> list[Tensor | None]:
-    """A random gradient by each result that depends on the inputs."""
     generator = torch.Generator(call.device).manual_seed(1)
     active = differentiated_results(call.traced, wrt)
     nodes = [call.traced.nodes[position] for position in call.traced.outputs]
@@ -412,7 +407,6 @@ def _seeds(call: _Call, wrt: Sequence[str]) -> list[Tensor | None]:
 
 
 def _gradients_of(function: TensorFunction, call: _Call, wrt: Sequence[str], seeds: Sequence[Tensor | None]) -> list[Tensor]:
-    """The gradients that autograd gives for a function."""
     leaves = {name: call.inputs[name].detach().clone().requires_grad_() for name in wrt if name not in call.captured}
     arguments = {**call.arguments, **{call.given[name]: leaf for name, leaf in leaves.items()}}
     with torch.enable_grad():

@@ -81,7 +81,6 @@ _BANDWIDTHS = {"H100 80GB HBM3": 3.35e12, "H100 PCIe": 2.0e12, "H200": 4.8e12, "
 
 
 def _bandwidth(gpu: str, machine: Target) -> float:
-    """The bandwidth of a GPU, or of the one that its target stands for."""
     return next((rate for name, rate in _BANDWIDTHS.items() if name in gpu), PEAKS[machine.name].bandwidth)
 
 

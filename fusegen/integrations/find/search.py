@@ -262,7 +262,6 @@ def _is_connected(nodes: Sequence[fx.Node]) -> bool:
 
 
 def _size(node: fx.Node) -> int:
-    """Bytes of a node's value; 0 of what is no tensor."""
     value = example_of(node)
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 

@@ -131,7 +131,6 @@ def _read(path: Path) -> Any:
 
 
 def _trace(document: Any, name: str) -> ProfilerTrace:
-    """The trace in a document, which anybody may have written."""
     try:
         return _parsed(document, name)
     except FusegenError:
@@ -177,7 +176,6 @@ def _operators(events: Iterable[Mapping[str, Any]]) -> tuple[list[ProfiledOperat
 
 
 def _operator(event: Mapping[str, Any], args: Mapping[str, Any], place: ModelPlace) -> ProfiledOperator:
-    """The call that an event is."""
     shapes, strides, types, values = (args.get(key, ()) for key in ("Input Dims", "Input Strides", "Input type", "Concrete Inputs"))
     name, start, seconds = str(event["name"]).removeprefix("aten::"), event["ts"] * 1e-6, event.get("dur", 0) * 1e-6
     return ProfiledOperator(name, start, seconds, shapes, strides, types, values, place)

@@ -246,7 +246,6 @@ class ModelRecorder(TorchFunctionMode):
         self._nodes[value] = node
 
     def _argument(self, value: Any) -> Any:
-        """A node in place of a tensor."""
         if not isinstance(value, Tensor):
             return value
         if value not in self._nodes:

@@ -220,7 +220,6 @@ class _Rebuilt:
         self._fused: dict[str, nn.Module] = {}
 
     def module(self) -> fx.GraphModule:
-        """The module."""
         for node in self._old.graph.nodes:
             if node not in self._region:
                 self._emit(node)
