@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fusegen.dtypes import DType, from_torch
 from fusegen.passes.fuse import GroupKind
-from fusegen.specs.spec import COUNTS, Arguments, Spec
+from fusegen.specs.spec import COUNTS, Arguments, NamedSizes, Spec
 from fusegen.threads import cached_property
 
 # The layout of an argument in memory, and tensors that lie so.
@@ -228,7 +228,6 @@ _RULES: Mapping[DataValues, Callable[[Tensor], Tensor]] = {
 
 # Cases.
 
-NamedSizes: TypeAlias = Mapping[str, int]
 Move: TypeAlias = Callable[[TensorLayout], TensorLayout]
 
 CANONICAL = "canonical"

@@ -36,7 +36,7 @@ from fusegen.program.formula import Formula
 from fusegen.runtime.bound import scalars_of
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
-from fusegen.specs.spec import Spec
+from fusegen.specs.spec import NamedSizes, Spec
 from fusegen.target import Target, cuda_targets
 from fusegen.threads import cached_property
 from fusegen.verify.cases import Case, TensorLayout
@@ -191,8 +191,6 @@ def _plan_field(name: str, value: object) -> str:
 
 
 # Calls in words, for records: what reaches the device beside the texts of kernels, at the sizes of one call.
-
-NamedSizes = Mapping[str, int]
 
 
 def call_words(call: Call, sizes: NamedSizes) -> Iterator[str]:
