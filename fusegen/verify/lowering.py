@@ -91,7 +91,7 @@ class LoweredCase:
     @cached_property
     def plan(self) -> tuple[str, ...]:
         """Each step in words."""
-        return plan_words(self.program) if self.program else ("nothing to compute",)
+        return recorded_plan(self.program) if self.program else ("nothing to compute",)
 
     def run(self, arguments: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
         """The results.
@@ -158,7 +158,7 @@ def can_run(target: Target, own: Target) -> bool:
 # Plans in words, for records: every field that is not what it usually is.
 
 
-def plan_words(program: Program) -> tuple[str, ...]:
+def recorded_plan(program: Program) -> tuple[str, ...]:
     """A line a step."""
     return tuple(map(_planned_step, program.steps))
 
@@ -167,7 +167,7 @@ def _planned_step(step: Step) -> str:
     if isinstance(step, LibraryProduct):
         return "library product"
     if isinstance(step, LoopStep):
-        return f"{step.group.kind.value}: {', '.join(plan_words(step.body))}"
+        return f"{step.group.kind.value}: {', '.join(recorded_plan(step.body))}"
     if isinstance(step, LibraryStep):
         return f"{step.group.kind.value}: {step.function}"
     return f"{step.group.kind.value}: {' '.join(_plan_fields(step))}"
