@@ -307,7 +307,6 @@ class Passage:
 
     Attributes:
         place: the number and the text of the user's line; empty where the text comes from no line.
-        lines: the emitted lines.
     """
 
     place: str

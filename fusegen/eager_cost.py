@@ -45,7 +45,6 @@ class EagerCost:
 
     Attributes:
         operations: names of the launched operations, in order.
-        read, written: bytes.
     """
 
     operations: tuple[str, ...]
@@ -87,11 +86,7 @@ def eager_cost(
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook has no types
-    """Notes every operation that would launch something.
-
-    Args:
-        device: of the tensors that hold nothing.
-    """
+    """Notes every operation that would launch something."""
 
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

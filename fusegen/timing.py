@@ -71,7 +71,6 @@ def interleaved(
 
     Args:
         calls: the work; on a GPU, on the current stream.
-        device: where it runs.
         quick: fewer calls a round.
         with_host: on a GPU, calls as the host makes them, in place of a graph's replay: gaps between launches count.
     """

@@ -230,7 +230,6 @@ class OwnCase(BenchCase):
     """A case of a user's own kernel. What it writes to is a copy for each provider.
 
     Attributes:
-        declared: the kernel.
         given: its arguments, with meta tensors.
         moved: the fewest bytes that it reads and returns.
     """
@@ -285,7 +284,6 @@ def own_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, devic
         name: in the table.
         kernel: a kernel that nobody has called.
         arguments: by parameter, with meta tensors.
-        device: where it will be timed.
 
     Raises:
         TraceError: the kernel does something that cannot be traced.

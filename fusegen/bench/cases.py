@@ -35,7 +35,6 @@ class RowChain:
     """The common part of cases of one name.
 
     Attributes:
-        build: their arguments.
         tensors: of the case's whole shape that are read or written.
         rival: what eager is, if not the declaration.
         draws: whether results differ from call to call.
@@ -72,7 +71,6 @@ def chain(
     """A case; on a CPU with fewer rows, so that it moves no more than some 64 MiB.
 
     Args:
-        group, sizes, dtype, cpu_dtype: the case's.
         name: of the table.
     """
     found = CHAINS[name]

@@ -86,7 +86,6 @@ class TimedCase:
 
     Attributes:
         group: the part of the benchmark that it belongs to.
-        case: its name.
         shape, dtype: of its first argument or the product.
         bytes: that must be moved at least.
         flops: arithmetic of its products; None where only bytes count.
@@ -130,7 +129,6 @@ class Latency:
     """The host's time.
 
     Attributes:
-        case: what is called.
         cold_ms, warm_ms: of a first call of a new declaration, where the disk does not know its kernel and where it does.
         call_us: of each later call.
         eager_us: the same of eager torch, in turn; None for a row that is not compared.
@@ -291,8 +289,6 @@ class Change:
     """fusegen's time of a case in two records.
 
     Attributes:
-        group, case, shape, dtype: which case.
-        old_us, new_us: microseconds.
         is_regression: whether it became slower by more than what times vary.
     """
 

@@ -132,7 +132,6 @@ class Page:
 
     Attributes:
         columns: their titles, but for the first.
-        lines: the cases.
         notes: how providers compute: a provider, its way, and the cases; all cases where there are none.
     """
 
@@ -146,7 +145,6 @@ class Bar:
     """A case's speed-up on the page.
 
     Attributes:
-        case: its name and shape.
         text: the speed-up, and the fastest peer.
         outcome: in a word.
         left, width: of the bar, in percent of a logarithmic scale that all bars of a group share.

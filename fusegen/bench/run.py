@@ -43,9 +43,7 @@ def run_case(
 
     Args:
         case: with sizes for the device.
-        device: where.
         providers: who, in the order of the timings; those that don't know the case are left out.
-        quick: fewer calls.
         tuned: whether fusegen's plans are measured before; else what was measured on this machine is ignored.
     """
     ways = {provider: way for provider in providers if (way := provider.way(case)) is not None}
@@ -151,7 +149,6 @@ def peak_bytes(call: TimedCall, device: torch.device) -> int | None:
 
     Args:
         call: it runs twice: a first call also allocates memory that stays, such as workspaces of libraries in autograd's threads.
-        device: where it runs.
     """
     if device.type != "cuda":
         return None

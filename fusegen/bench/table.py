@@ -45,7 +45,6 @@ class JudgedCase:
     """A case, judged.
 
     Attributes:
-        row: the case.
         outcome: what came of it.
         ours: fusegen's microseconds; None where it has no time, or a wrong result.
         peer: the name of the fastest peer; empty where none has a time and a right result.

@@ -303,7 +303,6 @@ class KernelCall:
 
     Attributes:
         name: as the user wrote it.
-        kernel: the kernel.
         arguments: by parameter, with meta tensors.
     """
 
@@ -321,7 +320,6 @@ def are_own(names: Sequence[str], options: argparse.Namespace, of_prebuilt: Sequ
     """Tells if the names are those of a user's own kernels.
 
     Args:
-        names: which kernels.
         options: with those of shapes and arguments.
         of_prebuilt: options that say what to do with prebuilt kernels.
 
@@ -347,7 +345,6 @@ def given(
     """The kernels with their arguments.
 
     Args:
-        kernels: by name.
         options: with shapes and arguments.
         dtype: of tensors whose shape does not say; None for the target's default.
         target: what they are for.

@@ -207,9 +207,6 @@ class FusionDemo:
     """A fusion on this machine, stage by stage; each is done when it is asked for.
 
     Args:
-        fusion: what.
-        dtype: of its tensors.
-        device: where it runs.
         progress: told what is being done.
     """
 

@@ -64,7 +64,6 @@ class Diagnosis:
     """The state of one thing that was looked for.
 
     Attributes:
-        name: of the thing.
         state: how it is.
         needed_for: what does not work without it.
         required: whether this machine needs it.

@@ -43,7 +43,6 @@ def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Fou
     """The kernels of some names, each once; a file that has several is imported once.
 
     Args:
-        names: which.
         options: with shapes and arguments.
 
     Raises:

@@ -127,12 +127,7 @@ class Terminal:
         self.line(f"== {text} ==" if self.console is None else text, "bold cyan")
 
     def code(self, text: str, language: str) -> None:
-        """Text in a language, highlighted on a terminal.
-
-        Args:
-            text: the text.
-            language: a name that pygments knows.
-        """
+        """Text in a language, highlighted on a terminal."""
         if self.console is None:
             self.line(text)
         else:
@@ -145,8 +140,6 @@ class Terminal:
         """A table.
 
         Args:
-            columns: titles.
-            rows: cells.
             right: titles of the columns of numbers.
         """
         from rich import box

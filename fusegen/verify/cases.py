@@ -34,8 +34,6 @@ class TensorLayout:
     """A tensor without its values.
 
     Attributes:
-        dtype: of the elements.
-        shape: extents.
         strides: in elements; 0 along a dim that is expanded.
         offset: of the first element from the beginning of the storage, in elements.
     """
@@ -78,7 +76,6 @@ class TensorLayout:
 
         Args:
             fill: gives the values; along an expanded dim there is one.
-            device: where.
         """
         values = fill(tuple(1 if stride == 0 else size for size, stride in zip(self.shape, self.strides, strict=True)))
         if self == TensorLayout(self.dtype, self.shape, row_major(self.shape)):

@@ -86,12 +86,10 @@ class _Call:
     Its operands are contiguous: strides are no business of a yardstick, and cuBLAS makes illegal accesses at strides of 2^30.
 
     Args:
-        kernel: the kernel.
         dispatcher: that traced it.
         variant: of the call; None for an empty one, which torch handles.
         arguments: by parameter, with values.
         captured: tensors that the function closes over.
-        device: where it runs.
     """
 
     def __init__(
@@ -230,9 +228,7 @@ def check(spec: Spec, case: Case, prepared: Sequence[LoweredCase], device: torch
 
     Args:
         spec: whose case it is.
-        case: what is called.
         prepared: the case, lowered for each target.
-        device: where.
     """
     layouts = [value for value in case.arguments.values() if isinstance(value, TensorLayout)]
     if device.type == "cpu" and any(layout.stored > _MOST_ON_CPU for layout in layouts):
@@ -328,9 +324,7 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
     """Compares a kernel with its function, run by torch, and with the float64 oracle; one with fast math also with itself without.
 
     Args:
-        kernel: the kernel.
         arguments: by parameter; meta tensors are filled with random numbers.
-        device: where.
 
     Returns:
         The outcome of each tensor, by its name.

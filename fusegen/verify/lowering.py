@@ -49,7 +49,6 @@ class LoweredCase:
     """A case that is lowered; nothing is compiled.
 
     Attributes:
-        case: what is called.
         target: what it is lowered for.
         dispatcher: the kernel, which knows this case only.
         variant: what was emitted; None for an empty case, which torch handles.

@@ -43,7 +43,6 @@ class Where:
     """The machine and software of an entry.
 
     Attributes:
-        gpu: its name.
         target: its own; text for older ones was compiled for it.
         driver, cuda, nvrtc, torch, fusegen: versions.
         time: of the run, in UTC.

@@ -90,10 +90,8 @@ def verify(
     """Runs all cases of some specs.
 
     Args:
-        specs: which.
         dtypes: those of them that a spec takes.
         targets: whose text the device can run.
-        device: where.
         say: is told what is being done.
         only: names of cases; all where there is none.
         known: a folder of records: what they say of today's texts on this machine is not run again.

@@ -39,7 +39,6 @@ def searched_trace(trace: ProfilerTrace, machine: Target, bandwidth: float) -> F
     """The findings of a trace.
 
     Args:
-        trace: the trace.
         machine: launches, bytes and times after fusion are of it.
         bandwidth: of its GPU, bytes a second.
     """
@@ -317,7 +316,6 @@ class Cost:
     """A region's cost, before and after.
 
     Attributes:
-        region: it.
         function: that computes it.
         eager: of torch.
         launches, moved: of fusegen.
@@ -339,11 +337,7 @@ class Cost:
 
 
 class Costs:
-    """The costs of regions; equal ones are lowered once.
-
-    Args:
-        target: the machine.
-    """
+    """The costs of regions; equal ones are lowered once."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -399,9 +393,7 @@ def observed(trace: ProfilerTrace, moved: Sequence[tuple[fx.Node, int]], bandwid
     """The observations about a trace with a GPU.
 
     Args:
-        trace: the trace.
         moved: light operations, with the bytes that each moves.
-        bandwidth: of the GPU, bytes a second.
     """
     if not trace.kernels:
         return

@@ -36,7 +36,6 @@ class DeviceKernel:
     """A kernel that ran.
 
     Attributes:
-        name: of it.
         start, seconds: its time, in seconds of the trace's clock.
     """
 
@@ -194,11 +193,7 @@ def _kernels(events: Iterable[Mapping[str, Any]], operators: Mapping[int, Profil
 
 
 class _Places:
-    """The Python function and the module in which something happens, of a trace with stacks.
-
-    Args:
-        events: all.
-    """
+    """The Python function and the module in which something happens, of a trace with stacks."""
 
     def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
         self._spans: dict[Any, list[tuple[float, float, str]]] = {}

@@ -155,7 +155,6 @@ class CutRegion:
     """Nodes of a graph, in its order.
 
     Attributes:
-        nodes: them.
         results: those that others read, or nobody. Views are left out: whoever reads one makes it again.
     """
 
@@ -169,7 +168,6 @@ def regions_of(
     """The regions of a graph, in order.
 
     Args:
-        graph: the graph.
         kinds: of its nodes.
         taken: the kinds that regions are made of.
         group: nodes of different groups are not in one region.
@@ -216,7 +214,6 @@ def is_convex(nodes: Collection[fx.Node], order: dict[fx.Node, int]) -> bool:
     """True if no path leaves some nodes and comes back.
 
     Args:
-        nodes: them.
         order: the place of each node in the graph.
     """
     last = max(order[node] for node in nodes)

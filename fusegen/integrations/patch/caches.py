@@ -37,7 +37,6 @@ class CacheArgument:
 
     Attributes:
         key: its position or name.
-        kind: the cache's class.
     """
 
     key: int | str
@@ -278,9 +277,7 @@ class Between:
 
     Attributes:
         update: arguments of the cache's `update`, by position and by name.
-        attention: the attention function.
         arguments: of it, likewise; behind the module, query, keys and values.
-        module: the attention module.
     """
 
     update: tuple[tuple[Any, ...], dict[str, Any]]
@@ -372,11 +369,7 @@ def _handing(result: Any) -> Iterator[_Handing]:
 
 
 class HandedAttention:
-    """An attention function of transformers that a trace may stop at; in all other calls the function itself.
-
-    Args:
-        function: the function.
-    """
+    """An attention function of transformers that a trace may stop at; in all other calls the function itself."""
 
     def __init__(self, function: CacheFunction) -> None:
         self.function = function

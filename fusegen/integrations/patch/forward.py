@@ -140,7 +140,6 @@ class FusedForward(FusedCall):
         """The kernel of a part of the forward pass, made once for each class and mode.
 
         Args:
-            part: its name.
             of: makes the part's function of the module's.
             settings: that it is made by.
         """
@@ -258,9 +257,6 @@ class Inside:
     """The submodules and hooks inside of a module. Each call of a layer asks, so the dicts that torch fills are kept.
 
     A kernel's trace notes the same dicts, so that one which takes the place of another leads to a new trace.
-
-    Args:
-        module: the module.
     """
 
     def __init__(self, module: nn.Module) -> None:

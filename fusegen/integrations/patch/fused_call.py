@@ -35,7 +35,6 @@ class PreparedCall:
     """A call as a kernel of tensors and plain values.
 
     Attributes:
-        kernel: the kernel.
         args, kwargs: of its call.
         finish: makes the result of the kernel's. It may change what the caller holds, so the function does not run after it.
         function: the same in torch, where the kernel's own does more.

@@ -117,12 +117,7 @@ _MOST_PARTS = 8  # listed parts of a layer: where there are more, each is compil
 
 @dataclass(frozen=True)
 class PatchUnit:
-    """A module that may be one kernel.
-
-    Attributes:
-        path: its name in the model.
-        module: the module.
-    """
+    """A module that may be one kernel."""
 
     path: str
     module: nn.Module
