@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.declarations import OWN, CaseSizes, completed
+from fusegen.bench.declarations import OWN, Build, CaseSizes, completed
 from fusegen.bench.record import CaseKey
 from fusegen.compiler.backends import target_of
 from fusegen.dtypes import from_torch
@@ -60,7 +60,7 @@ class BenchCase:
     name: str
     sizes: CaseSizes
     cpu_sizes: CaseSizes
-    build: Callable[[torch.dtype, CaseSizes], Arguments]
+    build: Build
     rival: Way | None = None
     flops: Callable[[CaseSizes], int] | None = None
     group: str = "public"

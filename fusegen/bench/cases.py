@@ -4,7 +4,7 @@ training steps, the catalogue, and sweeps."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 import fusegen as fg
 from fusegen.bench import declarations
 from fusegen.bench.case import BenchCase, TrainingCase, Way, minimum_bytes
-from fusegen.bench.declarations import CaseSizes
+from fusegen.bench.declarations import Build, CaseSizes
 from fusegen.bench.providers import NATIVE_BACKWARD, SDPA, SDPA_CAUSAL, SDPA_MASK
 from fusegen.bench.record import TRAINING
 from fusegen.specs import SPECS, find
@@ -40,7 +40,7 @@ class RowChain:
         draws: whether results differ from call to call.
     """
 
-    build: Callable[[torch.dtype, CaseSizes], Arguments]
+    build: Build
     tensors: int
     rival: Way | None = None
     draws: bool = False
@@ -287,9 +287,6 @@ _CPU_LAYER = (2, 16, 128)
 _CPU_LOGITS = (64, 1000)
 _BERT_LARGE = ((8, 128, 1024), (8, 512, 1024), (64, 128, 1024))
 
-Build = Callable[[torch.dtype, CaseSizes], Arguments]
-
-
 # The arithmetic of a step. The backward pass of a matmul is two, and that of attention computes the scores again: 2.5 times the
 # forward pass.
 
@@ -408,7 +405,7 @@ def _catalogue_case(spec: Spec) -> CatalogueCase:
     return CatalogueCase(spec.name, sizes, smaller, _builder(spec), group="catalogue", draws=is_unlike)
 
 
-def _builder(spec: Spec) -> Callable[[torch.dtype, CaseSizes], Arguments]:
+def _builder(spec: Spec) -> Build:
     return lambda dtype, sizes: spec.example(dtype, **dict(zip(spec.sizes, sizes, strict=True)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from fusegen.specs.attention import alibi_slopes
 from fusegen.specs.spec import Arguments
 
 CaseSizes: TypeAlias = tuple[int, ...]
+Build: TypeAlias = Callable[[torch.dtype, CaseSizes], Arguments]
 
 _DROPPED = 0.1
 
@@ -242,54 +243,20 @@ OWN: Mapping[str, fg.Kernel[..., Any]] = {
 # Arguments of cases: meta tensors of a dtype and sizes, and indices, whose values matter.
 
 
-def _over(sizes: CaseSizes, dtype: torch.dtype, **extents: int) -> Arguments:
-    """Tensors by parameter, each over the last so many dims."""
-    return {name: meta(*sizes[len(sizes) - rank :], dtype=dtype) for name, rank in extents.items()}
+def _over(**ranks: int) -> Build:
+    """The builder of tensors by parameter, each over the last so many dims; over all of them where it is none."""
+    return lambda dtype, sizes: {name: meta(*sizes[-rank:], dtype=dtype) for name, rank in ranks.items()}
 
 
-def one(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """A tensor."""
-    return _over(sizes, dtype, x=len(sizes))
-
-
-def residual(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Two tensors that are added."""
-    return _over(sizes, dtype, x=2, residual=2)
-
-
-def bias_residual(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Two tensors and a row that are added."""
-    return _over(sizes, dtype, x=2, bias=1, residual=2)
-
-
-def gated(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Two tensors, of which one gates the other."""
-    return _over(sizes, dtype, gate=2, up=2)
-
-
-def weight(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Arguments of a norm without a bias."""
-    return _over(sizes, dtype, x=2, weight=1)
-
-
-def weight_residual(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Arguments of a norm of a sum."""
-    return _over(sizes, dtype, x=2, residual=2, weight=1)
-
-
-def affine(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Arguments of a norm."""
-    return _over(sizes, dtype, x=2, weight=1, bias=1)
-
-
-def affine_residual(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Arguments of a norm, and a tensor that is added to it."""
-    return _over(sizes, dtype, x=2, weight=1, bias=1, residual=2)
-
-
-def norm_backward(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Arguments of a norm's backward."""
-    return _over(sizes, dtype, x=2, dy=2, weight=1)
+one = _over(x=0)
+residual = _over(x=2, residual=2)
+bias_residual = _over(x=2, bias=1, residual=2)
+gated = _over(gate=2, up=2)
+weight = _over(x=2, weight=1)
+weight_residual = _over(x=2, residual=2, weight=1)
+affine = _over(x=2, weight=1, bias=1)
+affine_residual = _over(x=2, weight=1, bias=1, residual=2)
+norm_backward = _over(x=2, dy=2, weight=1)
 
 
 def product(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
