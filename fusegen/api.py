@@ -33,7 +33,7 @@ from fusegen.runtime.arguments import Values
 from fusegen.runtime.bound import Hidden
 from fusegen.runtime.callables import OUT, filled, is_complex, with_out
 from fusegen.settings import Compiler
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 from fusegen.threads import cached_property
 
 P = ParamSpec("P")
@@ -125,7 +125,7 @@ class Kernel(Generic[P, R]):
         return OUT in kwargs and OUT not in parameters.given and not parameters.takes_any_name
 
     def _dispatcher_of(self, kwargs: Mapping[str, Any]) -> Dispatcher:
-        """What knows the calls of a kind: those that name a tensor for the result are a kind of their own."""
+        """The dispatcher of a kind of calls: those that name a tensor for the result are a kind of their own."""
         return self._into_out if self._has_out(kwargs) else self._dispatcher
 
     @cached_property
@@ -134,7 +134,7 @@ class Kernel(Generic[P, R]):
         return Dispatcher(function, self._dispatcher.name, (*self.mutates, OUT), compiler=self.compiler, fast_math=self.fast_math)
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
-        """What a call would run, without running it.
+        """Shows the stages of a call without running it.
 
         Args:
             args, kwargs: as in a call; tensors may be meta or fake ones. A parameter that is called ``target`` goes by position.
@@ -188,7 +188,7 @@ class Kernel(Generic[P, R]):
         """
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         chosen = _default_target(device) if target is None else targets.target(target)
-        shown = torch.device("cpu" if chosen.backend is Backend.CPU else "cuda")
+        shown = torch.device(chosen.device)
         return dispatcher.variants.of(values, chosen, shown if device.type == "meta" else device)
 
     @overload
@@ -278,7 +278,7 @@ class Method(Generic[Q, R]):
         return self.kernel(self.instance, *args, **kwargs)
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
-        """What a call would run, as `Kernel.lower` shows it."""
+        """Shows the stages of a call, as `Kernel.lower` does."""
         return self.kernel.lower(self.instance, *args, target=target, **kwargs)
 
     @property

@@ -38,12 +38,12 @@ class DType(Enum):
 
     @property
     def is_float(self) -> bool:
-        """Whether this is a floating-point type."""
+        """True of a floating-point type."""
         return self.torch.is_floating_point
 
     @property
     def is_half(self) -> bool:
-        """Whether this is a 16-bit float, which computes in float32."""
+        """True of a 16-bit float, which computes in float32."""
         return self in (DType.FLOAT16, DType.BFLOAT16)
 
     @property

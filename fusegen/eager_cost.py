@@ -1,4 +1,4 @@
-"""What torch eager would launch and move for a function, counted on meta tensors: nothing is run.
+"""The launches and bytes of torch eager for a function, counted on meta tensors: nothing is run.
 
 An operation that torch's dispatcher sees and that is no view is one launch; it reads each of its operands once, of a table that it
 gathers from no more than it returns, and writes its results. That is the least that eager can do: some of torch's operations take
@@ -41,11 +41,10 @@ _WHOLE: Mapping[Any, str] = {
 
 @dataclass(frozen=True)
 class EagerCost:
-    """What torch eager does for one call.
+    """The cost of one call in torch eager.
 
     Attributes:
         operations: names of the launched operations, in order.
-        read, written: bytes.
     """
 
     operations: tuple[str, ...]
@@ -87,11 +86,7 @@ def eager_cost(
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook has no types
-    """Notes every operation that would launch something.
-
-    Args:
-        device: of the tensors that hold nothing.
-    """
+    """Notes every operation that would launch something."""
 
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -121,7 +116,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         return self.emptied(value)
 
     def note(self, name: str, operands: Any, results: Any) -> None:
-        """Counts one launch."""
         if self.paused:
             return
         read, written = (sum(map(_footprint, _tensors(each))) for each in (operands, results))

@@ -34,6 +34,11 @@ class FusegenError(Exception):
         return " · ".join(part.strip() for part in self._parts())
 
 
+def one_line(error: Exception) -> str:
+    """Any error on one line."""
+    return error.one_line if isinstance(error, FusegenError) else f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
 class TraceError(FusegenError):
     """The function does something that cannot be traced to a graph."""
 

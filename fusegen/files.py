@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
-from fusegen.errors import SettingsError
+from fusegen.errors import ArgumentError, SettingsError, one_line
+
+T = TypeVar("T")
 
 _MARK = b"fusegen-sha256:"
 _DIGEST_BYTES = 32
@@ -30,13 +34,46 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def write_for_user(path: Path, text: str, mend: str) -> None:
+    """Writes a file that a user has named, whole or not at all.
+
+    Raises:
+        ArgumentError: it cannot be written.
+    """
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend=mend) from None
+
+
+def read_json(path: Path, kind: str, version: int, make: Callable[[Any], T], mend: str) -> T:
+    """Makes a value of a file of JSON that has a format's version.
+
+    Args:
+        kind: of the file, for errors.
+        make: from the document; it may fail in any way on what is none of ours.
+
+    Raises:
+        ArgumentError: the file cannot be read, or holds something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != version:
+            raise ValueError(f"its format is {data['format']}, not {version}")
+        return make(data)
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=mend) from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ArgumentError(f"{path} is no {kind} ({one_line(error)})", mend=mend) from None
+
+
 def sealed(content: bytes) -> bytes:
     """A binary with its digest behind it, where no loader looks."""
     return content + _MARK + hashlib.sha256(content).digest()
 
 
 def unsealed(whole: bytes) -> bytes | None:
-    """What `sealed` was given; None where it was damaged since, or never sealed."""
+    """The content that `sealed` was given; None where it was damaged since, or never sealed."""
     end = len(whole) - _DIGEST_BYTES - len(_MARK)
     content = whole[: max(end, 0)]
     return content if end >= 0 and sealed(content) == whole else None
@@ -64,7 +101,7 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """What the system says against files in a folder of the cache becomes an error that names the folder.
+    """Turns the system's refusal of files in a folder of the cache into an error that names the folder.
 
     Raises:
         SettingsError: a file could not be written: no room, no permission, no such folder.

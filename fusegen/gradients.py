@@ -12,8 +12,8 @@ from torch import Tensor
 from fusegen.compiler.differentiate import Calls, Left, Passed, VariantOf
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.passes import GraphKernel, Passes
+from fusegen.describe import SavedValue
 from fusegen.errors import ArgumentError
-from fusegen.explain import SavedValue
 from fusegen.ir.graph import Graph, InputSpec
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
@@ -206,7 +206,6 @@ class Backward:
 
 
 def _require_all(name: str, saved: Saved, kept: int, given: int, wanted: int) -> None:
-    """Refuses too few or too many tensors."""
     if len(saved.tensors) != kept:
         raise ArgumentError(f"{name} needs {kept} saved tensors, and is given {len(saved.tensors)}", mend="pass all of them")
     if given != wanted:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from fusegen.compiler.compile import Compiled
 from fusegen.compiler.forms import Form, Forms
-from fusegen.describe import Stages, page, summary
-from fusegen.explain import SavedValue, explain, explain_saved
+from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
 from fusegen.families.gemm.heuristics import ProductChoice
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
@@ -16,7 +15,7 @@ from fusegen.jit import nvrtc
 from fusegen.program.call import bytes_of
 from fusegen.schedule.program import Program
 from fusegen.source import Source
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 from fusegen.threads import cached_property
 
 
@@ -47,7 +46,7 @@ class Lowered:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Which nodes became which step."""
+        """The groups of nodes, one a step."""
         return self._planned.groups
 
     @property
@@ -168,23 +167,19 @@ class Assembly(Mapping[str, str]):
             KeyError: the target has no such language.
             ToolNotFoundError: NVRTC or nvdisasm is not installed.
         """
-        if language not in self._languages:
-            raise KeyError(f"no {language!r} for {self.target.name}; there is {', '.join(self._languages)}")
+        if language not in self.target.languages:
+            raise KeyError(f"no {language!r} for {self.target.name}; there is {', '.join(self.target.languages)}")
         return "\n".join(self._text(source, language) for source in self.sources)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._languages)
+        return iter(self.target.languages)
 
     def __len__(self) -> int:
-        return len(self._languages)
+        return len(self.target.languages)
 
     def __repr__(self) -> str:
         entries = ", ".join(source.entry for source in self.sources) or "no kernel"
-        return f"<asm of {entries} for {self.target.name}: {', '.join(self._languages)}>"
-
-    @property
-    def _languages(self) -> tuple[str, ...]:
-        return ("cpp",) if self.target.backend is Backend.CPU else ("cuda", "ptx", "sass")
+        return f"<asm of {entries} for {self.target.name}: {', '.join(self.target.languages)}>"
 
     def _text(self, source: Source, language: str) -> str:
         if language == "ptx":

@@ -72,8 +72,7 @@ from fusegen.specs.quantization import (
     rms_norm_quant,
 )
 from fusegen.specs.rotary import rotary, rotary_, rotary_position_ids, rotary_position_ids_
-from fusegen.specs.routing import moe_router, topk
-from fusegen.specs.sampling import sample
+from fusegen.specs.selection import moe_router, sample, topk
 from fusegen.specs.softmax import log_softmax, logsumexp, scale_mask_softmax, softmax
 
 __all__ = [

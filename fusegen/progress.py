@@ -26,7 +26,6 @@ class Layers:
 
     Attributes:
         name: of their class.
-        count: how many there are.
         done: how many have been called.
     """
 

@@ -23,7 +23,7 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user can set from outside.
+    """The settings of the environment.
 
     Attributes:
         cache_dir: folder of compiled binaries (``FUSEGEN_CACHE_DIR``; not part of any key).

@@ -13,7 +13,7 @@ from fusegen.errors import TargetError
 
 
 class Backend(Enum):
-    """Which language a target is emitted in."""
+    """The language that a target is emitted in."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -49,8 +49,13 @@ class Target:
 
     @property
     def device(self) -> str:
-        """The type of torch's devices of this kind."""
+        """The type of the torch devices that run its code."""
         return self.backend.value
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The texts that a kernel has on its way to the machine."""
+        return _LANGUAGES[self.backend]
 
     def clusters(self, size: int) -> int:
         """Clusters of so many blocks that run at a time, where a multiprocessor has room for one block.
@@ -61,6 +66,8 @@ class Target:
         share = next(share for most, share in _IN_CLUSTERS if size <= most)
         return max(1, int(self.processors * share) // size)
 
+
+_LANGUAGES = {Backend.CUDA: ("cuda", "ptx", "sass"), Backend.CPU: ("cpp",)}
 
 _IN_CLUSTERS = ((2, 1.0), (8, 0.91), (16, 0.85))
 """Shares of the multiprocessors that clusters of at most so many blocks can have."""

@@ -1,4 +1,4 @@
-"""How long calls take that are compared: in turn, round by round, so that a machine that drifts drifts for all of them.
+"""Times of calls that are compared: in turn, round by round, so that a machine that drifts drifts for all of them.
 
 On a GPU it is device time: of the replay of a CUDA graph that holds one call, with a cold second-level cache. The host has no part
 in it; `fusegen/bench/latency.py` measures that. Training steps are timed with the host: as it makes the calls, one after the other,
@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from fusegen.errors import FusegenError
 
-Call: TypeAlias = Callable[[], Any]
+T = TypeVar("T")
+TimedCall: TypeAlias = Callable[[], Any]
 
 Timer: TypeAlias = Callable[[], float]
 """A round: the median of some calls in microseconds."""
@@ -35,8 +36,8 @@ _FEWEST, _MOST = 3, 200  # calls a round on a CPU
 
 
 @dataclass(frozen=True)
-class Times:
-    """What a call takes in microseconds: the median, the least and the greatest of the rounds."""
+class RoundTimes:
+    """The time of a call in microseconds: the median, the least and the greatest of the rounds."""
 
     median: float
     low: float
@@ -55,8 +56,8 @@ def timer_name(device: torch.device, *, quick: bool = False, with_host: bool = F
     return f"wall clock, {_ROUNDS} rounds of {_QUICK_BUDGET if quick else _BUDGET} s"
 
 
-def microseconds(call: Call, device: torch.device) -> float:
-    """What one call takes."""
+def microseconds(call: TimedCall, device: torch.device) -> float:
+    """The time of one call."""
     found = interleaved({"": call}, device)[""]
     if isinstance(found, Exception):
         raise found
@@ -64,37 +65,34 @@ def microseconds(call: Call, device: torch.device) -> float:
 
 
 def interleaved(
-    calls: Mapping[str, Call], device: torch.device, *, quick: bool = False, with_host: bool = False
-) -> dict[str, Times | Exception]:
-    """What each call takes, or why that cannot be said: the others are timed all the same.
+    calls: Mapping[str, TimedCall], device: torch.device, *, quick: bool = False, with_host: bool = False
+) -> dict[str, RoundTimes | Exception]:
+    """The time of each call, or the error in its place: the others are timed all the same.
 
     Args:
         calls: the work; on a GPU, on the current stream.
-        device: where it runs.
         quick: fewer calls a round.
         with_host: on a GPU, calls as the host makes them, in place of a graph's replay: gaps between launches count.
     """
-    timers = {name: _attempt(partial(_timer, call, device, quick, with_host)) for name, call in calls.items()}
+    timers = {name: attempt(partial(_timer, call, device, quick, with_host)) for name, call in calls.items()}
     rounds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(_ROUNDS):
         for name, timer in timers.items():
             if not isinstance(timer, Exception):
                 rounds[name].append(timer())
-    return {name: timer if isinstance(timer, Exception) else _times(rounds[name]) for name, timer in timers.items()}
+    found = {name: RoundTimes(statistics.median(of), min(of), max(of)) for name, of in rounds.items() if of}
+    return {name: timer if isinstance(timer, Exception) else found[name] for name, timer in timers.items()}
 
 
-def _attempt(make: Callable[[], Timer]) -> Timer | Exception:
+def attempt(make: Callable[[], T]) -> T | Exception:
+    """A result, or why there is none: one call that fails must not hide the times of all others."""
     try:
         return make()
     except Exception as error:
         return error.with_traceback(None)  # whose frames would hold tensors
 
 
-def _times(rounds: list[float]) -> Times:
-    return Times(statistics.median(rounds), min(rounds), max(rounds))
-
-
-def _timer(call: Call, device: torch.device, quick: bool, with_host: bool) -> Timer:
+def _timer(call: TimedCall, device: torch.device, quick: bool, with_host: bool) -> Timer:
     if device.type == "cuda":
         count = _QUICK_REPLAYS if quick else _REPLAYS
         return _event_timer(call, count) if with_host else _graph_timer(call, device, count)
@@ -104,13 +102,13 @@ def _timer(call: Call, device: torch.device, quick: bool, with_host: bool) -> Ti
 # A GPU.
 
 
-def _graph_timer(call: Call, device: torch.device, replays: int) -> Timer:
+def _graph_timer(call: TimedCall, device: torch.device, replays: int) -> Timer:
     graph = _captured(call)
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
     return lambda: _median([_replay(graph, flushed) for _ in range(replays)])
 
 
-def _event_timer(call: Call, count: int) -> Timer:
+def _event_timer(call: TimedCall, count: int) -> Timer:
     """A timer of calls that follow one another. The host is ahead of the device where it can be, as in a training loop."""
     for _ in range(_WARM_CALLS):
         call()
@@ -118,7 +116,7 @@ def _event_timer(call: Call, count: int) -> Timer:
     return lambda: _median([_span(call) for _ in range(count)])
 
 
-def _captured(call: Call) -> torch.cuda.CUDAGraph:
+def _captured(call: TimedCall) -> torch.cuda.CUDAGraph:
     """One call as a graph. What compiles, tunes or loads does so before, on a side stream, as torch asks for."""
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(current)
@@ -143,7 +141,7 @@ def _replay(graph: torch.cuda.CUDAGraph, flushed: torch.Tensor) -> Span:
     return _span(graph.replay)
 
 
-def _span(call: Call) -> Span:
+def _span(call: TimedCall) -> Span:
     """Queues a call between two events."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
@@ -160,13 +158,13 @@ def _median(spans: Sequence[Span]) -> float:
 # A CPU.
 
 
-def _wall_timer(call: Call, budget: float) -> Timer:
+def _wall_timer(call: TimedCall, budget: float) -> Timer:
     call()
     count = max(_FEWEST, min(_MOST, int(budget / max(_wall_seconds(call), 1e-7))))
     return lambda: 1e6 * statistics.median(_wall_seconds(call) for _ in range(count))
 
 
-def _wall_seconds(call: Call) -> float:
+def _wall_seconds(call: TimedCall) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

@@ -23,7 +23,7 @@ from fusegen.schedule.context import Pins
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.precision import has_jumps
 from fusegen.schedule.program import Launch
-from fusegen.timing import Times, interleaved
+from fusegen.timing import RoundTimes, interleaved
 
 _MARGIN = 0.98  # of the time of what nobody measured: what is hardly faster today may be slower tomorrow
 _TOLERANCES = {
@@ -47,7 +47,7 @@ class Candidate:
     """
 
     plan: Plan
-    times: Times | None
+    times: RoundTimes | None
     error: str | None = None
 
 
@@ -90,7 +90,7 @@ class TunedLaunch:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` measured.
+    """The measurements of `tune`.
 
     Attributes:
         launches: those that have several plans.
@@ -158,7 +158,7 @@ def _device(values: Values) -> torch.device:
 
 
 def _of_rank_0(measure: Callable[[], Tuning]) -> Tuning:
-    """What rank 0 has measured, on all ranks of a job; what this process measures where it is alone."""
+    """The measurement of rank 0 on all ranks of a job; that of this process where it is alone."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return measure()
     sent: list[Any] = [None]
@@ -196,7 +196,6 @@ class _Tuner:
         self.pins: dict[tuple[int, ...], Plan] = {}
 
     def tuning(self) -> Tuning:
-        """Measures all launches that have several plans."""
         return Tuning(tuple(self._launch(each) for each in self.variant.program.launches if len(each.candidates) > 1))
 
     def _launch(self, launch: Launch) -> TunedLaunch:
@@ -226,7 +225,6 @@ class _Tuner:
         return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(plans))
 
     def _form(self, pins: Pins) -> Variant:
-        """The variant with some plans."""
         return self.variant.in_form(self.variant.alternatives.of(self.sizes).pinned(self.sizes, pins))
 
     def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
@@ -252,7 +250,7 @@ def _pinned(place: Place, candidates: Sequence[Plan]) -> Plan | None:
     return chosen(place, candidates) if any(entry.pinned for entry in _here(place)) else None
 
 
-def _candidate(plan: Plan, times: Times | Exception) -> Candidate:
+def _candidate(plan: Plan, times: RoundTimes | Exception) -> Candidate:
     if isinstance(times, Exception):
         return Candidate(plan, None, f"{type(times).__name__}: {times}".partition("\n")[0])
     return Candidate(plan, times)

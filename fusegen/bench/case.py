@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bench.declarations import OWN, Sizes, completed
-from fusegen.bench.record import Key
+from fusegen.bench.declarations import OWN, Build, CaseSizes, completed
+from fusegen.bench.record import CaseKey
 from fusegen.compiler.backends import target_of
 from fusegen.dtypes import from_torch
 from fusegen.lowered import Lowered
@@ -23,13 +23,13 @@ from fusegen.schedule.program import Program
 from fusegen.specs import find, materialize
 from fusegen.specs.spec import Arguments
 from fusegen.threads import cached_property
-from fusegen.timing import Call
+from fusegen.timing import TimedCall
 from fusegen.trace import inlined
 
 
 @dataclass(frozen=True)
 class Way:
-    """How somebody computes a case.
+    """A provider's way to compute a case.
 
     Attributes:
         what: what a reader knows it by.
@@ -38,12 +38,12 @@ class Way:
     """
 
     what: str
-    prepare: Callable[[Arguments], Call]
+    prepare: Callable[[Arguments], TimedCall]
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is measured.
+class BenchCase:
+    """A declaration at a size and a dtype.
 
     Attributes:
         name: of a spec, or of a declaration of the benchmark's own.
@@ -58,11 +58,11 @@ class Case:
     """
 
     name: str
-    sizes: Sizes
-    cpu_sizes: Sizes
-    build: Callable[[torch.dtype, Sizes], Arguments]
+    sizes: CaseSizes
+    cpu_sizes: CaseSizes
+    build: Build
     rival: Way | None = None
-    flops: Callable[[Sizes], int] | None = None
+    flops: Callable[[CaseSizes], int] | None = None
     group: str = "public"
     dtype: torch.dtype = torch.bfloat16
     cpu_dtype: torch.dtype = torch.float32
@@ -73,7 +73,7 @@ class Case:
         """The declaration, which knows of no other case: a second length of rows would make lengths run-time values."""
         return fg.kernel((OWN[self.name] if self.name in OWN else find(self.name).kernel).function)
 
-    def on(self, kind: str) -> Case:
+    def on(self, kind: str) -> BenchCase:
         """The case with the sizes and the dtype of a kind of device."""
         return self if kind == "cuda" else replace(self, sizes=self.cpu_sizes, dtype=self.cpu_dtype)
 
@@ -88,8 +88,8 @@ class Case:
         return str(self.dtype).removeprefix("torch.")
 
     @property
-    def key(self) -> Key:
-        """What tells it from all others in a record."""
+    def key(self) -> CaseKey:
+        """Its key in a record."""
         return self.group, self.name, self.shape, self.dtype_name
 
     def meta_arguments(self) -> Arguments:
@@ -102,7 +102,7 @@ class Case:
 
     @cached_property
     def bytes(self) -> int:
-        """What any way of computing must move; the declaration runs on meta tensors to say what it returns."""
+        """The fewest bytes that a call moves; the declaration runs on meta tensors to say what it returns."""
         arguments = {n: v.to("meta") if isinstance(v, Tensor) else v for n, v in self.meta_arguments().items()}
         return minimum_bytes(arguments, self.kernel.function(**arguments))
 
@@ -118,10 +118,10 @@ class Case:
 
     @property
     def eager(self) -> Way:
-        """What is measured as eager."""
+        """The way that is measured as eager."""
         return self.rival or Way("the declaration", lambda arguments: self.call(self.kernel.function, arguments))
 
-    def call(self, function: Callable[..., Any], arguments: Arguments) -> Call:
+    def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
         """A call of the declaration, by whoever computes it."""
         return lambda: function(**arguments)
 
@@ -143,7 +143,7 @@ _UPSTREAM_SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingCase(Case):
+class TrainingCase(BenchCase):
     """A training step: the results of the declaration, and the gradients by its floating-point arguments.
 
     Attributes:
@@ -183,7 +183,7 @@ class TrainingCase(Case):
         gradients = {name: arguments[name] for name in self.leaves}
         return 2 * minimum_bytes(read, self._results(arguments)) + minimum_bytes(gradients, ())
 
-    def call(self, function: Callable[..., Any], arguments: Arguments) -> Call:
+    def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
         """A step with leaves of its own, which lie where the arguments do."""
         leaves = {name: arguments[name].detach().requires_grad_() for name in self.leaves}
         return partial(_step, function, arguments | leaves, tuple(leaves.values()), self._upstream(arguments))
@@ -201,7 +201,6 @@ class TrainingCase(Case):
         return tuple(value.to(result.dtype) for value, result in zip(drawn, self._results(arguments), strict=True))
 
     def _results(self, arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """The declaration's results for some arguments, as meta tensors."""
         shapes = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in arguments.items()}
         return _each(self.kernel.function(**shapes))
 
@@ -210,7 +209,6 @@ class TrainingCase(Case):
 def _step(
     function: Callable[..., Any], arguments: Arguments, leaves: Sequence[Tensor], upstream: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Results and gradients."""
     results = _each(function(**arguments))
     return (*results, *torch.autograd.grad(results, leaves, upstream))
 
@@ -228,11 +226,10 @@ _GROUP = "own"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnCase(Case):
+class OwnCase(BenchCase):
     """A case of a user's own kernel. What it writes to is a copy for each provider.
 
     Attributes:
-        declared: the kernel.
         given: its arguments, with meta tensors.
         moved: the fewest bytes that it reads and returns.
     """
@@ -271,7 +268,7 @@ class OwnCase(Case):
         """The function, run by torch with all kernels that it calls."""
         return Way("the declaration", lambda arguments: self.call(inlined(self.declared.function), arguments))
 
-    def call(self, function: Callable[..., Any], arguments: Arguments) -> Call:
+    def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
         """A call on copies of the tensors that the kernel writes to; it returns the results and these."""
         if not self.declared.mutates:
             return super().call(function, arguments)
@@ -287,7 +284,6 @@ def own_case(name: str, kernel: fg.Kernel[..., Any], arguments: Arguments, devic
         name: in the table.
         kernel: a kernel that nobody has called.
         arguments: by parameter, with meta tensors.
-        device: where it will be timed.
 
     Raises:
         TraceError: the kernel does something that cannot be traced.

@@ -4,7 +4,7 @@ training steps, the catalogue, and sweeps."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,13 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 import fusegen as fg
 from fusegen.bench import declarations
-from fusegen.bench.case import Case, TrainingCase, Way, minimum_bytes
-from fusegen.bench.declarations import Sizes
+from fusegen.bench.case import BenchCase, TrainingCase, Way, minimum_bytes
+from fusegen.bench.declarations import Build, CaseSizes
 from fusegen.bench.providers import NATIVE_BACKWARD, SDPA, SDPA_CAUSAL, SDPA_MASK
 from fusegen.bench.record import TRAINING
 from fusegen.specs import SPECS, find
-from fusegen.specs.operands import COUNTS
-from fusegen.specs.spec import Arguments, Spec
+from fusegen.specs.spec import COUNTS, Arguments, Spec
 from fusegen.threads import cached_property
 
 # Cases over rows and columns, of which only the bytes count.
@@ -32,55 +31,55 @@ _CPU_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Chain:
-    """What cases of one name share.
+class RowChain:
+    """The common part of cases of one name.
 
     Attributes:
-        build: their arguments.
         tensors: of the case's whole shape that are read or written.
         rival: what eager is, if not the declaration.
         draws: whether results differ from call to call.
     """
 
-    build: Callable[[torch.dtype, Sizes], Arguments]
+    build: Build
     tensors: int
     rival: Way | None = None
     draws: bool = False
 
 
-CHAINS: Mapping[str, Chain] = {
-    "gelu": Chain(declarations.one, 2),
-    "gelu_new": Chain(declarations.one, 2),
-    "bias_gelu_add": Chain(declarations.bias_residual, 3),
-    "gelu_dropout_add": Chain(declarations.residual, 3, draws=True),
-    "bias_dropout_add": Chain(declarations.bias_residual, 3, draws=True),
-    "ln_gelu_dropout_add": Chain(declarations.affine_residual, 3, draws=True),
-    "swiglu": Chain(declarations.gated, 3),
-    "layer_norm": Chain(declarations.affine, 2),
-    "layer_norm_gelu_add": Chain(declarations.affine_residual, 3),
-    "layer_norm_backward": Chain(declarations.norm_backward, 3, NATIVE_BACKWARD),
-    "rms_norm": Chain(declarations.weight, 2),
-    "add_rms_norm": Chain(declarations.weight_residual, 4),
-    "softmax": Chain(declarations.one, 2),
-    "column_sum": Chain(declarations.one, 1),
-    "transposed_copy": Chain(declarations.one, 2),
+CHAINS: Mapping[str, RowChain] = {
+    "gelu": RowChain(declarations.one, 2),
+    "gelu_new": RowChain(declarations.one, 2),
+    "bias_gelu_add": RowChain(declarations.bias_residual, 3),
+    "gelu_dropout_add": RowChain(declarations.residual, 3, draws=True),
+    "bias_dropout_add": RowChain(declarations.bias_residual, 3, draws=True),
+    "ln_gelu_dropout_add": RowChain(declarations.affine_residual, 3, draws=True),
+    "swiglu": RowChain(declarations.gated, 3),
+    "layer_norm": RowChain(declarations.affine, 2),
+    "layer_norm_gelu_add": RowChain(declarations.affine_residual, 3),
+    "layer_norm_backward": RowChain(declarations.norm_backward, 3, NATIVE_BACKWARD),
+    "rms_norm": RowChain(declarations.weight, 2),
+    "add_rms_norm": RowChain(declarations.weight_residual, 4),
+    "softmax": RowChain(declarations.one, 2),
+    "column_sum": RowChain(declarations.one, 1),
+    "transposed_copy": RowChain(declarations.one, 2),
 }
 
 
-def chain(group: str, name: str, sizes: Sizes, dtype: torch.dtype = torch.bfloat16, cpu_dtype: torch.dtype = torch.float32) -> Case:
+def chain(
+    group: str, name: str, sizes: CaseSizes, dtype: torch.dtype = torch.bfloat16, cpu_dtype: torch.dtype = torch.float32
+) -> BenchCase:
     """A case; on a CPU with fewer rows, so that it moves no more than some 64 MiB.
 
     Args:
-        group, sizes, dtype, cpu_dtype: the case's.
         name: of the table.
     """
     found = CHAINS[name]
     fewer = max(1, min(sizes[0], _CPU_BYTES // moved_bytes(name, (1, *sizes[1:]), cpu_dtype)))
     cpu_sizes = (fewer, *sizes[1:])
-    return Case(name, sizes, cpu_sizes, found.build, found.rival, None, group, dtype, cpu_dtype, found.draws)
+    return BenchCase(name, sizes, cpu_sizes, found.build, found.rival, None, group, dtype, cpu_dtype, found.draws)
 
 
-def moved_bytes(name: str, sizes: Sizes, dtype: torch.dtype) -> int:
+def moved_bytes(name: str, sizes: CaseSizes, dtype: torch.dtype) -> int:
     """Bytes that a case moves, but for operands of one row."""
     return CHAINS[name].tensors * math.prod(sizes) * dtype.itemsize
 
@@ -103,7 +102,7 @@ _NAMES: Mapping[str, Sequence[str]] = {
 _DTYPES = (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)
 
 
-def _cases(group: str) -> Iterator[Case]:
+def _cases(group: str) -> Iterator[BenchCase]:
     """Cases without end. Of ``Random`` only ``random()`` is the same in every version of Python."""
     draw = Random(f"{group} {_SEED}").random
     while True:
@@ -129,11 +128,11 @@ def _shaped(length: int, share: float) -> int:
 
 
 def is_prime(number: int) -> bool:
-    """Whether nothing divides a number from 2 on."""
+    """True of a prime, for numbers from 2 on."""
     return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
-SWEEPS: Mapping[str, tuple[Case, ...]] = {group: tuple(islice(_cases(group), _CASES)) for group in _NAMES}
+SWEEPS: Mapping[str, tuple[BenchCase, ...]] = {group: tuple(islice(_cases(group), _CASES)) for group in _NAMES}
 """By group."""
 
 
@@ -143,47 +142,47 @@ _CPU = (4096, 4096)
 _CPU_HEADS, _CPU_NARROW = (1, 4, 512, 128), (1, 4, 512, 64)
 
 
-def _product_flops(sizes: Sizes) -> int:
+def _product_flops(sizes: CaseSizes) -> int:
     return 2 * math.prod(sizes)
 
 
-def _attention_flops(sizes: Sizes) -> int:
+def _attention_flops(sizes: CaseSizes) -> int:
     batch, heads, positions, channels = sizes
     return 4 * batch * heads * positions**2 * channels
 
 
-def _causal_flops(sizes: Sizes) -> int:
+def _causal_flops(sizes: CaseSizes) -> int:
     return _attention_flops(sizes) // 2
 
 
 _PUBLIC = (
-    Case("gelu", (16384, 8192), _CPU, declarations.one),
-    Case("gelu_new", (8, 1024, 3072), (8, 1024, 3072), declarations.one),
-    Case("bias_gelu_add", (16384, 8192), _CPU, declarations.bias_residual),
-    Case("gelu_dropout_add", (16384, 8192), _CPU, declarations.residual, draws=True),
-    Case("layer_norm", (32768, 1024), (8192, 1024), declarations.affine),
-    Case("layer_norm", (16384, 4096), _CPU, declarations.affine),
-    Case("layer_norm", (8192, 8192), (2048, 8192), declarations.affine),
-    Case("layer_norm", (4096, 16384), (1024, 16384), declarations.affine),
-    Case("layer_norm", (2048, 65536), (256, 65536), declarations.affine),
-    Case("layer_norm_gelu_add", (16384, 8192), _CPU, declarations.affine_residual),
-    Case("rms_norm", (16384, 4096), _CPU, declarations.weight),
-    Case("softmax", (16384, 4096), _CPU, declarations.one),
-    Case("softmax", (4096, 16384), (1024, 16384), declarations.one),
-    Case("layer_norm_backward", (16384, 4096), _CPU, declarations.norm_backward, NATIVE_BACKWARD),
-    Case("linear_bias_gelu", (8192, 8192, 8192), (512, 1024, 1024), declarations.product, flops=_product_flops),
-    Case("linear_bias_gelu", (8192, 16384, 4096), (512, 2048, 512), declarations.product, flops=_product_flops),
-    Case("flash_attention", (4, 16, 4096, 128), _CPU_HEADS, declarations.heads, SDPA, _attention_flops),
-    Case("flash_attention_causal", (4, 16, 4096, 128), _CPU_HEADS, declarations.heads, SDPA_CAUSAL, _causal_flops),
-    Case("flash_attention_alibi", (4, 16, 4096, 128), _CPU_HEADS, declarations.heads_and_slopes, SDPA_MASK, _causal_flops),
-    Case("flash_attention", (4, 16, 4096, 64), _CPU_NARROW, declarations.heads, SDPA, _attention_flops),
-    Case("flash_attention_causal", (4, 16, 4096, 64), _CPU_NARROW, declarations.heads, SDPA_CAUSAL, _causal_flops),
-    Case("flash_attention_alibi", (4, 16, 4096, 64), _CPU_NARROW, declarations.heads_and_slopes, SDPA_MASK, _causal_flops),
+    BenchCase("gelu", (16384, 8192), _CPU, declarations.one),
+    BenchCase("gelu_new", (8, 1024, 3072), (8, 1024, 3072), declarations.one),
+    BenchCase("bias_gelu_add", (16384, 8192), _CPU, declarations.bias_residual),
+    BenchCase("gelu_dropout_add", (16384, 8192), _CPU, declarations.residual, draws=True),
+    BenchCase("layer_norm", (32768, 1024), (8192, 1024), declarations.affine),
+    BenchCase("layer_norm", (16384, 4096), _CPU, declarations.affine),
+    BenchCase("layer_norm", (8192, 8192), (2048, 8192), declarations.affine),
+    BenchCase("layer_norm", (4096, 16384), (1024, 16384), declarations.affine),
+    BenchCase("layer_norm", (2048, 65536), (256, 65536), declarations.affine),
+    BenchCase("layer_norm_gelu_add", (16384, 8192), _CPU, declarations.affine_residual),
+    BenchCase("rms_norm", (16384, 4096), _CPU, declarations.weight),
+    BenchCase("softmax", (16384, 4096), _CPU, declarations.one),
+    BenchCase("softmax", (4096, 16384), (1024, 16384), declarations.one),
+    BenchCase("layer_norm_backward", (16384, 4096), _CPU, declarations.norm_backward, NATIVE_BACKWARD),
+    BenchCase("linear_bias_gelu", (8192, 8192, 8192), (512, 1024, 1024), declarations.product, flops=_product_flops),
+    BenchCase("linear_bias_gelu", (8192, 16384, 4096), (512, 2048, 512), declarations.product, flops=_product_flops),
+    BenchCase("flash_attention", (4, 16, 4096, 128), _CPU_HEADS, declarations.heads, SDPA, _attention_flops),
+    BenchCase("flash_attention_causal", (4, 16, 4096, 128), _CPU_HEADS, declarations.heads, SDPA_CAUSAL, _causal_flops),
+    BenchCase("flash_attention_alibi", (4, 16, 4096, 128), _CPU_HEADS, declarations.heads_and_slopes, SDPA_MASK, _causal_flops),
+    BenchCase("flash_attention", (4, 16, 4096, 64), _CPU_NARROW, declarations.heads, SDPA, _attention_flops),
+    BenchCase("flash_attention_causal", (4, 16, 4096, 64), _CPU_NARROW, declarations.heads, SDPA_CAUSAL, _causal_flops),
+    BenchCase("flash_attention_alibi", (4, 16, 4096, 64), _CPU_NARROW, declarations.heads_and_slopes, SDPA_MASK, _causal_flops),
 )
 """The slices' own; sizes of a product are rows, outputs, inputs."""
 
 _WIDTHS = ((32768, 1024), (16384, 4096), (8192, 8192), (4096, 16384))
-_PEERS: Mapping[str, Sequence[Sizes]] = {
+_PEERS: Mapping[str, Sequence[CaseSizes]] = {
     "gelu_new": ((8, 1024, 3072), (16384, 8192)),
     "gelu_dropout_add": ((1024, 1024), (16384, 8192)),
     "layer_norm": ((32768, 256), *_WIDTHS, (2048, 65536), (512, 262144)),
@@ -193,9 +192,9 @@ _PEERS: Mapping[str, Sequence[Sizes]] = {
     "softmax": (_WIDTHS[0], _WIDTHS[1], _WIDTHS[3], (2048, 65536), (512, 262144)),
     "swiglu": ((16, 28672), (4096, 14336), (16384, 14336)),
 }
-"""Where other libraries were measured too."""
+"""Cases for which other libraries publish times."""
 
-_LIMITS: Mapping[Sizes, Sequence[str]] = {
+_LIMITS: Mapping[CaseSizes, Sequence[str]] = {
     (1, 4096): ("layer_norm", "layer_norm_gelu_add", "bias_gelu_add"),
     (33, 768): ("layer_norm", "layer_norm_gelu_add", "bias_gelu_add"),
     (6000, 11008): ("layer_norm", "layer_norm_gelu_add"),
@@ -210,13 +209,13 @@ _LIMITS: Mapping[Sizes, Sequence[str]] = {
 """Few rows, odd lengths, long rows: where a kernel of rows is furthest from a copy."""
 
 
-def _peers() -> Iterator[Case]:
+def _peers() -> Iterator[BenchCase]:
     for name, shapes in _PEERS.items():
         for sizes in shapes:
             yield chain("peers", name, sizes)
 
 
-def _limits() -> Iterator[Case]:
+def _limits() -> Iterator[BenchCase]:
     for sizes, names in _LIMITS.items():
         for name in names:
             yield chain("limits", name, sizes)
@@ -224,14 +223,14 @@ def _limits() -> Iterator[Case]:
 
 # The group ``bars``: what the bars of `tests/tools/bars.py` are set for and no other group of chosen sizes has.
 
-_BAR_POINTWISE: Mapping[Sizes, Sequence[str]] = {
+_BAR_POINTWISE: Mapping[CaseSizes, Sequence[str]] = {
     (16384, 8192): ("swiglu",),
     (1024, 50257): ("gelu", "gelu_new", "swiglu"),
     (8191, 8191): ("gelu", "gelu_new", "bias_gelu_add", "swiglu"),
     (1399, 100003): ("gelu", "gelu_new", "bias_gelu_add", "swiglu"),
 }
 
-_BAR_ROWS: Mapping[Sizes, Sequence[str]] = {
+_BAR_ROWS: Mapping[CaseSizes, Sequence[str]] = {
     (32768, 1024): ("rms_norm", "add_rms_norm", "layer_norm_gelu_add"),
     (32768, 2048): ("layer_norm", "rms_norm", "softmax"),
     (16384, 3072): ("layer_norm", "add_rms_norm", "layer_norm_gelu_add"),
@@ -253,30 +252,30 @@ _BAR_ROWS: Mapping[Sizes, Sequence[str]] = {
 }
 """With what the other groups have, every name meets most lengths."""
 
-_BAR_DROPOUTS: Mapping[Sizes, Sequence[str]] = {
+_BAR_DROPOUTS: Mapping[CaseSizes, Sequence[str]] = {
     (16384, 4096): ("bias_dropout_add",),
     (16384, 8192): ("ln_gelu_dropout_add",),
 }
 
-TALL: Sequence[Sizes] = ((16384, 4096), (1000000, 64))
-"""What is transposed, and whose rows are summed: rows as models have them, and a million short ones."""
+TALL: Sequence[CaseSizes] = ((16384, 4096), (1000000, 64))
+"""Sizes of transposed copies and of sums of rows: rows as models have them, and a million short ones."""
 
 
-def _bars() -> Iterator[Case]:
+def _bars() -> Iterator[BenchCase]:
     for table in (_BAR_POINTWISE, _BAR_ROWS, _BAR_DROPOUTS):
         for sizes, names in table.items():
             for name in names:
                 yield chain("bars", name, sizes)
 
 
-def _tall_bars() -> Iterator[Case]:
+def _tall_bars() -> Iterator[BenchCase]:
     for sizes in TALL:
         yield chain("bars", "column_sum", sizes)
         for dtype in (torch.bfloat16, torch.float32):
             yield chain("bars", "transposed_copy", sizes, dtype)
 
 
-BAR_CASES: tuple[Case, ...] = (*_bars(), *_tall_bars())
+BAR_CASES: tuple[BenchCase, ...] = (*_bars(), *_tall_bars())
 """In the order of the tables."""
 
 
@@ -288,36 +287,33 @@ _CPU_LAYER = (2, 16, 128)
 _CPU_LOGITS = (64, 1000)
 _BERT_LARGE = ((8, 128, 1024), (8, 512, 1024), (64, 128, 1024))
 
-Build = Callable[[torch.dtype, Sizes], Arguments]
-
-
 # The arithmetic of a step. The backward pass of a matmul is two, and that of attention computes the scores again: 2.5 times the
 # forward pass.
 
 
-def _matmul_step_flops(sizes: Sizes) -> int:
+def _matmul_step_flops(sizes: CaseSizes) -> int:
     return 3 * 2 * math.prod(sizes)
 
 
-def _gated_mlp_step_flops(sizes: Sizes) -> int:
+def _gated_mlp_step_flops(sizes: CaseSizes) -> int:
     return 3 * _matmul_step_flops(sizes)
 
 
-def _attention_step_flops(sizes: Sizes) -> int:
+def _attention_step_flops(sizes: CaseSizes) -> int:
     batch, heads, positions, channels = sizes
     return 7 * 2 * batch * heads * positions**2 * channels
 
 
-def _causal_step_flops(sizes: Sizes) -> int:
+def _causal_step_flops(sizes: CaseSizes) -> int:
     return _attention_step_flops(sizes) // 2
 
 
-def _encoder_step_flops(sizes: Sizes) -> int:
+def _encoder_step_flops(sizes: CaseSizes) -> int:
     batch, positions, width = sizes
     return 12 * _matmul_step_flops((batch * positions, width, width)) + _attention_step_flops((batch, 1, positions, width))
 
 
-def _step(name: str, sizes: Sizes, cpu_sizes: Sizes, build: Build, **options: Any) -> TrainingCase:
+def _step(name: str, sizes: CaseSizes, cpu_sizes: CaseSizes, build: Build, **options: Any) -> TrainingCase:
     return TrainingCase(name, sizes, cpu_sizes, build, group=TRAINING, **options)
 
 
@@ -363,7 +359,7 @@ _CATALOGUE_CPU_SIZE = 64
 
 
 @dataclass(frozen=True)
-class CatalogueCase(Case):
+class CatalogueCase(BenchCase):
     """A variant of a prebuilt fusion as the catalogue shows it; its sizes are those that its operands' shapes name."""
 
     @cached_property
@@ -409,7 +405,7 @@ def _catalogue_case(spec: Spec) -> CatalogueCase:
     return CatalogueCase(spec.name, sizes, smaller, _builder(spec), group="catalogue", draws=is_unlike)
 
 
-def _builder(spec: Spec) -> Callable[[torch.dtype, Sizes], Arguments]:
+def _builder(spec: Spec) -> Build:
     return lambda dtype, sizes: spec.example(dtype, **dict(zip(spec.sizes, sizes, strict=True)))
 
 
@@ -418,7 +414,7 @@ CATALOGUE_CASES: tuple[CatalogueCase, ...] = tuple(_catalogue_cases())
 
 # All groups.
 
-GROUPS: Mapping[str, tuple[Case, ...]] = {
+GROUPS: Mapping[str, tuple[BenchCase, ...]] = {
     "public": _PUBLIC,
     "peers": tuple(_peers()),
     "limits": tuple(_limits()),

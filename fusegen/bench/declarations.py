@@ -1,8 +1,8 @@
-"""What is measured and is no prebuilt fusion, as users write it; the arguments of all cases."""
+"""Measured functions that are no prebuilt fusions, as users write them; the arguments of all cases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -16,7 +16,8 @@ from fusegen.specs import meta
 from fusegen.specs.attention import alibi_slopes
 from fusegen.specs.spec import Arguments
 
-Sizes: TypeAlias = tuple[int, ...]
+CaseSizes: TypeAlias = tuple[int, ...]
+Build: TypeAlias = Callable[[torch.dtype, CaseSizes], Arguments]
 
 _DROPPED = 0.1
 
@@ -242,68 +243,34 @@ OWN: Mapping[str, fg.Kernel[..., Any]] = {
 # Arguments of cases: meta tensors of a dtype and sizes, and indices, whose values matter.
 
 
-def _over(sizes: Sizes, dtype: torch.dtype, **extents: int) -> Arguments:
-    """Tensors by parameter, each over the last so many dims."""
-    return {name: meta(*sizes[len(sizes) - rank :], dtype=dtype) for name, rank in extents.items()}
+def _over(**ranks: int) -> Build:
+    """The builder of tensors by parameter, each over the last so many dims; over all of them where it is none."""
+    return lambda dtype, sizes: {name: meta(*sizes[-rank:], dtype=dtype) for name, rank in ranks.items()}
 
 
-def one(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """A tensor."""
-    return _over(sizes, dtype, x=len(sizes))
+one = _over(x=0)
+residual = _over(x=2, residual=2)
+bias_residual = _over(x=2, bias=1, residual=2)
+gated = _over(gate=2, up=2)
+weight = _over(x=2, weight=1)
+weight_residual = _over(x=2, residual=2, weight=1)
+affine = _over(x=2, weight=1, bias=1)
+affine_residual = _over(x=2, weight=1, bias=1, residual=2)
+norm_backward = _over(x=2, dy=2, weight=1)
 
 
-def residual(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """Two tensors that are added."""
-    return _over(sizes, dtype, x=2, residual=2)
-
-
-def bias_residual(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """Two tensors and a row that are added."""
-    return _over(sizes, dtype, x=2, bias=1, residual=2)
-
-
-def gated(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """Two tensors, of which one gates the other."""
-    return _over(sizes, dtype, gate=2, up=2)
-
-
-def weight(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """Arguments of a norm without a bias."""
-    return _over(sizes, dtype, x=2, weight=1)
-
-
-def weight_residual(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """Arguments of a norm of a sum."""
-    return _over(sizes, dtype, x=2, residual=2, weight=1)
-
-
-def affine(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """Arguments of a norm."""
-    return _over(sizes, dtype, x=2, weight=1, bias=1)
-
-
-def affine_residual(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """Arguments of a norm, and a tensor that is added to it."""
-    return _over(sizes, dtype, x=2, weight=1, bias=1, residual=2)
-
-
-def norm_backward(dtype: torch.dtype, sizes: Sizes) -> Arguments:
-    """Arguments of a norm's backward."""
-    return _over(sizes, dtype, x=2, dy=2, weight=1)
-
-
-def product(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def product(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Rows, outputs and inputs of a product with a bias."""
     m, n, k = sizes
     return {"x": meta(m, k, dtype=dtype), "weight": meta(n, k, dtype=dtype), "bias": meta(n, dtype=dtype)}
 
 
-def heads(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def heads(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Queries, keys and values of one shape."""
     return {name: meta(*sizes, dtype=dtype) for name in "qkv"}
 
 
-def heads_and_slopes(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def heads_and_slopes(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """The same, with the slopes of ALiBi."""
     return heads(dtype, sizes) | {"slopes": alibi_slopes(sizes[1])}
 
@@ -311,50 +278,50 @@ def heads_and_slopes(dtype: torch.dtype, sizes: Sizes) -> Arguments:
 _SEED = 0
 
 
-def rotated(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def rotated(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Queries and keys, with an angle for each position and channel."""
     angles = {name: meta(*sizes[-2:], dtype=dtype) for name in ("cos", "sin")}
     return {name: meta(*sizes, dtype=dtype) for name in "qk"} | angles
 
 
-def masked(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def masked(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Scores of batch, heads, queries and keys, and a mask of batch and keys."""
     return {"x": meta(*sizes, dtype=dtype), "mask": meta(sizes[0], 1, 1, sizes[-1], dtype=dtype)}
 
 
-def logits(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def logits(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Logits of rows and classes, with the class of each row."""
     rows, classes = sizes
     return {"logits": meta(rows, classes, dtype=dtype), "targets": _indices(classes, rows)}
 
 
-def tokens(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def tokens(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Tokens of batch and positions; a table of classes and channels, a row a position, and what a norm takes."""
     batch, positions, classes, channels = sizes
     rows = {"table": meta(classes, channels, dtype=dtype), "positions": meta(positions, channels, dtype=dtype)}
     return {"tokens": _indices(classes, batch, positions)} | rows | {n: meta(channels, dtype=dtype) for n in ("weight", "bias")}
 
 
-def heads_and_bias(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def heads_and_bias(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Queries, keys and values, and a bias of each head and key."""
     return heads(dtype, sizes) | {"bias": meta(sizes[1], 1, sizes[2], dtype=dtype)}
 
 
-def gated_mlp(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def gated_mlp(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Rows, hidden channels and channels of a gated feed-forward block."""
     rows, hidden, channels = sizes
     inward = {name: meta(hidden, channels, dtype=dtype) for name in ("gate_weight", "up_weight")}
     return {"x": meta(rows, channels, dtype=dtype)} | inward | {"down_weight": meta(channels, hidden, dtype=dtype)}
 
 
-def classified(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def classified(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Rows, channels and classes of logits that a matmul gives, with the class of each row."""
     rows, channels, classes = sizes
     tensors = {"x": meta(rows, channels, dtype=dtype), "weight": meta(classes, channels, dtype=dtype)}
     return tensors | {"targets": _indices(classes, rows)}
 
 
-def encoder(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def encoder(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Batch, positions and channels of an encoder layer, whose feed-forward block has four times as many channels."""
     width = sizes[-1]
     shapes = {
@@ -374,7 +341,7 @@ def encoder(dtype: torch.dtype, sizes: Sizes) -> Arguments:
     return {"x": meta(*sizes, dtype=dtype)} | {name: meta(*shape, dtype=dtype) for name, shape in shapes.items()}
 
 
-def transformer_layer(dtype: torch.dtype, sizes: Sizes) -> Arguments:
+def transformer_layer(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
     """Batch, positions and channels of a `FusedTransformerLayer`, whose feed-forward block has four times as many channels."""
     width = sizes[-1]
     shapes = parameter_shapes(width, 4 * width)
@@ -382,5 +349,4 @@ def transformer_layer(dtype: torch.dtype, sizes: Sizes) -> Arguments:
 
 
 def _indices(count: int, *sizes: int) -> Tensor:
-    """Numbers below a count."""
     return torch.randint(count, sizes, generator=torch.Generator().manual_seed(_SEED))

@@ -1,4 +1,4 @@
-"""How long a user waits: for the first call of a new declaration, and in each later one."""
+"""The host's time: of the first call of a new declaration, and of each later one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.bench.record import Latency
-from fusegen.timing import Call
+from fusegen.timing import TimedCall
 
-Function: TypeAlias = Callable[[Tensor], Tensor]
+Pointwise: TypeAlias = Callable[[Tensor], Tensor]
 
 _FRESH = 5  # declarations; the median of their times is kept
 _CALLS = 2000
@@ -42,7 +42,7 @@ def measure(device: torch.device) -> tuple[Latency, ...]:
 
 
 def _first_calls(x: Tensor) -> Latency:
-    """Of new declarations, and of one in each later call.
+    """First calls of new declarations, and later calls of one.
 
     Imports and templates are warm: one other declaration has been called. Cold: neither this process nor the disk knows the
     kernel. Warm: the disk does, the process does not.
@@ -57,7 +57,7 @@ def _first_calls(x: Tensor) -> Latency:
     return Latency("pointwise, fresh text", 1e3 * statistics.median(cold), 1e3 * statistics.median(warm), later)
 
 
-def _later(name: str, calls: Sequence[Call], x: Tensor) -> Latency:
+def _later(name: str, calls: Sequence[TimedCall], x: Tensor) -> Latency:
     return Latency(name, None, None, _per_call(calls, x))
 
 
@@ -84,11 +84,11 @@ def _swiglu_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
 
-Chain: TypeAlias = tuple[str, Callable[..., Tensor], Sequence[Tensor]]
+HostChain: TypeAlias = tuple[str, Callable[..., Tensor], Sequence[Tensor]]
 """The name in tables, the declaration, arguments that all require gradients."""
 
 
-def _chains(device: torch.device) -> list[Chain]:
+def _chains(device: torch.device) -> list[HostChain]:
     """Chains at sizes so small that the host's time is measured; in bfloat16 on a GPU."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
 
@@ -121,13 +121,13 @@ def _compared(name: str, function: Callable[..., Tensor], tensors: Sequence[Tens
         yield Latency(f"{name}, {passes}", None, None, ours, eager)
 
 
-def _in_turn(calls: Sequence[Call], x: Tensor) -> list[float]:
+def _in_turn(calls: Sequence[TimedCall], x: Tensor) -> list[float]:
     """The median microseconds of each call over rounds in which the calls take turns."""
     rounds = [[_round(call, x) for call in calls] for _ in range(_ROUNDS + 1)][1:]  # the first one compiles
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
-def _round(call: Call, x: Tensor) -> float:
+def _round(call: TimedCall, x: Tensor) -> float:
     _wait(x)
     start = time.perf_counter()
     for _ in range(_ROUND_CALLS):
@@ -140,23 +140,23 @@ def _known(x: Tensor) -> Tensor:
     return torch.tanh(x * 1.5) + x
 
 
-def _fresh() -> Function:
+def _fresh() -> Pointwise:
     """A function whose text has never been seen: its constant is drawn at random."""
     constant = 1 + secrets.randbelow(10**9) / 10**9
     scope: dict[str, Any] = {"torch": torch}
     exec(f"def fresh(x):\n    return torch.tanh(x * {constant!r}) + x\n", scope)
-    function: Function = scope["fresh"]
+    function: Pointwise = scope["fresh"]
     return function
 
 
-def _first_call(kernel: Function, x: Tensor) -> float:
+def _first_call(kernel: Pointwise, x: Tensor) -> float:
     start = time.perf_counter()
     kernel(x)
     _wait(x)
     return time.perf_counter() - start
 
 
-def _per_call(calls: Sequence[Call], x: Tensor) -> float:
+def _per_call(calls: Sequence[TimedCall], x: Tensor) -> float:
     """Microseconds of the host's time in a call, where calls that are compiled take turns."""
     for call in calls:
         call()

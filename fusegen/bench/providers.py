@@ -1,4 +1,4 @@
-"""Who computes a case, as rows of a table: fusegen, torch in two ways, other libraries, and a copy for comparison."""
+"""The providers of a case, as rows of a table: fusegen, torch in two ways, other libraries, and a copy for comparison."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusegen.bench.case import Case, Way
-from fusegen.errors import ArgumentError
+from fusegen.bench.case import BenchCase, Way
+from fusegen.errors import ArgumentError, one_line
 from fusegen.specs.spec import Arguments
-from fusegen.timing import Call
+from fusegen.timing import TimedCall
 
 _PAGE = 4096
 _MANY = 1 << 20  # bytes, beside which a page is nothing
@@ -34,13 +34,13 @@ class Provider:
 
     name: str
     missing: Callable[[torch.device], str | None]
-    way: Callable[[Case], Way | None]
+    way: Callable[[BenchCase], Way | None]
     computes: bool = True
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Who takes part.
+class ChosenProviders:
+    """The providers of a run.
 
     Attributes:
         providers: in the order of the table.
@@ -51,7 +51,7 @@ class Chosen:
     missing: dict[str, str]
 
 
-def choose(names: Sequence[str] | None, device: torch.device) -> Chosen:
+def choose(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:
     """The providers of these names, or all that a device has.
 
     Raises:
@@ -66,7 +66,7 @@ def choose(names: Sequence[str] | None, device: torch.device) -> Chosen:
     if names is not None and missing:
         name, reason = next(iter(missing.items()))
         raise ArgumentError(f"{name} cannot be timed here: {reason}", mend="leave it out of --providers")
-    return Chosen(tuple(each for each in wanted if each.name not in missing), missing)
+    return ChosenProviders(tuple(each for each in wanted if each.name not in missing), missing)
 
 
 # Why there is none.
@@ -80,12 +80,12 @@ def _not_importable(module: str) -> str | None:
     try:
         import_module(module)
     except Exception as error:  # a broken installation fails in any way
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
+        return one_line(error)
     return None
 
 
 def _on_gpu(*modules: str) -> Callable[[torch.device], str | None]:
-    """That of a library of GPU kernels: the first of its modules that cannot be imported."""
+    """The reason why a library of GPU kernels is missing: the first of its modules that cannot be imported."""
 
     def missing(device: torch.device) -> str | None:
         if device.type != "cuda":
@@ -102,18 +102,14 @@ def _compile_missing(device: torch.device) -> str | None:
 # How it is called.
 
 
-def _fusegen(case: Case) -> Way:
+def _fusegen(case: BenchCase) -> Way:
     return Way("the emitted kernels", lambda arguments: case.call(case.kernel, arguments))
 
 
-def _eager(case: Case) -> Way:
-    return case.eager
-
-
-def _compile(case: Case) -> Way:
+def _compile(case: BenchCase) -> Way:
     """Sizes are constants of what is compiled, as they are in our variants."""
 
-    def prepare(arguments: Arguments) -> Call:
+    def prepare(arguments: Arguments) -> TimedCall:
         torch.compiler.reset()  # otherwise the limit of recompilations would end in eager
         if case.rival is not None:
             return torch.compile(case.rival.prepare(arguments), dynamic=False)
@@ -122,23 +118,23 @@ def _compile(case: Case) -> Way:
     return Way(f"torch.compile of {case.eager.what}", prepare)
 
 
-def _forward(way: Callable[[Case], Way | None]) -> Callable[[Case], Way | None]:
+def _forward(way: Callable[[BenchCase], Way | None]) -> Callable[[BenchCase], Way | None]:
     """The way of a library that is called for forward passes alone: it takes no part in training steps."""
     return lambda case: None if case.is_step else way(case)
 
 
-def _copy(case: Case) -> Way | None:
+def _copy(case: BenchCase) -> Way | None:
     if case.flops is not None:
         return None
 
-    def prepare(arguments: Arguments) -> Call:
+    def prepare(arguments: Arguments) -> TimedCall:
         device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
         return copying(case.bytes, device)
 
     return Way("Tensor.copy_ of as many bytes", prepare)
 
 
-def copying(moved: int, device: torch.device) -> Call:
+def copying(moved: int, device: torch.device) -> TimedCall:
     """``Tensor.copy_`` that reads and writes ``moved`` bytes together. Many are rounded up to whole pages: an H200 takes
     up to 1.6 times as long to copy what ends within one (264 MB: 107 µs instead of 69)."""
     copied = moved // 2 if moved < _MANY else -(-moved // (2 * _PAGE)) * _PAGE
@@ -150,7 +146,7 @@ def copying(moved: int, device: torch.device) -> Call:
 # What torch has for a case that is better than running the declaration.
 
 
-def _native_backward(arguments: Arguments) -> Call:
+def _native_backward(arguments: Arguments) -> TimedCall:
     """torch's own backward, given the statistics that its forward keeps."""
     x, dy, weight = (arguments[name] for name in ("x", "dy", "weight"))
     features = [x.shape[-1]]
@@ -160,15 +156,15 @@ def _native_backward(arguments: Arguments) -> Call:
     return lambda: backward(dy, x, features, mean, rstd, weight, bias, [True, True, True])
 
 
-def _attention(**options: Any) -> Callable[[Arguments], Call]:
-    def prepare(arguments: Arguments) -> Call:
+def _attention(**options: Any) -> Callable[[Arguments], TimedCall]:
+    def prepare(arguments: Arguments) -> TimedCall:
         q, k, v = (arguments[name] for name in "qkv")
         return lambda: F.scaled_dot_product_attention(q, k, v, **options)
 
     return prepare
 
 
-def _biased_attention(arguments: Arguments) -> Call:
+def _biased_attention(arguments: Arguments) -> TimedCall:
     """With the bias as a mask in memory, which is the only way in which torch's function takes one."""
     mask = _alibi(arguments["q"], arguments["slopes"])
     return _attention(attn_mask=mask)(arguments)
@@ -193,17 +189,17 @@ _LIGER_LONGEST, _QUACK_LONGEST = 65536, 262144  # elements of a row
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
-def liger(case: Case) -> Way | None:
+def liger(case: BenchCase) -> Way | None:
     """Liger-Kernel's functions, which take a row as one block."""
     return _LIGER.get(case.name) if case.sizes[-1] <= _LIGER_LONGEST else None
 
 
-def quack(case: Case) -> Way | None:
+def quack(case: BenchCase) -> Way | None:
     """quack's functions."""
     return _QUACK.get(case.name) if case.sizes[-1] <= _QUACK_LONGEST else None
 
 
-def flashinfer(case: Case) -> Way | None:
+def flashinfer(case: BenchCase) -> Way | None:
     """FlashInfer's functions, for 16-bit numbers in groups of 16 bytes."""
     fits = case.dtype in _SIXTEEN_BITS and case.sizes[-1] % 8 == 0
     return _FLASHINFER.get(case.name) if fits else None
@@ -212,12 +208,12 @@ def flashinfer(case: Case) -> Way | None:
 # Liger.
 
 
-def _liger_layer_norm(arguments: Arguments) -> Call:
+def _liger_layer_norm(arguments: Arguments) -> TimedCall:
     function = _liger("layer_norm", "LigerLayerNormFunction")
     return lambda: function.apply(arguments["input"], arguments["weight"], arguments["bias"], 1e-5)
 
 
-def _liger_layer_norm_backward(arguments: Arguments) -> Call:
+def _liger_layer_norm_backward(arguments: Arguments) -> TimedCall:
     forward, backward = _liger("layer_norm", "layer_norm_forward"), _liger("layer_norm", "layer_norm_backward")
     x, dy, weight = (arguments[name] for name in ("x", "dy", "weight"))
     bias = torch.zeros_like(weight)
@@ -225,17 +221,17 @@ def _liger_layer_norm_backward(arguments: Arguments) -> Call:
     return lambda: backward(dy, x, weight, bias, mean, rstd)
 
 
-def _liger_rms_norm(arguments: Arguments) -> Call:
+def _liger_rms_norm(arguments: Arguments) -> TimedCall:
     function = _liger("rms_norm", "LigerRMSNormFunction")
     return lambda: function.apply(arguments["input"], arguments["weight"], 1e-6, 0.0, "llama", False)
 
 
-def _liger_softmax(arguments: Arguments) -> Call:
+def _liger_softmax(arguments: Arguments) -> TimedCall:
     function = _liger("softmax", "LigerSoftmaxFunction")
     return lambda: function.apply(arguments["input"])
 
 
-def _liger_swiglu(arguments: Arguments) -> Call:
+def _liger_swiglu(arguments: Arguments) -> TimedCall:
     function = _liger("swiglu", "LigerSiLUMulFunction")
     return lambda: function.apply(arguments["gate"], arguments["up"])
 
@@ -256,23 +252,23 @@ _LIGER: Mapping[str, Way] = {
 # quack.
 
 
-def _quack_layer_norm(arguments: Arguments) -> Call:
+def _quack_layer_norm(arguments: Arguments) -> TimedCall:
     function = import_module("quack.rmsnorm").layernorm_fwd
     x, weight, bias = arguments["input"], arguments["weight"].float(), arguments["bias"].float()
     return lambda: function(x, weight, bias, eps=1e-5)
 
 
-def _quack_rms_norm(arguments: Arguments) -> Call:
+def _quack_rms_norm(arguments: Arguments) -> TimedCall:
     function = import_module("quack.rmsnorm").rmsnorm
     return lambda: function(arguments["input"], arguments["weight"], eps=1e-6)
 
 
-def _quack_add_rms_norm(arguments: Arguments) -> Call:
+def _quack_add_rms_norm(arguments: Arguments) -> TimedCall:
     function = import_module("quack.rmsnorm").rmsnorm
     return lambda: function(arguments["x"], arguments["weight"], residual=arguments["residual"], eps=1e-6, prenorm=True)
 
 
-def _quack_softmax(arguments: Arguments) -> Call:
+def _quack_softmax(arguments: Arguments) -> TimedCall:
     function = import_module("quack.softmax").softmax
     return lambda: function(arguments["input"])
 
@@ -288,12 +284,12 @@ _QUACK: Mapping[str, Way] = {
 # FlashInfer.
 
 
-def _flashinfer_rms_norm(arguments: Arguments) -> Call:
+def _flashinfer_rms_norm(arguments: Arguments) -> TimedCall:
     function = import_module("flashinfer.norm").rmsnorm
     return lambda: function(arguments["input"], arguments["weight"], 1e-6)
 
 
-def _flashinfer_add_rms_norm(arguments: Arguments) -> Call:
+def _flashinfer_add_rms_norm(arguments: Arguments) -> TimedCall:
     """Both results overwrite the operands: each call goes on from what the last one left."""
     function = import_module("flashinfer.norm").fused_add_rmsnorm
     x, residual = arguments["x"].clone(), arguments["residual"].clone()
@@ -305,7 +301,7 @@ def _flashinfer_add_rms_norm(arguments: Arguments) -> Call:
     return call
 
 
-def _flashinfer_swiglu(arguments: Arguments) -> Call:
+def _flashinfer_swiglu(arguments: Arguments) -> TimedCall:
     function = import_module("flashinfer.activation").silu_and_mul
     packed = torch.cat((arguments["gate"], arguments["up"]), -1)
     return lambda: function(packed)
@@ -322,7 +318,7 @@ _FLASHINFER: Mapping[str, Way] = {
 
 PROVIDERS = (
     Provider("fusegen", _never, _fusegen),
-    Provider("eager", _never, _eager),
+    Provider("eager", _never, lambda case: case.eager),
     Provider("compile", _compile_missing, _compile),
     Provider("liger", _on_gpu("liger_kernel.ops.layer_norm"), _forward(liger)),
     Provider("quack", _on_gpu("quack.rmsnorm", "quack.softmax"), _forward(quack)),

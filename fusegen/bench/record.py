@@ -20,10 +20,10 @@ import torch
 
 import fusegen
 from fusegen.errors import ArgumentError
-from fusegen.files import write_atomically
+from fusegen.files import read_json, write_for_user
 
 T = TypeVar("T")
-Key: TypeAlias = tuple[str, str, str, str]
+CaseKey: TypeAlias = tuple[str, str, str, str]
 """Group, name, shape and dtype: what tells a case from all others."""
 
 FORMAT = 3
@@ -32,12 +32,10 @@ FORMAT = 3
 TRAINING = "training"
 """The group of training steps: these are no single calls."""
 
-_MEND = "fusegen bench --out FILE.json writes one"
-
 
 @dataclass(frozen=True)
 class Environment:
-    """What a record was measured on; None where there is no such thing."""
+    """The machine and software of a record; None where there is no such thing."""
 
     device: str
     kind: str
@@ -59,8 +57,8 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """What a provider took in a case.
+class ProviderTiming:
+    """A provider's time in a case.
 
     Attributes:
         provider: its name in the table of providers.
@@ -83,12 +81,11 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimedCase:
     """One case.
 
     Attributes:
         group: the part of the benchmark that it belongs to.
-        case: its name.
         shape, dtype: of its first argument or the product.
         bytes: that must be moved at least.
         flops: arithmetic of its products; None where only bytes count.
@@ -104,12 +101,12 @@ class Row:
     bytes: int
     flops: int | None
     launches: str
-    timings: tuple[Timing, ...]
+    timings: tuple[ProviderTiming, ...]
     timer: str | None = None
 
     @property
-    def key(self) -> Key:
-        """What tells it from other rows."""
+    def key(self) -> CaseKey:
+        """Its key among all rows."""
         return self.group, self.case, self.shape, self.dtype
 
     @property
@@ -117,8 +114,8 @@ class Row:
         """Tells if it is a training step, whose rate is no rate of a kernel."""
         return self.group == TRAINING
 
-    def timing(self, provider: str) -> Timing | None:
-        """What a provider took, if it took part."""
+    def timing(self, provider: str) -> ProviderTiming | None:
+        """A provider's time, if it took part."""
         return next((t for t in self.timings if t.provider == provider), None)
 
     def microseconds(self, provider: str) -> float | None:
@@ -132,7 +129,6 @@ class Latency:
     """The host's time.
 
     Attributes:
-        case: what is called.
         cold_ms, warm_ms: of a first call of a new declaration, where the disk does not know its kernel and where it does.
         call_us: of each later call.
         eager_us: the same of eager torch, in turn; None for a row that is not compared.
@@ -146,24 +142,22 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Record:
+class BenchRecord:
     """A run of the benchmark."""
 
     environment: Environment
-    rows: tuple[Row, ...]
+    rows: tuple[TimedCase, ...]
     latency: tuple[Latency, ...]
 
 
-def write(record: Record, path: Path) -> None:
+def write(record: BenchRecord, path: Path) -> None:
     """Writes a record as JSON, whole or not at all.
 
     Raises:
         ArgumentError: the file cannot be written.
     """
-    try:
-        write_atomically(path, (json.dumps({"format": FORMAT} | asdict(record), indent=1) + "\n").encode())
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --out") from None
+    text = json.dumps({"format": FORMAT} | asdict(record), indent=1) + "\n"
+    write_for_user(path, text, "choose another file with --out")
 
 
 def check_place(path: Path, option: str) -> None:
@@ -185,27 +179,23 @@ def check_place(path: Path, option: str) -> None:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", mend=f"choose another file with {option}") from None
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> BenchRecord:
     """Reads a record.
 
     Raises:
         ArgumentError: the file cannot be read, or holds something else.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"its format is {data['format']}, not {FORMAT}")
-        rows = tuple(_make(Row, {**row, "timings": tuple(_make(Timing, each) for each in row["timings"])}) for row in data["rows"])
-        latency = tuple(_make(Latency, row) for row in data["latency"])
-        return Record(_make(Environment, data["environment"]), rows, latency)
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=_MEND) from None
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ArgumentError(f"{path} is no record of fusegen bench ({error})", mend=_MEND) from None
+    return read_json(path, "record of fusegen bench", FORMAT, _record, "fusegen bench --out FILE.json writes one")
+
+
+def _record(data: Mapping[str, Any]) -> BenchRecord:
+    rows = ({**row, "timings": tuple(_make(ProviderTiming, each) for each in row["timings"])} for row in data["rows"])
+    latency = tuple(_make(Latency, row) for row in data["latency"])
+    return BenchRecord(_make(Environment, data["environment"]), tuple(_make(TimedCase, row) for row in rows), latency)
 
 
 def _make(kind: type[T], data: Mapping[str, Any]) -> T:
-    """A dataclass from JSON, with its values checked: tables and charts are made from them without further ado."""
+    """A dataclass from JSON, with its values checked: tables are made from them without further ado."""
     made = kind(**data)
     for field in fields(made):  # type: ignore[arg-type]  # all kinds are dataclasses
         value = getattr(made, field.name)
@@ -218,7 +208,7 @@ _MORE_THAN_NOTHING = ("microseconds", "low", "high", "flops")
 
 
 def _makes_sense(name: str, value: object) -> bool:
-    """Whether a value can be: a time takes some time, a text is one line that can be shown."""
+    """True if a value can be: a time takes some time, a text is one line that can be shown."""
     if isinstance(value, str):
         return value.isprintable()
     if isinstance(value, (int, float)):
@@ -227,7 +217,7 @@ def _makes_sense(name: str, value: object) -> bool:
 
 
 def _fits(value: object, kind: str) -> bool:
-    """Whether a value of JSON is of a field's type; numbers are finite."""
+    """True if a value of JSON is of a field's type; numbers are finite."""
     if value is None:
         return "None" in kind
     if isinstance(value, (bool, str)):
@@ -240,7 +230,7 @@ def _fits(value: object, kind: str) -> bool:
 
 
 def environment(device: torch.device, timer: str) -> Environment:
-    """What this process measures on."""
+    """The machine and software of this process."""
     on_gpu = device.type == "cuda"
     return Environment(
         device=torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
@@ -291,7 +281,7 @@ def _first_line(*command: str) -> str | None:
 # Two records beside each other.
 
 _SHARE, _FEWEST = 0.05, 0.5
-"""What a time may grow by before it counts: a share of it, and microseconds."""
+"""Growth of a time that does not count: a share of it, and microseconds."""
 
 
 @dataclass(frozen=True)
@@ -299,8 +289,6 @@ class Change:
     """fusegen's time of a case in two records.
 
     Attributes:
-        group, case, shape, dtype: which case.
-        old_us, new_us: microseconds.
         is_regression: whether it became slower by more than what times vary.
     """
 
@@ -328,7 +316,7 @@ class Comparison:
 
     @property
     def regressions(self) -> tuple[Change, ...]:
-        """What became slower."""
+        """The slower cases."""
         return tuple(change for change in self.changes if change.is_regression)
 
 
@@ -348,8 +336,8 @@ def check_same_device(old: Environment, new: Environment) -> None:
         raise ArgumentError(what, mend=f"OMP_NUM_THREADS={old.threads}")
 
 
-def compare(old: Record, new: Record) -> Comparison:
-    """What changed from one record to another.
+def compare(old: BenchRecord, new: BenchRecord) -> Comparison:
+    """The changes from one record to another.
 
     Raises:
         ArgumentError: they are of different devices.
@@ -369,12 +357,12 @@ class _Time:
     high: float | None
 
 
-def _times(record: Record) -> dict[Key, _Time]:
+def _times(record: BenchRecord) -> dict[CaseKey, _Time]:
     timings = {row.key: row.timing("fusegen") for row in record.rows}
     return {key: _Time(t.microseconds, t.low, t.high) for key, t in timings.items() if t and t.microseconds is not None}
 
 
-def _change(key: Key, old: _Time, new: _Time) -> Change:
+def _change(key: CaseKey, old: _Time, new: _Time) -> Change:
     grown = new.median - old.median > max(_SHARE * old.median, _FEWEST)
     overlap = new.low is not None and old.high is not None and new.low <= old.high
     return Change(*key, old.median, new.median, grown and not overlap)

@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup, escape
 
-from fusegen.bench.record import Record
+from fusegen.bench.record import BenchRecord, Environment, ProviderTiming, TimedCase
 from fusegen.bench.table import (
+    COPY,
+    FUSEGEN,
     LEVEL_MICROSECONDS,
     LEVEL_SHARE,
-    Verdict,
-    facts,
-    full_table,
+    JudgedCase,
+    PeerResult,
     group_timers,
+    has_memory,
+    is_wrong,
     judge,
     latency_table,
     losses,
-    losses_table,
-    trouble_table,
-    words,
+    mebibytes,
+    name_of,
+    providers,
+    rate,
+    ratio_text,
+    speedup_order,
+    tally,
+    times,
 )
-from fusegen.emit.environment import html_environment, render
-from fusegen.errors import ArgumentError
-from fusegen.files import write_atomically
+from fusegen.emit.environment import html_environment
+from fusegen.files import write_for_user
 
 _PARTS = re.compile(r"[^_.]*[_.]|[^_.]+")
 
 
-def write_report(record: Record, path: Path) -> None:
+def write_report(record: BenchRecord, path: Path) -> None:
     """Writes the page, whole or not at all.
 
     Raises:
-        ArgumentError: the file cannot be written, or the library for charts is not installed.
+        ArgumentError: the file cannot be written.
     """
-    text = report(record)
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="choose another file with --report") from None
+    write_for_user(path, report(record), "choose another file with --report")
 
 
-def report(record: Record) -> str:
-    """The page's text.
-
-    Raises:
-        ArgumentError: the library for charts is not installed.
-    """
-    require_plots()
-    from fusegen.bench import charts
-
+def report(record: BenchRecord) -> str:
+    """The page's text."""
     verdicts = [judge(row) for row in record.rows]
     return (
         _environment()
@@ -67,19 +65,16 @@ def report(record: Record) -> str:
             margin=f"{LEVEL_SHARE:.0%} or {LEVEL_MICROSECONDS} µs",
             losses=losses_table(losses(verdicts)),
             trouble=trouble_table(verdicts),
-            blocks=charts,
             rows=record.rows,
-            verdicts=verdicts,
-            groups=[(group, full_table(of)) for group, of in _groups(verdicts).items()],
+            groups=[(group, speedup_bars(of), full_table(of)) for group, of in _groups(verdicts).items()],
             timers=group_timers(record),
             latency=latency_table(record),
         )
     )
 
 
-def _groups(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Cases by group, in the order of the record."""
-    found: dict[str, list[Verdict]] = {}
+def _groups(verdicts: Sequence[JudgedCase]) -> dict[str, list[JudgedCase]]:
+    found: dict[str, list[JudgedCase]] = {}
     for verdict in verdicts:
         found.setdefault(verdict.row.group, []).append(verdict)
     return found
@@ -87,10 +82,8 @@ def _groups(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    """The environment of pages with what the report's template calls."""
     made = html_environment()
     made.filters["breakable"] = _breakable
-    made.filters["svg"] = Markup  # of `drawing.py`, which a library for XML has written
     return made
 
 
@@ -99,39 +92,204 @@ def _breakable(name: str) -> Markup:
     return Markup("<wbr>").join(escape(part) for part in _PARTS.findall(name))
 
 
-# The speed-ups as an SVG of its own, for a README: it has its own ground, so that it is legible on any.
+# What the tables of a page hold, as text: its template adds elements and no decision.
 
-_PLOT_WIDTH = 640.0
-_PLOT_FONT = "svg { font-family: system-ui, sans-serif; }\n"
+NOTHING = "–"
 
 
-def plot(record: Record, *, group: str = "public") -> str:
-    """The SVG's text: the same in each run.
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
 
-    Raises:
-        ArgumentError: there is nothing to draw, or the library for charts is not installed.
+    Attributes:
+        text: what stands in it.
+        note: what stands below, smaller.
+        kind: ``number``, ``best`` (the fastest of a row), ``bad`` (a failure) or ``words``.
     """
-    require_plots()
-    from fusegen.bench.charts import described, speedups
-    from fusegen.bench.drawing import PAPER, styled, svg
 
-    verdicts = [judge(row) for row in record.rows if row.group == group]
-    if not any(verdict.speedup for verdict in verdicts):
-        raise ArgumentError(f"the record has no speed-up in the group {group!r}", mend="choose another group")
-    title = f"Speed-up of fusegen against the fastest peer, {record.environment.device}"
-    with styled("plot"):
-        figure = speedups(verdicts, _PLOT_WIDTH, stacked=False, head=22.0)
-        figure.set_facecolor(PAPER)
-        figure.text(0.5, 1 - 6 / (72 * figure.get_figheight()), title, ha="center", va="top", fontweight="bold")
-        style = render("bench/colours.css") + _PLOT_FONT
-        return svg(figure, key="plot", title=title, description=described(verdicts), style=style) + "\n"
+    text: str
+    note: str = ""
+    kind: str = "number"
 
 
-def require_plots() -> None:
-    """Refuses what needs charts where the library for them is not installed.
+@dataclass(frozen=True)
+class Line:
+    """A case in a table.
 
-    Raises:
-        ArgumentError: saying what to install.
+    Attributes:
+        case, about: what heads it, and what stands below.
+        cells: the others.
     """
-    if find_spec("matplotlib") is None:
-        raise ArgumentError("a report has charts, and matplotlib is not installed", mend="pip install 'fusegen[bench]'")
+
+    case: str
+    about: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A table.
+
+    Attributes:
+        columns: their titles, but for the first.
+        notes: how providers compute: a provider, its way, and the cases; all cases where there are none.
+    """
+
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A case's speed-up on the page.
+
+    Attributes:
+        text: the speed-up, and the fastest peer.
+        outcome: in a word.
+        left, width: of the bar, in percent of a logarithmic scale that all bars of a group share.
+    """
+
+    case: str
+    text: str
+    outcome: str
+    left: float
+    width: float
+
+
+def speedup_bars(verdicts: Sequence[JudgedCase]) -> list[Bar]:
+    """A bar a case, from 1 to its speed-up; worst first."""
+    found = speedup_order(verdicts)
+    low, high = min([0.9, *(s for _, s in found)]), max([1.1, *(s for _, s in found)])
+    one, *ends = (100 * math.log(value / low) / math.log(high / low) for value in (1.0, *(speedup for _, speedup in found)))
+    return [
+        Bar(name_of(v.row), f"{ratio_text(speedup)} {v.peer}", v.outcome.value, min(one, end), abs(end - one))
+        for (v, speedup), end in zip(found, ends, strict=True)
+    ]
+
+
+def facts(environment: Environment) -> list[tuple[str, str]]:
+    """The machine and software of a record; what there is none of is left out."""
+    threads = str(environment.threads) if environment.kind == "cpu" else None
+    found = (
+        ("driver", environment.driver),
+        ("CUDA", environment.cuda),
+        ("threads", threads),
+        ("torch", environment.torch),
+        ("fusegen", environment.fusegen),
+        ("Python", environment.python),
+        ("timer", environment.timer),
+        ("date", _date(environment.date)),
+        ("commit", environment.short_commit),
+    )
+    return [(name, value) for name, value in found if value]
+
+
+def _date(text: str) -> str:
+    """A moment as people write it; what is none stays as it is."""
+    try:
+        return f"{datetime.datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}".strip()
+    except ValueError:
+        return text
+
+
+def words(verdicts: Sequence[JudgedCase]) -> str:
+    """The counts as a sentence."""
+    counts = tally(verdicts)
+    cases = f"{len(verdicts)} case" + ("" if len(verdicts) == 1 else "s")
+    won, lost, level = (counts[outcome] for outcome in (PeerResult.WIN, PeerResult.LOSS, PeerResult.TIE))
+    alone = f", without a peer in {counts[PeerResult.ALONE]}" if counts[PeerResult.ALONE] else ""
+    timed = f"faster than the fastest peer in {won}, slower in {lost}, level in {level}{alone}"
+    return f"{cases}: fusegen is {timed}; {counts[PeerResult.WRONG]} wrong, {counts[PeerResult.FAILED]} failed."
+
+
+def losses_table(lost: Sequence[JudgedCase]) -> Page:
+    """Both times of each loss, and whose the better one is."""
+    return Page(("fusegen µs", "fastest µs", "longer by"), tuple(Line(v.row.case, _about(v.row), _loss(v)) for v in lost))
+
+
+def _loss(verdict: JudgedCase) -> tuple[Cell, ...]:
+    longer = 1 / verdict.speedup - 1 if verdict.speedup else 0.0
+    return Cell(_precise(verdict.ours)), Cell(_precise(verdict.theirs), verdict.peer, "best"), Cell(f"{longer:.1%}")
+
+
+def trouble_table(verdicts: Sequence[JudgedCase]) -> Page:
+    """Cases in which fusegen is wrong, or has no time, and why."""
+    found = [v for v in verdicts if v.outcome in (PeerResult.WRONG, PeerResult.FAILED)]
+    return Page(("it is", "why"), tuple(Line(v.row.case, _about(v.row), _trouble(v)) for v in found))
+
+
+def _trouble(verdict: JudgedCase) -> tuple[Cell, ...]:
+    mine = verdict.row.timing(FUSEGEN)
+    return Cell(verdict.outcome.value, kind="bad"), Cell("it was not run" if mine is None else _reason(mine), kind="words")
+
+
+def _reason(timing: ProviderTiming) -> str:
+    """Why there is no time; that it is wrong is said elsewhere."""
+    return (timing.error or "it has no time").removeprefix("wrong: ")
+
+
+def full_table(verdicts: Sequence[JudgedCase]) -> Page:
+    """All that was measured in some cases."""
+    rows = [v.row for v in verdicts]
+    names = providers(rows)
+    memory = [name for name in names if has_memory(rows, name)]
+    columns = ("speed-up", *(f"{name} µs" for name in names), *(f"{name} MiB" for name in memory))
+    cells = [
+        (
+            Cell(ratio_text(v.speedup) if v.speedup else NOTHING, v.outcome.value),
+            *(_time_cell(v, name) for name in names),
+            *(Cell(mebibytes(v.row.timing(name))) for name in memory),
+            *_derived(v),
+        )
+        for v in verdicts
+    ]
+    lines = (Line(v.row.case, _about(v.row), of) for v, of in zip(verdicts, cells, strict=True))
+    return Page((*columns, "rate", "of copy", "off by", "launches"), tuple(lines), _notes(rows, names))
+
+
+def _derived(verdict: JudgedCase) -> tuple[Cell, ...]:
+    row, mine = verdict.row, verdict.row.timing(FUSEGEN)
+    copied = times(row).get(COPY)
+    share = Cell(f"{copied / verdict.ours:.0%}" if copied and verdict.ours else NOTHING)
+    off = NOTHING if mine is None or mine.difference is None else f"{mine.difference:.1e}"
+    return Cell(rate(row, verdict.ours)), share, Cell(off), Cell(row.launches or NOTHING)
+
+
+def _time_cell(verdict: JudgedCase, name: str) -> Cell:
+    timing = verdict.row.timing(name)
+    if timing is None:
+        return Cell(NOTHING)
+    if timing.error:
+        return Cell("wrong" if is_wrong(timing) else "failed", _reason(timing), "bad")
+    fastest = min((time for other, time in times(verdict.row).items() if other != COPY), default=None)
+    best = name != COPY and timing.microseconds is not None and timing.microseconds == fastest
+    return Cell(_precise(timing.microseconds), _spread(timing), "best" if best else "number")
+
+
+def _spread(timing: ProviderTiming) -> str:
+    if timing.low is None or timing.high is None:
+        return ""
+    return f"{_precise(timing.low)}–{_precise(timing.high)}"
+
+
+def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+    """The way of each provider, with its cases."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for name in names:
+        for row in rows:
+            timing = row.timing(name)
+            if timing and timing.what:
+                found.setdefault((name, timing.what), {})[row.case] = None
+    everywhere = set(dict.fromkeys(row.case for row in rows))
+    return tuple((name, what, () if set(cases) == everywhere else tuple(cases)) for (name, what), cases in found.items())
+
+
+def _about(row: TimedCase) -> str:
+    return f"{row.shape} {row.dtype}"
+
+
+def _precise(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import fusegen as fg
-from fusegen.bench.case import Case, Way, minimum_bytes
+from fusegen.bench.case import BenchCase, Way, minimum_bytes
 from fusegen.bench.providers import Provider
-from fusegen.bench.record import Environment, Record, Row, Timing, read
+from fusegen.bench.record import BenchRecord, Environment, ProviderTiming, TimedCase, read
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.tuned import untuned
-from fusegen.errors import ArgumentError, FusegenError
+from fusegen.errors import ArgumentError, FusegenError, one_line
 from fusegen.schedule.program import Launch, LoopStep
 from fusegen.specs.spec import Arguments
-from fusegen.timing import Call, Times, interleaved, timer_name
+from fusegen.timing import RoundTimes, TimedCall, attempt, interleaved, timer_name
 
 T = TypeVar("T")
 
@@ -32,26 +32,26 @@ T = TypeVar("T")
 class _Checked:
     """A call whose result was looked at, and how far that is off."""
 
-    call: Call
+    call: TimedCall
     difference: float | None
 
 
-def run_case(case: Case, device: torch.device, providers: Sequence[Provider], *, quick: bool = False, tuned: bool = False) -> Row:
+def run_case(
+    case: BenchCase, device: torch.device, providers: Sequence[Provider], *, quick: bool = False, tuned: bool = False
+) -> TimedCase:
     """Measures a case.
 
     Args:
         case: with sizes for the device.
-        device: where.
         providers: who, in the order of the timings; those that don't know the case are left out.
-        quick: fewer calls.
         tuned: whether fusegen's plans are measured before; else what was measured on this machine is ignored.
     """
     ways = {provider: way for provider in providers if (way := provider.way(case)) is not None}
     with torch.no_grad(), nullcontext() if tuned else untuned():
-        moved = _attempt(lambda: case.bytes)
-        found = _attempt(lambda: _measured(case, ways, device, quick, tuned))
-        launches = _attempt(lambda: _launches(case, device)) if any(each.name == "fusegen" for each in ways) else ""
-    return Row(
+        moved = attempt(lambda: case.bytes)
+        found = attempt(lambda: _measured(case, ways, device, quick, tuned))
+        launches = attempt(lambda: _launches(case, device)) if any(each.name == "fusegen" for each in ways) else ""
+    return TimedCase(
         group=case.group,
         case=case.name,
         shape=case.shape,
@@ -64,17 +64,19 @@ def run_case(case: Case, device: torch.device, providers: Sequence[Provider], *,
     )
 
 
-def _timer_of(case: Case, device: torch.device, quick: bool) -> str | None:
+def _timer_of(case: BenchCase, device: torch.device, quick: bool) -> str | None:
     """The timer of a case if it is not the record's."""
     found, usual = (timer_name(device, quick=quick, with_host=with_host) for with_host in (case.is_step, False))
     return None if found == usual else found
 
 
-def _measured(case: Case, ways: Mapping[Provider, Way], device: torch.device, quick: bool, tuned: bool) -> tuple[Timing, ...]:
+def _measured(
+    case: BenchCase, ways: Mapping[Provider, Way], device: torch.device, quick: bool, tuned: bool
+) -> tuple[ProviderTiming, ...]:
     arguments = case.arguments(device)
-    tuning = _attempt(lambda: fg.tune(case.kernel, **arguments)) if tuned else None
+    tuning = attempt(lambda: fg.tune(case.kernel, **arguments)) if tuned else None
     wanted = reference(case, arguments)
-    calls = {p: _attempt(partial(_checked, p, way, arguments, wanted)) for p, way in ways.items()}
+    calls = {p: attempt(partial(_checked, p, way, arguments, wanted)) for p, way in ways.items()}
     if isinstance(tuning, Exception):
         calls |= {p: tuning for p in ways if p.name == "fusegen"}
     del wanted  # memory that the graphs may need
@@ -84,9 +86,9 @@ def _measured(case: Case, ways: Mapping[Provider, Way], device: torch.device, qu
     return tuple(replace(_timing(p, ways[p], checked, times), peak_bytes=peaks.get(p.name)) for p, checked in calls.items())
 
 
-def _peaks(calls: Mapping[str, Call], device: torch.device) -> dict[str, int | None]:
+def _peaks(calls: Mapping[str, TimedCall], device: torch.device) -> dict[str, int | None]:
     """The peak memory of each call; none of one that fails, whose timing says why."""
-    found = {name: _attempt(partial(peak_bytes, call, device)) for name, call in calls.items()}
+    found = {name: attempt(partial(peak_bytes, call, device)) for name, call in calls.items()}
     return {name: None if isinstance(peak, Exception) else peak for name, peak in found.items()}
 
 
@@ -114,31 +116,24 @@ def _checked(provider: Provider, way: Way, arguments: Arguments, wanted: Sequenc
     return _Checked(call, difference)
 
 
-def _timing(provider: Provider, way: Way, checked: _Checked | Exception, times: Mapping[str, Times | Exception]) -> Timing:
+def _timing(
+    provider: Provider, way: Way, checked: _Checked | Exception, times: Mapping[str, RoundTimes | Exception]
+) -> ProviderTiming:
     if isinstance(checked, Exception):
         return _failed(provider, way, checked)
     found = times[provider.name]
     if isinstance(found, Exception):
         return replace(_failed(provider, way, found), difference=checked.difference)
-    return Timing(provider.name, way.what, found.median, found.low, found.high, checked.difference, None)
+    return ProviderTiming(provider.name, way.what, found.median, found.low, found.high, checked.difference, None)
 
 
-def _failed(provider: Provider, way: Way, error: Exception) -> Timing:
+def _failed(provider: Provider, way: Way, error: Exception) -> ProviderTiming:
     difference = error.difference if isinstance(error, _WrongError) else None
-    text = error.one_line if isinstance(error, FusegenError) else f"{type(error).__name__}: {error}"
-    line = "".join(letter if letter.isprintable() else " " for letter in text.partition("\n")[0])
-    return Timing(provider.name, way.what, None, None, None, difference, line)
+    line = "".join(letter if letter.isprintable() else " " for letter in one_line(error))
+    return ProviderTiming(provider.name, way.what, None, None, None, difference, line)
 
 
-def _attempt(call: Callable[[], T]) -> T | Exception:
-    """A result, or why there is none: one kernel that fails must not hide the times of all others."""
-    try:
-        return call()
-    except Exception as error:
-        return error.with_traceback(None)  # whose frames would hold tensors
-
-
-def _launches(case: Case, device: torch.device) -> str:
+def _launches(case: BenchCase, device: torch.device) -> str:
     steps = [step for program in case.programs(target_of(device).name) for step in program.steps]
     launches = sum(isinstance(step, Launch) and step.part <= 1 for step in steps)
     others = {"library": sum(not isinstance(step, (Launch, LoopStep)) for step in steps)}
@@ -149,12 +144,11 @@ def _launches(case: Case, device: torch.device) -> str:
 # The device memory that a call needs beside its arguments.
 
 
-def peak_bytes(call: Call, device: torch.device) -> int | None:
+def peak_bytes(call: TimedCall, device: torch.device) -> int | None:
     """The bytes that a call allocates at its peak, above those allocated before it; None on a CPU, where torch counts none.
 
     Args:
         call: it runs twice: a first call also allocates memory that stays, such as workspaces of libraries in autograd's threads.
-        device: where it runs.
     """
     if device.type != "cuda":
         return None
@@ -185,8 +179,8 @@ million. On a CPU, torch's layer norm backward adds up rows in bfloat16, and man
 _SMALL = 1 << 22  # elements of all arguments, up to which the reference is in float64
 
 
-def reference(case: Case, arguments: Arguments) -> tuple[Tensor, ...] | None:
-    """What a case's results are compared with; None where they are drawn.
+def reference(case: BenchCase, arguments: Arguments) -> tuple[Tensor, ...] | None:
+    """The results that a case's are compared with; None where they are drawn.
 
     It is the declaration, run by torch on the same values in float64, or in float32 where they are many; for some cases it is what
     eager gives.
@@ -231,7 +225,7 @@ def _difference(result: Tensor, wanted: Tensor) -> float:
 
 
 def _tolerance(dtype: torch.dtype, wanted: Tensor) -> float:
-    """That of the dtype and a step of its subnormal numbers: the softmax of a million elements is made of these in float16.
+    """The dtype's tolerance and a step of its subnormal numbers: the softmax of a million elements is made of these in float16.
     Integers are equal."""
     if not dtype.is_floating_point:
         return 0.0
@@ -250,11 +244,11 @@ def _shapes(results: Sequence[Tensor]) -> str:
 # Runs that go on with a stored record.
 
 _SAME = ("device", "driver", "cuda", "torch", "fusegen", "commit", "timer")
-"""What rows of one record have in common."""
+"""Fields that rows of one record have in common."""
 
 
-def resumed(path: Path, here: Environment) -> Record:
-    """What an earlier run of this benchmark left; nothing where there was none.
+def resumed(path: Path, here: Environment) -> BenchRecord:
+    """The record of an earlier run of this benchmark; empty where there was none.
 
     Args:
         path: of its record.
@@ -264,7 +258,7 @@ def resumed(path: Path, here: Environment) -> Record:
         ArgumentError: the file is no record, or one that was measured on something else.
     """
     if not path.exists():
-        return Record(here, (), ())
+        return BenchRecord(here, (), ())
     found = read(path)
     for field in (*_SAME, *(("threads",) if here.kind == "cpu" else ())):
         old, new = getattr(found.environment, field), getattr(here, field)
@@ -273,13 +267,13 @@ def resumed(path: Path, here: Environment) -> Record:
     return replace(found, environment=here)
 
 
-def is_measured(case: Case, providers: Sequence[Provider], rows: Sequence[Row]) -> bool:
-    """Whether rows have a case with a timing of each provider that knows it."""
+def is_measured(case: BenchCase, providers: Sequence[Provider], rows: Sequence[TimedCase]) -> bool:
+    """True if rows have a case with a timing of each provider that knows it."""
     wanted = {each.name for each in providers if each.way(case) is not None}
     return any(row.key == case.key and wanted <= {timing.provider for timing in row.timings} for row in rows)
 
 
-def with_row(rows: Sequence[Row], row: Row) -> tuple[Row, ...]:
+def with_row(rows: Sequence[TimedCase], row: TimedCase) -> tuple[TimedCase, ...]:
     """The rows with one more, in place of an older one of the same case."""
     by_key = {each.key: each for each in rows} | {row.key: row}
     return tuple(by_key.values())

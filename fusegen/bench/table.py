@@ -1,15 +1,14 @@
-"""A record as tables, and who is faster in its cases: every number comes from the record, none is measured here."""
+"""A record as tables for a terminal and for documents, and who is faster in its cases: every number comes from the record."""
 
 from __future__ import annotations
 
-import datetime
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from fusegen.bench.providers import PROVIDERS
-from fusegen.bench.record import Change, Comparison, Environment, Latency, Record, Row, Timing
+from fusegen.bench.record import BenchRecord, Change, Comparison, Environment, Latency, ProviderTiming, TimedCase
 
 # Who is faster in a case: fusegen, or the fastest of those that it is compared with.
 
@@ -20,8 +19,8 @@ LEVEL_MICROSECONDS = 0.5
 """Times that are no further apart than the greater of these two are level: a share of the peer's time, and microseconds."""
 
 
-class Outcome(Enum):
-    """What came of a case."""
+class PeerResult(Enum):
+    """The comparison of a case with its fastest peer."""
 
     LOSS = "slower"
     WIN = "faster"
@@ -31,8 +30,8 @@ class Outcome(Enum):
     ALONE = "without a peer"
 
 
-def name_of(row: Row) -> str:
-    """A case as charts call it."""
+def name_of(row: TimedCase) -> str:
+    """A case in a word."""
     return f"{row.case} {row.shape}"
 
 
@@ -42,81 +41,86 @@ def ratio_text(ratio: float) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgedCase:
     """A case, judged.
 
     Attributes:
-        row: the case.
         outcome: what came of it.
         ours: fusegen's microseconds; None where it has no time, or a wrong result.
         peer: the name of the fastest peer; empty where none has a time and a right result.
         theirs: that peer's microseconds.
     """
 
-    row: Row
-    outcome: Outcome
+    row: TimedCase
+    outcome: PeerResult
     ours: float | None
     peer: str
     theirs: float | None
 
     @property
     def speedup(self) -> float | None:
-        """How many times the peer's time is fusegen's."""
+        """The peer's time over fusegen's."""
         return self.theirs / self.ours if self.theirs and self.ours else None
 
 
-def judge(row: Row) -> Verdict:
+def judge(row: TimedCase) -> JudgedCase:
     """Compares fusegen with the fastest peer of a case."""
     ours = times(row).get(FUSEGEN)
     peer, theirs = _fastest_peer(row)
-    return Verdict(row, _outcome(row, ours, theirs), ours, peer, theirs)
+    return JudgedCase(row, _outcome(row, ours, theirs), ours, peer, theirs)
 
 
-def _fastest_peer(row: Row) -> tuple[str, float | None]:
+def _fastest_peer(row: TimedCase) -> tuple[str, float | None]:
     """A copy is no peer, and neither is who computes something else."""
     peers = {name: time for name, time in times(row).items() if name not in (FUSEGEN, COPY)}
     fastest = min(peers, key=peers.__getitem__, default="")
     return fastest, peers.get(fastest)
 
 
-def times(row: Row) -> dict[str, float]:
+def times(row: TimedCase) -> dict[str, float]:
     """The microseconds of each provider that has a time and a right result."""
     return {t.provider: t.microseconds for t in row.timings if t.microseconds and not t.error}
 
 
-def _outcome(row: Row, ours: float | None, theirs: float | None) -> Outcome:
+def _outcome(row: TimedCase, ours: float | None, theirs: float | None) -> PeerResult:
     mine = row.timing(FUSEGEN)
     if mine is not None and is_wrong(mine):
-        return Outcome.WRONG
+        return PeerResult.WRONG
     if ours is None:
-        return Outcome.FAILED
-    return Outcome.ALONE if theirs is None else compared(ours, theirs)
+        return PeerResult.FAILED
+    return PeerResult.ALONE if theirs is None else compared(ours, theirs)
 
 
-def compared(ours: float, theirs: float) -> Outcome:
-    """Whether a time wins against a peer's, loses, or is level with it."""
+def compared(ours: float, theirs: float) -> PeerResult:
+    """The result of a time against a peer's."""
     margin = max(LEVEL_SHARE * theirs, LEVEL_MICROSECONDS)
     if abs(ours - theirs) <= margin:
-        return Outcome.TIE
-    return Outcome.LOSS if ours > theirs else Outcome.WIN
+        return PeerResult.TIE
+    return PeerResult.LOSS if ours > theirs else PeerResult.WIN
 
 
-def is_wrong(timing: Timing) -> bool:
-    """Whether a provider has no time because it computes something else than the reference, as `run.py` says it."""
+def is_wrong(timing: ProviderTiming) -> bool:
+    """True if a provider has no time because it computes something else than the reference, as `run.py` says it."""
     return (timing.error or "").startswith("wrong")
 
 
-def tally(verdicts: Sequence[Verdict]) -> Counter[Outcome]:
-    """How many cases came out how."""
+def tally(verdicts: Sequence[JudgedCase]) -> Counter[PeerResult]:
+    """The number of cases of each result."""
     return Counter(verdict.outcome for verdict in verdicts)
 
 
-def losses(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def losses(verdicts: Sequence[JudgedCase]) -> list[JudgedCase]:
     """The cases in which a peer is faster, worst first."""
-    return sorted((v for v in verdicts if v.outcome is Outcome.LOSS), key=lambda v: v.speedup or 0.0)
+    return sorted((v for v in verdicts if v.outcome is PeerResult.LOSS), key=lambda v: v.speedup or 0.0)
 
 
-def providers(rows: Sequence[Row]) -> list[str]:
+def speedup_order(verdicts: Sequence[JudgedCase]) -> list[tuple[JudgedCase, float]]:
+    """The cases that have a speed-up, and it; worst first."""
+    pairs = ((verdict, verdict.speedup) for verdict in verdicts)
+    return sorted(((verdict, speedup) for verdict, speedup in pairs if speedup), key=lambda pair: pair[1])
+
+
+def providers(rows: Sequence[TimedCase]) -> list[str]:
     """The names of all that take part, as they first occur."""
     return list(dict.fromkeys(t.provider for row in rows for t in row.timings))
 
@@ -131,7 +135,7 @@ _ORDER = tuple(each.name for each in PROVIDERS if each.computes and each.name !=
 
 
 def heading(environment: Environment) -> str:
-    """What the record was measured on, in one line."""
+    """The machine and software of a record, in one line."""
     parts = [environment.device]
     parts += [f"driver {environment.driver}"] if environment.driver else []
     parts += [f"CUDA {environment.cuda}"] if environment.cuda else []
@@ -140,18 +144,18 @@ def heading(environment: Environment) -> str:
     return " · ".join([*parts, *([environment.short_commit] if environment.short_commit else [])])
 
 
-def group_tables(record: Record) -> dict[str, Table]:
+def group_tables(record: BenchRecord) -> dict[str, Table]:
     """Device times: a table a group, in the order in which groups come."""
     groups = dict.fromkeys(row.group for row in record.rows)
     return {group: _group_table([row for row in record.rows if row.group == group]) for group in groups}
 
 
-def group_timers(record: Record) -> dict[str, str]:
+def group_timers(record: BenchRecord) -> dict[str, str]:
     """The timers of groups whose rows are not timed as the record says, by group."""
     return {row.group: row.timer for row in record.rows if row.timer}
 
 
-def latency_table(record: Record) -> Table:
+def latency_table(record: BenchRecord) -> Table:
     """Times of the host."""
     columns = ("called", "first call, cold ms", "first call, disk warm ms", "host µs a call", "eager µs", "of eager")
     return columns, [_latency(latency) for latency in record.latency]
@@ -163,7 +167,7 @@ def comparison_table(comparison: Comparison) -> Table:
     return columns, [_change(change) for change in comparison.changes]
 
 
-def _group_table(rows: Sequence[Row]) -> Table:
+def _group_table(rows: Sequence[TimedCase]) -> Table:
     found = dict.fromkeys(timing.provider for row in rows for timing in row.timings)
     peers = [name for name in _ORDER if name in found]
     memory = [name for name in (FUSEGEN, *peers) if has_memory(rows, name)]
@@ -172,17 +176,17 @@ def _group_table(rows: Sequence[Row]) -> Table:
     return titles, [_row(row, peers, memory) for row in rows]
 
 
-def has_memory(rows: Sequence[Row], provider: str) -> bool:
+def has_memory(rows: Sequence[TimedCase], provider: str) -> bool:
     """Tells if a provider's peak memory is known in some row."""
     return any(timing is not None and timing.peak_bytes is not None for timing in (row.timing(provider) for row in rows))
 
 
-def mebibytes(timing: Timing | None) -> str:
+def mebibytes(timing: ProviderTiming | None) -> str:
     """A call's peak memory."""
     return "–" if timing is None or timing.peak_bytes is None else f"{timing.peak_bytes / 2**20:.0f}"
 
 
-def _row(row: Row, peers: Sequence[str], memory: Sequence[str]) -> tuple[str, ...]:
+def _row(row: TimedCase, peers: Sequence[str], memory: Sequence[str]) -> tuple[str, ...]:
     ours, best = row.timing(FUSEGEN), row.timing(judge(row).peer)
     time = None if ours is None else ours.microseconds
     return (
@@ -212,7 +216,7 @@ def _change(change: Change) -> tuple[str, ...]:
     return change.group, change.case, change.shape, change.dtype, *times, "yes" if change.is_regression else ""
 
 
-def rate(row: Row, microseconds: float | None) -> str:
+def rate(row: TimedCase, microseconds: float | None) -> str:
     """Work in a time: bytes or arithmetic a second, in the unit that the field uses."""
     if not microseconds:
         return "–"
@@ -228,7 +232,7 @@ def byte_rate(moved: int, microseconds: float) -> str:
     return f"{speed / 1e6:.2f} TB/s" if speed >= 1e5 else f"{speed / 1e3:.1f} GB/s"
 
 
-def _time(timing: Timing | None) -> str:
+def _time(timing: ProviderTiming | None) -> str:
     """A cell; why one failed stands below the table."""
     if timing is not None and timing.error is not None:
         return "wrong" if is_wrong(timing) else "failed"
@@ -245,181 +249,3 @@ def _microseconds(value: float | None) -> str:
 
 def _ratio(above: float | None, below: float | None, form: str) -> str:
     return form.format(above / below) if above and below else "–"
-
-
-# What the tables of a page hold, as text: its template adds elements and no decision.
-
-NOTHING = "–"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Of a table.
-
-    Attributes:
-        text: what stands in it.
-        note: what stands below, smaller.
-        kind: ``number``, ``best`` (the fastest of a row), ``bad`` (a failure) or ``words``.
-    """
-
-    text: str
-    note: str = ""
-    kind: str = "number"
-
-
-@dataclass(frozen=True)
-class Line:
-    """Of a table: a case.
-
-    Attributes:
-        case, about: what heads it, and what stands below.
-        cells: the others.
-    """
-
-    case: str
-    about: str
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class Page:
-    """A table.
-
-    Attributes:
-        columns: their titles, but for the first.
-        lines: the cases.
-        notes: how providers compute: a provider, its way, and the cases; all cases where there are none.
-    """
-
-    columns: tuple[str, ...]
-    lines: tuple[Line, ...]
-    notes: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-
-
-def facts(environment: Environment) -> list[tuple[str, str]]:
-    """What a record was measured on; what there is none of is left out."""
-    threads = str(environment.threads) if environment.kind == "cpu" else None
-    found = (
-        ("driver", environment.driver),
-        ("CUDA", environment.cuda),
-        ("threads", threads),
-        ("torch", environment.torch),
-        ("fusegen", environment.fusegen),
-        ("Python", environment.python),
-        ("timer", environment.timer),
-        ("date", _date(environment.date)),
-        ("commit", environment.short_commit),
-    )
-    return [(name, value) for name, value in found if value]
-
-
-def _date(text: str) -> str:
-    """A moment as people write it; what is none stays as it is."""
-    try:
-        return f"{datetime.datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}".strip()
-    except ValueError:
-        return text
-
-
-def words(verdicts: Sequence[Verdict]) -> str:
-    """The counts as a sentence."""
-    counts = tally(verdicts)
-    cases = f"{len(verdicts)} case" + ("" if len(verdicts) == 1 else "s")
-    won, lost, level = (counts[outcome] for outcome in (Outcome.WIN, Outcome.LOSS, Outcome.TIE))
-    alone = f", without a peer in {counts[Outcome.ALONE]}" if counts[Outcome.ALONE] else ""
-    timed = f"faster than the fastest peer in {won}, slower in {lost}, level in {level}{alone}"
-    return f"{cases}: fusegen is {timed}; {counts[Outcome.WRONG]} wrong, {counts[Outcome.FAILED]} failed."
-
-
-def losses_table(lost: Sequence[Verdict]) -> Page:
-    """Both times of each loss, and whose the better one is."""
-    return Page(("fusegen µs", "fastest µs", "longer by"), tuple(Line(v.row.case, _about(v.row), _loss(v)) for v in lost))
-
-
-def _loss(verdict: Verdict) -> tuple[Cell, ...]:
-    longer = 1 / verdict.speedup - 1 if verdict.speedup else 0.0
-    return Cell(_precise(verdict.ours)), Cell(_precise(verdict.theirs), verdict.peer, "best"), Cell(f"{longer:.1%}")
-
-
-def trouble_table(verdicts: Sequence[Verdict]) -> Page:
-    """Cases in which fusegen is wrong, or has no time, and why."""
-    found = [v for v in verdicts if v.outcome in (Outcome.WRONG, Outcome.FAILED)]
-    return Page(("it is", "why"), tuple(Line(v.row.case, _about(v.row), _trouble(v)) for v in found))
-
-
-def _trouble(verdict: Verdict) -> tuple[Cell, ...]:
-    mine = verdict.row.timing(FUSEGEN)
-    return Cell(verdict.outcome.value, kind="bad"), Cell("it was not run" if mine is None else _reason(mine), kind="words")
-
-
-def _reason(timing: Timing) -> str:
-    """Why there is no time; that it is wrong is said elsewhere."""
-    return (timing.error or "it has no time").removeprefix("wrong: ")
-
-
-def full_table(verdicts: Sequence[Verdict]) -> Page:
-    """All that was measured in some cases."""
-    rows = [v.row for v in verdicts]
-    names = providers(rows)
-    memory = [name for name in names if has_memory(rows, name)]
-    columns = ("speed-up", *(f"{name} µs" for name in names), *(f"{name} MiB" for name in memory))
-    cells = [
-        (
-            Cell(ratio_text(v.speedup) if v.speedup else NOTHING, v.outcome.value),
-            *(_time_cell(v, name) for name in names),
-            *(Cell(mebibytes(v.row.timing(name))) for name in memory),
-            *_derived(v),
-        )
-        for v in verdicts
-    ]
-    lines = (Line(v.row.case, _about(v.row), of) for v, of in zip(verdicts, cells, strict=True))
-    return Page((*columns, "rate", "of copy", "off by", "launches"), tuple(lines), _notes(rows, names))
-
-
-def _derived(verdict: Verdict) -> tuple[Cell, ...]:
-    """What else follows from fusegen's time and result."""
-    row, mine = verdict.row, verdict.row.timing(FUSEGEN)
-    copied = times(row).get(COPY)
-    share = Cell(f"{copied / verdict.ours:.0%}" if copied and verdict.ours else NOTHING)
-    off = NOTHING if mine is None or mine.difference is None else f"{mine.difference:.1e}"
-    return Cell(rate(row, verdict.ours)), share, Cell(off), Cell(row.launches or NOTHING)
-
-
-def _time_cell(verdict: Verdict, name: str) -> Cell:
-    """A provider's time, or why it has none."""
-    timing = verdict.row.timing(name)
-    if timing is None:
-        return Cell(NOTHING)
-    if timing.error:
-        return Cell("wrong" if is_wrong(timing) else "failed", _reason(timing), "bad")
-    fastest = min((time for other, time in times(verdict.row).items() if other != COPY), default=None)
-    best = name != COPY and timing.microseconds is not None and timing.microseconds == fastest
-    return Cell(_precise(timing.microseconds), _spread(timing), "best" if best else "number")
-
-
-def _spread(timing: Timing) -> str:
-    if timing.low is None or timing.high is None:
-        return ""
-    return f"{_precise(timing.low)}–{_precise(timing.high)}"
-
-
-def _notes(rows: Sequence[Row], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """How each provider computes, with the cases it does so in."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
-    for name in names:
-        for row in rows:
-            timing = row.timing(name)
-            if timing and timing.what:
-                found.setdefault((name, timing.what), {})[row.case] = None
-    everywhere = set(dict.fromkeys(row.case for row in rows))
-    return tuple((name, what, () if set(cases) == everywhere else tuple(cases)) for (name, what), cases in found.items())
-
-
-def _about(row: Row) -> str:
-    return f"{row.shape} {row.dtype}"
-
-
-def _precise(value: float | None) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fusegen import target as targets
 from fusegen.api import Kernel
-from fusegen.cli.load import Found, is_place, load
+from fusegen.cli.load import FoundKernel, is_place, load
 from fusegen.cli.terminal import shortened
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import DType, from_torch
@@ -27,7 +27,7 @@ from fusegen.lowered import Lowered
 from fusegen.runtime.callables import by_position
 from fusegen.settings import settings
 from fusegen.specs import meta
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 
 _LONG_NAMES = {str(d.torch).removeprefix("torch."): d for d in DType}
 DTYPES = {d.short: d for d in DType} | _LONG_NAMES | {"half": DType.FLOAT16, "float": DType.FLOAT32, "double": DType.FLOAT64}
@@ -60,7 +60,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="other arguments: eps=1e-6")
 
 
-def lowered(options: argparse.Namespace) -> tuple[Found, dict[str, Any], Lowered]:
+def lowered(options: argparse.Namespace) -> tuple[FoundKernel, dict[str, Any], Lowered]:
     """The kernel that the options name, its arguments, and what it becomes.
 
     Raises:
@@ -97,7 +97,7 @@ def chosen_target(name: str | None) -> Target:
     return targets.target("sm_90a") if gpu is None else targets.from_capability(*torch.cuda.get_device_capability(gpu))
 
 
-def meta_arguments(found: Found, options: argparse.Namespace, target: Target) -> dict[str, Any]:
+def meta_arguments(found: FoundKernel, options: argparse.Namespace, target: Target) -> dict[str, Any]:
     """Arguments by parameter: meta tensors, and values.
 
     Raises:
@@ -115,16 +115,16 @@ def meta_arguments(found: Found, options: argparse.Namespace, target: Target) ->
 
 
 def _default_dtype(function: object, target: Target) -> DType:
-    """The dtype of tensors whose shape does not say it: that of a module's parameters, else the usual one of the target."""
+    """The dtype of tensors whose shape does not say it: that of a module's parameters, else bf16 where there are tensor cores."""
     owner = getattr(function, "__self__", None)
     parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
     for parameter in parameters:
         if parameter.is_floating_point():
             return from_torch(parameter.dtype)
-    return DType.FLOAT32 if target.backend is Backend.CPU else DType.BFLOAT16
+    return DType.BFLOAT16 if target.products else DType.FLOAT32
 
 
-def check_complete(found: Found, arguments: Mapping[str, Any]) -> None:
+def check_complete(found: FoundKernel, arguments: Mapping[str, Any]) -> None:
     """Refuses a call that lacks arguments.
 
     Raises:
@@ -298,12 +298,11 @@ def chosen_device(name: str | None) -> torch.device:
 
 
 @dataclass(frozen=True)
-class Given:
+class KernelCall:
     """A kernel, and the arguments that the command line gives it.
 
     Attributes:
         name: as the user wrote it.
-        kernel: the kernel.
         arguments: by parameter, with meta tensors.
     """
 
@@ -313,19 +312,19 @@ class Given:
 
     @property
     def dtype(self) -> str:
-        """That of the first tensor."""
+        """The dtype of the first tensor."""
         return next(from_torch(value.dtype).short for value in self.arguments.values() if isinstance(value, Tensor))
 
 
-def are_own(names: Sequence[str], options: argparse.Namespace) -> bool:
+def are_own(names: Sequence[str], options: argparse.Namespace, of_prebuilt: Sequence[str]) -> bool:
     """Tells if the names are those of a user's own kernels.
 
     Args:
-        names: which kernels.
         options: with those of shapes and arguments.
+        of_prebuilt: options that say what to do with prebuilt kernels.
 
     Raises:
-        ArgumentError: prebuilt kernels are among them, or are given shapes.
+        ArgumentError: prebuilt kernels are among them, or an option is for the other kind of kernels.
     """
     own = [name for name in names if is_place(name)]
     prebuilt = [name for name in names if not is_place(name)]
@@ -335,14 +334,17 @@ def are_own(names: Sequence[str], options: argparse.Namespace) -> bool:
     if not own and (word := next((word for word in ("shape", "arg") if getattr(options, word)), None)):
         what = f"--{word} is for a kernel of yours: prebuilt ones have cases of their own"
         raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
+    if own and (word := next((word for word in of_prebuilt if getattr(options, word)), None)):
+        raise ArgumentError(f"--{word} is for prebuilt kernels", mend=f"leave it out for {own[0]}")
     return bool(own)
 
 
-def given(kernels: Mapping[str, Found], options: argparse.Namespace, dtype: str | None, target: Target) -> Iterator[Given]:
+def given(
+    kernels: Mapping[str, FoundKernel], options: argparse.Namespace, dtype: str | None, target: Target
+) -> Iterator[KernelCall]:
     """The kernels with their arguments.
 
     Args:
-        kernels: by name.
         options: with shapes and arguments.
         dtype: of tensors whose shape does not say; None for the target's default.
         target: what they are for.
@@ -355,4 +357,4 @@ def given(kernels: Mapping[str, Found], options: argparse.Namespace, dtype: str 
         check_complete(found, arguments)
         if not any(isinstance(value, Tensor) for value in arguments.values()):
             raise ArgumentError(f"{name} takes no tensor", mend="make what it computes from a parameter")
-        yield Given(name, found.kernel, arguments)
+        yield KernelCall(name, found.kernel, arguments)

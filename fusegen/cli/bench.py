@@ -11,11 +11,22 @@ from typing import Any
 import torch
 
 from fusegen.bench import latency
-from fusegen.bench.case import OWN_PROVIDERS, Case, own_case
+from fusegen.bench.case import OWN_PROVIDERS, BenchCase, own_case
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.providers import PROVIDERS, Chosen, Provider, choose
-from fusegen.bench.record import FORMAT, Comparison, Record, Row, check_place, check_same_device, compare, environment, read, write
-from fusegen.bench.report import require_plots, write_report
+from fusegen.bench.providers import PROVIDERS, ChosenProviders, Provider, choose
+from fusegen.bench.record import (
+    FORMAT,
+    BenchRecord,
+    Comparison,
+    TimedCase,
+    check_place,
+    check_same_device,
+    compare,
+    environment,
+    read,
+    write,
+)
+from fusegen.bench.report import write_report
 from fusegen.bench.run import is_measured, resumed, run_case, with_row
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
 from fusegen.cli.arguments import add_inputs, are_own, chosen_device, given
@@ -46,7 +57,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record here, case by case")
     parser.add_argument("--resume", action="store_true", help="keep what FILE.json of --out has, and measure the rest")
     parser.add_argument("--show", metavar="FILE.json", type=Path, help="print a stored record; nothing is timed")
-    parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as a page with charts (fusegen[bench])")
+    parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as a page")
     parser.add_argument("--compare", metavar="OLD.json", type=Path, help="say what became slower since; then the exit code is 1")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
@@ -78,7 +89,9 @@ def _check(options: argparse.Namespace) -> None:
     Raises:
         ArgumentError: saying which.
     """
-    _check_own(options)
+    if options.show is None and not are_own(options.names, options, _OF_CASES) and options.dtype is not None:
+        what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
+        raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
     if options.resume and (options.out is None or options.latency or options.show is not None):
         raise ArgumentError("--resume goes on with the record of --out", mend="fusegen bench --out FILE.json --resume")
     if options.show is not None and (word := _beside_record(options)):
@@ -89,7 +102,6 @@ def _check(options: argparse.Namespace) -> None:
     if options.show is None and options.out is not None:
         check_place(options.out, "--out")
     if options.report is not None:
-        require_plots()
         check_place(options.report, "--report")
 
 
@@ -103,9 +115,9 @@ def _beside_record(options: argparse.Namespace) -> str | None:
 # Measuring.
 
 
-def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None) -> Record:
+def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord | None) -> BenchRecord:
     device = chosen_device(options.device)
-    record = Record(environment(device, timer_name(device, quick=options.quick) + (", tuned" if options.tune else "")), (), ())
+    record = BenchRecord(environment(device, timer_name(device, quick=options.quick) + (", tuned" if options.tune else "")), (), ())
     if old is not None:
         check_same_device(old.environment, record.environment)
     ensure_native()
@@ -116,26 +128,27 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: Record | None
         terminal.progress("timing first calls …")
         return _stored(replace(record, latency=latency.measure(device)), options.out)
     providers = None if options.providers is None else options.providers.split(",")
-    if are_own(options.names, options):
+    if are_own(options.names, options, _OF_CASES):
         chosen = _choose_for_own(providers, device)
         kernels = given(load_all(options.names, options), options, options.dtype, target_of(device))
-        cases: tuple[Case, ...] = tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)
+        cases: tuple[BenchCase, ...] = tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)
     else:
         chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)
     if options.resume:
         record = resumed(options.out, record.environment)
-    _say_who_is_missing(chosen, terminal)
+    if chosen.missing:
+        terminal.note(f"not timed: {'; '.join(f'{name} ({reason})' for name, reason in chosen.missing.items())}")
     return _run_cases(record, cases, chosen.providers, device, options, terminal)
 
 
 def _run_cases(
-    record: Record,
-    cases: Sequence[Case],
+    record: BenchRecord,
+    cases: Sequence[BenchCase],
     providers: Sequence[Provider],
     device: torch.device,
     options: argparse.Namespace,
     terminal: Terminal,
-) -> Record:
+) -> BenchRecord:
     """The record with the cases that it lacks; stored after each, so that an interruption costs one."""
     missing = [case for case in cases if not is_measured(case, providers, record.rows)]
     with terminal.steps(len(missing)) as step:
@@ -146,13 +159,13 @@ def _run_cases(
     return record
 
 
-def _stored(record: Record, path: Path | None) -> Record:
+def _stored(record: BenchRecord, path: Path | None) -> BenchRecord:
     if path is not None:
         write(record, path)
     return record
 
 
-def _cases(names: Sequence[str], groups: Sequence[str], kind: str) -> tuple[Case, ...]:
+def _cases(names: Sequence[str], groups: Sequence[str], kind: str) -> tuple[BenchCase, ...]:
     """The cases of the groups, with the sizes of a kind of device; two that have become alike are one."""
     found = [case for group in GROUPS if group in groups for case in GROUPS[group]]
     known = {case.name for case in found}
@@ -176,15 +189,10 @@ def _no_cases(name: str, groups: Sequence[str], known: Set[str]) -> ArgumentErro
     return ArgumentError(f"{name} has no cases in {', '.join(groups)}", mend=mend)
 
 
-def _say_who_is_missing(chosen: Chosen, terminal: Terminal) -> None:
-    if chosen.missing:
-        terminal.note(f"not timed: {'; '.join(f'{name} ({reason})' for name, reason in chosen.missing.items())}")
-
-
 # Printing.
 
 
-def _print(record: Record, comparison: Comparison | None, terminal: Terminal) -> None:
+def _print(record: BenchRecord, comparison: Comparison | None, terminal: Terminal) -> None:
     timers = group_timers(record)
     terminal.line(heading(record.environment))
     for group, table in group_tables(record).items():
@@ -204,7 +212,7 @@ def _print_table(terminal: Terminal, columns: Sequence[str], rows: Sequence[Sequ
         terminal.table(columns, rows, right=[c for c in columns if c not in _TEXT])
 
 
-def _print_errors(row: Row, terminal: Terminal) -> None:
+def _print_errors(row: TimedCase, terminal: Terminal) -> None:
     for timing in row.timings:
         if timing.error:
             terminal.line(f"{row.case} {row.shape}: {timing.provider}: {timing.error}", "red")
@@ -226,24 +234,7 @@ _OF_CASES = ("group", "latency")
 """Options that say which of the benchmark's own cases to time."""
 
 
-def _check_own(options: argparse.Namespace) -> None:
-    """Refuses options that contradict the kernels' names.
-
-    Raises:
-        ArgumentError: saying which.
-    """
-    if options.show is not None:
-        return  # refused beside names and all that says what to time
-    if not are_own(options.names, options):
-        if options.dtype is not None:
-            what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
-            raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
-        return
-    if word := next((word for word in _OF_CASES if getattr(options, word)), None):
-        raise ArgumentError(f"--{word} is of the benchmark's own cases", mend=f"leave it out for {options.names[0]}")
-
-
-def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen:
+def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:
     """The providers of these names, or all that compute any kernel and that a device has.
 
     Raises:
@@ -252,7 +243,7 @@ def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen
     chosen = choose(names, device)
     if names is None:
         missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
-        return Chosen(tuple(each for each in chosen.providers if each.name in OWN_PROVIDERS), missing)
+        return ChosenProviders(tuple(each for each in chosen.providers if each.name in OWN_PROVIDERS), missing)
     if unfit := [each.name for each in chosen.providers if each.name not in OWN_PROVIDERS]:
         raise ArgumentError(f"{unfit[0]} cannot compute a kernel of yours", mend=f"--providers {','.join(OWN_PROVIDERS)}")
     return chosen

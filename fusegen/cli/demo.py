@@ -30,6 +30,7 @@ from fusegen.compiler.extension import host_flags
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import from_torch
 from fusegen.errors import ToolNotFoundError
+from fusegen.families.roofline import PEAKS
 from fusegen.ir.graph import Graph
 from fusegen.ir.reference import evaluate
 from fusegen.jit import nvrtc
@@ -39,7 +40,7 @@ from fusegen.settings import cache_folder
 from fusegen.source import Source
 from fusegen.specs import find, materialize, meta
 from fusegen.specs.spec import Arguments
-from fusegen.target import Backend, Target
+from fusegen.target import Target
 from fusegen.threads import cached_property
 from fusegen.timing import microseconds
 
@@ -55,7 +56,7 @@ def run_demo(options: argparse.Namespace, terminal: Terminal) -> int:
     device = chosen_device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu_name()}, {torch.get_num_threads()} threads"
-    parts = [Part(fusion, dtype, device, terminal.progress) for fusion in FUSIONS]
+    parts = [FusionDemo(fusion, dtype, device, terminal.progress) for fusion in FUSIONS]
     if options.json:
         shown = [part.fields() for part in parts]
         print_document(terminal, "demo", device=name, torch=torch.__version__, dtype=from_torch(dtype), fusions=shown)
@@ -68,14 +69,14 @@ def run_demo(options: argparse.Namespace, terminal: Terminal) -> int:
     return _code(parts)
 
 
-def _code(parts: Sequence[Part]) -> int:
+def _code(parts: Sequence[FusionDemo]) -> int:
     return 0 if all(isinstance(part.measured, Measured) for part in parts) else 1
 
 
 # Printing.
 
 
-def _print(part: Part, terminal: Terminal) -> None:
+def _print(part: FusionDemo, terminal: Terminal) -> None:
     terminal.title(part.fusion.title)
     terminal.code(inspect.getsource(part.fusion.kernel.function), "python")
     terminal.title("graph, as traced")
@@ -94,7 +95,7 @@ def _print(part: Part, terminal: Terminal) -> None:
     _print_measured(part.measured, terminal)
 
 
-def _print_compiled(compiled: list[Compiled] | ToolNotFoundError, terminal: Terminal) -> None:
+def _print_compiled(compiled: list[CompiledDemo] | ToolNotFoundError, terminal: Terminal) -> None:
     if isinstance(compiled, ToolNotFoundError):
         terminal.line(compiled.one_line, "yellow")
         return
@@ -102,7 +103,7 @@ def _print_compiled(compiled: list[Compiled] | ToolNotFoundError, terminal: Term
     terminal.table(("architecture", "ms", "cubin", "source"), rows, right=("ms", "cubin"))
 
 
-def _compiled_row(each: Compiled) -> tuple[str, ...]:
+def _compiled_row(each: CompiledDemo) -> tuple[str, ...]:
     milliseconds = f"{each.milliseconds:.0f}{' (from the cache)' if each.from_cache else ''}"
     return each.architecture, milliseconds, f"{each.cubin_bytes / 1024:.0f} KiB", " ".join(map(str, each.sources))
 
@@ -119,7 +120,7 @@ def _print_measured(measured: Measured | ToolNotFoundError, terminal: Terminal) 
         terminal.line(f"source: {source}")
 
 
-def _row(timing: Timing, measured: Measured) -> tuple[str, ...]:
+def _row(timing: DemoTiming, measured: Measured) -> tuple[str, ...]:
     rate = byte_rate(measured.moved_bytes, timing.microseconds)
     if timing.rms_error is None:
         return timing.name, f"{timing.microseconds:.1f}", rate, "", "", ""
@@ -161,7 +162,7 @@ FUSIONS = (
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledDemo:
     """Cubins of a kernel for one architecture.
 
     Attributes:
@@ -177,7 +178,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Timing:
+class DemoTiming:
     """One of the things that are timed: the median, and for results what is wrong with them against float64."""
 
     name: str
@@ -198,17 +199,14 @@ class Measured:
 
     first_call_ms: float
     moved_bytes: int
-    timings: tuple[Timing, ...]
+    timings: tuple[DemoTiming, ...]
     sources: tuple[Path, ...]
 
 
-class Part:
+class FusionDemo:
     """A fusion on this machine, stage by stage; each is done when it is asked for.
 
     Args:
-        fusion: what.
-        dtype: of its tensors.
-        device: where it runs.
         progress: told what is being done.
     """
 
@@ -216,7 +214,7 @@ class Part:
         self.fusion, self.dtype, self.device, self._progress = fusion, dtype, device, progress
         self.arguments = fusion.arguments(dtype)
         self.target = target_of(device)
-        self.shown = self.target if self.target.backend is Backend.CUDA else targets.target(_SHOWN)
+        self.shown = self.target if self.target.name in PEAKS else targets.target(_SHOWN)
 
     @cached_property
     def low(self) -> Lowered:
@@ -225,7 +223,7 @@ class Part:
 
     @cached_property
     def saved(self) -> Saving:
-        """What is saved over eager."""
+        """The saving over eager."""
         return saving(self.low, self.fusion.kernel.function, self.arguments)
 
     @property
@@ -234,7 +232,7 @@ class Part:
         return _LINE_TEXT.sub(r"\1", stage_text(self.low, "trace"))
 
     @cached_property
-    def compiled(self) -> list[Compiled] | ToolNotFoundError:
+    def compiled(self) -> list[CompiledDemo] | ToolNotFoundError:
         """Cubins for every architecture: no GPU takes part in it."""
         try:
             nvrtc.nvrtc_version()
@@ -242,7 +240,7 @@ class Part:
         except ToolNotFoundError as error:
             return error
 
-    def _compile(self, architecture: str) -> Compiled:
+    def _compile(self, architecture: str) -> CompiledDemo:
         self._progress(f"compiling {self.fusion.kernel.function.__name__} for {architecture} …")
         return _compiled(self.fusion.kernel.lower(**self.arguments, target=architecture))
 
@@ -275,13 +273,13 @@ class Part:
 # Compiling and running.
 
 
-def _compiled(low: Lowered) -> Compiled:
+def _compiled(low: Lowered) -> CompiledDemo:
     start = time.perf_counter()
     binaries = [nvrtc.compile_cubin(source, low.target.name) for source in low.sources]
     milliseconds = 1e3 * (time.perf_counter() - start)
     size = sum(len(binary.cubin) for binary in binaries)
     from_cache = all(binary.from_cache for binary in binaries)
-    return Compiled(low.target.name, milliseconds, from_cache, size, tuple(b.source_path for b in binaries))
+    return CompiledDemo(low.target.name, milliseconds, from_cache, size, tuple(b.source_path for b in binaries))
 
 
 def _measure(function: Callable[..., Any], arguments: Arguments, target: Target) -> Measured:
@@ -308,8 +306,8 @@ def _measure(function: Callable[..., Any], arguments: Arguments, target: Target)
     return Measured(1e3 * first, moved, timings, tuple(_place(source, target) for source in low.sources))
 
 
-def _timing(name: str, median: float, off: Error | None) -> Timing:
-    return Timing(name, median, off.relative if off else None, off.greatest if off else None)
+def _timing(name: str, median: float, off: Error | None) -> DemoTiming:
+    return DemoTiming(name, median, off.relative if off else None, off.greatest if off else None)
 
 
 def _first_call(kernel: Kernel[..., Any], arguments: Arguments) -> tuple[float, Tensor]:
@@ -321,8 +319,7 @@ def _first_call(kernel: Kernel[..., Any], arguments: Arguments) -> tuple[float, 
 
 
 def _place(source: Source, target: Target) -> Path:
-    """Where the source of a compiled kernel lies."""
-    if target.backend is Backend.CUDA:
+    if "ptx" in target.languages:
         return nvrtc.compile_cubin(source, target.name).source_path
     return compile_shared(source.text, host_flags(), cache_folder("cpu")).with_suffix(".cpp")
 
@@ -332,7 +329,7 @@ def _place(source: Source, target: Target) -> Path:
 
 @dataclass(frozen=True)
 class Error:
-    """How far a result is off: root mean square over that of the exact result, and the greatest distance."""
+    """The error of a result: root mean square over that of the exact result, and the greatest distance."""
 
     relative: float
     greatest: float

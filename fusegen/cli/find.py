@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fusegen.cli.arguments import refuse_twice, tensor_of
 from fusegen.cli.load import is_place, module_at, value_at
@@ -113,7 +113,8 @@ def _batch(texts: Sequence[str], module: ModuleType, place: str, model: Any) -> 
         if not inspect.isfunction(value):
             return value
         return _made(value, "batch", place, f"{_OPTION}, or a function batch without parameters that gives tensors")
-    dtype = next((from_torch(p.dtype) for p in _parameters(model) if p.is_floating_point()), DType.FLOAT32)
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    dtype = next((from_torch(p.dtype) for p in parameters if p.is_floating_point()), DType.FLOAT32)
     found = [tensor_of(text, dtype, nameless=_OPTION) for text in texts]
     names = [name for name, _ in found]
     if not any(names):
@@ -123,7 +124,3 @@ def _batch(texts: Sequence[str], module: ModuleType, place: str, model: Any) -> 
     for number, name in enumerate(names):
         refuse_twice(name, names[:number])
     return dict(found)
-
-
-def _parameters(model: Any) -> Iterable[Tensor]:
-    return model.parameters() if isinstance(model, nn.Module) else ()

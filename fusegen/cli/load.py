@@ -26,7 +26,7 @@ _DECLARE = "decorate a function with @fusegen.kernel"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundKernel:
     """A kernel, and the spec that it is, if it is one."""
 
     name: str
@@ -39,11 +39,10 @@ def is_place(name: str) -> bool:
     return (":" in name and not is_prebuilt(name)) or name.endswith(_SUFFIX)
 
 
-def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Found]:
+def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, FoundKernel]:
     """The kernels of some names, each once; a file that has several is imported once.
 
     Args:
-        names: which.
         options: with shapes and arguments.
 
     Raises:
@@ -56,7 +55,7 @@ def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Fou
     return found
 
 
-def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> Found:
+def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> FoundKernel:
     """The kernel of a name.
 
     Args:
@@ -69,7 +68,7 @@ def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> 
     """
     if not is_place(name):
         spec = find(name)
-        return Found(spec.name.replace(":", "_"), spec.fresh(), spec)  # an attribute of what is built of it
+        return FoundKernel(spec.name.replace(":", "_"), spec.fresh(), spec)  # an attribute of what is built of it
     place, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
     modules = {} if imported is None else imported
     if place not in modules:
@@ -129,7 +128,7 @@ def _import(place: str, action: Callable[[], ModuleType]) -> ModuleType:
         raise ArgumentError(what, where=users_line(error), mend=mend) from error
 
 
-def _in_module(module: ModuleType, place: str, attribute: str) -> Found:
+def _in_module(module: ModuleType, place: str, attribute: str) -> FoundKernel:
     kernels = [name for name, value in vars(module).items() if _declared(value) is not None]
     if not attribute and len(kernels) == 1:
         attribute = kernels[0]
@@ -139,7 +138,7 @@ def _in_module(module: ModuleType, place: str, attribute: str) -> Found:
     if declared is not None and holder and inspect.isclass(value_at(module, holder)):
         raise ArgumentError(f"{attribute} in {place} is a kernel of a class", mend=f"name one of an object: {place}:OBJECT.{name}")
     if declared is not None:
-        return Found(name, _fresh(declared))
+        return FoundKernel(name, _fresh(declared))
     if callable(value):
         what = f"{attribute} in {place} is a {type(value).__name__}, not a kernel"
         raise ArgumentError(what, mend=_how_to_declare(attribute, value))

@@ -78,8 +78,8 @@ COMMANDS = {
     "verify": Command(
         "fusegen.cli.verify", "kernels on this machine, against float64 and torch eager; the record of the prebuilt ones"
     ),
-    "doctor": Command("fusegen.cli.machine", "what this machine has, what is missing, and how to get it"),
-    "cache": Command("fusegen.cli.machine", "what lies in the cache of compiled kernels; clear it"),
+    "doctor": Command("fusegen.cli.doctor", "what this machine has, what is missing, and how to get it"),
+    "cache": Command("fusegen.cli.doctor", "what lies in the cache of compiled kernels; clear it"),
 }
 
 
@@ -182,7 +182,7 @@ def _one_line(error: FusegenError) -> str:
 
 
 def _unexpected(error: BaseException) -> str:
-    """What neither we nor the user foresaw."""
+    """The line of an error that nobody foresaw."""
     text = _text(error)
     what = f"{type(error).__name__}{f': {text}' if text else ''}"
     return " · ".join(_part(part) for part in (what, f"at: {_place(error)}", "try: fusegen --traceback …"))
@@ -207,7 +207,6 @@ def _place(error: BaseException) -> str:
 
 
 def _report(message: str, code: int) -> int:
-    """Prints an error, if there is anywhere to print it."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             Terminal(sys.stderr).line(f"error: {message}", "bold red")

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from fusegen.cli.arguments import add_kernel_arguments, lowered
@@ -24,7 +23,7 @@ from fusegen.program.call import arrange
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Step
 from fusegen.specs import FAMILIES, SPECS, Spec
 from fusegen.units import human_bytes
-from fusegen.verify.record import COMMAND, TARGETS, Record, own_folder, path_of, read
+from fusegen.verify.record import COMMAND, TARGETS, SpecRecord, own_folder, path_of, read
 
 _READ_FIRST = ("trace", "graph", "groups", "plan", "cuda", "cpp")
 
@@ -217,7 +216,7 @@ def run_explain(options: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def saving_fields(saved: Saving) -> dict[str, object]:
-    """What a kernel costs and what eager costs, null where it cannot be counted, for a document."""
+    """The costs of a kernel and of eager for a document, null where they cannot be counted."""
     eager = saved.eager
     counted = {"launches": eager.launches, "operations": eager.operations, "moved_bytes": eager.moved} if eager else None
     return {"fusegen": {"launches": saved.steps, "moved_bytes": saved.moved}, "eager": counted}
@@ -303,7 +302,7 @@ class Saving:
 
 
 def saving(low: Lowered, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Saving:
-    """What a lowered kernel saves over its own declaration, run by torch."""
+    """The saving of a lowered kernel over its own declaration, run by torch."""
     moved = sum(step.traffic.moved(low.sizes) for step in low.program.steps)
     return Saving(len(low.program.steps), moved, eager_cost(function, arguments))
 
@@ -325,7 +324,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
     """Prints a row a spec. The records say what was verified; `verify --check` tells if that is what is emitted today."""
     specs = [spec for spec in SPECS.values() if options.family in (None, spec.family)]
-    records = {spec.name: _records(spec, own_folder()) for spec in specs}
+    records = {spec.name: {target: read(path_of(own_folder(), target, spec.name)) for target in TARGETS} for spec in specs}
     if options.json:
         print_document(terminal, "list", specs=[_plain_spec(spec, records[spec.name]) for spec in specs])
         return 0
@@ -338,12 +337,7 @@ def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _records(spec: Spec, folder: Path) -> dict[str, Record]:
-    """The records of a spec, by target."""
-    return {target: read(path_of(folder, target, spec.name)) for target in TARGETS}
-
-
-def _verified_on(spec: Spec, records: dict[str, Record]) -> list[str]:
+def _verified_on(spec: Spec, records: dict[str, SpecRecord]) -> list[str]:
     """The GPUs that verified a spec in all its dtypes, for all targets that ship; nothing where one is missing."""
     entries = [record.get(dtype.short) for record in records.values() for dtype in spec.dtypes]
     found = [entry.environment.gpu for entry in entries if entry is not None]
@@ -354,17 +348,12 @@ def _gradients(spec: Spec) -> str:
     return ", ".join(spec.trains) if isinstance(spec.trains, tuple) else "yes" if spec.trains else "–"
 
 
-def _spec_row(spec: Spec, records: dict[str, Record]) -> Sequence[str]:
-    verified = ", ".join(_model(gpu) for gpu in _verified_on(spec, records)) or "–"
+def _spec_row(spec: Spec, records: dict[str, SpecRecord]) -> Sequence[str]:
+    verified = ", ".join(gpu.removeprefix("NVIDIA ").partition(" ")[0] for gpu in _verified_on(spec, records)) or "–"
     return spec.name, " ".join(spec.variants) or "–", _gradients(spec), verified, spec.formula
 
 
-def _model(gpu: str) -> str:
-    """The model of a GPU without its maker: "H100" of "NVIDIA H100 80GB HBM3"."""
-    return gpu.removeprefix("NVIDIA ").partition(" ")[0]
-
-
-def _plain_spec(spec: Spec, records: dict[str, Record]) -> dict[str, object]:
+def _plain_spec(spec: Spec, records: dict[str, SpecRecord]) -> dict[str, object]:
     return {
         "name": spec.name,
         "family": spec.family,

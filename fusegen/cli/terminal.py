@@ -1,4 +1,4 @@
-"""What commands print on: colour and highlighting on a terminal, plain text of any width when piped; progress apart."""
+"""The output of commands: colour and highlighting on a terminal, plain text of any width when piped; progress apart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """What is being done now: one line that the next replaces where a person looks at it, a line each elsewhere.
+    """Says what is done now: one line that the next replaces where a person looks at it, a line each elsewhere.
 
     Args:
         stream: where to, never that of results; None says nothing.
@@ -127,12 +127,7 @@ class Terminal:
         self.line(f"== {text} ==" if self.console is None else text, "bold cyan")
 
     def code(self, text: str, language: str) -> None:
-        """Text in a language, highlighted on a terminal.
-
-        Args:
-            text: the text.
-            language: a name that pygments knows.
-        """
+        """Text in a language, highlighted on a terminal."""
         if self.console is None:
             self.line(text)
         else:
@@ -145,8 +140,6 @@ class Terminal:
         """A table.
 
         Args:
-            columns: titles.
-            rows: cells.
             right: titles of the columns of numbers.
         """
         from rich import box
@@ -167,7 +160,7 @@ class Terminal:
 
 
 def _console(stream: TextIO | None) -> Console | None:
-    """How to print for a person who looks at the stream; None where nobody does, nothing fits, or rich is not installed."""
+    """A console for a person who looks at the stream; None where nobody does, nothing fits, or rich is not installed."""
     try:
         from rich.console import Console
     except ImportError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import fusegen as fg
-from fusegen.cli.arguments import Given, add_inputs, given, nvidia_gpu
+from fusegen.cli.arguments import KernelCall, add_inputs, given, nvidia_gpu
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -22,7 +22,7 @@ from fusegen.tuning import TunedLaunch, Tuning
 class _Tuned:
     """A kernel for some arguments, and what was measured."""
 
-    kernel: Given
+    kernel: KernelCall
     tuning: Tuning
 
 
@@ -41,7 +41,8 @@ def run_tune(options: argparse.Namespace, terminal: Terminal) -> int:
         print_document(terminal, "tune", kernels=[_plain(each) for each in found])
     else:
         _print(found, terminal)
-    return 0 if all(_is_timed(launch) for each in found for launch in each.tuning.launches) else 1
+    launches = [launch for each in found for launch in each.tuning.launches]
+    return 0 if all(any(each.times for each in launch.candidates) for launch in launches) else 1
 
 
 def _gpu() -> torch.device:
@@ -56,14 +57,9 @@ def _gpu() -> torch.device:
 
 
 def _tuned(options: argparse.Namespace, device: torch.device, terminal: Terminal) -> Iterator[_Tuned]:
-    """Each kernel, measured."""
     for each in given(load_all(options.kernel, options), options, options.dtype, target_of(device)):
         terminal.progress(f"measuring the plans of {each.name} …")
         yield _Tuned(each, fg.tune(each.kernel, **materialize(each.arguments, device)))
-
-
-def _is_timed(launch: TunedLaunch) -> bool:
-    return any(each.times for each in launch.candidates)
 
 
 def _print(found: list[_Tuned], terminal: Terminal) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -18,15 +18,14 @@ from fusegen.dtypes import DType
 from fusegen.errors import ArgumentError, TargetError
 from fusegen.specs import SPECS, Spec, find
 from fusegen.target import Target
-from fusegen.verify.accuracy import Errors
 from fusegen.verify.cases import cases
-from fusegen.verify.check import LOST, Outcome, Part, is_alive, verify_own
-from fusegen.verify.lowering import Prepared, can_run
+from fusegen.verify.check import LOST, Outcome, is_alive, verify_own
+from fusegen.verify.lowering import can_run
 from fusegen.verify.record import LIST, TARGETS, folder_to_write, own_folder, path_of, read
-from fusegen.verify.run import Row, ask_for_every_case, problems, store, verify
+from fusegen.verify.run import SpecResult, ask_for_every_case, problems, store, verify
 
-_COLUMNS = ("spec", "dtype", "target", "passed", "worst error", "at", "eager's", "largest rms of eager's", "at")
-_NUMBERS = ("passed", "worst error", "eager's", "largest rms of eager's")
+_COLUMNS = ("kernel", "dtype", "target", "verdict", "worst error", "at", "eager's", "largest rms of eager's", "at")
+_NUMBERS = ("worst error", "eager's", "largest rms of eager's")
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +45,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(options: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies or checks; 1 when something is wrong, or when a record that was wanted could not be written."""
-    if are_own(options.names, options):
+    if are_own(options.names, options, _OF_RECORDS):
         return verify_kernels(options, _device(), terminal)
     names = dict.fromkeys(find(name).name.partition(":")[0] for name in options.names)  # a variant is verified with its spec
     specs = [SPECS[name] for name in names] or list(SPECS.values())
@@ -91,7 +90,7 @@ def _verify(options: argparse.Namespace, specs: Sequence[Spec], terminal: Termin
     rows = verify(specs, dtypes, _targets(options.target, device), device, terminal.progress, names, known)
     written = store(rows, folder, device) if folder is not None and is_alive(device) else []
     if options.json:
-        print_document(terminal, "verify", rows=[_plain(row) for row in rows], written=written)
+        print_document(terminal, "verify", rows=[_plain_row(row) for row in rows], written=written)
     else:
         _print(rows, written, terminal)
     is_kept_back = folder is not None and not all(row.passed for row in rows)
@@ -133,118 +132,94 @@ def _targets(names: Sequence[str] | None, device: torch.device) -> list[Target]:
     return [targets.target(name) for name in dict.fromkeys(names)]
 
 
-# What is printed.
+# What is printed: of a prebuilt kernel a line for all of its cases, of a user's own one for each tensor.
 
 
-def _print(rows: Sequence[Row], written: Sequence[Path], terminal: Terminal) -> None:
-    terminal.table(_COLUMNS, [_row(row) for row in rows], right=_NUMBERS)
+def _print(rows: Sequence[SpecResult], written: Sequence[Path], terminal: Terminal) -> None:
+    terminal.table(_COLUMNS, [_line(_head(row), _outcomes(row), len(row.kept)) for row in rows], right=_NUMBERS)
     for row in rows:
         for prepared, outcome in row.cases:
             if not outcome.passed and outcome.skipped != LOST:
-                terminal.line(_complaint(row, prepared, outcome), "red" if outcome.failure else "yellow")
+                head = f"{row.spec.name} {row.dtype.short} for {row.target.name}, {prepared.case.name} ({prepared.case})"
+                _complain(head, outcome, terminal)
     if any(outcome.skipped == LOST for row in rows for _, outcome in row.cases):
         terminal.line(f"{LOST}: all cases after it", "red")
     where = f" below {written[0].parents[2]}" if written else ""
     terminal.line(f"{len(written)} records written{where}, each of a spec and target that passed in every case")
 
 
-def _row(row: Row) -> tuple[str, ...]:
-    passed = sum(outcome.passed for _, outcome in row.cases)
-    errors = [(e, prepared.case.name) for prepared, outcome in row.cases for v in outcome.verdicts for e in (v.errors,)]
-    worst, worst_at = max(errors, key=lambda pair: _ratio(pair[0].worst, pair[0].eager_worst), default=(Errors(), ""))
-    rms, rms_at = max(errors, key=lambda pair: _ratio(pair[0].rms, pair[0].eager_rms), default=(Errors(), ""))
-    kept = f" + {len(row.kept)} as before" if row.kept else ""
-    head = (row.spec.name, row.dtype.short, row.target.name, f"{passed}/{len(row.cases)}{kept}")
-    return (*head, f"{worst.worst:.2e}", worst_at, f"{worst.eager_worst:.2e}", f"{_ratio(rms.rms, rms.eager_rms):.3f}", rms_at)
+def _head(row: SpecResult) -> tuple[str, str, str]:
+    return row.spec.name, row.dtype.short, row.target.name
+
+
+def _outcomes(row: SpecResult) -> dict[str, Outcome]:
+    return {prepared.case.name: outcome for prepared, outcome in row.cases}
+
+
+def _line(head: tuple[str, str, str], outcomes: Mapping[str, Outcome], kept: int = 0) -> tuple[str, ...]:
+    """The verdict on some outcomes, and the worst errors with the names of the cases that have them."""
+    passed = f"{sum(outcome.passed for outcome in outcomes.values())}/{len(outcomes)}"
+    verdict = (next(iter(outcomes.values())).word if len(outcomes) == 1 else passed) + (f" + {kept} as before" if kept else "")
+    errors = [(verdict.errors, name) for name, outcome in outcomes.items() for verdict in outcome.verdicts]
+    if not errors:
+        return (*head, verdict, "–", next(iter(outcomes), ""), "–", "–", "")
+    worst, worst_at = max(errors, key=lambda pair: _ratio(pair[0].worst, pair[0].eager_worst))
+    rms, rms_at = max(errors, key=lambda pair: _ratio(pair[0].rms, pair[0].eager_rms))
+    ratio = f"{_ratio(rms.rms, rms.eager_rms):.3f}"
+    return (*head, verdict, f"{worst.worst:.2e}", worst_at, f"{worst.eager_worst:.2e}", ratio, rms_at)
 
 
 def _ratio(ours: float, theirs: float) -> float:
     return ours / theirs if theirs else 0.0
 
 
-def _complaint(row: Row, prepared: Prepared, outcome: Outcome) -> str:
-    head = f"{row.spec.name} {row.dtype.short} for {row.target.name}, {prepared.case.name} ({prepared.case}): {outcome.word}"
-    return f"{head}: {outcome.failure or outcome.skipped}"
+def _complain(head: str, outcome: Outcome, terminal: Terminal) -> None:
+    terminal.line(f"{head}: {outcome.word}: {outcome.failure or outcome.skipped}", "red" if outcome.failure else "yellow")
 
 
-def _plain(row: Row) -> dict[str, object]:
-    cases = [_plain_case(prepared, outcome) for prepared, outcome in row.cases]
-    return {"spec": row.spec.name, "dtype": row.dtype, "target": row.target.name, "passed": row.passed, "cases": cases}
+def _plain_row(row: SpecResult) -> dict[str, object]:
+    details = {p.case.name: {"arguments": str(p.case), "plan": p.plan, "sources": p.digests} for p, _ in row.cases}
+    return _plain(_head(row), _outcomes(row), details)
 
 
-def _plain_case(prepared: Prepared, outcome: Outcome) -> dict[str, object]:
-    what = {"name": prepared.case.name, "arguments": str(prepared.case), "plan": prepared.plan, "sources": prepared.digests}
+def _plain(
+    head: tuple[str, str, str], outcomes: Mapping[str, Outcome], details: Mapping[str, Mapping[str, object]] | None = None
+) -> dict[str, object]:
+    """A row of the JSON document."""
+    cases = [{"name": name} | dict((details or {}).get(name, {})) | _plain_outcome(o) for name, o in outcomes.items()]
+    kernel, dtype, target = head
+    passed = not any(outcome.failure for outcome in outcomes.values())
+    return {"kernel": kernel, "dtype": dtype, "target": target, "passed": passed, "cases": cases}
+
+
+def _plain_outcome(outcome: Outcome) -> dict[str, object]:
     found = {"verdict": outcome.word, "why": outcome.failure or outcome.skipped}
-    return what | found | {"results": [asdict(verdict.errors) for verdict in outcome.verdicts]}
+    return found | {"results": [asdict(verdict.errors) for verdict in outcome.verdicts]}
 
 
 # ``fusegen verify FILE.py:NAME``: a user's own kernel; no record is written.
 
-_OWN_COLUMNS = ("kernel", "dtype", "target", "tensor", "verdict", "worst error", "eager's", "rms of eager's")
-_OWN_NUMBERS = ("worst error", "eager's", "rms of eager's")
 _OF_RECORDS = ("target", "case", "record", "stale", "check")
 """Options that are about the catalogue and its records."""
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """A kernel in a dtype, and what came of each tensor."""
-
-    kernel: str
-    dtype: str
-    parts: tuple[Part, ...]
-
-
 def verify_kernels(options: argparse.Namespace, device: torch.device, terminal: Terminal) -> int:
-    """Verifies the kernels that the options name; 1 where one is wrong.
-
-    Raises:
-        ArgumentError: an option is for prebuilt kernels alone, or cannot be understood.
-    """
-    if word := next((word for word in _OF_RECORDS if getattr(options, word)), None):
-        raise ArgumentError(f"--{word} is for prebuilt kernels", mend=f"leave it out for {options.names[0]}")
+    """Verifies the kernels that the options name; 1 where one is wrong."""
     target = target_of(device)
-    found = list(_checked(options, device, target, terminal))
-    terminal.progress()
-    if options.json:
-        print_document(terminal, "verify", rows=[_plain_own(each, target) for each in found], written=[])
-    else:
-        _print_own(found, target, terminal)
-    return 1 if any(part.verdict.failure for each in found for part in each.parts) else 0
-
-
-def _checked(options: argparse.Namespace, device: torch.device, target: Target, terminal: Terminal) -> Iterator[_Checked]:
-    """Each kernel for each dtype."""
+    found: list[tuple[tuple[str, str, str], dict[str, Outcome]]] = []
     kernels = load_all(options.names, options)
     for dtype in dict.fromkeys(options.dtype or [None]):
         for each in given(kernels, options, dtype, target):
             terminal.progress(f"running {each.name}{f' {dtype}' if dtype else ''} …")
-            yield _Checked(each.name, each.dtype, verify_own(each.kernel, each.arguments, device))
-
-
-def _print_own(found: Sequence[_Checked], target: Target, terminal: Terminal) -> None:
-    rows = [_own_row(each, part, target) for each in found for part in each.parts]
-    terminal.table(_OWN_COLUMNS, rows, right=_OWN_NUMBERS)
-    for each in found:
-        for part in each.parts:
-            if reason := part.verdict.failure or part.skipped:
-                line = f"{each.kernel} {each.dtype}, {part.what}: {part.word}: {reason}"
-                terminal.line(line, "red" if part.verdict.failure else "yellow")
-
-
-def _own_row(each: _Checked, part: Part, target: Target) -> tuple[str, ...]:
-    head = (each.kernel, each.dtype, target.name, part.what, part.word)
-    if part.skipped:
-        return (*head, "–", "–", "–")
-    errors = part.verdict.errors
-    ratio = f"{errors.rms / errors.eager_rms:.3f}" if errors.eager_rms else "–"
-    return (*head, f"{errors.worst:.2e}", f"{errors.eager_worst:.2e}", ratio)
-
-
-def _plain_own(each: _Checked, target: Target) -> dict[str, object]:
-    tensors = [
-        {"name": p.what, "verdict": p.word, "why": p.verdict.failure or p.skipped, "errors": asdict(p.verdict.errors)}
-        for p in each.parts
-    ]
-    passed = not any(part.verdict.failure for part in each.parts)
-    return {"kernel": each.kernel, "dtype": each.dtype, "target": target.name, "passed": passed, "tensors": tensors}
+            found.append(((each.name, each.dtype, target.name), verify_own(each.kernel, each.arguments, device)))
+    terminal.progress()
+    if options.json:
+        print_document(terminal, "verify", rows=[_plain(*each) for each in found], written=[])
+    else:
+        lines = [_line(head, {name: outcome}) for head, outcomes in found for name, outcome in outcomes.items()]
+        terminal.table(_COLUMNS, lines, right=_NUMBERS)
+        for (kernel, dtype, _), outcomes in found:
+            for name, outcome in outcomes.items():
+                if not outcome.passed:
+                    _complain(f"{kernel} {dtype}, {name}", outcome, terminal)
+    return 1 if any(outcome.failure for _, outcomes in found for outcome in outcomes.values()) else 0

@@ -9,12 +9,10 @@ mlp.load_state_dict(llama.model.layers[0].mlp.state_dict())
 
 from fusegen.nn.activations import GEGLU, GELU, GLU, BiasDropoutAdd, BiasGELU, LogSoftmax, ReGLU, SiLU, Softmax, SwiGLU
 from fusegen.nn.attention import Attention
-from fusegen.nn.embedding import Embedding
-from fusegen.nn.linear import FusedQKVLinear, LayerNormLinear, LayerNormMLP
-from fusegen.nn.losses import CrossEntropyLoss, LinearCrossEntropyLoss
-from fusegen.nn.mlp import MLP, GatedMLP
+from fusegen.nn.linear import MLP, FusedQKVLinear, GatedMLP, LayerNormLinear, LayerNormMLP
 from fusegen.nn.norms import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
 from fusegen.nn.transformer_layer import FusedTransformerLayer
+from fusegen.nn.vocabulary import CrossEntropyLoss, Embedding, LinearCrossEntropyLoss
 
 __all__ = [
     "GEGLU",

@@ -115,7 +115,7 @@ def split_heads(x: Tensor, channels: int) -> Tensor:
     return torch.unflatten(x, -1, (-1, channels)).transpose(1, 2)
 
 
-class Settings(Protocol):
+class AttentionSettings(Protocol):
     """The attributes of a block that say how its heads attend."""
 
     is_causal: bool
@@ -128,7 +128,7 @@ class Settings(Protocol):
 
 
 def attended(
-    block: Settings, q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None
+    block: AttentionSettings, q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None
 ) -> Tensor:
     """Attention of heads that are rotated first, by the settings of a block: (batch, positions, heads·channels).
 

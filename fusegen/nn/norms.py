@@ -12,7 +12,7 @@ from fusegen import ops
 from fusegen.errors import ArgumentError
 from fusegen.nn.checks import require_one_of, require_probability, require_rows
 
-Shape: TypeAlias = int | Sequence[int]
+NormalizedShape: TypeAlias = int | Sequence[int]
 
 CASTING_MODES = ("none", "llama", "gemma")
 
@@ -27,7 +27,7 @@ class LayerNorm(nn.LayerNorm):
 
     def __init__(
         self,
-        normalized_shape: Shape,
+        normalized_shape: NormalizedShape,
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
@@ -68,7 +68,7 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(
         self,
-        normalized_shape: Shape,
+        normalized_shape: NormalizedShape,
         eps: float | None = None,
         elementwise_affine: bool = True,
         device: torch.device | str | None = None,
@@ -122,7 +122,7 @@ class AddLayerNorm(LayerNorm):
 
     def __init__(
         self,
-        normalized_shape: Shape,
+        normalized_shape: NormalizedShape,
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
@@ -146,7 +146,7 @@ class AddLayerNorm(LayerNorm):
         )
 
     def extra_repr(self) -> str:
-        """That of the norm, and the probability of dropout."""
+        """The arguments of the norm, and the probability of dropout."""
         return f"{super().extra_repr()}, p={self.p}"
 
 
@@ -164,7 +164,7 @@ class AddRMSNorm(RMSNorm):
 
     def __init__(
         self,
-        normalized_shape: Shape,
+        normalized_shape: NormalizedShape,
         eps: float | None = None,
         elementwise_affine: bool = True,
         device: torch.device | str | None = None,
@@ -189,7 +189,7 @@ class AddRMSNorm(RMSNorm):
         )
 
     def extra_repr(self) -> str:
-        """That of the norm, and the probability of dropout."""
+        """The arguments of the norm, and the probability of dropout."""
         return f"{super().extra_repr()}, p={self.p}"
 
 

@@ -179,7 +179,6 @@ class FusedTransformerLayer(nn.Module):
         self.train(training)
 
     def _find_kernels(self) -> None:
-        """Finds those of the math, which layers share."""
         without_dropout = replace(self._math, attn_dropout=0.0, hidden_dropout=0.0)
         # In a dictionary, by `training`: Dynamo of torch 2.11 takes an attribute that is a descriptor for one of the class.
         self._kernels = {True: layer_kernel(self._math), False: layer_kernel(without_dropout)}
@@ -419,7 +418,6 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: LayerM
 
 
 def _is_by_key(mask: Tensor) -> bool:
-    """True if a mask has one number for each key of a sequence."""
     return mask.shape[1] == 1 and mask.shape[2] == 1
 
 

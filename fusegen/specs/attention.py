@@ -9,14 +9,12 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import capped
-from fusegen.specs.checks import require_integers, require_mask, require_shapes
-from fusegen.specs.operands import Operand, Sizes, mask, scales, tensor, values
-from fusegen.specs.precision import widened
+from fusegen.specs.checks import require_integers, require_mask, require_shapes, widened
+from fusegen.specs.elementwise import capped
 from fusegen.specs.quantization import E4M3, from_cache
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.spec import NamedSizes, SpecFamily, SpecOperand, VariantOperands, mask, scales, tensor, values
 
-FAMILY = Family("attention")
+FAMILY = SpecFamily("attention")
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
@@ -78,12 +76,11 @@ def alibi_slopes(heads: int) -> Tensor:
     return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, dtype=torch.float32))
 
 
-def _slopes(dims: tuple[int, ...], _: Sizes) -> Tensor:
+def _slopes(dims: tuple[int, ...], _: NamedSizes) -> Tensor:
     return alibi_slopes(*dims)
 
 
-def _documents(dims: tuple[int, ...], _: Sizes) -> Tensor:
-    """Documents of 300 positions."""
+def _documents(dims: tuple[int, ...], _: NamedSizes) -> Tensor:
     return (torch.arange(dims[1]) // 300).expand(dims)
 
 
@@ -170,7 +167,7 @@ def flash_attention(
     return (result, torch.logsumexp(widened(scores), -1)) if return_logsumexp else result
 
 
-def _lengths(dims: tuple[int, ...], sizes: Sizes) -> Tensor:
+def _lengths(dims: tuple[int, ...], sizes: NamedSizes) -> Tensor:
     """Different lengths, of at least one key and all queries."""
     most, least = sizes["keys"] if "keys" in sizes else sizes["blocks"] * sizes["page"], sizes.get("queries", 1)
     return (torch.arange(dims[0]) * 7919 % max(most - least + 1, 1) + least).clamp(max=most)
@@ -183,13 +180,13 @@ DECODE = {
     "lengths": values("batch", _lengths),
 }
 DECODE_SIZES = {"batch": 16, "heads": 32, "kv_heads": 8, "queries": 1, "keys": 8192}
-CACHE_OPTIONS: Variants = {"window": {"window": 1024}, "softcap": {"softcap": 50.0}, "sinks": {"sinks": tensor("heads")}}
+CACHE_OPTIONS: VariantOperands = {"window": {"window": 1024}, "softcap": {"softcap": 50.0}, "sinks": {"sinks": tensor("heads")}}
 
 
-def eight_bits(shape: str) -> Variants:
+def eight_bits(shape: str) -> VariantOperands:
     """Caches of 8 bits: of floats with one scale, of integers with one for each head."""
 
-    def caches(dtype: torch.dtype, scale: str) -> dict[str, Operand]:
+    def caches(dtype: torch.dtype, scale: str) -> dict[str, SpecOperand]:
         cache = tensor(shape, dtype)
         return {"k_cache": cache, "v_cache": cache, "k_scale": scales(scale), "v_scale": scales(scale)}
 

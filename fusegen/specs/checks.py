@@ -1,4 +1,4 @@
-"""Checks of arguments at the door of a function, which refuses shapes that would broadcast by accident."""
+"""Checks of arguments at the door of a function, which refuses shapes that would broadcast by accident; the precision of sums."""
 
 from __future__ import annotations
 
@@ -91,3 +91,8 @@ def require_mask(mask: Tensor, scores: Tensor) -> None:
         mend = "give mask.bool(), True where a key is seen, or floats that are added to scores"
         raise ArgumentError(f"a mask of {mask.dtype}", mend=mend)
     require_broadcast("mask", mask, scores)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in float32, or in float64 as it is."""
+    return x if x.dtype == torch.float64 else x.float()

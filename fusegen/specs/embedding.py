@@ -9,11 +9,10 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_shapes
-from fusegen.specs.operands import indices, tensor
 from fusegen.specs.rotary import rotated
-from fusegen.specs.spec import Family
+from fusegen.specs.spec import SpecFamily, indices, tensor
 
-FAMILY = Family("embedding")
+FAMILY = SpecFamily("embedding")
 
 TABLE = {"input": indices("batch positions", below="vocabulary"), "weight": tensor("vocabulary features")}
 PLACES = {"position_weight": tensor("positions features")}

@@ -8,17 +8,16 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import gelu_of, halves
 from fusegen.specs.checks import require_shapes
-from fusegen.specs.operands import tensor
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.elementwise import gelu_of, halves
+from fusegen.specs.spec import SpecFamily, VariantOperands, tensor
 
-FAMILY = Family("gated")
+FAMILY = SpecFamily("gated")
 
 SIZES = {"rows": 4096, "features": 14336}
 TWO = {"gate": tensor("rows features"), "up": tensor("rows features")}
 PACKED = {"gate": tensor("rows 2*features"), "up": None}
-PACKINGS: Variants = {"packed": PACKED, "interleaved": {**PACKED, "interleaved": True}}
+PACKINGS: VariantOperands = {"packed": PACKED, "interleaved": {**PACKED, "interleaved": True}}
 
 
 @FAMILY.spec(TWO, sizes=SIZES, variants=PACKINGS, aliases=["silu_and_mul"])

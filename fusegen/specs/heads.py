@@ -9,12 +9,11 @@ import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_shapes
 from fusegen.specs.normalization import rms_normalized
-from fusegen.specs.operands import Operand, Sizes, scales, size, tensor, values
 from fusegen.specs.quantization import E4M3, E5M2, in_cache
 from fusegen.specs.rotary import HALVES, PAIRS, rotated
-from fusegen.specs.spec import Family
+from fusegen.specs.spec import NamedSizes, SpecFamily, SpecOperand, scales, size, tensor, values
 
-FAMILY = Family("heads")
+FAMILY = SpecFamily("heads")
 
 PACKED = "heads*2*pairs+2*kv_heads*2*pairs"
 COUNTS = {"heads": size("heads"), "kv_heads": size("kv_heads")}
@@ -121,12 +120,12 @@ SCALES = {"k_scale": scales(""), "v_scale": scales("")}
 TOKENS = {"qkv": tensor(f"rows {PACKED}"), "cos": tensor("rows 2*pairs"), "sin": tensor("rows 2*pairs")}
 
 
-def caches(dtype: torch.dtype | None = None) -> dict[str, Operand]:
+def caches(dtype: torch.dtype | None = None) -> dict[str, SpecOperand]:
     """Pages of keys and values, of the spec's dtype or another."""
     return {name: tensor("pages page kv_heads 2*pairs", dtype) for name in ("k_cache", "v_cache")}
 
 
-def _slots(dims: tuple[int, ...], sizes: Sizes) -> Tensor:
+def _slots(dims: tuple[int, ...], sizes: NamedSizes) -> Tensor:
     """Different slots of the pages, not in order."""
     return torch.randperm(sizes["pages"] * sizes["page"], generator=torch.Generator().manual_seed(3))[: dims[0]]
 

@@ -10,15 +10,14 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import ACTIVATIONS, activate, gelu_of, halves, require_one_packing
 from fusegen.specs.checks import require_shapes
+from fusegen.specs.elementwise import ACTIVATIONS, activate, gelu_of, halves, require_one_packing
 from fusegen.specs.heads import placed, split
 from fusegen.specs.normalization import rms_normalized
-from fusegen.specs.operands import size, tensor
 from fusegen.specs.rotary import HALVES
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.spec import SpecFamily, VariantOperands, size, tensor
 
-FAMILY = Family("linear")
+FAMILY = SpecFamily("linear")
 
 SIZES = {"rows": 8192, "inputs": 4096, "outputs": 16384}
 X, WEIGHT, BIAS, OUT = tensor("rows inputs"), tensor("outputs inputs"), tensor("outputs"), tensor("rows outputs")
@@ -175,7 +174,7 @@ def _channels(weight: Tensor, k_weight: Tensor, v_weight: Tensor, bias: Tensor |
 
 NORMED = {"x": X, "norm_weight": tensor("inputs"), "norm_bias": tensor("inputs"), "weight": WEIGHT, "bias": BIAS}
 NORM_SIZES = {"rows": 8192, "outputs": 12288}
-OPTIONS: Variants = {
+OPTIONS: VariantOperands = {
     "no_bias": {"bias": None},
     "zero_centered_gamma": {"zero_centered_gamma": True},
     "return_norm": {"return_norm": True},
@@ -302,7 +301,7 @@ def layer_norm_mlp(
 
 
 GATED = {"x": X, "gate_weight": tensor("hidden inputs"), "up_weight": tensor("hidden inputs")}
-PACKINGS: Variants = {
+PACKINGS: VariantOperands = {
     "packed": {"gate_weight": tensor("2*hidden inputs"), "up_weight": None},
     "interleaved": {"gate_weight": tensor("2*hidden inputs"), "up_weight": None, "interleaved": True},
 }

@@ -7,17 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.activations import capped
-from fusegen.specs.checks import require_shapes
+from fusegen.specs.checks import require_shapes, widened
+from fusegen.specs.elementwise import capped
 from fusegen.specs.linear import projected
-from fusegen.specs.operands import indices, positive, tensor
-from fusegen.specs.precision import widened
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.spec import SpecFamily, VariantOperands, indices, positive, tensor
 
-FAMILY = Family("loss")
+FAMILY = SpecFamily("loss")
 
 SIZES = {"rows": 8192, "features": 4096}
-OPTIONS: Variants = {
+OPTIONS: VariantOperands = {
     "sum": {"reduction": "sum"},
     "none": {"reduction": "none"},
     "label_smoothing": {"label_smoothing": 0.1},

@@ -8,18 +8,16 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import gelu_of
-from fusegen.specs.checks import require_shapes
-from fusegen.specs.operands import shape, tensor
-from fusegen.specs.precision import widened
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.checks import require_shapes, widened
+from fusegen.specs.elementwise import gelu_of
+from fusegen.specs.spec import SpecFamily, VariantOperands, shape, tensor
 
-FAMILY = Family("normalization")
+FAMILY = SpecFamily("normalization")
 
 X, ROW = tensor("rows features"), tensor("features")
 AFFINE = {"weight": ROW, "bias": ROW}
-CENTERED: Variants = {"zero_centered_gamma": {"zero_centered_gamma": True}}
-MODES: Variants = {"llama": {"casting_mode": "llama"}, "gemma": {"casting_mode": "gemma", "zero_centered_gamma": True}}
+CENTERED: VariantOperands = {"zero_centered_gamma": {"zero_centered_gamma": True}}
+MODES: VariantOperands = {"llama": {"casting_mode": "llama"}, "gemma": {"casting_mode": "gemma", "zero_centered_gamma": True}}
 WIDE = {"features": 8192}
 PLAIN = {"weight": None, "bias": None}
 
@@ -190,7 +188,7 @@ def modulated_layer_norm(
     return modulated(normalized, scale, shift)
 
 
-WEIGHTED: Variants = {name: {"weight": ROW, **settings} for name, settings in {"weight": {}, **MODES}.items()}
+WEIGHTED: VariantOperands = {name: {"weight": ROW, **settings} for name, settings in {"weight": {}, **MODES}.items()}
 
 
 @FAMILY.spec(MODULATED, variants={"by_row": BY_ROW, "no_shift": {"shift": None}, **WEIGHTED})
@@ -225,7 +223,7 @@ def modulated(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
 
 ADDED = {"x": X, "residual": X}
 CHAIN = {"seed": 0, "p": 0.1}
-SUMS: Variants = {
+SUMS: VariantOperands = {
     "post_norm": {"post_norm": True},
     "dropout": {**CHAIN, "training": True},
     "bias_dropout": {**CHAIN, "x_bias": ROW, "training": True},
@@ -291,7 +289,7 @@ def add_rms_norm(
     return normalized if post_norm else (normalized, h)
 
 
-GELUS: Variants = {"erf": {"approximate": "none"}, "quick": {"approximate": "quick"}}
+GELUS: VariantOperands = {"erf": {"approximate": "none"}, "quick": {"approximate": "quick"}}
 
 
 @FAMILY.spec({"x": X, **AFFINE, "approximate": "tanh"}, sizes=WIDE, variants=GELUS)

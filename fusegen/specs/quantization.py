@@ -8,13 +8,12 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
-from fusegen.specs.activations import activate, halves
 from fusegen.specs.checks import require_shapes
+from fusegen.specs.elementwise import activate, halves
 from fusegen.specs.normalization import rms_normalized
-from fusegen.specs.operands import Operand, scales, size, tensor
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.spec import SpecFamily, SpecOperand, VariantOperands, scales, size, tensor
 
-FAMILY = Family("quantization")
+FAMILY = SpecFamily("quantization")
 
 GRANULARITIES = ("per_tensor", "per_token", "per_group")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -74,7 +73,7 @@ def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
 
 
 def _raised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> tuple[Tensor, torch.dtype, Tensor]:
-    """What `narrowed` takes, where the reciprocal of a scale that was given would overflow: both times a power of two."""
+    """The arguments of `narrowed` where the reciprocal of a scale that was given would overflow: both times a power of two."""
     factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
     return x * factor, dtype, scale * factor
 
@@ -181,17 +180,17 @@ PER_TOKEN, PER_GROUP = {"granularity": "per_token"}, {"granularity": "per_group"
 STATIC = {"granularity": "per_tensor", "scale": scales("")}
 
 
-def tensors(**shapes: str) -> dict[str, Operand]:
+def tensors(**shapes: str) -> dict[str, SpecOperand]:
     """Operands of the spec's dtype."""
     return {name: tensor(shape) for name, shape in shapes.items()}
 
 
-def grouped(**shapes: str) -> dict[str, Operand]:
+def grouped(**shapes: str) -> dict[str, SpecOperand]:
     """Operands whose features are groups."""
     return {name: tensor(shape.replace("features", "groups*group")) for name, shape in shapes.items()}
 
 
-def variants(**shapes: str) -> Variants:
+def variants(**shapes: str) -> VariantOperands:
     """The ways to quantize, of operands of these shapes."""
     per_group = {**grouped(**shapes), **PER_GROUP}
     return {

@@ -11,10 +11,9 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.errors import ArgumentError
 from fusegen.specs.checks import is_one, require_shapes
-from fusegen.specs.operands import Operand, Sizes, indices, size, tensor
-from fusegen.specs.spec import Family
+from fusegen.specs.spec import NamedSizes, SpecFamily, SpecOperand, indices, size, tensor
 
-FAMILY = Family("rotary")
+FAMILY = SpecFamily("rotary")
 
 SIZES = {"heads": 32, "kv_heads": 8}
 QK = {"q": tensor("batch heads positions 2*pairs"), "k": tensor("batch kv_heads positions 2*pairs")}
@@ -98,13 +97,13 @@ SCALED = {"scaling": "llama3", "base": 500000.0, "factor": 8.0}
 POSITION_IDS = {**QK, "position_ids": indices("batch positions", below="positions"), "base": 10000.0}
 
 
-def _sections(dims: tuple[int, ...], _dtype: torch.dtype, _sizes: Sizes) -> tuple[int, ...]:
+def _sections(dims: tuple[int, ...], _dtype: torch.dtype, _sizes: NamedSizes) -> tuple[int, ...]:
     """A quarter of the pairs, and the halves of the others, as Qwen2-VL has it."""
     (pairs,) = dims
     return pairs // 4, (pairs - pairs // 4) // 2, pairs - pairs // 4 - (pairs - pairs // 4) // 2
 
 
-MROPE = {"position_ids": indices("3 batch positions", below="positions"), "mrope_section": Operand("pairs", _sections)}
+MROPE = {"position_ids": indices("3 batch positions", below="positions"), "mrope_section": SpecOperand("pairs", _sections)}
 
 
 @FAMILY.spec(
@@ -195,7 +194,7 @@ def _cos_sin(
     rotary_dim: int | None,
     mrope_section: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor]:
-    """What `rotated` takes, of the settings of `rotary_position_ids`.
+    """The arguments of `rotated`, of the settings of `rotary_position_ids`.
 
     Raises:
         ArgumentError: an odd number of channels, an unknown scaling, a factor without one or that is not positive, a base that

@@ -9,15 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.specs.activations import capped
 from fusegen.specs.checks import require_broadcast, require_mask
-from fusegen.specs.operands import mask, positive, tensor
-from fusegen.specs.spec import Family, Variants
+from fusegen.specs.elementwise import capped
+from fusegen.specs.spec import SpecFamily, VariantOperands, mask, positive, tensor
 
-FAMILY = Family("softmax")
+FAMILY = SpecFamily("softmax")
 
 X = tensor("rows features")
-TEMPERATURE: Variants = {"temperature": {"temperature": 0.7}, "temperatures": {"temperature": positive("rows 1")}}
+TEMPERATURE: VariantOperands = {"temperature": {"temperature": 0.7}, "temperatures": {"temperature": positive("rows 1")}}
 
 
 def cooled(x: Tensor, temperature: float | Tensor) -> Tensor:

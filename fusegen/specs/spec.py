@@ -1,10 +1,12 @@
-"""A prebuilt fusion: a kernel's declaration, the arguments that it is shown with, and its variants."""
+"""A prebuilt fusion: a kernel's declaration, the operands that it is shown with, and its variants."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -15,11 +17,131 @@ from fusegen.compiler.parameters import NEVER_NONE
 from fusegen.dtypes import DType, from_torch
 from fusegen.lowered import Lowered
 from fusegen.runtime.callables import by_position
-from fusegen.specs.operands import CANONICAL_SIZES, Operand
 from fusegen.threads import cached_property
 
+# Operands: shapes written with names of sizes, and tensors made from sizes.
+
+NamedSizes: TypeAlias = Mapping[str, int]
+
+CANONICAL_SIZES: NamedSizes = {
+    "rows": 16384,
+    "features": 4096,
+    "batch": 4,
+    "positions": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "channels": 128,
+    "pairs": 64,
+    "queries": 4096,
+    "keys": 4096,
+    "vocabulary": 32000,
+    "inputs": 4096,
+    "outputs": 4096,
+    "hidden": 14336,
+    "blocks": 32,
+    "pages": 2048,
+    "page": 16,
+    "groups": 32,
+    "group": 128,
+    "experts": 64,
+}
+"""The sizes that specs are shown with where they name no others."""
+
+COUNTS = frozenset({"heads", "kv_heads", "page", "blocks", "group", "experts"})
+"""Sizes that divide others or are divided by them, and stay as they are where all others change."""
+
+_NAME = re.compile(r"[a-z_]+")
+
+
+@dataclass(frozen=True)
+class SpecOperand:
+    """An argument that depends on sizes.
+
+    Attributes:
+        shape: dims apart by spaces, each a sum of products of sizes and numbers: ``"batch positions 3*heads*channels"``.
+        make: the argument, from the dims, the spec's dtype and all sizes.
+    """
+
+    shape: str
+    make: Callable[[tuple[int, ...], torch.dtype, NamedSizes], Any]
+
+    def at(self, dtype: torch.dtype, sizes: NamedSizes) -> Any:
+        """The argument at some sizes."""
+        return self.make(tuple(_extent(dim, sizes) for dim in self.shape.split()), dtype, sizes)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of sizes in the shape, in order."""
+        return tuple(_NAME.findall(self.shape))
+
+
+def tensor(shape: str, dtype: torch.dtype | None = None) -> SpecOperand:
+    """A tensor of any values: of the spec's dtype where it names no other."""
+    return SpecOperand(shape, lambda dims, of_spec, _: torch.empty(dims, dtype=dtype or of_spec, device="meta"))
+
+
+def values(shape: str, make: Callable[[tuple[int, ...], NamedSizes], Tensor]) -> SpecOperand:
+    """A tensor whose values matter, made on the CPU."""
+    return SpecOperand(shape, lambda dims, _, sizes: make(dims, sizes).contiguous())
+
+
+def positive(shape: str) -> SpecOperand:
+    """A tensor of the spec's dtype with values from 0.5 to 1.5."""
+
+    def make(dims: tuple[int, ...], dtype: torch.dtype, _: NamedSizes) -> Tensor:
+        return (0.5 + torch.rand(dims, generator=torch.Generator().manual_seed(4))).to(dtype)
+
+    return SpecOperand(shape, make)
+
+
+def scales(shape: str) -> SpecOperand:
+    """A float32 tensor of scales that normal numbers are quantized by, from 0.5/64 to 1.5/64."""
+
+    def make(dims: tuple[int, ...], _: NamedSizes) -> Tensor:
+        return (0.5 + torch.rand(dims, generator=torch.Generator().manual_seed(4))) / 64
+
+    return values(shape, make)
+
+
+def mask(shape: str) -> SpecOperand:
+    """A boolean tensor of which every row has a True."""
+
+    def make(dims: tuple[int, ...], _: NamedSizes) -> Tensor:
+        hidden = torch.rand(dims, generator=torch.Generator().manual_seed(1)) < 0.25
+        hidden[..., :1] = False
+        return ~hidden
+
+    return values(shape, make)
+
+
+def indices(shape: str, below: str) -> SpecOperand:
+    """A tensor of int64 indices below a size, which is written as a dim is."""
+
+    def make(dims: tuple[int, ...], sizes: NamedSizes) -> Tensor:
+        return torch.randint(max(_extent(below, sizes), 1), dims, generator=torch.Generator().manual_seed(2))
+
+    return values(shape, make)
+
+
+def size(name: str) -> SpecOperand:
+    """A setting that is a size, written as a dim is."""
+    return SpecOperand(name, lambda dims, _, __: dims[0])
+
+
+def shape(dims: str) -> SpecOperand:
+    """A setting that is a shape: a tuple of sizes."""
+    return SpecOperand(dims, lambda extents, _, __: extents)
+
+
+def _extent(dim: str, sizes: NamedSizes) -> int:
+    """The value of a dim: a sum of products of names and numbers."""
+    return sum(prod(int(part) if part.isdigit() else sizes[part] for part in term.split("*")) for term in dim.split("+"))
+
+
+# Specs.
+
 Arguments: TypeAlias = dict[str, Any]
-Variants: TypeAlias = Mapping[str, Mapping[str, Any]]
+VariantOperands: TypeAlias = Mapping[str, Mapping[str, Any]]
 K = TypeVar("K", bound=Kernel[..., Any])
 
 DTYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
@@ -34,7 +156,7 @@ class Spec:
         name: on the command line and in `fusegen.ops`.
         kernel: the declaration.
         family: its file.
-        operands: by parameter: an `Operand`, or the value of a setting.
+        operands: by parameter: an `SpecOperand`, or the value of a setting.
         own_sizes: canonical sizes that are not those of `CANONICAL_SIZES`.
         variants: by name, the operands that differ.
         aliases: other names that the field's texts use, with the variant that each is ("" is the spec itself).
@@ -47,7 +169,7 @@ class Spec:
     family: str
     operands: Mapping[str, Any]
     own_sizes: Mapping[str, int] = field(default_factory=dict)
-    variants: Variants = field(default_factory=dict)
+    variants: VariantOperands = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     trains: bool | tuple[str, ...] = True
     dtypes: tuple[DType, ...] = DTYPES
@@ -60,7 +182,7 @@ class Spec:
     @property
     def sizes(self) -> dict[str, int]:
         """The canonical sizes, in the order in which they occur in the operands' shapes."""
-        names = dict.fromkeys(name for value in self.operands.values() if isinstance(value, Operand) for name in value.sizes)
+        names = dict.fromkeys(name for value in self.operands.values() if isinstance(value, SpecOperand) for name in value.sizes)
         return {name: self.own_sizes.get(name) or CANONICAL_SIZES[name] for name in names}
 
     def variant(self, name: str) -> Spec:
@@ -87,7 +209,7 @@ class Spec:
             sizes: other ones than the canonical.
         """
         known = {**CANONICAL_SIZES, **self.own_sizes, **sizes}
-        return {name: value.at(dtype, known) if isinstance(value, Operand) else value for name, value in self.operands.items()}
+        return {name: value.at(dtype, known) if isinstance(value, SpecOperand) else value for name, value in self.operands.items()}
 
     def lower(self, dtype: torch.dtype, target: str, **sizes: int) -> Lowered:
         """Every stage of a call with the example's arguments.
@@ -107,7 +229,7 @@ class Spec:
         return self.kernel.fresh()
 
 
-class Family:
+class SpecFamily:
     """The specs of a file, in order."""
 
     def __init__(self, name: str) -> None:
@@ -119,7 +241,7 @@ class Family:
         operands: Mapping[str, Any],
         *,
         sizes: Mapping[str, int] | None = None,
-        variants: Variants | None = None,
+        variants: VariantOperands | None = None,
         aliases: Mapping[str, str] | Sequence[str] = (),
         trains: bool | tuple[str, ...] = True,
         dtypes: tuple[DType, ...] = DTYPES,

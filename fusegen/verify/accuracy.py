@@ -47,7 +47,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rule says of one result.
+    """The verdict of the rule on one result.
 
     Attributes:
         errors: that it was judged by.
@@ -110,12 +110,12 @@ def _comparable(result: Tensor) -> Tensor:
 
 
 def _repetitions(exact: Tensor) -> int:
-    """How often a result repeats itself, as that of an expanded tensor does: one row's rounding stays one's."""
+    """The number of times that a result repeats itself, as that of an expanded tensor does: one row's rounding stays one's."""
     return math.prod(extent for dim, extent in enumerate(exact.shape) if extent and bool((exact == exact.narrow(dim, 0, 1)).all()))
 
 
 def _is_elsewhere(one: Tensor, other: Tensor) -> Tensor:
-    """Where two results differ in being NaN, infinite of one sign, or finite."""
+    """True at elements of which one is NaN, infinite or finite and the other is not, or infinite with another sign."""
     return ~((one == other) | (one.isfinite() & other.isfinite()) | (one.isnan() & other.isnan()))
 
 
@@ -135,14 +135,14 @@ class _Comparison:
         self.different = ours.numel() // _repetitions(exact)
 
     def failure(self) -> str:
-        """What is wrong, of the first kind that is."""
+        """The first fault; empty where there is none."""
         places = self.places()
         if self.is_narrow:
             return places or self._beside()
         return places or self._worst(self.ours, self.expected) or self._rms() or self._unmeasured()
 
     def eager_is_far_away(self) -> bool:
-        """Whether eager is of no use as a yardstick."""
+        """True if eager is of no use as a yardstick."""
         finite = self.eager.isfinite()
         exact = self.exact[finite]
         return _rms(self.eager[finite].double() - exact) > _FARAWAY * _rms(exact)

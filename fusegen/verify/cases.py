@@ -23,8 +23,7 @@ from fusegen.families.attention.match import ATTENTION
 from fusegen.families.gemm.epilogue import CONTRACTION
 from fusegen.families.rows.match import COLUMN, ROW, ROW_COLUMN
 from fusegen.fusion import GroupKind
-from fusegen.specs.operands import COUNTS
-from fusegen.specs.spec import Arguments, Spec
+from fusegen.specs.spec import COUNTS, Arguments, NamedSizes, Spec
 from fusegen.threads import cached_property
 
 # The layout of an argument in memory, and tensors that lie so.
@@ -34,12 +33,10 @@ Fill: TypeAlias = Callable[[tuple[int, ...]], Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """A tensor without its values.
 
     Attributes:
-        dtype: of the elements.
-        shape: extents.
         strides: in elements; 0 along a dim that is expanded.
         offset: of the first element from the beginning of the storage, in elements.
     """
@@ -50,7 +47,7 @@ class Layout:
     offset: int = 0
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Layout:
+    def of(cls, tensor: Tensor) -> TensorLayout:
         """The layout of a tensor."""
         return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
@@ -82,10 +79,9 @@ class Layout:
 
         Args:
             fill: gives the values; along an expanded dim there is one.
-            device: where.
         """
         values = fill(tuple(1 if stride == 0 else size for size, stride in zip(self.shape, self.strides, strict=True)))
-        if self == Layout(self.dtype, self.shape, row_major(self.shape)):
+        if self == TensorLayout(self.dtype, self.shape, row_major(self.shape)):
             return values
         unread = math.nan if self.dtype.is_floating_point else torch.iinfo(self.dtype).max
         storage = torch.full((self.stored,), unread, dtype=self.dtype, device=device)
@@ -94,30 +90,30 @@ class Layout:
 
     # Other layouts of the same shape.
 
-    def shifted(self) -> Layout:
+    def shifted(self) -> TensorLayout:
         """Begins one element later, so that no vector is aligned."""
         return replace(self, offset=self.offset + 1)
 
-    def padded(self, amount: int) -> Layout:
+    def padded(self, amount: int) -> TensorLayout:
         """Rows that are longer than what is used of them."""
         return replace(self, strides=row_major(self.shape, row=self.shape[-1] + amount))
 
-    def stepped(self) -> Layout:
+    def stepped(self) -> TensorLayout:
         """Every second element of a row."""
         return replace(self, strides=row_major(self.shape, step=2))
 
-    def swapped(self, first: int, second: int) -> Layout:
+    def swapped(self, first: int, second: int) -> TensorLayout:
         """Two dims trade places in memory."""
         order = list(range(len(self.shape)))
         order[first], order[second] = order[second], order[first]
         inner = row_major(tuple(self.shape[d] for d in order))
         return replace(self, strides=tuple(inner[order.index(d)] for d in range(len(order))))
 
-    def expanded(self) -> Layout:
+    def expanded(self) -> TensorLayout:
         """One element along the first dim, seen as many."""
         return replace(self, strides=(0, *self.strides[1:]))
 
-    def far_apart(self, stride: int) -> Layout:
+    def far_apart(self, stride: int) -> TensorLayout:
         """A stride between elements of the first dim that is as large as that."""
         return replace(self, strides=(stride, *self.strides[1:]))
 
@@ -144,7 +140,7 @@ def _sizes(values: tuple[int, ...]) -> str:
 # What tensors are filled with: ordinary numbers, and those that numerics are afraid of.
 
 
-class Values(Enum):
+class DataValues(Enum):
     """Numbers that the data of a case are drawn from; weights are always ordinary."""
 
     ORDINARY = "ordinary"  # a standard normal distribution
@@ -157,13 +153,15 @@ class Values(Enum):
 
     def may_overflow(self, dtype: torch.dtype) -> bool:
         """True if torch eager itself may be nowhere near the exact result: squares of large numbers are beyond float16."""
-        return self is Values.NEAR_OVERFLOW or (self is Values.LARGE and dtype is torch.float16)
+        return self is DataValues.NEAR_OVERFLOW or (self is DataValues.LARGE and dtype is torch.float16)
 
 
 _LARGE = 2.0**56  # 2^112 squared; 2^14 of those stay below float32's 2^128
 
 
-def draw(values: Values, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:
+def draw(
+    values: DataValues, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> Tensor:
     """A contiguous tensor of such numbers; of a dtype of 8 bits, which torch draws none of, ordinary ones that were converted.
 
     Args:
@@ -217,21 +215,20 @@ def _some_rows(tensor: Tensor) -> Tensor:
     return rows[: -(-rows.shape[0] // 3)]
 
 
-_RULES: Mapping[Values, Callable[[Tensor], Tensor]] = {
-    Values.ORDINARY: lambda normal: normal,
-    Values.MEAN_100: lambda normal: normal + 100,
-    Values.TINY_VARIANCE: _tiny_variance,
-    Values.LARGE: _large,
-    Values.NEAR_OVERFLOW: _near_overflow,
-    Values.INFINITE: _infinite,
-    Values.NAN: _nan,
+_RULES: Mapping[DataValues, Callable[[Tensor], Tensor]] = {
+    DataValues.ORDINARY: lambda normal: normal,
+    DataValues.MEAN_100: lambda normal: normal + 100,
+    DataValues.TINY_VARIANCE: _tiny_variance,
+    DataValues.LARGE: _large,
+    DataValues.NEAR_OVERFLOW: _near_overflow,
+    DataValues.INFINITE: _infinite,
+    DataValues.NAN: _nan,
 }
 
 
 # Cases.
 
-Sizes: TypeAlias = Mapping[str, int]
-Move: TypeAlias = Callable[[Layout], Layout]
+Move: TypeAlias = Callable[[TensorLayout], TensorLayout]
 
 CANONICAL = "canonical"
 """The name of the case that is the spec's example."""
@@ -257,20 +254,20 @@ class Case:
     name: str
     arguments: Mapping[str, Any]
     data: frozenset[str]
-    values: Values = Values.ORDINARY
+    values: DataValues = DataValues.ORDINARY
     before: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         """The arguments in words."""
-        shown = [f"{name}: {value}" for name, value in self.arguments.items() if isinstance(value, Layout)]
-        shown += [self.values.value] if self.values is not Values.ORDINARY else []
+        shown = [f"{name}: {value}" for name, value in self.arguments.items() if isinstance(value, TensorLayout)]
+        shown += [self.values.value] if self.values is not DataValues.ORDINARY else []
         shown += [f"after {name}: {'x'.join(map(str, shape))}" for name, shape in _shapes(self.before).items()]
         return ", ".join(shown)
 
     @property
     def is_empty(self) -> bool:
-        """Whether a tensor has no elements, which torch handles alone."""
-        return any(isinstance(value, Layout) and 0 in value.shape for value in self.arguments.values())
+        """True if a tensor has no elements, which torch handles alone."""
+        return any(isinstance(value, TensorLayout) and 0 in value.shape for value in self.arguments.values())
 
 
 def cases(spec: Spec, dtype: DType) -> tuple[Case, ...]:
@@ -283,7 +280,7 @@ def cases(spec: Spec, dtype: DType) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def sized_case(spec: Spec, dtype: DType, sizes: Sizes) -> Case:
+def sized_case(spec: Spec, dtype: DType, sizes: NamedSizes) -> Case:
     """The example at sizes of one's own."""
     return _Cases(spec, dtype).case("sized", sizes)
 
@@ -303,7 +300,7 @@ class _Cases:
 
     @cached_property
     def kinds(self) -> frozenset[GroupKind]:
-        """Of the canonical example's kernels."""
+        """The kinds of the canonical example's kernels."""
         return kinds(self.spec)
 
     def all(self) -> Iterator[Case]:
@@ -323,15 +320,14 @@ class _Cases:
         """The cases in which an element type matters: its vectors, and hard values; the canonical one first."""
         yield self.case(CANONICAL, self.spec.sizes)
         yield self.case("odd", self.sized(self.wide(4, 1)))
-        yield self.case("unaligned", self.sized(rows=_EVEN), self.of_rank(1, Layout.shifted))
+        yield self.case("unaligned", self.sized(rows=_EVEN), self.of_rank(1, TensorLayout.shifted))
         yield from self.hard_values()
 
     def fewest(self, is_whole: bool) -> Iterator[Case]:
-        """The cases of a variant."""
         yield self.case(CANONICAL, self.spec.sizes)
         if is_whole:
             yield self.case("odd", self.sized(self.wide(4, 1)))
-            yield self.case("unaligned", self.sized(rows=_EVEN), self.of_rank(1, Layout.shifted))
+            yield self.case("unaligned", self.sized(rows=_EVEN), self.of_rank(1, TensorLayout.shifted))
 
     # Sizes.
 
@@ -405,12 +401,12 @@ class _Cases:
     def layouts(self) -> Iterator[Case]:
         """Tensors that are parts of others, or turned."""
         sizes = self.sized(rows=_EVEN)
-        yield self.case("unaligned", sizes, self.of_rank(1, Layout.shifted))
+        yield self.case("unaligned", sizes, self.of_rank(1, TensorLayout.shifted))
         yield self.case("padded rows", sizes, self.of_rank(2, lambda layout: layout.padded(8)))
         yield self.case("rows of odd strides", sizes, self.of_rank(2, lambda layout: layout.padded(1)))
-        yield self.case("every second", sizes, self.of_rank(1, Layout.stepped))
+        yield self.case("every second", sizes, self.of_rank(1, TensorLayout.stepped))
         yield self.case("transposed", sizes, self.of_rank(2, lambda layout: layout.swapped(-2, -1)))
-        expanded = self.of_rank(2, Layout.expanded)
+        expanded = self.of_rank(2, TensorLayout.expanded)
         yield self.case("expanded", sizes, {name: move for name, move in expanded.items() if name in self.data})
         if packed := self.of_rank(3, lambda layout: layout.swapped(-3, -2)):
             yield self.case("packed", sizes, packed)
@@ -418,8 +414,8 @@ class _Cases:
     def hard_values(self) -> Iterator[Case]:
         """Numbers of which something can be lost."""
         sizes = self.sized(rows=_EVEN)
-        for values in Values:
-            if values is not Values.ORDINARY:
+        for values in DataValues:
+            if values is not DataValues.ORDINARY:
                 yield self.case(values.value, sizes, values=values)
 
     # Parts.
@@ -428,16 +424,16 @@ class _Cases:
         """Features of a part of their canonical values, and something more."""
         return {name: self.spec.sizes[name] // parts + more for name in self.features}
 
-    def sized(self, chosen: Sizes | None = None, rows: tuple[int, ...] = _FEW) -> dict[str, int]:
+    def sized(self, chosen: NamedSizes | None = None, rows: tuple[int, ...] = _FEW) -> dict[str, int]:
         """Half the canonical features and few rows, but for what is chosen."""
         few = dict(zip(self.rows, rows[-len(self.rows) :], strict=True)) if self.rows else {}
         sizes = few | self.wide(2, 0) | dict(chosen or {})
         return {name: sizes[name] for name in self.varied}
 
-    def arguments(self, sizes: Sizes, moves: Mapping[str, Move] | None = None) -> dict[str, Any]:
+    def arguments(self, sizes: NamedSizes, moves: Mapping[str, Move] | None = None) -> dict[str, Any]:
         """The example's arguments, with layouts in place of meta tensors."""
         found = self.spec.example(self.dtype.torch, **sizes)
-        layouts = {name: Layout.of(value) for name, value in found.items() if is_meta(value)}
+        layouts = {name: TensorLayout.of(value) for name, value in found.items() if is_meta(value)}
         changed = {name: move(layouts[name]) for name, move in (moves or {}).items()}
         return found | layouts | changed
 
@@ -446,13 +442,12 @@ class _Cases:
         written = self.spec.kernel.mutates
         return {name: move for name, dims in dependencies(self.spec).items() if len(dims) >= least and name not in written}
 
-    def case(self, name: str, sizes: Sizes, moves: Mapping[str, Move] | None = None, **fields: Any) -> Case:
-        """A case of some sizes."""
+    def case(self, name: str, sizes: NamedSizes, moves: Mapping[str, Move] | None = None, **fields: Any) -> Case:
         return Case(name, self.arguments(sizes, moves), self.data, **fields)
 
 
 def is_meta(value: object) -> bool:
-    """Whether an argument of an example stands for any values."""
+    """True of an argument of an example that stands for any values."""
     return isinstance(value, Tensor) and value.is_meta
 
 
@@ -499,4 +494,4 @@ def form_rows(spec: Spec) -> tuple[int, ...]:
 
 def _shapes(arguments: Arguments | Mapping[str, Any] | None) -> dict[str, tuple[int, ...]]:
     found = (arguments or {}).items()
-    return {name: tuple(value.shape) for name, value in found if is_meta(value) or isinstance(value, Layout)}
+    return {name: tuple(value.shape) for name, value in found if is_meta(value) or isinstance(value, TensorLayout)}

@@ -36,20 +36,19 @@ from fusegen.program.formula import Formula
 from fusegen.runtime.bound import scalars_of
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
-from fusegen.specs.spec import Spec
-from fusegen.target import Backend, Target, cuda_targets
+from fusegen.specs.spec import NamedSizes, Spec
+from fusegen.target import Target, cuda_targets
 from fusegen.threads import cached_property
-from fusegen.verify.cases import Case, Layout
+from fusegen.verify.cases import Case, TensorLayout
 
 _DIGITS = 32  # of a digest in a record
 
 
 @dataclass(frozen=True)
-class Prepared:
+class LoweredCase:
     """A case that is lowered; nothing is compiled.
 
     Attributes:
-        case: what is called.
         target: what it is lowered for.
         dispatcher: the kernel, which knows this case only.
         variant: what was emitted; None for an empty case, which torch handles.
@@ -77,7 +76,7 @@ class Prepared:
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """Of the texts without their comments and of the flags that they are compiled with, shortened."""
+        """Digests of the texts without their comments and of the flags that they are compiled with, shortened."""
         return tuple(_shortened("\0".join((source.digest, *FLAGS))) for source in self.sources)
 
     @cached_property
@@ -91,7 +90,7 @@ class Prepared:
     @cached_property
     def plan(self) -> tuple[str, ...]:
         """Each step in words."""
-        return plan_words(self.program) if self.program else ("nothing to compute",)
+        return recorded_plan(self.program) if self.program else ("nothing to compute",)
 
     def run(self, arguments: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
         """The results.
@@ -128,29 +127,29 @@ def _shortened(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def prepare(spec: Spec, case: Case, target: Target) -> Prepared:
+def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
     """Lowers a case by its layouts alone."""
     function = spec.kernel.function
     dispatcher = Dispatcher(function, function.__name__, spec.kernel.mutates, fast_math=spec.kernel.fast_math)
-    shown = torch.device("cpu" if target.backend is Backend.CPU else "cuda")
+    shown = torch.device(target.device)
     variant = None
     for arguments in (case.before, case.arguments):
         if arguments is not None and not case.is_empty:
             variant, _ = dispatcher.variants.of(dispatcher.arguments((), stand_ins(arguments)), target, shown)
-    return Prepared(case, target, dispatcher, variant)
+    return LoweredCase(case, target, dispatcher, variant)
 
 
 def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments with tensors in place of layouts."""
-    return {name: value.stand_in() if isinstance(value, Layout) else value for name, value in arguments.items()}
+    return {name: value.stand_in() if isinstance(value, TensorLayout) else value for name, value in arguments.items()}
 
 
 def can_run(target: Target, own: Target) -> bool:
-    """Whether text for a target runs on a device of another: one that is as new, and has all that the target counts on."""
+    """True if text for a target runs on a device of another: one that is as new, and has all that the target counts on."""
     if target.name == own.name:
         return True
     age = {each.name: age for age, each in enumerate(cuda_targets())}
-    if Backend.CPU in (target.backend, own.backend) or target.wgmma:
+    if target.wgmma or not age.keys() >= {target.name, own.name}:
         return False
     return age[target.name] <= age[own.name] and target.shared_bytes <= own.shared_bytes
 
@@ -158,7 +157,7 @@ def can_run(target: Target, own: Target) -> bool:
 # Plans in words, for records: every field that is not what it usually is.
 
 
-def plan_words(program: Program) -> tuple[str, ...]:
+def recorded_plan(program: Program) -> tuple[str, ...]:
     """A line a step."""
     return tuple(map(_planned_step, program.steps))
 
@@ -167,7 +166,7 @@ def _planned_step(step: Step) -> str:
     if isinstance(step, LibraryProduct):
         return "library product"
     if isinstance(step, LoopStep):
-        return f"{step.group.kind.name}: {', '.join(plan_words(step.body))}"
+        return f"{step.group.kind.name}: {', '.join(recorded_plan(step.body))}"
     if isinstance(step, LibraryStep):
         return f"{step.group.kind.name}: {step.function}"
     return f"{step.group.kind.name}: {' '.join(_plan_fields(step))}"
@@ -192,10 +191,8 @@ def _plan_field(name: str, value: object) -> str:
 
 # Calls in words, for records: what reaches the device beside the texts of kernels, at the sizes of one call.
 
-Sizes = Mapping[str, int]
 
-
-def call_words(call: Call, sizes: Sizes) -> Iterator[str]:
+def call_words(call: Call, sizes: NamedSizes) -> Iterator[str]:
     """A line a buffer, a number that the host computes, and a step; equal lines are equal calls of equal kernels.
 
     Args:
@@ -210,7 +207,7 @@ def call_words(call: Call, sizes: Sizes) -> Iterator[str]:
     yield f"results {call.results}"
 
 
-def _step(step: CallStep, sizes: Sizes) -> str:
+def _step(step: CallStep, sizes: NamedSizes) -> str:
     if isinstance(step, LibraryCall):
         numbers = [*map(repr, step.settings), *(str(formula(sizes)) for formula in step.sizes)]
         results = [f"{result.number}{result.order}:to:{result.buffer}" for result in step.results]
@@ -229,7 +226,7 @@ def _step(step: CallStep, sizes: Sizes) -> str:
     return " ".join([head, *maps, *arguments, *(["checks"] if step.checks else [])])
 
 
-def _argument(argument: LaunchArgument, sizes: Sizes) -> str:
+def _argument(argument: LaunchArgument, sizes: NamedSizes) -> str:
     if isinstance(argument, SizeArgument):
         return str(argument.formula(sizes))
     if isinstance(argument, PointerArgument):
@@ -239,14 +236,14 @@ def _argument(argument: LaunchArgument, sizes: Sizes) -> str:
     return f"{'float' if argument.is_float else 'int'}:{argument.name}"
 
 
-def _map(spec: TensorMapSpec, sizes: Sizes) -> str:
+def _map(spec: TensorMapSpec, sizes: NamedSizes) -> str:
     place = f"{'to' if spec.writable else 'from'}:{spec.buffer}+{spec.offset(sizes)}"
     return f"{place}{_numbers(spec.shape, sizes)}{_numbers(spec.strides, sizes)}{list(spec.box)}"
 
 
-def _operand(operand: StridedOperand, sizes: Sizes) -> str:
+def _operand(operand: StridedOperand, sizes: NamedSizes) -> str:
     return f"{operand.buffer}+{operand.offset(sizes)}{_numbers(operand.shape, sizes)}{_numbers(operand.strides, sizes)}"
 
 
-def _numbers(formulas: Sequence[Formula], sizes: Sizes) -> str:
+def _numbers(formulas: Sequence[Formula], sizes: NamedSizes) -> str:
     return str([formula(sizes) for formula in formulas])

@@ -20,11 +20,11 @@ from fusegen.compiler.backends import target_of
 from fusegen.dtypes import DType
 from fusegen.emit.environment import templates
 from fusegen.errors import ArgumentError
-from fusegen.files import write_atomically
+from fusegen.files import read_json, write_atomically, write_for_user
 from fusegen.jit.nvrtc import compiler_version
-from fusegen.specs.registry import SPECS
+from fusegen.specs import SPECS
 from fusegen.verify.check import Outcome
-from fusegen.verify.lowering import Prepared
+from fusegen.verify.lowering import LoweredCase
 
 FORMAT = 1
 """Raised when a field changes its meaning."""
@@ -40,10 +40,9 @@ _HEADING = f"# What no GPU has verified yet, as target, spec, dtype. Written by 
 
 @dataclass(frozen=True)
 class Where:
-    """What an entry was verified on.
+    """The machine and software of an entry.
 
     Attributes:
-        gpu: its name.
         target: its own; text for older ones was compiled for it.
         driver, cuda, nvrtc, torch, fusegen: versions.
         time: of the run, in UTC.
@@ -80,21 +79,21 @@ class CaseRecord:
     launches: str = ""
 
     @classmethod
-    def of(cls, prepared: Prepared, outcome: Outcome) -> CaseRecord:
-        """What there is to say of a case."""
+    def of(cls, prepared: LoweredCase, outcome: Outcome) -> CaseRecord:
+        """The record of a case."""
         errors = [{name: _rounded(value) for name, value in asdict(v.errors).items()} for v in outcome.verdicts]
         return cls(str(prepared.case), list(prepared.plan), list(prepared.digests), errors, outcome.word, prepared.launches)
 
 
 @dataclass(frozen=True)
-class Entry:
+class DtypeRecord:
     """A spec that passed all cases of an element type."""
 
     environment: Where
     cases: Mapping[str, CaseRecord]
 
 
-Record = dict[str, Entry]
+SpecRecord = dict[str, DtypeRecord]
 """Entries by the short name of the element type."""
 
 
@@ -113,11 +112,11 @@ def where(device: torch.device) -> Where:
 
 
 def path_of(folder: Path, target: str, spec: str) -> Path:
-    """Where a record lies."""
+    """The file of a record."""
     return folder / target / spec / FILE
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> SpecRecord:
     """A record; empty where there is none.
 
     Raises:
@@ -125,24 +124,19 @@ def read(path: Path) -> Record:
     """
     if not path.is_file():
         return {}
-    mend = f"delete it, and run {COMMAND}"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"its format is {data['format']}, not {FORMAT}")
-        return {dtype: _entry(entry) for dtype, entry in data["dtypes"].items()}
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=mend) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ArgumentError(f"{path} is no verification record ({type(error).__name__}: {error})", mend=mend) from None
+    return read_json(path, "verification record", FORMAT, _entries, f"delete it, and run {COMMAND}")
 
 
-def _entry(data: Mapping[str, Any]) -> Entry:
+def _entries(data: Mapping[str, Any]) -> SpecRecord:
+    return {dtype: _entry(entry) for dtype, entry in data["dtypes"].items()}
+
+
+def _entry(data: Mapping[str, Any]) -> DtypeRecord:
     cases = {name: CaseRecord(**case) for name, case in data["cases"].items()}
-    return Entry(Where(**data["environment"]), cases)
+    return DtypeRecord(Where(**data["environment"]), cases)
 
 
-def merge(path: Path, target: str, spec: str, entries: Record) -> None:
+def merge(path: Path, target: str, spec: str, entries: SpecRecord) -> None:
     """Writes entries into a record, whole or not at all; those of other element types stay.
 
     Raises:
@@ -151,19 +145,16 @@ def merge(path: Path, target: str, spec: str, entries: Record) -> None:
     known = read(path) | entries
     order = [dtype.short for dtype in DType if dtype.short in known]
     text = render(target, spec, {dtype: known[dtype] for dtype in order})
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend="--record DIR") from None
+    write_for_user(path, text, "--record DIR")
 
 
-def render(target: str, spec: str, record: Record) -> str:
+def render(target: str, spec: str, record: SpecRecord) -> str:
     """A record's text: JSON with a case a line."""
     head = json.dumps({"format": FORMAT, "target": target, "spec": spec}, indent=1)[:-2]
     return f'{head},\n "dtypes": {_object([(name, _entry_text(entry)) for name, entry in record.items()], 1)}\n}}\n'
 
 
-def _entry_text(entry: Entry) -> str:
+def _entry_text(entry: DtypeRecord) -> str:
     where = _object([(name, json.dumps(value)) for name, value in asdict(entry.environment).items()], 3)
     cases = _object([(name, json.dumps(asdict(case))) for name, case in entry.cases.items()], 3)
     return _object([("environment", where), ("cases", cases)], 2)
@@ -180,12 +171,12 @@ def _object(fields: Sequence[tuple[str, str]], depth: int) -> str:
 
 @lru_cache(maxsize=1)
 def own_folder() -> Path:
-    """Where this installation's records lie: inside the package in a wheel, in ``generated/`` of a checkout."""
+    """The folder of this installation's records: inside the package in a wheel, ``generated/`` of a checkout."""
     return _package() / "records" if is_installed() else templates().parent / "generated"
 
 
 def is_installed() -> bool:
-    """Whether this is a wheel's package and no checkout."""
+    """True of a wheel's package, not of a checkout."""
     return templates().parent == _package()
 
 
@@ -194,7 +185,7 @@ def _package() -> Path:
 
 
 def folder_to_write(chosen: Path | None) -> Path | None:
-    """Where records go: as the user says, else into the checkout; None where there is no such place.
+    """The folder for records: the user's, else that of the checkout; None where there is no such place.
 
     Raises:
         ArgumentError: the folder belongs to an installation.

@@ -30,8 +30,8 @@ from fusegen.specs.spec import Spec
 from fusegen.target import Target
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, check, is_alive
-from fusegen.verify.lowering import Prepared, prepare
-from fusegen.verify.record import LIST, CaseRecord, Entry, Where, listed, merge, path_of, read, where, write_unverified
+from fusegen.verify.lowering import LoweredCase, prepare
+from fusegen.verify.record import LIST, CaseRecord, DtypeRecord, Where, listed, merge, path_of, read, where, write_unverified
 
 Say = Callable[[str], None]
 """Tells a person what is being done."""
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Job:
-    """What is verified together: a spec in an element type, for several targets.
+    """A unit of verification: a spec in an element type, for several targets.
 
     Attributes:
         prepared: for each case, the case for each target that wants it.
@@ -48,12 +48,12 @@ class Job:
 
     spec: Spec
     dtype: DType
-    prepared: tuple[tuple[Prepared, ...], ...]
+    prepared: tuple[tuple[LoweredCase, ...], ...]
     kept: Mapping[str, Mapping[str, CaseRecord]]
 
 
 @dataclass(frozen=True)
-class Row:
+class SpecResult:
     """A spec in an element type for a target: what came of each case.
 
     Attributes:
@@ -64,16 +64,16 @@ class Row:
     spec: Spec
     dtype: DType
     target: Target
-    cases: tuple[tuple[Prepared, Outcome], ...]
+    cases: tuple[tuple[LoweredCase, Outcome], ...]
     kept: Mapping[str, CaseRecord] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
-        """Whether every case was run and is right."""
+        """True if every case was run and is right."""
         return all(outcome.passed for _, outcome in self.cases)
 
     @property
-    def failed(self) -> tuple[tuple[Prepared, Outcome], ...]:
+    def failed(self) -> tuple[tuple[LoweredCase, Outcome], ...]:
         """Cases that are wrong."""
         return tuple((prepared, outcome) for prepared, outcome in self.cases if outcome.failure)
 
@@ -86,14 +86,12 @@ def verify(
     say: Say,
     only: Sequence[str] = (),
     known: Path | None = None,
-) -> list[Row]:
+) -> list[SpecResult]:
     """Runs all cases of some specs.
 
     Args:
-        specs: which.
         dtypes: those of them that a spec takes.
         targets: whose text the device can run.
-        device: where.
         say: is told what is being done.
         only: names of cases; all where there is none.
         known: a folder of records: what they say of today's texts on this machine is not run again.
@@ -111,7 +109,7 @@ def verify(
         for done in compilation.finish():
             if done % 20 == 0:
                 say(f"compiled {done} kernels")
-    rows: list[Row] = []
+    rows: list[SpecResult] = []
     for job in jobs:
         rows += _rows(job, targets, device, say)
     return rows
@@ -146,15 +144,15 @@ def _job(
     return Job(spec, dtype, tuple(tuple(prepare(spec, case, t) for t in of) for case, of in wanted if of), kept)
 
 
-def _rows(job: Job, targets: Sequence[Target], device: torch.device, say: Say) -> list[Row]:
+def _rows(job: Job, targets: Sequence[Target], device: torch.device, say: Say) -> list[SpecResult]:
     checked = [pair for p in job.prepared for pair in zip(p, _checked(job, p, device, say), strict=True)]
     if device.type == "cuda" and is_alive(device):
         torch.cuda.empty_cache()
     by_target = {t: tuple(pair for pair in checked if pair[0].target == t) for t in targets}
-    return [Row(job.spec, job.dtype, target, by_target[target], job.kept[target.name]) for target in targets]
+    return [SpecResult(job.spec, job.dtype, target, by_target[target], job.kept[target.name]) for target in targets]
 
 
-def _checked(job: Job, prepared: Sequence[Prepared], device: torch.device, say: Say) -> tuple[Outcome, ...]:
+def _checked(job: Job, prepared: Sequence[LoweredCase], device: torch.device, say: Say) -> tuple[Outcome, ...]:
     """The outcomes of a case; of none that comes after one which the device did not survive."""
     if not is_alive(device):
         return tuple(Outcome(skipped=LOST) for _ in prepared)
@@ -166,7 +164,7 @@ def _checked(job: Job, prepared: Sequence[Prepared], device: torch.device, say: 
     return outcomes
 
 
-def store(rows: Sequence[Row], folder: Path, device: torch.device) -> list[Path]:
+def store(rows: Sequence[SpecResult], folder: Path, device: torch.device) -> list[Path]:
     """Writes the records of specs and targets of which all cases passed, and brings the list of what is not verified up to date.
 
     Returns:
@@ -176,7 +174,7 @@ def store(rows: Sequence[Row], folder: Path, device: torch.device) -> list[Path]
         ArgumentError: a file cannot be written.
     """
     here = where(device)
-    together: dict[tuple[str, str], list[Row]] = {}
+    together: dict[tuple[str, str], list[SpecResult]] = {}
     for row in rows:
         together.setdefault((row.target.name, row.spec.name), []).append(row)
     written = []
@@ -189,10 +187,10 @@ def store(rows: Sequence[Row], folder: Path, device: torch.device) -> list[Path]
     return written
 
 
-def _record_entry(row: Row, here: Where) -> Entry:
+def _record_entry(row: SpecResult, here: Where) -> DtypeRecord:
     found = dict(row.kept) | {prepared.case.name: CaseRecord.of(prepared, outcome) for prepared, outcome in row.cases}
     order = [case.name for case in cases(row.spec, row.dtype) if case.name in found]
-    return Entry(here, {name: found[name] for name in order})
+    return DtypeRecord(here, {name: found[name] for name in order})
 
 
 # Compiles many sources at once, into the cache that launches look into.
@@ -262,7 +260,7 @@ def problems(spec: Spec, target: Target, folder: Path, dtypes: Collection[DType]
     return found
 
 
-def _problems(spec: Spec, dtype: DType, target: Target, entry: Entry | None, *, is_listed: bool) -> list[str]:
+def _problems(spec: Spec, dtype: DType, target: Target, entry: DtypeRecord | None, *, is_listed: bool) -> list[str]:
     if entry is None:
         return [] if is_listed else ["no record"]
     found = [f"the case {name!r} {change}" for name, change in changes(spec, dtype, target, entry).items()]
@@ -270,7 +268,7 @@ def _problems(spec: Spec, dtype: DType, target: Target, entry: Entry | None, *, 
     return found or ([f"verified, but {LIST} names it"] if is_listed else [])
 
 
-def changes(spec: Spec, dtype: DType, target: Target, entry: Entry) -> dict[str, str]:
+def changes(spec: Spec, dtype: DType, target: Target, entry: DtypeRecord) -> dict[str, str]:
     """The cases that an entry does not say of what is emitted today that it was verified, with the reason."""
     found = {name: _change(now, entry.cases.get(name)) for name, now in every_case(spec, dtype, target).items()}
     return {name: change for name, change in found.items() if change}
@@ -297,7 +295,7 @@ _WORTH_PROCESSES = 8  # of what is asked for at once: a process takes seconds to
 
 @dataclass(frozen=True)
 class Emitted:
-    """What a case becomes.
+    """The digests of a lowered case.
 
     Attributes:
         arguments: in words.
@@ -310,11 +308,11 @@ class Emitted:
     launches: str
 
 
-Question: TypeAlias = tuple[Spec, DType, Target]
+SpecOnTarget: TypeAlias = tuple[Spec, DType, Target]
 
 
 def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted]:
-    """What all cases of a spec become, by their names.
+    """The digests of all cases of a spec, by their names.
 
     Raises:
         FusegenError: one cannot be lowered.
@@ -328,7 +326,7 @@ def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted
     return found
 
 
-def ask_for_every_case(questions: Iterable[Question]) -> None:
+def ask_for_every_case(questions: Iterable[SpecOnTarget]) -> None:
     """Finds out, in as many processes as there are processors, what `every_case` would have to find out one by one."""
     unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and _recall(s, d, t) is None]
     specs = dict.fromkeys(s.name for s, _, _ in reversed(unknown))  # the last in the list of specs take longest
@@ -353,7 +351,7 @@ def _answer(spec: str, wanted: Iterable[tuple[DType, str]]) -> None:
 
 
 def _is_shipped(spec: Spec) -> bool:
-    """Whether a spec is part of the package, whose files say what it is."""
+    """True of a spec of the package, whose files say what it is."""
     return SPECS.get(spec.name) is spec
 
 

@@ -16,7 +16,7 @@ from fusegen.compiler import backends, forms
 from fusegen.compiler.emulator import Buffer, EmulatedSource, emulate
 from fusegen.families.rows import heuristics
 from fusegen.schedule.kernel import Plan
-from fusegen.timing import Call, Times
+from fusegen.timing import RoundTimes, TimedCall
 
 Launch = Callable[..., None]
 
@@ -53,8 +53,8 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
     launches are not split."""
     monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
 
-    def interleaved(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times]:
-        return dict.fromkeys(calls, Times(1.0, 1.0, 1.0))
+    def interleaved(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes]:
+        return dict.fromkeys(calls, RoundTimes(1.0, 1.0, 1.0))
 
     monkeypatch.setattr(tuning, "interleaved", interleaved)
     monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))

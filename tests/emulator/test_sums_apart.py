@@ -13,7 +13,7 @@ import fusegen as fg
 from fusegen.compiler import forms
 from fusegen.families import rows
 from fusegen.families.rows.match import COLUMN, ROW
-from fusegen.specs.registry import SPECS
+from fusegen.specs import SPECS
 from tests.naming import case
 from tests.unit.eager import agree, randn
 

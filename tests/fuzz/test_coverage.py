@@ -73,5 +73,5 @@ def test_every_operation_and_kind_of_kernel_is_drawn(target: str, monkeypatch: p
     elsewhere = OF_WRITES | OF_STATISTICS | CHOSEN_BY_SIZE | (OF_GPUS if target == "cpu" else set())
     assert {op.row.name for op in set(Op) - seen_ops - elsewhere} == set(), "operations that no program has"
     assert set(DType) - seen_dtypes == set(), "dtypes that no result has"
-    assert {kind.value for kind in KINDS[target] - seen_kinds} == set(), "kinds of kernels that no program has"
+    assert {kind.name for kind in KINDS[target] - seen_kinds} == set(), "kinds of kernels that no program has"
     assert refused < len(sample()) // 10, "programs are refused"

@@ -20,7 +20,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen import tuning
 from fusegen.schedule.kernel import Plan
-from fusegen.timing import Call, Times
+from fusegen.timing import RoundTimes, TimedCall
 from fusegen.tuning import _check_alike
 from tests.gpu.test_mma import by_warps
 from tests.gpu.test_slices import layer_norm_gelu_add
@@ -117,9 +117,9 @@ BY_WARPS: tuple[Case, ...] = (*(case for case in CASES if case[0] in (linear_gel
 """Products that are also run as older machines have them."""
 
 
-def _untimed(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times]:
+def _untimed(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes]:
     """All plans have been run once by then."""
-    return dict.fromkeys(calls, Times(0.0, 0.0, 0.0))
+    return dict.fromkeys(calls, RoundTimes(0.0, 0.0, 0.0))
 
 
 def _alike_on_the_host(name: str, plan: Plan, *results: Sequence[Any]) -> None:

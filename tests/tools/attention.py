@@ -20,7 +20,7 @@ import fusegen as fg
 from fusegen.bench.record import environment
 from fusegen.compiler.backends import machine_of
 from fusegen.families.attention.cost import AttentionSize
-from fusegen.timing import Call, interleaved, timer_name
+from fusegen.timing import TimedCall, interleaved, timer_name
 from tests.tools.products import variant_of, write_cases
 
 _TOKENS = 16384
@@ -79,13 +79,13 @@ def measure(device: torch.device) -> Iterator[Measured]:
         ] * 2
         tensors = [torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in shapes]
         kernel = causal if size.is_causal else full
-        calls: dict[str, Call] = {"own": _by_our_kernel(kernel, tensors), "library": partial(kernel.function, *tensors)}
+        calls: dict[str, TimedCall] = {"own": _by_our_kernel(kernel, tensors), "library": partial(kernel.function, *tensors)}
         found = interleaved(calls, device, quick=True)
         times = {name: time.median for name, time in found.items() if not isinstance(time, Exception)}
         yield Measured(**asdict(size), own=times["own"], library=times["library"])
 
 
-def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> Call:
+def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> TimedCall:
     """A call of the kernel, with our attention whatever is expected of it."""
     (variant, sizes), device = variant_of(kernel, tensors), tensors[0].device
     program = machine_of(device).bound(variant.in_form(variant.alternatives.whole.at(sizes)), sizes, device)

@@ -14,13 +14,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TypeAlias
 
-from fusegen.bench.case import Case
+from fusegen.bench.case import BenchCase
 from fusegen.bench.cases import GROUPS, TALL, moved_bytes
-from fusegen.bench.record import Key, Record, read
-from fusegen.bench.table import COPY, NOTHING, Outcome, Table, Verdict, heading, judge, name_of, times
+from fusegen.bench.record import BenchRecord, CaseKey, read
+from fusegen.bench.report import NOTHING
+from fusegen.bench.table import COPY, JudgedCase, PeerResult, Table, heading, judge, name_of, times
 from fusegen.cli.terminal import Terminal
 
-Measured: TypeAlias = tuple[float, Verdict]
+Measured: TypeAlias = tuple[float, JudgedCase]
 """A case with its ratio."""
 
 
@@ -46,14 +47,14 @@ class AtLeast:
         """A ratio, for a reader."""
         return f"{ratio:.1%}" if self.provider == COPY else f"{ratio:.2f}×"
 
-    def ratio_of(self, verdict: Verdict) -> float | None:
+    def ratio_of(self, verdict: JudgedCase) -> float | None:
         """A case's ratio: nothing where fusegen has no result that is right, None where there is no time to compare with."""
         if verdict.ours is None:
             return 0.0
         theirs = times(verdict.row).get(self.provider)
         return theirs / verdict.ours if theirs else None
 
-    def short(self, measured: Sequence[Measured], total: int) -> list[Verdict]:
+    def short(self, measured: Sequence[Measured], total: int) -> list[JudgedCase]:
         """The cases that keep a bar of ``total`` cases from being reached: each that has less."""
         return [verdict for ratio, verdict in measured if ratio < self.ratio]
 
@@ -79,16 +80,16 @@ class Losses:
         """A ratio, for a reader."""
         return f"{ratio:.2f}×"
 
-    def ratio_of(self, verdict: Verdict) -> float | None:
+    def ratio_of(self, verdict: JudgedCase) -> float | None:
         """The speed-up: nothing where fusegen has no result that is right, None where there is no peer."""
         return 0.0 if verdict.ours is None else verdict.speedup
 
-    def short(self, measured: Sequence[Measured], total: int) -> list[Verdict]:
+    def short(self, measured: Sequence[Measured], total: int) -> list[JudgedCase]:
         """The cases that keep a bar of ``total`` cases from being reached: the long losses, or all where they are too many."""
-        lost = [v for _, v in measured if v.outcome in (Outcome.LOSS, Outcome.WRONG, Outcome.FAILED)]
+        lost = [v for _, v in measured if v.outcome in (PeerResult.LOSS, PeerResult.WRONG, PeerResult.FAILED)]
         return lost if len(lost) > self.most * total else [v for v in lost if self._is_far(v)]
 
-    def _is_far(self, verdict: Verdict) -> bool:
+    def _is_far(self, verdict: JudgedCase) -> bool:
         ours, theirs = verdict.ours, verdict.theirs
         return ours is None or theirs is None or ours > (1 + self.longest) * theirs
 
@@ -118,30 +119,30 @@ class Bar:
 
     name: str
     wants: AtLeast | Losses
-    cases: tuple[Key, ...]
+    cases: tuple[CaseKey, ...]
 
 
 # Which cases.
 
 
-def _keys(groups: Sequence[str], fits: Callable[[Case], bool]) -> tuple[Key, ...]:
+def _keys(groups: Sequence[str], fits: Callable[[BenchCase], bool]) -> tuple[CaseKey, ...]:
     return tuple(case.key for group in groups for case in GROUPS[group] if fits(case))
 
 
-def _large(names: Sequence[str], fits: Callable[[int], bool] = lambda _: True) -> tuple[Key, ...]:
+def _large(names: Sequence[str], fits: Callable[[int], bool] = lambda _: True) -> tuple[CaseKey, ...]:
     """Cases of these names that move many bytes, and whose rows are of a fitting length."""
 
-    def is_of_them(case: Case) -> bool:
+    def is_of_them(case: BenchCase) -> bool:
         return case.name in names and moved_bytes(case.name, case.sizes, case.dtype) >= _LARGE and fits(case.sizes[-1])
 
     return _keys(_CHOSEN, is_of_them)
 
 
-def _at(name: str, *sizes: tuple[int, ...]) -> tuple[Key, ...]:
+def _at(name: str, *sizes: tuple[int, ...]) -> tuple[CaseKey, ...]:
     return _keys(_CHOSEN, lambda case: case.name == name and case.sizes in sizes)
 
 
-def _whole(group: str) -> tuple[Key, ...]:
+def _whole(group: str) -> tuple[CaseKey, ...]:
     return _keys((group,), lambda _: True)
 
 
@@ -214,19 +215,19 @@ class BarResult:
     standing: Standing
     cases: int
     measured: int
-    short: tuple[Key, ...]
+    short: tuple[CaseKey, ...]
     least: str
     furthest: str
 
 
-def judge_bars(record: Record, bars: Sequence[Bar] = BARS) -> list[BarResult]:
+def judge_bars(record: BenchRecord, bars: Sequence[Bar] = BARS) -> list[BarResult]:
     """The results of all bars for a record; bars are a GPU's, and that of a CPU has none of their cases."""
     rows = record.rows if record.environment.kind == "cuda" else ()
     verdicts = {row.key: judge(row) for row in rows}
     return [_judged(bar, [verdicts[key] for key in bar.cases if key in verdicts]) for bar in bars]
 
 
-def _judged(bar: Bar, found: Sequence[Verdict]) -> BarResult:
+def _judged(bar: Bar, found: Sequence[JudgedCase]) -> BarResult:
     ratios = [(ratio, verdict) for verdict in found if (ratio := bar.wants.ratio_of(verdict)) is not None]
     measured = sorted(ratios, key=itemgetter(0))
     short = bar.wants.short(measured, len(bar.cases))
@@ -250,7 +251,7 @@ def _standing(short: int, measured: int, cases: int) -> Standing:
     return Standing.PASS if measured == cases else Standing.PART
 
 
-def _case(verdict: Verdict) -> str:
+def _case(verdict: JudgedCase) -> str:
     return f"{name_of(verdict.row)} {verdict.row.dtype}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusegen.bench.record import Environment, Latency, Record, Row, Timing
+from fusegen.bench.record import BenchRecord, Environment, Latency, ProviderTiming, TimedCase
 
 MIB = 1 << 20
 
@@ -23,36 +23,40 @@ ENVIRONMENT = Environment(
 )
 
 
-def timing(provider: str, microseconds: float | None, *, difference: float | None = 1e-3, error: str | None = None) -> Timing:
+def timing(
+    provider: str, microseconds: float | None, *, difference: float | None = 1e-3, error: str | None = None
+) -> ProviderTiming:
     """A provider's time."""
     low, high = (None, None) if microseconds is None else (0.99 * microseconds, 1.02 * microseconds)
-    return Timing(provider, f"as {provider} does", microseconds, low, high, difference, error)
+    return ProviderTiming(provider, f"as {provider} does", microseconds, low, high, difference, error)
 
 
-def row(case: str = "gelu", shape: str = "1024x4096", *, flops: int | None = None, group: str = "public", **times: float) -> Row:
+def row(
+    case: str = "gelu", shape: str = "1024x4096", *, flops: int | None = None, group: str = "public", **times: float
+) -> TimedCase:
     """A case in which each provider took so many microseconds."""
     timings = tuple(timing(name, time) for name, time in times.items())
-    return Row(group, case, shape, "bfloat16", 64 * MIB, flops, "1", timings)
+    return TimedCase(group, case, shape, "bfloat16", 64 * MIB, flops, "1", timings)
 
 
-def record(*rows: Row) -> Record:
+def record(*rows: TimedCase) -> BenchRecord:
     """A record of some rows."""
-    return Record(ENVIRONMENT, rows, (Latency("pointwise, fresh text", 42.0, 4.0, 11.0),))
+    return BenchRecord(ENVIRONMENT, rows, (Latency("pointwise, fresh text", 42.0, 4.0, 11.0),))
 
 
-def failed(message: str = "CompileError: no <compiler> & no hope") -> Row:
+def failed(message: str = "CompileError: no <compiler> & no hope") -> TimedCase:
     """A case that fusegen does not compile."""
     rest = row("broken", eager=20.0)
     return replace(rest, launches="", timings=(timing("fusegen", None, difference=None, error=message), *rest.timings))
 
 
-def wrong() -> Row:
+def wrong() -> TimedCase:
     """A case that fusegen computes as something else."""
     mine = timing("fusegen", None, difference=0.7, error="wrong: off by 7.0e-01 of the result")
     return replace(row("crooked", eager=20.0), timings=(mine, timing("eager", 20.0)))
 
 
-def sweep(case: str, lengths: range = range(8, 17), **shares: float) -> list[Row]:
+def sweep(case: str, lengths: range = range(8, 17), **shares: float) -> list[TimedCase]:
     """A case over lengths of rows; each provider takes so many times as long as the copy."""
     copied = {power: 32.0 * (1 + 20 / 2 ** (power / 2)) for power in lengths}
     times = {power: {name: share * time for name, share in shares.items()} for power, time in copied.items()}
@@ -61,7 +65,7 @@ def sweep(case: str, lengths: range = range(8, 17), **shares: float) -> list[Row
     ]
 
 
-def everything() -> Record:
+def everything() -> BenchRecord:
     """All that a report knows to show: sweeps, products, losses, ties, failures, a bar, names that look like elements."""
     return record(
         *sweep("layer_norm", fusegen=1.05, eager=1.9, compile=1.1),

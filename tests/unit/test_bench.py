@@ -13,10 +13,10 @@ import torch.nn.functional as F
 
 import fusegen as fg
 from fusegen.bench import latency
-from fusegen.bench.case import Case
+from fusegen.bench.case import BenchCase
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.providers import PROVIDERS
-from fusegen.bench.record import Latency, Record, Row, Timing, environment, read, write
+from fusegen.bench.record import BenchRecord, Latency, ProviderTiming, TimedCase, environment, read, write
 from fusegen.bench.run import run_case
 from fusegen.bench.table import group_tables
 from fusegen.cli.demo import errors
@@ -65,7 +65,7 @@ def test_what_needs_values_cannot_be_counted() -> None:
 # Cases and running them.
 
 
-def _tiny(name: str, *sizes: int) -> Case:
+def _tiny(name: str, *sizes: int) -> BenchCase:
     case = next(case for cases in GROUPS.values() for case in cases if case.name == name)
     return replace(case, sizes=sizes, dtype=torch.float32)
 
@@ -79,7 +79,7 @@ def _tiny(name: str, *sizes: int) -> Case:
     ],
     ids=lambda case: case.name,
 )
-def test_a_case_is_measured_and_is_right(case: Case) -> None:
+def test_a_case_is_measured_and_is_right(case: BenchCase) -> None:
     row = run_case(case, HOST, QUICK, quick=True)
     assert [timing.provider for timing in row.timings] == ["fusegen", "eager", *([] if row.flops else ["copy"])]
     assert row.launches and row.bytes == case.bytes
@@ -107,7 +107,7 @@ def test_a_failing_kernel_leaves_a_row() -> None:
     def untraceable(input: torch.Tensor, approximate: str) -> torch.Tensor:
         return F.gelu(input[input > 0], approximate=approximate)
 
-    class Other(Case):
+    class Other(BenchCase):
         kernel = property(lambda self: untraceable)
 
     failed = run_case(Other("gelu", (4, 32), (4, 32), case.build, dtype=torch.float32), HOST, QUICK, quick=True)
@@ -145,23 +145,25 @@ def test_errors_against_the_oracle_see_every_slice() -> None:
 # Records.
 
 
-def _timing(provider: str, microseconds: float | None, *, error: str | None = None, difference: float | None = None) -> Timing:
-    return Timing(provider, f"{provider}'s", microseconds, microseconds, microseconds, difference, error)
+def _timing(
+    provider: str, microseconds: float | None, *, error: str | None = None, difference: float | None = None
+) -> ProviderTiming:
+    return ProviderTiming(provider, f"{provider}'s", microseconds, microseconds, microseconds, difference, error)
 
 
-def _record() -> Record:
+def _record() -> BenchRecord:
     timings = (
         _timing("fusegen", 250.0, difference=1e-7),
         _timing("eager", 1000.0),
         _timing("quack", 500.0),
         _timing("copy", 200.0),
     )
-    row = Row("public", "gelu", "4x32", "float32", 1 << 30, None, "1", timings)
+    row = TimedCase("public", "gelu", "4x32", "float32", 1 << 30, None, "1", timings)
     failed = replace(row, shape="5x32", timings=(_timing("fusegen", None, error="no compiler"), *timings[1:2]))
     product = replace(row, shape="6x32", flops=10**12, timings=timings[:2])
     wrong = replace(row, group="rows", timings=(timings[0], _timing("liger", None, error="wrong: off", difference=0.1)))
     later = Latency("several", None, None, 7.0)
-    return Record(environment(HOST, "wall clock"), (row, failed, product, wrong), (Latency("fresh", 80.0, 2.0, 6.0), later))
+    return BenchRecord(environment(HOST, "wall clock"), (row, failed, product, wrong), (Latency("fresh", 80.0, 2.0, 6.0), later))
 
 
 def test_a_record_survives_the_disk(tmp_path: Path) -> None:

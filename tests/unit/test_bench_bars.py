@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.record import Row, write
+from fusegen.bench.record import TimedCase, write
 from tests.naming import case
 from tests.tools import bars
 from tests.tools.bars import BARS, AtLeast, Bar, BarResult, Losses, Standing, judge_bars
@@ -20,14 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 BY_NAME = {bar.name: bar for bar in BARS}
 
 
-def _judged(wants: AtLeast | Losses, rows: Sequence[Row], unmeasured: int = 0) -> BarResult:
+def _judged(wants: AtLeast | Losses, rows: Sequence[TimedCase], unmeasured: int = 0) -> BarResult:
     """How a record of the rows stands to a bar of them and of others that it lacks."""
     others = tuple(row(f"other_{number}").key for number in range(unmeasured))
     (result,) = judge_bars(record(*rows), [Bar("a bar", wants, (*(each.key for each in rows), *others))])
     return result
 
 
-def _named(*speedups: float) -> list[Row]:
+def _named(*speedups: float) -> list[TimedCase]:
     """Cases in which fusegen is so many times as fast as its peer, which takes 100 µs."""
     return [row(f"case_{number}", fusegen=100.0 / speedup, eager=100.0, copy=1.0) for number, speedup in enumerate(speedups)]
 

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from fusegen import timing
 from fusegen.bench import providers
-from fusegen.bench.case import Case, Way
+from fusegen.bench.case import BenchCase, Way
 from fusegen.bench.cases import chain
 from fusegen.bench.providers import PROVIDERS, Provider, choose, copying
 from fusegen.bench.run import compare, reference, run_case
 from fusegen.errors import ArgumentError
 from fusegen.specs.spec import Arguments
-from fusegen.timing import Call, CaptureError, Times, interleaved, microseconds
+from fusegen.timing import CaptureError, RoundTimes, TimedCall, interleaved, microseconds
 from tests.naming import case as named
 
 HOST, GPU = torch.device("cpu"), torch.device("cuda")
 BY_NAME = {each.name: each for each in PROVIDERS}
 
 
-def _small(name: str, rows: int = 8, length: int = 32, dtype: torch.dtype = torch.bfloat16) -> Case:
+def _small(name: str, rows: int = 8, length: int = 32, dtype: torch.dtype = torch.bfloat16) -> BenchCase:
     return chain("public", name, (rows, length), dtype)
 
 
@@ -167,16 +167,16 @@ def test_the_reference_is_wide() -> None:
 
 def test_calls_take_turns() -> None:
     turns: list[str] = []
-    calls: dict[str, Call] = {name: lambda name=name: turns.append(name) for name in "ab"}
+    calls: dict[str, TimedCall] = {name: lambda name=name: turns.append(name) for name in "ab"}
     found = interleaved(calls, HOST, quick=True)
-    assert all(isinstance(times, Times) and times.low <= times.median <= times.high for times in found.values())
+    assert all(isinstance(times, RoundTimes) and times.low <= times.median <= times.high for times in found.values())
     rounds = [name for name, before in zip(turns, ["", *turns], strict=False) if name != before]
     assert rounds == ["a", "b"] * 6, "warm calls, then five rounds"
 
 
 def test_a_call_that_fails_does_not_end_the_others() -> None:
     found = interleaved({"broken": lambda: 1 / 0, "sound": lambda: None}, HOST, quick=True)
-    assert isinstance(found["broken"], ZeroDivisionError) and isinstance(found["sound"], Times)
+    assert isinstance(found["broken"], ZeroDivisionError) and isinstance(found["sound"], RoundTimes)
     assert microseconds(lambda: torch.ones(8), HOST) > 0
     with pytest.raises(ZeroDivisionError):
         microseconds(lambda: 1 / 0, HOST)

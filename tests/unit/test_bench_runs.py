@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from fusegen.bench.case import Case
+from fusegen.bench.case import BenchCase
 from fusegen.bench.cases import GROUPS
-from fusegen.bench.record import Latency, Record, Row, Timing, compare, environment, read, write
+from fusegen.bench.record import BenchRecord, Latency, ProviderTiming, TimedCase, compare, environment, read, write
 from fusegen.bench.run import resumed
 from fusegen.bench.table import comparison_table
 from fusegen.cli import bench
@@ -25,16 +25,16 @@ HERE = environment(torch.device("cpu"), "wall clock")
 WORDS = ["bench", "--device", "cpu", "--quick", "--providers", "fusegen,eager"]
 
 
-def _row(case: str = "gelu", microseconds: float | None = 100.0, *, spread: float | None = 0.01, shape: str = "4x32") -> Row:
+def _row(case: str = "gelu", microseconds: float | None = 100.0, *, spread: float | None = 0.01, shape: str = "4x32") -> TimedCase:
     known = None if spread is None or microseconds is None else spread * microseconds
     low, high = (None, None) if known is None else (microseconds - known, microseconds + known)
     error = None if microseconds is not None else "no compiler"
-    ours = Timing("fusegen", "", microseconds, low, high, None, error)
-    return Row("public", case, shape, "float32", 1024, None, "1", (ours, replace(ours, provider="eager")))
+    ours = ProviderTiming("fusegen", "", microseconds, low, high, None, error)
+    return TimedCase("public", case, shape, "float32", 1024, None, "1", (ours, replace(ours, provider="eager")))
 
 
-def _record(*rows: Row, device: str = "one", **others: Any) -> Record:
-    return Record(replace(HERE, device=device, **others), rows, ())
+def _record(*rows: TimedCase, device: str = "one", **others: Any) -> BenchRecord:
+    return BenchRecord(replace(HERE, device=device, **others), rows, ())
 
 
 # Comparison.
@@ -91,15 +91,15 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
     for field in ("device", "commit", "timer"):
         with case(field):
             path = tmp_path / "bench.json"
-            write(Record(replace(HERE, **{field: "other"}), (_row(),), ()), path)
+            write(BenchRecord(replace(HERE, **{field: "other"}), (_row(),), ()), path)
             with pytest.raises(ArgumentError, match=f"another {field}: other, not"):
                 resumed(path, HERE)
 
 
 def test_a_record_of_another_day_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    assert resumed(path, HERE) == Record(HERE, (), ())
-    stored = Record(replace(HERE, date="yesterday"), (_row(),), (Latency("fresh", 1.0, 1.0, 1.0),))
+    assert resumed(path, HERE) == BenchRecord(HERE, (), ())
+    stored = BenchRecord(replace(HERE, date="yesterday"), (_row(),), (Latency("fresh", 1.0, 1.0, 1.0),))
     write(stored, path)
     assert resumed(path, HERE) == replace(stored, environment=HERE)
 
@@ -112,7 +112,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the cases that are timed; times are made up."""
     names: list[str] = []
 
-    def run_case(case: Case, *_: object, **__: object) -> Row:
+    def run_case(case: BenchCase, *_: object, **__: object) -> TimedCase:
         names.append(case.name)
         return replace(_row(case.name, shape=case.shape), group=case.group, dtype=case.dtype_name)
 
@@ -150,7 +150,7 @@ def test_what_was_measured_is_stored_when_a_run_is_interrupted(
 ) -> None:
     path, run_case = tmp_path / "bench.json", vars(bench)["run_case"]
 
-    def interrupted(case: Case, *rest: Any, **options: Any) -> Row:
+    def interrupted(case: BenchCase, *rest: Any, **options: Any) -> TimedCase:
         if case.name == "rms_norm":
             raise KeyboardInterrupt
         return run_case(case, *rest, **options)
@@ -216,7 +216,7 @@ def test_devices_are_compared_before_anything_is_timed(
 
 @pytest.mark.usefixtures("timed")
 def test_the_exit_code_is_that_of_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_case(case: Case, *_: object, **__: object) -> Row:
+    def run_case(case: BenchCase, *_: object, **__: object) -> TimedCase:
         row = _row(case.name)
         return replace(row, timings=(row.timings[0], replace(row.timings[1], microseconds=None, error="no")))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,11 +18,13 @@ from fusegen import timing as clock
 from fusegen.bench.case import TrainingCase, Way
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.providers import PROVIDERS, Provider
-from fusegen.bench.record import Record, Row, write
+from fusegen.bench.record import BenchRecord, TimedCase, write
+from fusegen.bench.report import full_table, report
 from fusegen.bench.run import peak_bytes, run_case
-from fusegen.bench.table import full_table, group_tables, group_timers, judge
+from fusegen.bench.table import group_tables, group_timers, judge
 from fusegen.cli import bench
 from fusegen.timing import timer_name
+from tests.tools.charts import memory_roof, moving, product_roof, products
 from tests.unit import bench_records
 from tests.unit.commands import Run
 
@@ -177,12 +178,12 @@ def test_the_peak_is_above_what_was_there(monkeypatch: pytest.MonkeyPatch) -> No
 # Tables.
 
 
-def _with_peaks(row: Row, peaks: Sequence[int | None]) -> Row:
+def _with_peaks(row: TimedCase, peaks: Sequence[int | None]) -> TimedCase:
     timings = tuple(replace(timing, peak_bytes=peak) for timing, peak in zip(row.timings, peaks, strict=True))
     return replace(row, group="training", timer="CUDA events, 5 rounds", timings=timings)
 
 
-def _record() -> Record:
+def _record() -> BenchRecord:
     times = {"fusegen": 100.0, "eager": 300.0, "compile": 200.0, "copy": 90.0}
     step = _with_peaks(bench_records.row("layer_norm", **times), [3 << 20, 9 << 20, None, None])
     return bench_records.record(bench_records.row("gelu", **times), step)
@@ -208,11 +209,7 @@ def test_the_command_shows_memory_and_timer(run: Run, tmp_path: Path) -> None:
     assert training.startswith("CUDA events, 5 rounds\n") and "fusegen MiB" in training
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="charts need matplotlib")
 def test_steps_are_in_tables_and_in_no_chart_of_rates() -> None:
-    from fusegen.bench.charts import memory_roof, moving, product_roof, products
-    from fusegen.bench.report import report
-
     found = _record()
     step = found.rows[1]
     assert moving(found.rows) == [found.rows[0]]

@@ -42,7 +42,6 @@ def test_bench_stores_and_shows_the_same(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_cases")
 def test_bench_writes_a_page(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     page, record = tmp_path / "page.html", tmp_path / "bench.json"
     assert run(*QUICK, "gelu", "--out", str(record), "--report", str(page)).code == 0
     assert ">gelu<" in (first := page.read_text())
@@ -69,12 +68,6 @@ def test_bench_shows_or_times(run: Run) -> None:
             names, others = (words, []) if words == ["gelu"] else ([], words)
             refused = run("bench", *names, "--show", str(ROOT / "docs/bench/h200.json"), *others)
             assert refused.code == 2 and "--show times nothing" in refused.err and words[0] in refused.err
-
-
-def test_bench_without_the_library_for_charts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.bench.report.find_spec", lambda name: None)
-    refused = run("bench", "--show", str(ROOT / "docs/bench/h200.json"), "--report", str(tmp_path / "page.html"))
-    assert refused.code == 2 and "fusegen[bench]" in refused.err and not list(tmp_path.iterdir())
 
 
 def test_bench_goes_on_after_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in THEIRS:
         _write(root / name, b"precious")
     monkeypatch.setattr(settings_, "settings", lambda: None)
-    monkeypatch.setattr("fusegen.cli.machine.settings", lambda: settings_.Settings(root, False, None))
+    monkeypatch.setattr("fusegen.cli.doctor.settings", lambda: settings_.Settings(root, False, None))
     return root
 
 

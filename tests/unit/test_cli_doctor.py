@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from fusegen.doctor import _ALL, State, looks
-from fusegen.doctor.looks import ProbeError, ask
+from fusegen.cli import probes
+from fusegen.cli.doctor import _ALL
+from fusegen.cli.probes import ProbeError, ProbeState, ask
 from fusegen.settings import settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,26 +103,26 @@ def test_settings_that_do_not_work(monkeypatch: pytest.MonkeyPatch, variables: d
     finally:
         monkeypatch.undo()
         settings.cache_clear()
-    assert seen.state is not State.FOUND and part in (seen.detail or "")
+    assert seen.state is not ProbeState.FOUND and part in (seen.detail or "")
 
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {"cuda": "13.0", "hip": None, "gpus": [["NVIDIA H200", 9, 0]]}
-    monkeypatch.setattr(looks, "told_by_torch", lambda: told)
-    monkeypatch.setattr(looks, "driver", lambda: "580.1")
-    look = looks.look_at_gpu()
-    assert (look.state, look.version, look.detail) == (State.FOUND, "580.1", "NVIDIA H200 (sm_90a)")
+    monkeypatch.setattr(probes, "told_by_torch", lambda: told)
+    monkeypatch.setattr(probes, "driver", lambda: "580.1")
+    look = probes.look_at_gpu()
+    assert (look.state, look.version, look.detail) == (ProbeState.FOUND, "580.1", "NVIDIA H200 (sm_90a)")
     told["gpus"] = [["Tesla V100", 7, 0]]
-    assert looks.look_at_gpu().state is State.BROKEN
+    assert probes.look_at_gpu().state is ProbeState.BROKEN
     told["gpus"] = []
-    assert "does not see it" in (looks.look_at_gpu().detail or "")
-    monkeypatch.setattr(looks, "driver", lambda: None)
-    assert looks.look_at_gpu().state is State.MISSING
+    assert "does not see it" in (probes.look_at_gpu().detail or "")
+    monkeypatch.setattr(probes, "driver", lambda: None)
+    assert probes.look_at_gpu().state is ProbeState.MISSING
     told["hip"] = "6.0"
-    assert "AMD" in (looks.look_at_gpu().detail or "")
+    assert "AMD" in (probes.look_at_gpu().detail or "")
 
 
 def test_a_question_that_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusegen.doctor.looks._SECONDS", 0.5)
+    monkeypatch.setattr("fusegen.cli.probes._SECONDS", 0.5)
     with pytest.raises(ProbeError, match="no answer"):
         ask("import time; time.sleep(60)")

@@ -12,7 +12,7 @@ import torch
 
 from fusegen import tuning
 from fusegen.cli import tune
-from fusegen.timing import Call, Times
+from fusegen.timing import RoundTimes, TimedCall
 from tests.naming import case
 from tests.unit.commands import Run
 
@@ -39,12 +39,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def _made_up(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times | Exception]:
+def _made_up(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes | Exception]:
     """Times of which that of the second plan is the least."""
-    return {name: Times(t := 50.0 if name == "1" else 100.0, t, t) for name in calls}
+    return {name: RoundTimes(t := 50.0 if name == "1" else 100.0, t, t) for name in calls}
 
 
-def _failing(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times | Exception]:
+def _failing(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes | Exception]:
     return {name: RuntimeError("no graph") for name in calls}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusegen.jit.nvrtc import compile_cubin
-from fusegen.specs.registry import SPECS
+from fusegen.specs import SPECS
 from fusegen.target import Target, cuda_targets
 from tests.unit.gate import some
 

@@ -21,7 +21,7 @@ from types import ModuleType
 import pytest
 
 from fusegen.bench import record, table
-from fusegen.bench.table import Outcome, judge, ratio_text, tally
+from fusegen.bench.table import PeerResult, judge, ratio_text, tally
 from fusegen.cli.main import main
 from fusegen.lowered import Lowered
 from fusegen.specs import FAMILIES, SPECS
@@ -181,7 +181,7 @@ def chosen(file: str = "docs/bench/h100.json") -> str:
     of_case = {row[:2]: tuple(row[place] for place in picked) for row in rows}
     verdicts = [judge(row) for row in found.rows if row.group == "public"]
     counts = tally(verdicts)
-    ways = f"faster in {counts[Outcome.WIN]}, level in {counts[Outcome.TIE]} and slower in {counts[Outcome.LOSS]}"
+    ways = f"faster in {counts[PeerResult.WIN]}, level in {counts[PeerResult.TIE]} and slower in {counts[PeerResult.LOSS]}"
     least = ratio_text(min(v.speedup for v in verdicts if v.speedup))
     summary = f"These are {len(_CHOSEN)} of {len(rows)} cases. fusegen is {ways} of the {len(rows)}; its least speed-up is {least}."
     return "\n\n".join([_markdown((_COLUMNS, [of_case[case] for case in _CHOSEN])), summary, table.heading(found.environment)])

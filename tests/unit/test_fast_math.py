@@ -209,7 +209,7 @@ def test_commands_take_what_a_file_declares(run: Run, tmp_path: Path) -> None:
     assert "fast_exp(" in run("show", name, *shape, "--stage", "cuda").out
     with case("verify"):
         (row,) = json.loads(run("verify", name, "--shape", "x=8x64", "--dtype", "f32", "--json").out)["rows"]
-        verdicts = {tensor["name"]: tensor["verdict"] for tensor in row["tensors"]}
+        verdicts = {tensor["name"]: tensor["verdict"] for tensor in row["cases"]}
         assert verdicts["result"] == "measured" and verdicts["result, accurate"] == "passed"
 
 

@@ -23,9 +23,9 @@ import fusegen as fg
 from fusegen.jit.nvrtc import FLAGS, compile_cubin
 from fusegen.lowered import Lowered, LoweredForm
 from fusegen.source import Source
-from fusegen.specs.registry import SPECS
+from fusegen.specs import SPECS
 from fusegen.target import cuda_targets, target
-from fusegen.verify.lowering import plan_words
+from fusegen.verify.lowering import recorded_plan
 from fusegen.verify.record import FILE, LIST
 from tests.unit.emitted_digests import emitted_digests, several
 
@@ -37,7 +37,7 @@ PRIMITIVES = "primitives"
 
 def emitted(low: Lowered) -> dict[str, str]:
     """The files of a fusion: each kernel, the plan, and those for other numbers of rows."""
-    others = [f"{_rows(form)}: {'; '.join(plan_words(form.program))}\n" for form in low.plans if form.rows]
+    others = [f"{_rows(form)}: {'; '.join(recorded_plan(form.program))}\n" for form in low.plans if form.rows]
     kernels = {f"{source.entry}.cu": including(source) for source in low.sources}
     return kernels | {"plan.txt": "".join([f"{low.explain()}\n", *others])}
 

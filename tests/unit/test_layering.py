@@ -42,7 +42,7 @@ ORDER = (
     ("jit",),
     ("extension",),
     ("compiler",),
-    ("explain", "timing"),
+    ("timing",),
     ("bundle", "describe", "operators"),
     ("lowered",),
     ("gradients",),
@@ -59,7 +59,6 @@ ORDER = (
     ("parallel",),
     ("bench",),
     ("verify",),
-    ("doctor",),
     ("cli",),
     ("__main__",),
 )

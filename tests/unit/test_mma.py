@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.explain import explain
+from fusegen.describe import explain
 from fusegen.families.gemm.heuristics import ProductShape, mma_plan
 from fusegen.families.gemm.pipelines import MMA_SYNC
 from fusegen.families.gemm.plan import ContractionPlan, MmaPlan

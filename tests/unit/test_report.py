@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
@@ -13,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from fusegen.bench.record import Record, read
-from fusegen.bench.report import plot, report, write_report
-from fusegen.bench.table import Outcome, compared, full_table, judge, tally, words
+from fusegen.bench.record import BenchRecord, read
+from fusegen.bench.report import full_table, report, speedup_bars, words, write_report
+from fusegen.bench.table import PeerResult, compared, judge, tally
 from fusegen.errors import ArgumentError
 from tests.naming import case
+from tests.tools.charts import charts, plot
 from tests.unit.bench_records import ENVIRONMENT, everything, failed, record, row, timing, wrong
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,16 +30,16 @@ _ACCEPT = "run pytest tests/unit/test_report.py --accept, and look at it"
 
 def test_times_are_level_within_a_share_or_half_a_microsecond() -> None:
     for ours, theirs, outcome in (
-        (102.0, 100.0, Outcome.TIE),
-        (102.1, 100.0, Outcome.LOSS),
-        (98.0, 100.0, Outcome.TIE),
-        (97.9, 100.0, Outcome.WIN),
-        (2.5, 2.0, Outcome.TIE),
-        (2.51, 2.0, Outcome.LOSS),
-        (1.5, 2.0, Outcome.TIE),
-        (1.49, 2.0, Outcome.WIN),
-        (25.5, 25.0, Outcome.TIE),
-        (7.0, 7.0, Outcome.TIE),
+        (102.0, 100.0, PeerResult.TIE),
+        (102.1, 100.0, PeerResult.LOSS),
+        (98.0, 100.0, PeerResult.TIE),
+        (97.9, 100.0, PeerResult.WIN),
+        (2.5, 2.0, PeerResult.TIE),
+        (2.51, 2.0, PeerResult.LOSS),
+        (1.5, 2.0, PeerResult.TIE),
+        (1.49, 2.0, PeerResult.WIN),
+        (25.5, 25.0, PeerResult.TIE),
+        (7.0, 7.0, PeerResult.TIE),
     ):
         with case((ours, theirs, outcome)):
             assert compared(ours, theirs) is outcome
@@ -47,7 +47,7 @@ def test_times_are_level_within_a_share_or_half_a_microsecond() -> None:
 
 def test_the_fastest_peer_counts_and_a_copy_is_none() -> None:
     verdict = judge(row(fusegen=10.0, eager=30.0, compile=20.0, copy=5.0))
-    assert (verdict.peer, verdict.theirs, verdict.outcome, verdict.speedup) == ("compile", 20.0, Outcome.WIN, 2.0)
+    assert (verdict.peer, verdict.theirs, verdict.outcome, verdict.speedup) == ("compile", 20.0, PeerResult.WIN, 2.0)
 
 
 def test_who_computes_something_else_is_no_peer() -> None:
@@ -56,11 +56,11 @@ def test_who_computes_something_else_is_no_peer() -> None:
 
 
 def test_outcomes_without_two_times() -> None:
-    assert judge(wrong()).outcome is Outcome.WRONG and judge(wrong()).ours is None
-    assert judge(failed()).outcome is Outcome.FAILED and judge(failed()).speedup is None
-    assert judge(row(eager=3.0)).outcome is Outcome.FAILED
-    assert judge(row(fusegen=3.0, copy=2.0)).outcome is Outcome.ALONE
-    assert judge(row()).outcome is Outcome.FAILED
+    assert judge(wrong()).outcome is PeerResult.WRONG and judge(wrong()).ours is None
+    assert judge(failed()).outcome is PeerResult.FAILED and judge(failed()).speedup is None
+    assert judge(row(eager=3.0)).outcome is PeerResult.FAILED
+    assert judge(row(fusegen=3.0, copy=2.0)).outcome is PeerResult.ALONE
+    assert judge(row()).outcome is PeerResult.FAILED
 
 
 def test_the_sentence_counts_every_case() -> None:
@@ -140,7 +140,7 @@ def test_every_record_makes_a_page_that_needs_nothing_else(name: str) -> None:
     assert not re.search(r"@import|@font-face|url\((?!#)", text)
     assert not page.tags.keys() & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
     assert len(page.ids) == len(set(page.ids))
-    assert page.tags["figure"] == 0 or page.ids.index("losses") < page.ids.index("charts")
+    assert "tables" not in page.ids or page.ids.index("losses") < page.ids.index("tables")
     for said in ("Where fusegen is slower", words(list(map(judge, RECORDS[name].rows))), *(of.case for of in RECORDS[name].rows)):
         assert said in page.text
 
@@ -152,7 +152,7 @@ def test_names_and_messages_are_text() -> None:
     rows.append(replace(rows[0], timings=(*rows[0].timings, timing(evil, 1.0))))
     latency = (replace(everything().latency[0], case=evil),)
     where = replace(ENVIRONMENT, device=evil, driver=evil, torch=evil, timer=evil, date=evil, commit=evil)
-    page = _Page(report(Record(where, tuple(rows), latency)))
+    page = _Page(report(BenchRecord(where, tuple(rows), latency)))
     assert "script" not in page.tags
     assert page.text.count(evil) > 30
 
@@ -167,21 +167,20 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "report.html").read_text(encoding="utf-8") == report(record())
 
 
-def test_without_matplotlib_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ArgumentError, match=r"pip install 'fusegen\[bench\]'"):
-        write_report(everything(), tmp_path / "report")
-    with pytest.raises(ArgumentError, match=r"pip install 'fusegen\[bench\]'"):
-        plot(everything())
-    assert not list(tmp_path.iterdir())
+def test_bars_begin_or_end_at_one_on_a_scale_of_their_group() -> None:
+    slow, level, fast = speedup_bars([judge(row(fusegen=10.0, eager=eager)) for eager in (40.0, 2.5, 10.0)])
+    assert [bar.outcome for bar in (slow, level, fast)] == ["slower", "level", "faster"] and level.width == 0
+    assert slow.left == 0 and slow.width == level.left == fast.left == fast.width == pytest.approx(50)
+    assert fast.text == "4.00× eager"
 
 
-# The README's plot.
+# Charts for developers, and the README's plot.
 
 
-def test_there_has_to_be_something_to_plot() -> None:
-    with pytest.raises(ArgumentError, match="no speed-up in the group 'other'"):
-        plot(everything(), group="other")
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_record_has_charts_or_none(name: str) -> None:
+    for key, text in charts(RECORDS[name]):
+        assert text.startswith("<svg") and not re.search(r"url\((?!#)", text), key
 
 
 def test_the_readmes_plot_is_of_the_stored_run(accept: bool) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fusegen import ops
 from fusegen.errors import ArgumentError, FusegenError
 from fusegen.specs import SPECS, Spec, materialize
-from fusegen.specs.operands import Operand
+from fusegen.specs.spec import SpecOperand
 from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.test_specs import DEVICE, VARIANTS, small
@@ -54,7 +54,7 @@ def names(dims: str) -> set[str]:
 
 def shared_dims(spec: Spec, given: dict[str, Any]) -> Iterator[tuple[str, int, str]]:
     """Operands and their dims that other operands have as well, or that are numbers."""
-    shapes = {name: operand.shape for name, operand in spec.operands.items() if isinstance(operand, Operand)}
+    shapes = {name: operand.shape for name, operand in spec.operands.items() if isinstance(operand, SpecOperand)}
     for name in (name for name, value in given.items() if isinstance(value, Tensor)):
         others = set().union(*(names(dims) for other, dims in shapes.items() if other != name))
         dims = enumerate(shapes[name].split())
@@ -218,7 +218,7 @@ def test_attention_may_have_any_scale(scale: float) -> None:
     torch.testing.assert_close(ops.flash_attention(q, k, v, scale=scale, is_causal=True), scores.softmax(-1) @ v)
 
 
-# Sampling, routing, quantization.
+# Selection, quantization.
 
 
 def test_each_seed_draws_its_own_token() -> None:

@@ -24,7 +24,7 @@ from fusegen.compiler.passes import forget_programs
 from fusegen.compiler.tuned import in_measured_form, untuned
 from fusegen.errors import ArgumentError, VerificationError
 from fusegen.schedule.kernel import Plan
-from fusegen.timing import Call, Times
+from fusegen.timing import RoundTimes, TimedCall
 from tests.naming import case
 from tests.unit.eager import randn
 
@@ -45,10 +45,10 @@ def fastest(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes up times: of all candidates of each launch, that of this number is the fastest."""
 
     def choose(number: int, time: float = 50.0) -> None:
-        def interleaved(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times | Exception]:
+        def interleaved(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes | Exception]:
             for call in calls.values():
                 call()
-            return {name: Times(t := time if name == str(number) else 100.0, t, t) for name in calls}
+            return {name: RoundTimes(t := time if name == str(number) else 100.0, t, t) for name in calls}
 
         monkeypatch.setattr(tuning, "interleaved", interleaved)
 
@@ -272,8 +272,8 @@ def test_some_numbers_on_the_other_side_of_a_jump(
 
 
 def test_a_plan_that_cannot_be_timed_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interleaved(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times | Exception]:
-        return {name: RuntimeError("no graph") if name == "0" else Times(100.0 + int(name), 1.0, 1.0) for name in calls}
+    def interleaved(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes | Exception]:
+        return {name: RuntimeError("no graph") if name == "0" else RoundTimes(100.0 + int(name), 1.0, 1.0) for name in calls}
 
     monkeypatch.setattr(tuning, "interleaved", interleaved)
     found = fg.tune(fg.kernel(softmax), randn(40, 500))

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fusegen.dtypes import DType
 from fusegen.specs import SPECS, Spec
-from fusegen.specs.operands import tensor
-from fusegen.verify.cases import CANONICAL, Case, Layout, Values, cases, draw, is_meta, row_major
+from fusegen.specs.spec import tensor
+from fusegen.verify.cases import CANONICAL, Case, DataValues, TensorLayout, cases, draw, is_meta, row_major
 from tests.naming import case as named
 
 CPU = torch.device("cpu")
@@ -20,8 +20,8 @@ def test_every_spec_has_all_classes_of_cases(spec: Spec) -> None:
     assert spec.sizes, "the example must take its sizes as parameters: `def _example(dtype, rows: int = 16384, …)`"
     found = {case.name: case for case in cases(spec, spec.dtypes[-1])}
     general = {CANONICAL, "odd", "unaligned", "padded rows", "transposed", "every second", "expanded", "empty", "64-bit"}
-    assert general | {values.value for values in Values if values is not Values.ORDINARY} <= set(found)
-    canonical = {name: Layout.of(v) for name, v in spec.example(spec.dtypes[-1].torch).items() if is_meta(v)}
+    assert general | {values.value for values in DataValues if values is not DataValues.ORDINARY} <= set(found)
+    canonical = {name: TensorLayout.of(v) for name, v in spec.example(spec.dtypes[-1].torch).items() if is_meta(v)}
     assert {name: found[CANONICAL].arguments[name] for name in canonical} == canonical
 
 
@@ -34,7 +34,7 @@ def test_an_example_without_sizes_has_cases_all_the_same() -> None:
 # Layouts.
 
 SHAPE = (2, 3, 4, 8)
-PLAIN = Layout(torch.float32, SHAPE, row_major(SHAPE))
+PLAIN = TensorLayout(torch.float32, SHAPE, row_major(SHAPE))
 LAYOUTS = {
     "shifted": (PLAIN.shifted(), (96, 32, 8, 1)),
     "padded": (PLAIN.padded(8), (192, 64, 16, 1)),
@@ -50,7 +50,7 @@ def test_a_tensor_lies_as_its_layout_says() -> None:
         with named((layout, strides)):
             tensor = layout.tensor(lambda shape: torch.arange(float(torch.Size(shape).numel())).view(shape), CPU)
             assert (tuple(tensor.shape), tensor.stride()) == (SHAPE, strides)
-            assert Layout.of(tensor) == layout == Layout.of(layout.stand_in())
+            assert TensorLayout.of(tensor) == layout == TensorLayout.of(layout.stand_in())
             storage = torch.empty(0).set_(tensor.untyped_storage())
             used = len({float(x) for x in tensor.flatten()})
             assert int(storage.isnan().sum()) == storage.numel() - used, "what is not used is NaN"
@@ -61,25 +61,25 @@ def test_a_tensor_lies_as_its_layout_says() -> None:
 
 
 def test_values_are_the_same_each_time() -> None:
-    for values in Values:
+    for values in DataValues:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             with named((values, dtype)):
                 first, second = (draw(values, (9, 40), dtype, CPU, torch.Generator().manual_seed(3)) for _ in range(2))
                 assert first.dtype is dtype and first.shape == (9, 40)
                 assert torch.equal(first.nan_to_num(7), second.nan_to_num(7))
-                assert bool(first.isinf().any()) is (values is Values.INFINITE)
-                assert bool(first.isnan().any()) is (values is Values.NAN)
+                assert bool(first.isinf().any()) is (values is DataValues.INFINITE)
+                assert bool(first.isnan().any()) is (values is DataValues.NAN)
                 assert bool(first[-1].isfinite().all()), "some rows are as always"
 
 
 def test_hard_values_are_hard() -> None:
-    def drawn(values: Values) -> Tensor:
+    def drawn(values: DataValues) -> Tensor:
         return draw(values, (64, 512), torch.float32, CPU, torch.Generator().manual_seed(0)).double()
 
-    assert 80 < drawn(Values.MEAN_100).mean() / drawn(Values.MEAN_100).std() < 120
-    assert 0 < drawn(Values.TINY_VARIANCE).std() < 1e-9
-    assert drawn(Values.NEAR_OVERFLOW).abs().min() > 1.7e38
-    assert drawn(Values.LARGE).square().sum(-1).max() < torch.finfo(torch.float32).max
+    assert 80 < drawn(DataValues.MEAN_100).mean() / drawn(DataValues.MEAN_100).std() < 120
+    assert 0 < drawn(DataValues.TINY_VARIANCE).std() < 1e-9
+    assert drawn(DataValues.NEAR_OVERFLOW).abs().min() > 1.7e38
+    assert drawn(DataValues.LARGE).square().sum(-1).max() < torch.finfo(torch.float32).max
 
 
 def test_a_case_says_what_came_before() -> None:

@@ -16,11 +16,11 @@ from fusegen.cli.main import main
 from fusegen.compiler import tuned
 from fusegen.dtypes import DType
 from fusegen.specs import Spec
-from fusegen.specs.operands import tensor
+from fusegen.specs.spec import tensor
 from fusegen.target import CPU
 from fusegen.verify.cases import cases
 from fusegen.verify.check import Outcome, case_arguments, check
-from fusegen.verify.lowering import Prepared, prepare
+from fusegen.verify.lowering import LoweredCase, prepare
 from fusegen.verify.run import verify
 from tests.naming import case
 
@@ -41,7 +41,7 @@ def outcome(name: str, change: Callable[[Tensor], Any] = lambda result: result) 
     """Of a case of `shifted`, whose result is changed before anybody looks at it."""
     (case,) = (case for case in cases(SHIFTED, DType.FLOAT32) if case.name == name)
 
-    class Changed(Prepared):
+    class Changed(LoweredCase):
         def run(self, arguments: Any, device: torch.device) -> tuple[Tensor, ...]:
             (result,) = super().run(arguments, device)
             changed = change(result)
@@ -126,7 +126,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "softmax", "--dtype", "bf16", "--json", "--case", "odd", "--case", "64-bit"]) == 0
     document = json.loads(capsys.readouterr().out)
     (row,) = document["rows"]
-    assert (row["spec"], row["dtype"], row["target"]) == ("softmax", "bf16", "cpu")
+    assert (row["kernel"], row["dtype"], row["target"]) == ("softmax", "bf16", "cpu")
     assert {case["name"]: case["verdict"] for case in row["cases"]} == {"odd": "passed", "64-bit": "skipped"}
     assert document["written"] == []
 

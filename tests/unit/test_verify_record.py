@@ -19,10 +19,10 @@ from fusegen.verify import run as verification
 from fusegen.verify.accuracy import Errors, Verdict
 from fusegen.verify.cases import cases
 from fusegen.verify.check import Outcome
-from fusegen.verify.lowering import Prepared, can_run, prepare
+from fusegen.verify.lowering import LoweredCase, can_run, prepare
 from fusegen.verify.record import (
     LIST,
-    Entry,
+    DtypeRecord,
     Where,
     folder_to_write,
     merge,
@@ -31,7 +31,7 @@ from fusegen.verify.record import (
     read,
     unverified,
 )
-from fusegen.verify.run import Row, problems, store
+from fusegen.verify.run import SpecResult, problems, store
 from tests.unit.commands import Run
 
 WHERE = Where("NVIDIA H200", "sm_90a", "580.1", "13.0", "13.0", "2.11", "0.1.0", "2026-01-01T00:00:00+00:00")
@@ -48,14 +48,14 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @lru_cache
-def _prepared(dtype: DType) -> tuple[Prepared, ...]:
+def _prepared(dtype: DType) -> tuple[LoweredCase, ...]:
     return tuple(prepare(GELU, case, HOPPER) for case in cases(GELU, dtype))
 
 
-def row(dtype: DType = DType.BFLOAT16, last: Outcome = RIGHT) -> Row:
+def row(dtype: DType = DType.BFLOAT16, last: Outcome = RIGHT) -> SpecResult:
     prepared = _prepared(dtype)
     outcomes = [*[RIGHT] * (len(prepared) - 1), last]
-    return Row(GELU, dtype, HOPPER, tuple(zip(prepared, outcomes, strict=True)))
+    return SpecResult(GELU, dtype, HOPPER, tuple(zip(prepared, outcomes, strict=True)))
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_an_entry_leaves_those_of_other_element_types(tmp_path: Path) -> None:
     path = path_of(tmp_path, "sm_90a", "gelu")
-    first, second = Entry(WHERE, {}), Entry(replace(WHERE, time="later"), {})
+    first, second = DtypeRecord(WHERE, {}), DtypeRecord(replace(WHERE, time="later"), {})
     merge(path, "sm_90a", "gelu", {"bf16": first, "f32": first})
     merge(path, "sm_90a", "gelu", {"bf16": second, "f16": second})
     assert {name: entry.environment.time for name, entry in read(path).items()} == {

@@ -14,9 +14,9 @@ from fusegen.specs import SPECS, Spec
 from fusegen.target import CPU, Target, target
 from fusegen.verify import run
 from fusegen.verify.cases import CANONICAL, Case, cases
-from fusegen.verify.lowering import Prepared, prepare
-from fusegen.verify.record import Entry, Where, path_of, read
-from fusegen.verify.run import Row, every_case, store, verify
+from fusegen.verify.lowering import LoweredCase, prepare
+from fusegen.verify.record import DtypeRecord, Where, path_of, read
+from fusegen.verify.run import SpecResult, every_case, store, verify
 from tests.unit.test_verify_check import HOST, SHIFTED
 
 GELU, HOPPER, BF16, F32 = SPECS["gelu"], target("sm_90a"), DType.BFLOAT16, DType.FLOAT32
@@ -28,7 +28,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Names of the cases that are lowered from here on, with an empty memory."""
     names: list[str] = []
 
-    def counted(spec: Spec, case: Case, target: Target) -> Prepared:
+    def counted(spec: Spec, case: Case, target: Target) -> LoweredCase:
         names.append(case.name)
         return prepare(spec, case, target)
 
@@ -103,12 +103,12 @@ def _few(spec: Spec, dtype: DType) -> tuple[Case, ...]:
     return tuple(case for case in cases(spec, dtype) if case.name in (CANONICAL, "odd", "expanded"))
 
 
-def _verify(known: Path | None) -> Row:
+def _verify(known: Path | None) -> SpecResult:
     (row,) = verify([SHIFTED], [F32], [CPU], HOST, lambda text: None, (), known)
     return row
 
 
-def _names(row: Row) -> Sequence[str]:
+def _names(row: SpecResult) -> Sequence[str]:
     return [prepared.case.name for prepared, _ in row.cases]
 
 
@@ -135,7 +135,7 @@ def _damage(path: Path, case: str) -> None:
     path.write_text(path.read_text().replace(digest, "0" * len(digest)))
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> DtypeRecord:
     return read(path)["f32"]
 
 

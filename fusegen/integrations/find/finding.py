@@ -12,11 +12,11 @@ from typing import overload
 from rich.console import Console
 from rich.table import Table
 
-from fusegen.integrations.fx.capture import Place
+from fusegen.integrations.fx.capture import ModelPlace
 from fusegen.units import human_bytes
 
 
-class Pattern(Enum):
+class FindingKind(Enum):
     """The kind of a finding."""
 
     CHAIN = "chain of small kernels"
@@ -45,10 +45,10 @@ class Finding:
         note: something that the reader must check; nothing otherwise.
     """
 
-    pattern: Pattern
+    pattern: FindingKind
     name: str
     operations: tuple[str, ...]
-    places: tuple[Place, ...]
+    places: tuple[ModelPlace, ...]
     launches_before: int
     launches_after: int
     bytes_before: int

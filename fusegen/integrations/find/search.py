@@ -13,10 +13,19 @@ from fusegen.api import Kernel
 from fusegen.eager_cost import EagerCost, eager_cost
 from fusegen.errors import FusegenError
 from fusegen.families.roofline import LAUNCH_SECONDS
-from fusegen.integrations.find.finding import Finding, Findings, Observation, Pattern
-from fusegen.integrations.find.trace import LAUNCHES, SECONDS, DeviceKernel, Trace, replayed
-from fusegen.integrations.fx.capture import EPOCH, PLACE, Place
-from fusegen.integrations.fx.cut import Kind, Kinds, Region, example_of, is_convex, is_part, region_of, regions_of
+from fusegen.integrations.find.finding import Finding, FindingKind, Findings, Observation
+from fusegen.integrations.find.trace import LAUNCHES, SECONDS, DeviceKernel, ProfilerTrace, replayed
+from fusegen.integrations.fx.capture import EPOCH, PLACE, ModelPlace
+from fusegen.integrations.fx.cut import (
+    CutRegion,
+    Kinds,
+    NodeCost,
+    example_of,
+    is_convex,
+    is_part,
+    region_of,
+    regions_of,
+)
 from fusegen.integrations.fx.function import IMPORTS, RegionFunction, Unwritable, function_name, region_function
 from fusegen.target import Target
 
@@ -35,11 +44,10 @@ def searched(graph: fx.Graph, machine: Target, bandwidth: float) -> Findings:
     return Findings(search.findings(), machine.name, (), search.launches(), search.refused())
 
 
-def searched_trace(trace: Trace, machine: Target, bandwidth: float) -> Findings:
+def searched_trace(trace: ProfilerTrace, machine: Target, bandwidth: float) -> Findings:
     """The findings of a trace.
 
     Args:
-        trace: the trace.
         machine: launches, bytes and times after fusion are of it.
         bandwidth: of its GPU, bytes a second.
     """
@@ -74,18 +82,20 @@ class Search:
 
     def best(self) -> list[list[Cost]]:
         """Regions that save something, none of which overlap, with equal ones together."""
-        light = self._joined(regions_of(self._graph, self._kinds, (Kind.LIGHT, Kind.FREE), lambda node: node.meta.get(EPOCH)))
+        light = self._joined(
+            regions_of(self._graph, self._kinds, (NodeCost.LIGHT, NodeCost.FREE), lambda node: node.meta.get(EPOCH))
+        )
         taken: set[fx.Node] = set()
         found: dict[object, list[Cost]] = {}
         for region in light:
-            candidates = [Region(c.nodes, c.results) for c in self._candidates(region) if not taken & set(c.nodes)]
+            candidates = [CutRegion(c.nodes, c.results) for c in self._candidates(region) if not taken & set(c.nodes)]
             cost = self._best_of(candidates)
             if cost is not None:
                 taken.update(cost.region.nodes)
                 found.setdefault(key_of(cost.region), []).append(cost)
         return list(found.values())
 
-    def _joined(self, regions: Sequence[Region]) -> list[Region]:
+    def _joined(self, regions: Sequence[CutRegion]) -> list[CutRegion]:
         """The regions; those that read one large tensor, of which none waits for the other, as one where that moves fewer bytes."""
         found = {node: region for region in regions for node in region.nodes}
         for node in self._graph.nodes:
@@ -96,7 +106,7 @@ class Search:
                 found |= {each: both for each in both.nodes} if both else {}
         return list({id(region): region for region in found.values()}.values())
 
-    def _both(self, read: fx.Node, one: Region, other: Region) -> Region | None:
+    def _both(self, read: fx.Node, one: CutRegion, other: CutRegion) -> CutRegion | None:
         """Two regions that read a tensor as one, if it is large and is read once then."""
         nodes = {*one.nodes, *other.nodes}
         if one is other or not all(self._is_large(read, region) for region in (one, other)) or not self._is_one(nodes):
@@ -115,11 +125,11 @@ class Search:
         """True if nodes may be computed at one place: no path leaves them and comes back, and nothing is written between them."""
         return len({node.meta.get(EPOCH) for node in nodes}) == 1 and is_convex(nodes, self._order)
 
-    def _is_large(self, node: fx.Node, region: Region) -> bool:
+    def _is_large(self, node: fx.Node, region: CutRegion) -> bool:
         """True if a tensor has at least half of the bytes of the largest value of a region."""
         return 2 * _size(node) >= max(map(_size, region.nodes))
 
-    def _best_of(self, candidates: Iterable[Region]) -> Cost | None:
+    def _best_of(self, candidates: Iterable[CutRegion]) -> Cost | None:
         """The one that saves most, the smallest of equal ones."""
         best, most = None, 0.0
         for region in candidates:
@@ -132,7 +142,7 @@ class Search:
                 best, most = Cost(region, function, known.eager, known.launches, known.moved), saved
         return best
 
-    def _candidates(self, region: Region) -> Iterator[Region]:
+    def _candidates(self, region: CutRegion) -> Iterator[CutRegion]:
         """A region alone; with the matmuls that it reads; with those that read it, too."""
         yield region
         inside = set(region.nodes)
@@ -144,13 +154,13 @@ class Search:
                 yield region_of(sorted(nodes, key=self._order.__getitem__), self._kinds)
 
     def _heavy(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
-        return [node for node in dict.fromkeys(nodes) if self._kinds[node] is Kind.HEAVY]
+        return [node for node in dict.fromkeys(nodes) if self._kinds[node] is NodeCost.HEAVY]
 
     def _through_views(self, node: fx.Node, *, back: bool) -> Iterator[fx.Node]:
         """The nodes that a node reads, or that read it, and those behind views."""
         for each in node.all_input_nodes if back else node.users:
             yield each
-            if self._kinds.get(each) is Kind.FREE:
+            if self._kinds.get(each) is NodeCost.FREE:
                 yield from self._through_views(each, back=back)
 
     def _with_views(self, heavy: Sequence[fx.Node], inside: set[fx.Node]) -> Iterator[fx.Node]:
@@ -162,7 +172,7 @@ class Search:
 
     def _views_between(self, node: fx.Node, inside: set[fx.Node], *, back: bool) -> Iterator[fx.Node]:
         for each in node.all_input_nodes if back else node.users:
-            if self._kinds.get(each) is Kind.FREE and any(n in inside for n in self._through_views(each, back=back)):
+            if self._kinds.get(each) is NodeCost.FREE and any(n in inside for n in self._through_views(each, back=back)):
                 yield each
                 yield from self._views_between(each, inside, back=back)
 
@@ -176,13 +186,13 @@ class Search:
 
     def moved(self) -> list[tuple[fx.Node, int]]:
         """Light operations, with the bytes that torch eager moves for each."""
-        light = [node for node, kind in self._kinds.items() if kind is Kind.LIGHT and not is_part(node)]
+        light = [node for node, kind in self._kinds.items() if kind is NodeCost.LIGHT and not is_part(node)]
         costs = [(node, self._cost_of(node)) for node in light]
         return [(node, cost.moved) for node, cost in costs if cost is not None]
 
     def _cost_of(self, node: fx.Node) -> EagerCost | None:
         try:
-            key = key_of(Region((node,), (node,)))
+            key = key_of(CutRegion((node,), (node,)))
         except Unwritable:
             return None
         if key not in self._eager:
@@ -193,7 +203,7 @@ class Search:
 
     def refused(self) -> list[tuple[str, str, int]]:
         """Operations that read tensors and cannot be traced."""
-        nodes = [n for n, kind in self._kinds.items() if kind is Kind.OPAQUE and n.op.startswith("call") and n.all_input_nodes]
+        nodes = [n for n, kind in self._kinds.items() if kind is NodeCost.OPAQUE and n.op.startswith("call") and n.all_input_nodes]
         reasons = [(function_name(node), self._sorter.kind(node)[1]) for node in nodes if function_name(node) != "getitem"]
         return [(name, reason, count) for (name, reason), count in Counter(reasons).items()]
 
@@ -234,14 +244,14 @@ def _results(function: RegionFunction) -> str:
     )
 
 
-def _pattern(cost: Cost) -> Pattern:
+def _pattern(cost: Cost) -> FindingKind:
     names = {function_name(node) for node in cost.region.nodes}
     products = [name for name in (function_name(n) for n in cost.region.nodes) if name in _PRODUCTS]
     if "softmax" in names and len(products) > 1:
-        return Pattern.ATTENTION
+        return FindingKind.ATTENTION
     if not products and not _is_connected(cost.region.nodes):
-        return Pattern.SHARED
-    return Pattern.EPILOGUE if products else Pattern.CHAIN
+        return FindingKind.SHARED
+    return FindingKind.EPILOGUE if products else FindingKind.CHAIN
 
 
 _PRODUCTS = ("linear", "matmul", "addmm", "mm", "bmm", "baddbmm", "einsum")
@@ -260,15 +270,14 @@ def _is_connected(nodes: Sequence[fx.Node]) -> bool:
 
 
 def _size(node: fx.Node) -> int:
-    """Bytes of a node's value; 0 of what is no tensor."""
     value = example_of(node)
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
 
-def _place(region: Region) -> Place:
+def _place(region: CutRegion) -> ModelPlace:
     """The source line of the last operation other than a matmul."""
     telling = [node for node in region.nodes if function_name(node) not in _PRODUCTS] or region.nodes
-    place: Place = telling[-1].meta.get(PLACE, Place())
+    place: ModelPlace = telling[-1].meta.get(PLACE, ModelPlace())
     return place
 
 
@@ -280,20 +289,20 @@ def _origin(node: fx.Node) -> str:
     return f"{shape}, {node.target}" if node.op == "placeholder" else f"{shape}, the {function_name(node)} at {value}"
 
 
-def _read_again(region: Region) -> int:
+def _read_again(region: CutRegion) -> int:
     """Bytes of inputs that several operations of a region read, beyond the first time."""
     inside = set(region.nodes)
     readers = Counter(each for node in region.nodes for each in node.all_input_nodes if each not in inside)
     return sum((count - 1) * _size(node) for node, count in readers.items())
 
 
-def _measured(regions: Sequence[Region]) -> float | None:
+def _measured(regions: Sequence[CutRegion]) -> float | None:
     """The mean time of equal regions in a trace; None where nothing was measured."""
     times = [node.meta[SECONDS] for region in regions for node in region.nodes if SECONDS in node.meta]
     return sum(times) / len(regions) if times else None
 
 
-def _measured_launches(region: Region) -> int:
+def _measured_launches(region: CutRegion) -> int:
     return sum(node.meta.get(LAUNCHES, 0) for node in region.nodes)
 
 
@@ -305,7 +314,7 @@ def _seconds_saved(cost: Cost, measured: float | None, bandwidth: float) -> floa
     if measured is None or not _measured_launches(cost.region):
         return cost.seconds_saved(bandwidth)
     most = measured - cost.seconds_after(bandwidth)
-    return most if _pattern(cost) is Pattern.CHAIN else min(most, cost.seconds_saved(bandwidth))
+    return most if _pattern(cost) is FindingKind.CHAIN else min(most, cost.seconds_saved(bandwidth))
 
 
 # The cost of a region: launches and bytes of torch eager, and of the program that fusegen makes of it.
@@ -316,13 +325,12 @@ class Cost:
     """A region's cost, before and after.
 
     Attributes:
-        region: it.
         function: that computes it.
         eager: of torch.
         launches, moved: of fusegen.
     """
 
-    region: Region
+    region: CutRegion
     function: RegionFunction
     eager: EagerCost
     launches: int
@@ -338,24 +346,20 @@ class Cost:
 
 
 class Costs:
-    """The costs of regions; equal ones are lowered once.
-
-    Args:
-        target: the machine.
-    """
+    """The costs of regions; equal ones are lowered once."""
 
     def __init__(self, target: str) -> None:
         self.target = target
         self._known: dict[object, Cost | None] = {}
 
-    def of(self, region: Region) -> Cost | None:
+    def of(self, region: CutRegion) -> Cost | None:
         """The cost of a region; None where fusegen does not compute it whole, or eager cannot be counted."""
         key = key_of(region)
         if key not in self._known:
             self._known[key] = self._lowered(region, region_function(region.nodes, region.results))
         return self._known[key]
 
-    def _lowered(self, region: Region, function: RegionFunction) -> Cost | None:
+    def _lowered(self, region: CutRegion, function: RegionFunction) -> Cost | None:
         python = function.function()
         values = [example_of(node) for node in function.parameters]
         eager = eager_cost(python, dict(zip(function.parameters.values(), values, strict=True)))
@@ -370,7 +374,7 @@ class Costs:
         )
 
 
-def key_of(region: Region) -> tuple[object, ...]:
+def key_of(region: CutRegion) -> tuple[object, ...]:
     """The same for regions that compute the same of tensors of equal shapes, strides and dtypes.
 
     Raises:
@@ -394,13 +398,11 @@ _GAP = 1e-6  # seconds without a kernel that count as a gap
 _HOST_BOUND = 0.2  # share of the time without a kernel that says that the host is the limit
 
 
-def observed(trace: Trace, moved: Sequence[tuple[fx.Node, int]], bandwidth: float) -> Iterator[Observation]:
+def observed(trace: ProfilerTrace, moved: Sequence[tuple[fx.Node, int]], bandwidth: float) -> Iterator[Observation]:
     """The observations about a trace with a GPU.
 
     Args:
-        trace: the trace.
         moved: light operations, with the bytes that each moves.
-        bandwidth: of the GPU, bytes a second.
     """
     if not trace.kernels:
         return
@@ -424,7 +426,7 @@ def _gaps(kernels: Sequence[DeviceKernel]) -> Iterator[Observation]:
         yield Observation("gaps between kernels", detail)
 
 
-def _memory_bound(trace: Trace, moved: Sequence[tuple[fx.Node, int]], bandwidth: float) -> Iterator[Observation]:
+def _memory_bound(trace: ProfilerTrace, moved: Sequence[tuple[fx.Node, int]], bandwidth: float) -> Iterator[Observation]:
     """The time of light operations whose bytes come near the peak: SMs wait for memory in it."""
     rates = [(node.meta[SECONDS], size / node.meta[SECONDS] / bandwidth) for node, size in moved if node.meta.get(SECONDS)]
     near = sum(seconds for seconds, rate in rates if rate >= _NEAR_PEAK)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusegen.errors import ArgumentError, FusegenError
-from fusegen.integrations.fx.capture import VALUE, Place, Recorder, as_function, quiet_fakes
+from fusegen.integrations.fx.capture import VALUE, ModelPlace, ModelRecorder, as_function, quiet_fakes
 
 _DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 _PYTHON = re.compile(r"(?P<file>[^<>()]+\.py)\((?P<line>\d+)\): ")
@@ -36,7 +36,6 @@ class DeviceKernel:
     """A kernel that ran.
 
     Attributes:
-        name: of it.
         start, seconds: its time, in seconds of the trace's clock.
     """
 
@@ -46,7 +45,7 @@ class DeviceKernel:
 
 
 @dataclass
-class Operator:
+class ProfiledOperator:
     """A call of an operator of ATen that none of ATen's makes.
 
     Attributes:
@@ -64,12 +63,12 @@ class Operator:
     strides: Sequence[Any]
     types: Sequence[str]
     values: Sequence[str]
-    place: Place = field(default_factory=Place)
+    place: ModelPlace = field(default_factory=ModelPlace)
     kernels: list[DeviceKernel] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Trace:
+class ProfilerTrace:
     """A trace.
 
     Attributes:
@@ -79,17 +78,17 @@ class Trace:
         capability: of it; None where it is not known.
     """
 
-    operators: tuple[Operator, ...]
+    operators: tuple[ProfiledOperator, ...]
     kernels: tuple[DeviceKernel, ...]
     gpu: str
     capability: tuple[int, int] | None
 
 
-_EXPORTED: WeakKeyDictionary[Any, Trace] = WeakKeyDictionary()
+_EXPORTED: WeakKeyDictionary[Any, ProfilerTrace] = WeakKeyDictionary()
 """Traces by the results of the profiler, which torch exports once."""
 
 
-def trace_of(source: Any) -> Trace:
+def trace_of(source: Any) -> ProfilerTrace:
     """The trace of a profile, or of an exported file. That of a profile is kept as long as the profile's results.
 
     Args:
@@ -130,8 +129,7 @@ def _read(path: Path) -> Any:
         raise ArgumentError(f"{path} is no trace: {error}", mend=_HINT) from error
 
 
-def _trace(document: Any, name: str) -> Trace:
-    """The trace in a document, which anybody may have written."""
+def _trace(document: Any, name: str) -> ProfilerTrace:
     try:
         return _parsed(document, name)
     except FusegenError:
@@ -140,7 +138,7 @@ def _trace(document: Any, name: str) -> Trace:
         raise ArgumentError(f"{name} is no trace: an event or a device is not as torch's profiler writes it", mend=_HINT) from error
 
 
-def _parsed(document: Any, name: str) -> Trace:
+def _parsed(document: Any, name: str) -> ProfilerTrace:
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ArgumentError(f"{name} is no trace: it has no list of events", mend=_HINT)
@@ -152,15 +150,15 @@ def _parsed(document: Any, name: str) -> Trace:
     devices = document.get("deviceProperties") if isinstance(document, dict) else None
     device: dict[str, Any] = devices[0] if devices else {}
     capability = (int(device["computeMajor"]), int(device["computeMinor"])) if "computeMajor" in device else None
-    return Trace(tuple(operators), tuple(kernels), str(device.get("name", "")), capability)
+    return ProfilerTrace(tuple(operators), tuple(kernels), str(device.get("name", "")), capability)
 
 
-def _operators(events: Iterable[Mapping[str, Any]]) -> tuple[list[Operator], dict[int, Operator]]:
+def _operators(events: Iterable[Mapping[str, Any]]) -> tuple[list[ProfiledOperator], dict[int, ProfiledOperator]]:
     """The outermost operators of ATen, in order, and those by the ids of all that they call."""
-    found: list[Operator] = []
-    by_id: dict[int, Operator] = {}
+    found: list[ProfiledOperator] = []
+    by_id: dict[int, ProfiledOperator] = {}
     ends: dict[Any, float] = {}
-    by_thread: dict[Any, Operator] = {}
+    by_thread: dict[Any, ProfiledOperator] = {}
     places = _Places(events)
     calls = [event for event in events if event.get("cat") == "cpu_op"]
     for event in sorted(calls, key=lambda event: (event["ts"], -event.get("dur", 0))):
@@ -176,14 +174,13 @@ def _operators(events: Iterable[Mapping[str, Any]]) -> tuple[list[Operator], dic
     return found, by_id
 
 
-def _operator(event: Mapping[str, Any], args: Mapping[str, Any], place: Place) -> Operator:
-    """The call that an event is."""
+def _operator(event: Mapping[str, Any], args: Mapping[str, Any], place: ModelPlace) -> ProfiledOperator:
     shapes, strides, types, values = (args.get(key, ()) for key in ("Input Dims", "Input Strides", "Input type", "Concrete Inputs"))
     name, start, seconds = str(event["name"]).removeprefix("aten::"), event["ts"] * 1e-6, event.get("dur", 0) * 1e-6
-    return Operator(name, start, seconds, shapes, strides, types, values, place)
+    return ProfiledOperator(name, start, seconds, shapes, strides, types, values, place)
 
 
-def _kernels(events: Iterable[Mapping[str, Any]], operators: Mapping[int, Operator]) -> list[DeviceKernel]:
+def _kernels(events: Iterable[Mapping[str, Any]], operators: Mapping[int, ProfiledOperator]) -> list[DeviceKernel]:
     """The kernels in order; each is noted at the operator that launched it."""
     found = []
     for event in sorted((event for event in events if event.get("cat") in _DEVICE_KINDS), key=lambda event: float(event["ts"])):
@@ -196,11 +193,7 @@ def _kernels(events: Iterable[Mapping[str, Any]], operators: Mapping[int, Operat
 
 
 class _Places:
-    """The Python function and the module in which something happens, of a trace with stacks.
-
-    Args:
-        events: all.
-    """
+    """The Python function and the module in which something happens, of a trace with stacks."""
 
     def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
         self._spans: dict[Any, list[tuple[float, float, str]]] = {}
@@ -211,7 +204,7 @@ class _Places:
         for spans in self._spans.values():
             spans.sort(key=lambda span: (span[0], -span[1]))
 
-    def at(self, thread: Any, time: float) -> Place:
+    def at(self, thread: Any, time: float) -> ModelPlace:
         """The innermost function that is not torch's, and the innermost module."""
         spans = self._spans.get(thread, [])
         last = bisect.bisect_right(spans, time, key=lambda span: span[0])
@@ -219,7 +212,7 @@ class _Places:
         module = next((name.removeprefix(_MODULE) for name in around if name.startswith(_MODULE)), "")
         matches = (_PYTHON.match(name) for name in around)
         own = next((m for m in matches if m and not re.match(r"(.*/)?torch/", m["file"])), None)
-        return Place(module, own["file"], int(own["line"])) if own else Place(module)
+        return ModelPlace(module, own["file"], int(own["line"])) if own else ModelPlace(module)
 
 
 def literal(text: str) -> Any:
@@ -257,9 +250,9 @@ _NUMBERS = ("double", "long int")
 """Dtypes of a Python number that is a tensor to ATen."""
 
 
-def replayed(operators: Sequence[Operator]) -> fx.Graph:
+def replayed(operators: Sequence[ProfiledOperator]) -> fx.Graph:
     """The graph of a trace's operators, with the keys above in ``meta``. One that cannot be called again is left out."""
-    recorder = Recorder(None, ())
+    recorder = ModelRecorder(None, ())
     recent = _Recent(recorder)
     with quiet_fakes(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), recorder:
         for operator in operators:
@@ -275,7 +268,7 @@ def replayed(operators: Sequence[Operator]) -> fx.Graph:
         return recorder.finished(())
 
 
-def _note(made: Sequence[fx.Node], operator: Operator) -> None:
+def _note(made: Sequence[fx.Node], operator: ProfiledOperator) -> None:
     """Notes the time at the node that an operator became."""
     if made:
         kernels = operator.kernels
@@ -283,7 +276,7 @@ def _note(made: Sequence[fx.Node], operator: Operator) -> None:
         made[0].meta[LAUNCHES] = len(kernels)
 
 
-def _called(operator: Operator, recent: _Recent) -> Any:
+def _called(operator: ProfiledOperator, recent: _Recent) -> Any:
     args: list[Any] = []
     recent.taken = []
     for place in reversed(range(len(operator.shapes))):  # the last argument is the one that was made last, mostly
@@ -338,7 +331,7 @@ def _fits(value: Any, argument: Any) -> bool:
     return not ("Tensor" in kind or "List" in kind)
 
 
-def _argument(operator: Operator, place: int, recent: _Recent) -> Any:
+def _argument(operator: ProfiledOperator, place: int, recent: _Recent) -> Any:
     kind, shape = operator.types[place], operator.shapes[place]
     if kind == "TensorList":
         raise LookupError("a list of tensors, whose dtypes a trace does not have")
@@ -361,13 +354,13 @@ class _Recent:
         taken: by the current one.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: ModelRecorder) -> None:
         self._recorder = recorder
         self.results: deque[Tensor] = deque(maxlen=_RECENT)
         self.taken: list[Tensor] = []
         self._read = WeakIdKeyDictionary()
 
-    def forget(self, operator: Operator) -> None:
+    def forget(self, operator: ProfiledOperator) -> None:
         """Forgets what the unknown result of an operator may be taken for: of one that reads no tensor, results of its shape."""
         reads = any(kind in _DTYPES or kind == "TensorList" for kind in operator.types)
         shape = next((value for value in map(literal, operator.values) if isinstance(value, list)), None)

@@ -31,7 +31,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fusegen.errors import ArgumentError, BatchError
 
 VALUE, PLACE, EPOCH, WRITES = "val", "place", "epoch", "writes"
-"""Keys of a node's ``meta``: a meta tensor like its value, its `Place`, a number that writes in place raise, True if it is one."""
+"""Keys of a node's ``meta``: a meta tensor like its value, its `ModelPlace`, a number that writes in place raise, True if it is
+one."""
 
 
 _ASKS = ("__bool__", "__float__", "__index__", "__int__", "item", "numpy", "tolist")
@@ -109,7 +110,7 @@ def _refused(source: Any, error: Exception, mend: str) -> BatchError:
 
 
 def _recorded(source: Any, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Graph:
-    recorder = Recorder(source, (args, kwargs))
+    recorder = ModelRecorder(source, (args, kwargs))
     with torch.no_grad(), recorder.following_modules(), recorder:
         result = run(*args, **kwargs)
     return recorder.finished(result)
@@ -159,7 +160,7 @@ def _like(value: Tensor, fake: FakeTensorMode, model: torch.device) -> Tensor:
         return torch.empty_strided(size, stride, dtype=value.dtype, device=device)
 
 
-class Recorder(TorchFunctionMode):
+class ModelRecorder(TorchFunctionMode):
     """Records each call of a torch function.
 
     Args:
@@ -181,7 +182,7 @@ class Recorder(TorchFunctionMode):
         self._names: dict[int, str] = {}
         self._tensors: dict[int, str] = {}
         self._epoch = 0
-        self.node_place: Place | None = None
+        self.node_place: ModelPlace | None = None
         if isinstance(source, nn.Module):
             self._names = {id(module): path for path, module in source.named_modules(remove_duplicate=False)}
             named = (*source.named_parameters(remove_duplicate=False), *source.named_buffers(remove_duplicate=False))
@@ -223,7 +224,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _record(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, writes: bool) -> None:
-        place = self.node_place or Place(self._modules[-1] if self._modules else "", *calling_line())
+        place = self.node_place or ModelPlace(self._modules[-1] if self._modules else "", *calling_line())
         self._epoch += writes
         new_args, new_kwargs = tree_map(self._argument, (tuple(args), dict(kwargs)))
         node = self.graph.create_node("call_function", function, new_args, new_kwargs)
@@ -245,7 +246,6 @@ class Recorder(TorchFunctionMode):
         self._nodes[value] = node
 
     def _argument(self, value: Any) -> Any:
-        """A node in place of a tensor."""
         if not isinstance(value, Tensor):
             return value
         if value not in self._nodes:
@@ -276,8 +276,8 @@ class _Interpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
-        if isinstance(mode, Recorder):
-            mode.node_place = Place(module_of(n), *line_of_trace(n.stack_trace or ""))
+        if isinstance(mode, ModelRecorder):
+            mode.node_place = ModelPlace(module_of(n), *line_of_trace(n.stack_trace or ""))
         return super().run_node(n)
 
 
@@ -296,7 +296,7 @@ _LINE_OF_A_TRACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelPlace:
     """A place in a model.
 
     Attributes:
@@ -343,13 +343,13 @@ def _frames() -> Iterator[FrameType]:
 # Operators of ATen as calls of the torch functions that mean the same, which have names that a person writes.
 
 
-Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+FunctionCall: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function, its positional arguments, and its named ones."""
 
-_Rule: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], Call]
+_Rule: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], FunctionCall]
 
 
-def as_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
+def as_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FunctionCall | None:
     """The call of a torch function that an operator of ATen stands for; None where there is none.
 
     Args:
@@ -371,7 +371,7 @@ def _method(name: str) -> _Rule:
     return lambda args, kwargs: (getattr(Tensor, name), tuple(args), dict(kwargs))
 
 
-def _slice(args: Sequence[Any], _: Mapping[str, Any]) -> Call:
+def _slice(args: Sequence[Any], _: Mapping[str, Any]) -> FunctionCall:
     defaults: list[Any] = [0, None, None, 1]
     x, dim, start, end, step = [*args, *defaults[len(args) - 1 :]]
     dim = dim % x.dim()
@@ -380,7 +380,7 @@ def _slice(args: Sequence[Any], _: Mapping[str, Any]) -> Call:
     return Tensor.__getitem__, (x, (*before, slice(start or None, end, None if step == 1 else step))), {}
 
 
-def _to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def _to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FunctionCall:
     """A conversion to a dtype; one to a device alone is a copy."""
     dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), None)
     return (Tensor.clone, (args[0],), {}) if dtype is None else (Tensor.to, (args[0], dtype), {})

@@ -25,7 +25,7 @@ from fusegen.target import Target
 # Sorts the nodes of a graph by what fusegen makes of them: each is traced alone.
 
 
-class Kind(Enum):
+class NodeCost(Enum):
     """A node to fusegen.
 
     FREE: a view, the tensor itself, a size. LIGHT: elementwise work, reductions, lookups. HEAVY: a matmul, attention, or another
@@ -51,41 +51,41 @@ class Kinds:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._known: dict[tuple[Any, ...], tuple[Kind, str]] = {}
+        self._known: dict[tuple[Any, ...], tuple[NodeCost, str]] = {}
 
-    def of(self, nodes: Iterable[fx.Node]) -> dict[fx.Node, Kind]:
+    def of(self, nodes: Iterable[fx.Node]) -> dict[fx.Node, NodeCost]:
         """The kind of each node."""
         return {node: self.kind(node)[0] for node in nodes}
 
-    def kind(self, node: fx.Node) -> tuple[Kind, str]:
+    def kind(self, node: fx.Node) -> tuple[NodeCost, str]:
         """The kind of a node, and why it is opaque."""
         if _is_size(node):
-            return Kind.FREE, ""
+            return NodeCost.FREE, ""
         if node.meta.get(WRITES):
-            return Kind.OPAQUE, "it writes in place"
+            return NodeCost.OPAQUE, "it writes in place"
         if node.op not in ("call_function", "call_method") or not _gives_tensors(value_of(node)):
-            return Kind.OPAQUE, "it does not give tensors alone"
+            return NodeCost.OPAQUE, "it does not give tensors alone"
         if is_part(node):
             return self.kind(node.all_input_nodes[0])
         found, reason = self._traced(node)
-        if found is Kind.HEAVY and not isinstance(value_of(node), Tensor):
-            return Kind.OPAQUE, "a step of its own with several results"
+        if found is NodeCost.HEAVY and not isinstance(value_of(node), Tensor):
+            return NodeCost.OPAQUE, "a step of its own with several results"
         return found, reason
 
-    def _traced(self, node: fx.Node) -> tuple[Kind, str]:
+    def _traced(self, node: fx.Node) -> tuple[NodeCost, str]:
         try:
             region = region_function([node], [node])
         except Unwritable as error:
-            return Kind.OPAQUE, f"no text stands for {error}"
+            return NodeCost.OPAQUE, f"no text stands for {error}"
         values = [example_of(each) for each in region.parameters]
         if not any(isinstance(value, Tensor) for value in values):
-            return Kind.OPAQUE, "it reads no tensor"
+            return NodeCost.OPAQUE, "it reads no tensor"
         key = (region.text, *(_facts(value) for value in values))
         if key not in self._known:
             try:
                 traced = Dispatcher(region.function(), region.name).variants.traced(values, self._target, _SHOWN)[1]
             except Exception as error:  # of torch itself, too: then fusegen leaves it to torch
-                self._known[key] = (Kind.OPAQUE, str(getattr(error, "what", error)))
+                self._known[key] = (NodeCost.OPAQUE, str(getattr(error, "what", error)))
             else:
                 self._known[key] = (_kind_of(node.op for node in traced.graph.nodes), "")
         return self._known[key]
@@ -140,22 +140,21 @@ def _facts(value: Any) -> Any:
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
 
 
-def _kind_of(ops: Iterable[Op]) -> Kind:
+def _kind_of(ops: Iterable[Op]) -> NodeCost:
     families: Mapping[Family, None] = dict.fromkeys(op.family for op in ops)
     if any(family in families for family in _HEAVY):
-        return Kind.HEAVY
-    return Kind.FREE if all(family in _NOTHING for family in families) else Kind.LIGHT
+        return NodeCost.HEAVY
+    return NodeCost.FREE if all(family in _NOTHING for family in families) else NodeCost.LIGHT
 
 
 # Regions.
 
 
 @dataclass(frozen=True)
-class Region:
+class CutRegion:
     """Nodes of a graph, in its order.
 
     Attributes:
-        nodes: them.
         results: those that others read, or nobody. Views are left out: whoever reads one makes it again.
     """
 
@@ -164,12 +163,11 @@ class Region:
 
 
 def regions_of(
-    graph: fx.Graph, kinds: dict[fx.Node, Kind], taken: Collection[Kind], group: Callable[[fx.Node], Hashable]
-) -> list[Region]:
+    graph: fx.Graph, kinds: dict[fx.Node, NodeCost], taken: Collection[NodeCost], group: Callable[[fx.Node], Hashable]
+) -> list[CutRegion]:
     """The regions of a graph, in order.
 
     Args:
-        graph: the graph.
         kinds: of its nodes.
         taken: the kinds that regions are made of.
         group: nodes of different groups are not in one region.
@@ -181,30 +179,30 @@ def regions_of(
     return [region_of(nodes, kinds) for nodes in found if nodes]
 
 
-def region_of(nodes: Sequence[fx.Node], kinds: dict[fx.Node, Kind]) -> Region:
+def region_of(nodes: Sequence[fx.Node], kinds: dict[fx.Node, NodeCost]) -> CutRegion:
     """The region of some nodes in order."""
     inside = set(nodes)
     read = {node for node in nodes if not node.users or any(user not in inside for user in node.users)}
     results = dict.fromkeys(base for node in nodes if node in read for base in _bases(node, inside, kinds))
-    return Region(tuple(nodes), tuple(node for node in nodes if node in results))
+    return CutRegion(tuple(nodes), tuple(node for node in nodes if node in results))
 
 
-def _bases(node: fx.Node, inside: Collection[fx.Node], kinds: dict[fx.Node, Kind]) -> Iterable[fx.Node]:
+def _bases(node: fx.Node, inside: Collection[fx.Node], kinds: dict[fx.Node, NodeCost]) -> Iterable[fx.Node]:
     """The values that a node is a view of, the first that are none; itself where it is none."""
-    if kinds[node] is not Kind.FREE:
+    if kinds[node] is not NodeCost.FREE:
         return [node]
     return [base for each in node.all_input_nodes if each in inside for base in _bases(each, inside, kinds)]
 
 
-def trimmed(nodes: Sequence[fx.Node], kinds: dict[fx.Node, Kind]) -> list[fx.Node]:
+def trimmed(nodes: Sequence[fx.Node], kinds: dict[fx.Node, NodeCost]) -> list[fx.Node]:
     """The nodes without views that begin or end the region: they launch nothing. No part stays without what it is a part of."""
     inside = dict.fromkeys(nodes)
     changes = True
     while changes:
         ends = [
             node for node in inside
-            if (kinds[node] is Kind.FREE and not any(user in inside for user in node.users))
-            or ((kinds[node] is Kind.FREE or is_part(node)) and not any(each in inside for each in node.all_input_nodes))
+            if (kinds[node] is NodeCost.FREE and not any(user in inside for user in node.users))
+            or ((kinds[node] is NodeCost.FREE or is_part(node)) and not any(each in inside for each in node.all_input_nodes))
         ]  # fmt: skip
         changes = bool(ends)
         for node in ends:
@@ -216,7 +214,6 @@ def is_convex(nodes: Collection[fx.Node], order: dict[fx.Node, int]) -> bool:
     """True if no path leaves some nodes and comes back.
 
     Args:
-        nodes: them.
         order: the place of each node in the graph.
     """
     last = max(order[node] for node in nodes)

@@ -2,6 +2,6 @@
 forward passes are replaced (`patch`)."""
 
 from fusegen.integrations.patch.replacement import patch, unpatch
-from fusegen.integrations.patch.report import Report, Row
+from fusegen.integrations.patch.report import Report, ReportRow
 
-__all__ = ["Report", "Row", "patch", "unpatch"]
+__all__ = ["Report", "ReportRow", "patch", "unpatch"]

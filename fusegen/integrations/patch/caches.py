@@ -27,17 +27,16 @@ _CACHES = "transformers.cache_utils"
 _MODELS = "transformers.modeling_utils"
 _MASK = "attention_mask"
 
-Function: TypeAlias = Callable[..., Any]
+CacheFunction: TypeAlias = Callable[..., Any]
 """A function of a module and the arguments of a call."""
 
 
 @dataclass(frozen=True)
-class Place:
+class CacheArgument:
     """The argument of a call that is a cache.
 
     Attributes:
         key: its position or name.
-        kind: the cache's class.
     """
 
     key: int | str
@@ -50,14 +49,14 @@ class Place:
         return tuple(args), {**kwargs, self.key: value}
 
 
-def cache_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Place, Any] | None:
+def cache_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CacheArgument, Any] | None:
     """The argument of a call that is a cache, if there is one."""
     module = sys.modules.get(_CACHES)
     if module is None:
         return None
     for name, value in numbered(args, kwargs):
         if isinstance(value, module.Cache):
-            return Place(name, type(value)), value
+            return CacheArgument(name, type(value)), value
     return None
 
 
@@ -191,7 +190,7 @@ class HandedPair(EmptyCache):
         self.get_seq_length = self.self_attention_cache.get_seq_length  # type: ignore[method-assign]
 
     def taken(self) -> Any:
-        """What both are to take."""
+        """The arguments of both."""
         return self.self_attention_cache.taken(), self.cross_attention_cache.taken()
 
 
@@ -211,7 +210,7 @@ def fill(cache: Any, index: int, results: tuple[Any, Any]) -> Any:
     return result
 
 
-def filling(function: Function, place: Place, are_fresh: Sequence[bool]) -> Function:
+def filling(function: CacheFunction, place: CacheArgument, are_fresh: Sequence[bool]) -> CacheFunction:
     """A layer's function that returns its result, and what the empty cache in this place is to take: keys and values, or None; of
     a cache of two, that of both.
 
@@ -240,7 +239,7 @@ class _Argument:
     key: int | str
 
 
-def mask_position(function: Function) -> int | None:
+def mask_position(function: CacheFunction) -> int | None:
     """The position of the mask of attention among the arguments of a module's function."""
     names = list(inspect.signature(function).parameters)[1:]
     return names.index(_MASK) if _MASK in names else None
@@ -278,13 +277,11 @@ class Between:
 
     Attributes:
         update: arguments of the cache's `update`, by position and by name.
-        attention: the attention function.
         arguments: of it, likewise; behind the module, query, keys and values.
-        module: the attention module.
     """
 
     update: tuple[tuple[Any, ...], dict[str, Any]]
-    attention: Function
+    attention: CacheFunction
     module: nn.Module
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -346,7 +343,7 @@ class _Handing:
     """
 
     result: Any = None
-    calls: list[tuple[Function, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    calls: list[tuple[CacheFunction, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
 
 class _Thread(threading.local):
@@ -372,13 +369,9 @@ def _handing(result: Any) -> Iterator[_Handing]:
 
 
 class HandedAttention:
-    """An attention function of transformers that a trace may stop at; in all other calls the function itself.
+    """An attention function of transformers that a trace may stop at; in all other calls the function itself."""
 
-    Args:
-        function: the function.
-    """
-
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: CacheFunction) -> None:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -403,7 +396,7 @@ def hand_attention() -> None:
             mapping[name] = HandedAttention(function)
 
 
-def before_attention(function: Function, place: Place) -> Function:
+def before_attention(function: CacheFunction, place: CacheArgument) -> CacheFunction:
     """A layer's function up to its attention, which gives a `Handed`.
 
     Args:
@@ -437,7 +430,7 @@ def _own_attention() -> UnsupportedError:
     return UnsupportedError(what, mend='model.set_attn_implementation("sdpa")')
 
 
-def behind_attention(function: Function, place: Place) -> Function:
+def behind_attention(function: CacheFunction, place: CacheArgument) -> CacheFunction:
     """The rest of a layer's function, of the module, the result of attention, and the layer's arguments."""
 
     def call(module: nn.Module, attended: Any, *args: Any, **kwargs: Any) -> Any:
@@ -454,7 +447,7 @@ _VALUES = (*_TENSORS, TracedScalar, SymbolicSize)
 
 def _handed(
     update: tuple[tuple[Any, ...], dict[str, Any]],
-    attention: tuple[Function, tuple[Any, ...], dict[str, Any]],
+    attention: tuple[CacheFunction, tuple[Any, ...], dict[str, Any]],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Handed:

@@ -17,9 +17,9 @@ from fusegen.api import Kernel
 from fusegen.graphs.graphed import GraphedForward
 from fusegen.guards import refusing_changes
 from fusegen.integrations.patch.caches import (
-    Function,
+    CacheArgument,
+    CacheFunction,
     Handed,
-    Place,
     before_attention,
     behind_attention,
     cache_of,
@@ -32,7 +32,7 @@ from fusegen.integrations.patch.caches import (
     place_in,
     without_mask,
 )
-from fusegen.integrations.patch.fused_call import FusedCall, Kind, Prepared, refusal_of
+from fusegen.integrations.patch.fused_call import CallKind, FusedCall, PreparedCall, refusal_of
 from fusegen.threads import cached_property
 
 _HOOKED = "_old_forward"  # a module's forward pass, behind accelerate's wrapper
@@ -79,7 +79,7 @@ class FusedForward(FusedCall):
         """The module's own forward pass."""
         return self._given or partial(type(self.module).forward, self.module)
 
-    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PreparedCall:
         """A call as a kernel; with a cache that holds something, as two.
 
         Raises:
@@ -87,14 +87,14 @@ class FusedForward(FusedCall):
         """
         found = cache_of(args, kwargs) if self._indices else None
         if found is None:
-            return Prepared(self._kernel("", _whole), (self.module, *args), kwargs)
+            return PreparedCall(self._kernel("", _whole), (self.module, *args), kwargs)
         place, cache = found
         index = place_in(cache, self._indices, self.name)
         given, named = place.put(None, args, kwargs)
         are_fresh = fresh_parts(cache, index)
         if any(are_fresh):
             kernel = self._kernel("fill" if all(are_fresh) else "fill_one", filling, place, are_fresh)
-            return Prepared(kernel, (self.module, *given), named, partial(fill, cache, index))
+            return PreparedCall(kernel, (self.module, *given), named, partial(fill, cache, index))
         before = self._kernel("before", before_attention, place)
         arguments, named_arguments = without_mask(self._mask_position, given, named)
 
@@ -112,9 +112,9 @@ class FusedForward(FusedCall):
             self.refuse(args, kwargs, refusal)
             return result
 
-        return Prepared(before, (self.module, *arguments), named_arguments, finish)
+        return PreparedCall(before, (self.module, *arguments), named_arguments, finish)
 
-    def _behind(self, place: Place) -> Kernel[..., Any]:
+    def _behind(self, place: CacheArgument) -> Kernel[..., Any]:
         """The kernel of the rest of the layer."""
         return self._kernel("behind", behind_attention, place)
 
@@ -131,16 +131,15 @@ class FusedForward(FusedCall):
             return "its activations are checkpointed"
         return self._inside_now().watcher()
 
-    def mode(self) -> Kind:
+    def mode(self) -> CallKind:
         """The module's class and the forward pass that it has, which tools replace, and its mode."""
         kind = type(self.module)
         return (kind, kind.forward, self.module.training)
 
-    def _kernel(self, part: str, of: Callable[..., Function], *settings: Hashable) -> Kernel[..., Any]:
+    def _kernel(self, part: str, of: Callable[..., CacheFunction], *settings: Hashable) -> Kernel[..., Any]:
         """The kernel of a part of the forward pass, made once for each class and mode.
 
         Args:
-            part: its name.
             of: makes the part's function of the module's.
             settings: that it is made by.
         """
@@ -150,7 +149,7 @@ class FusedForward(FusedCall):
             self._kernels[key] = Kernel(self._function(of, settings), name=name)
         return self._kernels[key]
 
-    def _function(self, of: Callable[..., Function], settings: tuple[Hashable, ...]) -> Function:
+    def _function(self, of: Callable[..., CacheFunction], settings: tuple[Hashable, ...]) -> CacheFunction:
         """The function of a part: one for all modules of a class, which share its traces."""
         given = self._given
         if given is None:
@@ -158,7 +157,7 @@ class FusedForward(FusedCall):
         return of(lambda _, *args, **kwargs: given(*args, **kwargs), *settings)
 
     @cached_property
-    def _kernels(self) -> dict[tuple[str, tuple[Hashable, ...], Kind], Kernel[..., Any]]:
+    def _kernels(self) -> dict[tuple[str, tuple[Hashable, ...], CallKind], Kernel[..., Any]]:
         return {}
 
     def _inside_now(self) -> Inside:
@@ -234,12 +233,12 @@ def _attribute(module: nn.Module) -> str:
 
 
 @lru_cache(maxsize=64)
-def _shared(of: Callable[..., Function], function: Function, *settings: Hashable) -> Function:
+def _shared(of: Callable[..., CacheFunction], function: CacheFunction, *settings: Hashable) -> CacheFunction:
     """The function of a part of a class's forward pass."""
     return of(function, *settings)
 
 
-def _whole(function: Function) -> Function:
+def _whole(function: CacheFunction) -> CacheFunction:
     return function
 
 
@@ -258,9 +257,6 @@ class Inside:
     """The submodules and hooks inside of a module. Each call of a layer asks, so the dicts that torch fills are kept.
 
     A kernel's trace notes the same dicts, so that one which takes the place of another leads to a new trace.
-
-    Args:
-        module: the module.
     """
 
     def __init__(self, module: nn.Module) -> None:

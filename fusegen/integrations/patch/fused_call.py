@@ -26,16 +26,15 @@ from fusegen.threads import cached_property
 from fusegen.trace import inlined, is_tracing
 from fusegen.trace.run import trace
 
-Kind: TypeAlias = tuple[object, ...]
+CallKind: TypeAlias = tuple[object, ...]
 """A kind of call: the types of its arguments."""
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCall:
     """A call as a kernel of tensors and plain values.
 
     Attributes:
-        kernel: the kernel.
         args, kwargs: of its call.
         finish: makes the result of the kernel's. It may change what the caller holds, so the function does not run after it.
         function: the same in torch, where the kernel's own does more.
@@ -49,7 +48,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedFacts:
     """The facts of a kind of call that is one kernel.
 
     Attributes:
@@ -66,7 +65,7 @@ class Fused:
     lowered: tuple[str, torch.dtype] | None
 
     @classmethod
-    def of(cls, call: Prepared) -> Fused:
+    def of(cls, call: PreparedCall) -> FusedFacts:
         """The facts of a call that has run."""
         launches = call.kernel.lower(*call.args, **call.kwargs).step_count
         args, kwargs = tree_map_only(Tensor, _emptied, (call.args, dict(call.kwargs)))
@@ -105,7 +104,7 @@ class FusedCall:
     _watched_last = "it was patched behind its forward pass"  # by what, in the last call outside of a backward pass
 
     def __init__(self) -> None:
-        self.kinds: dict[Kind, Fused | str] = {}
+        self.kinds: dict[CallKind, FusedFacts | str] = {}
         self._refuses = False  # any kind
         self._has_changed = False  # in the call before: what it found missing, such as a table of its own, may be there now
 
@@ -161,7 +160,7 @@ class FusedCall:
         """The function as it is."""
         raise NotImplementedError
 
-    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PreparedCall:
         """A call as a kernel.
 
         Raises:
@@ -179,7 +178,7 @@ class FusedCall:
             self._watched_last = self.watcher()
         return self._watched_last
 
-    def mode(self) -> Kind:
+    def mode(self) -> CallKind:
         """The state that tells kinds of calls apart beside their arguments."""
         return ()
 
@@ -196,7 +195,7 @@ class FusedCall:
         """Puts back what was there."""
         raise NotImplementedError
 
-    def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kind:
+    def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKind:
         named = ((name, type(value)) for name, value in sorted(kwargs.items()))
         return (*self.mode(), *map(type, args), *named)
 
@@ -206,14 +205,14 @@ class FusedCall:
             self.layers.done += 1
             tell_of(None)
 
-    def _learn(self, kind: Kind, call: Prepared) -> None:
+    def _learn(self, kind: CallKind, call: PreparedCall) -> None:
         try:
-            self.kinds[kind] = Fused.of(call)
+            self.kinds[kind] = FusedFacts.of(call)
         except FusegenError:  # a call under a transform of torch, which ran as torch runs it
             return
 
 
-def _require_derivative(call: Prepared) -> None:
+def _require_derivative(call: PreparedCall) -> None:
     """Refuses a call that a reentrant checkpoint makes without gradients, and could not make again with them.
 
     Raises:

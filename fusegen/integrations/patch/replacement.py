@@ -19,16 +19,16 @@ from fusegen.api import Kernel
 from fusegen.errors import ArgumentError
 from fusegen.graphs.graphed import GraphedForward
 from fusegen.graphs.recording import Pools
-from fusegen.integrations.patch.caches import Function, hand_attention
+from fusegen.integrations.patch.caches import CacheFunction, hand_attention
 from fusegen.integrations.patch.forward import FusedForward, follow_copies
-from fusegen.integrations.patch.fused_call import FusedCall, Prepared
+from fusegen.integrations.patch.fused_call import FusedCall, PreparedCall
 from fusegen.integrations.patch.report import Report
 from fusegen.ir.index_map import ROW_MULTIPLE, may_pad
 from fusegen.progress import Layers
 from fusegen.runtime.callables import name_of, python_function
 
 
-def patch(model: nn.Module, only: Chosen | None = None, exclude: Chosen = (), *, cuda_graphs: bool = False) -> Report:
+def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleChoice = (), *, cuda_graphs: bool = False) -> Report:
     """Makes kernels of the forward passes of a model's modules, in place.
 
     At the first call of each, a whole layer becomes one kernel where it can be traced, otherwise the modules inside of it do. All
@@ -97,7 +97,7 @@ def unpatch(model: nn.Module) -> None:
 # The modules of a model that may be one kernel: layers, the modules inside of them, and what stands beside them.
 
 
-Chosen: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
+ModuleChoice: TypeAlias = str | type[nn.Module] | Sequence[str | type[nn.Module]]
 """Modules: by their class, its name, or their path in the model, where ``*`` stands for any text."""
 
 _ONE_LAUNCH = (
@@ -116,19 +116,14 @@ _MOST_PARTS = 8  # listed parts of a layer: where there are more, each is compil
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A module that may be one kernel.
-
-    Attributes:
-        path: its name in the model.
-        module: the module.
-    """
+class PatchUnit:
+    """A module that may be one kernel."""
 
     path: str
     module: nn.Module
 
 
-def units(model: nn.Module, only: Chosen | None, exclude: Chosen) -> list[Unit]:
+def units(model: nn.Module, only: ModuleChoice | None, exclude: ModuleChoice) -> list[PatchUnit]:
     """The modules that may be one kernel, outer ones before those inside of them; one with several paths by the first.
 
     Raises:
@@ -139,18 +134,18 @@ def units(model: nn.Module, only: Chosen | None, exclude: Chosen) -> list[Unit]:
     left_out = {id(module) for path, module in model.named_modules() if _is_chosen(_listed(exclude), path, module)}
     names = ("",) if only is None else _listed(only)
     chosen_paths = [path for path, module in model.named_modules() if _is_chosen(names, path, module)]
-    first: dict[int, Unit] = {}
+    first: dict[int, PatchUnit] = {}
     for unit in _below(model, "", left_out):
         if any(_is_in(unit.path, path) for path in chosen_paths):
             first.setdefault(id(unit.module), unit)
     return list(first.values())
 
 
-def _below(module: nn.Module, path: str, left_out: set[int]) -> Iterator[Unit]:
+def _below(module: nn.Module, path: str, left_out: set[int]) -> Iterator[PatchUnit]:
     if id(module) in left_out or (isinstance(module, _ONE_LAUNCH) and not has_odd_rows(module)):
         return
     if not _has_layers(module) and not any(id(each) in left_out for each in module.modules()) and type(module).forward is not _NONE:
-        yield Unit(path, module)
+        yield PatchUnit(path, module)
     for name, child in module.named_children():
         yield from _below(child, f"{path}.{name}" if path else name, left_out)
 
@@ -168,7 +163,7 @@ def _has_layers(module: nn.Module) -> bool:
     return is_alone or len(set(kinds)) < len(kinds) or sum(map(len, lists)) > _MOST_PARTS
 
 
-def _listed(chosen: Chosen) -> tuple[str | type[nn.Module], ...]:
+def _listed(chosen: ModuleChoice) -> tuple[str | type[nn.Module], ...]:
     return tuple(chosen) if isinstance(chosen, Sequence) and not isinstance(chosen, str) else (chosen,)
 
 
@@ -225,7 +220,7 @@ def _weight(linear: nn.Linear) -> nn.Parameter | None:
 class PaddedLinear(FusedForward):
     """The forward pass of such a layer. Many results are views of padded rows, as those of torch.compile are."""
 
-    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PreparedCall:
         """A call as a kernel."""
         whole = super().prepared(args, kwargs)
         linear = self.module
@@ -236,10 +231,10 @@ class PaddedLinear(FusedForward):
         if not isinstance(args[0], Tensor) or args[0].shape[:-1].numel() <= weight.shape[1]:
             return whole
         kernel = self._kernel("padded", _padding)
-        return Prepared(kernel, whole.args, {}, partial(_without_padding, weight.shape[0]), whole.kernel.function)
+        return PreparedCall(kernel, whole.args, {}, partial(_without_padding, weight.shape[0]), whole.kernel.function)
 
 
-def _padding(_: Function) -> Function:
+def _padding(_: CacheFunction) -> CacheFunction:
     return _padded
 
 
@@ -308,9 +303,9 @@ class FusedLoss(FusedCall):
         """The model's own function."""
         return self._function
 
-    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
+    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PreparedCall:
         """A call as a kernel."""
-        return Prepared(self._kernel, tuple(args), kwargs)
+        return PreparedCall(self._kernel, tuple(args), kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that a file or a copy holds: what was compiled is made anew."""

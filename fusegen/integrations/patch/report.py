@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from fusegen.graphs.graphed import GraphedForward, KernelGraphs, words
 from fusegen.integrations.patch.forward import FusedForward
-from fusegen.integrations.patch.fused_call import Fused, FusedCall
+from fusegen.integrations.patch.fused_call import FusedCall, FusedFacts
 
 _WIDTH = 100  # of a reason
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """Modules of one class that fare alike.
 
     Attributes:
@@ -76,7 +76,7 @@ class Report:
         self._calls.clear()
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ReportRow]:
         """The modules that were replaced, and those that were not, with the reason."""
         return list(_grouped(self._single()))
 
@@ -90,17 +90,17 @@ class Report:
         """Launches of all kernels."""
         return sum(row.after or 0 for row in self.rows if row.fused and row.before is not None)
 
-    def _single(self) -> Iterator[Row]:
+    def _single(self) -> Iterator[ReportRow]:
         """A row for each module that was called on its own, or that no other holds."""
         covered: list[str] = []
         for path, call in self._calls.items():
             inside = any(path.startswith(f"{outer}.") or not outer for outer in covered)
             if not call.kinds:
                 if call.watched_by:
-                    yield Row(path, call.name, 1, False, None, None, f"as it is: {call.watched_by}")
+                    yield ReportRow(path, call.name, 1, False, None, None, f"as it is: {call.watched_by}")
                 elif not inside:
                     covered.append(path)
-                    yield Row(path, call.name, 1, False, None, None, "not called yet")
+                    yield ReportRow(path, call.name, 1, False, None, None, "not called yet")
                 continue
             row = _row(path, call)
             if row.fused:
@@ -136,27 +136,27 @@ class Report:
     __repr__ = __str__
 
 
-def _row(path: str, call: FusedCall) -> Row:
-    fused = [kind for kind in call.kinds.values() if isinstance(kind, Fused)]
+def _row(path: str, call: FusedCall) -> ReportRow:
+    fused = [kind for kind in call.kinds.values() if isinstance(kind, FusedFacts)]
     reasons = list(dict.fromkeys(kind for kind in call.kinds.values() if isinstance(kind, str)))
     reason = "; ".join(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…" for text in reasons)
     if not fused:
-        return Row(path, call.name, 1, False, None, None, f"as it is: {reason}")
-    return Row(
+        return ReportRow(path, call.name, 1, False, None, None, f"as it is: {reason}")
+    return ReportRow(
         path, call.name, 1, True, fused[0].eager_launches, fused[0].launches, f"in part as it is: {reason}" if reason else ""
     )
 
 
-def _launches(row: Row) -> str:
+def _launches(row: ReportRow) -> str:
     if not row.fused:
         return "–"
     before = "?" if row.before is None else str(row.before // row.count)
     return f"{before} → {(row.after or 0) // row.count} launches"
 
 
-def _grouped(rows: Iterator[Row]) -> Iterator[Row]:
+def _grouped(rows: Iterator[ReportRow]) -> Iterator[ReportRow]:
     """Rows of modules that differ in one number of their paths as one."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[ReportRow]] = {}
     for row in rows:
         groups.setdefault(
             (re.sub(r"(?<![^.])\d+(?=\.|$)", "#", row.path), row.kind, row.fused, row.before, row.after, row.reason), []
@@ -165,7 +165,7 @@ def _grouped(rows: Iterator[Row]) -> Iterator[Row]:
         yield _together(same) if len(same) > 1 else same[0]
 
 
-def _together(rows: Sequence[Row]) -> Row:
+def _together(rows: Sequence[ReportRow]) -> ReportRow:
     first, count = rows[0], len(rows)
     before, after = (None if each is None else each * count for each in (first.before, first.after))
     return replace(first, path=_span([row.path for row in rows]), count=count, before=before, after=after)

@@ -17,7 +17,7 @@ from fusegen.compiler.backends import target_of
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.errors import ArgumentError, FusegenError, IndexRangeError, UnsupportedError
 from fusegen.integrations.fx.capture import EPOCH, WRITES, module_of
-from fusegen.integrations.fx.cut import Kind, Kinds, Region, example_of, regions_of, value_of
+from fusegen.integrations.fx.cut import CutRegion, Kinds, NodeCost, example_of, regions_of, value_of
 from fusegen.integrations.fx.function import RegionFunction, function_name, region_function
 from fusegen.ir.symbolic import literal
 from fusegen.target import Target
@@ -77,7 +77,7 @@ def _device(inputs: Sequence[Any]) -> torch.device | None:
 # A graph with its regions as kernels: all that fusegen traces, layer by layer.
 
 
-_ALL, _LIGHT = (Kind.LIGHT, Kind.FREE, Kind.HEAVY), (Kind.LIGHT, Kind.FREE)
+_ALL, _LIGHT = (NodeCost.LIGHT, NodeCost.FREE, NodeCost.HEAVY), (NodeCost.LIGHT, NodeCost.FREE)
 _LEAST = 2  # operations of a region: one alone gains nothing
 _MOST_KERNELS = 1024  # that are kept for later graphs
 
@@ -142,8 +142,8 @@ def fused(module: fx.GraphModule, machine: Target, device: torch.device) -> fx.G
 
 
 def _chosen(
-    graph: fx.Graph, kinds: dict[fx.Node, Kind], machine: Target, device: torch.device
-) -> Iterator[tuple[Region, RegionFunction]]:
+    graph: fx.Graph, kinds: dict[fx.Node, NodeCost], machine: Target, device: torch.device
+) -> Iterator[tuple[CutRegion, RegionFunction]]:
     """The regions that become kernels: whole ones, or where one cannot be traced, its parts between matmuls."""
     for region in _regions(graph, kinds, _ALL):
         if not _is_worth_it(region, kinds):
@@ -157,13 +157,13 @@ def _chosen(
         yield from ((part, function) for part in parts if (function := _traced(part, machine, device)) is not None)
 
 
-def _is_worth_it(region: Region, kinds: dict[fx.Node, Kind]) -> bool:
+def _is_worth_it(region: CutRegion, kinds: dict[fx.Node, NodeCost]) -> bool:
     """True if a region has several operations, and not matmuls alone."""
-    launching = [kinds[node] for node in region.nodes if kinds[node] is not Kind.FREE]
-    return len(launching) >= _LEAST and Kind.LIGHT in launching and bool(region.results)
+    launching = [kinds[node] for node in region.nodes if kinds[node] is not NodeCost.FREE]
+    return len(launching) >= _LEAST and NodeCost.LIGHT in launching and bool(region.results)
 
 
-def _regions(graph: fx.Graph, kinds: dict[fx.Node, Kind], taken: Sequence[Kind]) -> list[Region]:
+def _regions(graph: fx.Graph, kinds: dict[fx.Node, NodeCost], taken: Sequence[NodeCost]) -> list[CutRegion]:
     return regions_of(graph, kinds, taken, lambda node: (node.meta.get(EPOCH), layer_of(module_of(node))))
 
 
@@ -174,7 +174,7 @@ def layer_of(path: str) -> str:
     return "" if number is None else ".".join(parts[: number + 1])
 
 
-def _traced(region: Region, machine: Target, device: torch.device) -> RegionFunction | None:
+def _traced(region: CutRegion, machine: Target, device: torch.device) -> RegionFunction | None:
     """The function of a region; None where fusegen does not trace it."""
     try:
         function = region_function(region.nodes, region.results, "x")
@@ -211,7 +211,7 @@ class _Rebuilt:
     Nodes come in the order of the graph, as early as all that they read is there; none moves over one that may write.
     """
 
-    def __init__(self, module: fx.GraphModule, chosen: Sequence[tuple[Region, RegionFunction]]) -> None:
+    def __init__(self, module: fx.GraphModule, chosen: Sequence[tuple[CutRegion, RegionFunction]]) -> None:
         self._old = module
         self._graph = fx.Graph()
         self._new: dict[fx.Node, fx.Node] = {}
@@ -220,7 +220,6 @@ class _Rebuilt:
         self._fused: dict[str, nn.Module] = {}
 
     def module(self) -> fx.GraphModule:
-        """The module."""
         for node in self._old.graph.nodes:
             if node not in self._region:
                 self._emit(node)
@@ -233,7 +232,7 @@ class _Rebuilt:
         found.meta = dict(self._old.meta)
         return found
 
-    def _read_outside(self, region: Region) -> list[fx.Node]:
+    def _read_outside(self, region: CutRegion) -> list[fx.Node]:
         """The nodes of a region that others read, views among them."""
         inside = set(region.nodes)
         views = [node for node in region.nodes if any(user not in inside for user in node.users)]
@@ -259,7 +258,7 @@ class _Rebuilt:
                 self._new[top] = self._graph.node_copy(top, self._new.__getitem__)
             stack.pop()
 
-    def _call(self, region: Region, function: RegionFunction) -> None:
+    def _call(self, region: CutRegion, function: RegionFunction) -> None:
         name = f"fused_{len(self._fused)}_{function.name}"
         self._fused[name] = FusedRegion(function)
         call = self._graph.call_module(name, tuple(self._new[node] for node in function.parameters))

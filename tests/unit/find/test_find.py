@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fusegen as fg
 from fusegen.errors import BatchError
-from fusegen.integrations.find.finding import Finding, Pattern
+from fusegen.integrations.find.finding import Finding, FindingKind
 from tests.naming import case
 from tests.unit.find.models import WIDTH, Attention, Layers, Mlp
 
@@ -82,14 +82,14 @@ def test_declarations_of_a_model_compute_what_its_modules_do() -> None:
 def test_work_behind_a_matmul_becomes_its_epilogue() -> None:
     found = fg.find(Mlp().bfloat16(), torch.randn(8, 1024, WIDTH, dtype=torch.bfloat16))
     finding = next(finding for finding in found if "tanh" in finding.name)
-    assert finding.pattern is Pattern.EPILOGUE
+    assert finding.pattern is FindingKind.EPILOGUE
     assert finding.operations[0] == "addmm" and finding.launches_after == 1
 
 
 def test_operations_that_read_one_tensor_are_found_together() -> None:
     x = torch.randn(512, 1024)
     (finding,) = fg.find(lambda x: (x.amax(dim=-1), x.square().sum(dim=-1)), x)
-    assert finding.pattern is Pattern.SHARED
+    assert finding.pattern is FindingKind.SHARED
     assert (finding.launches_before, finding.launches_after) == (3, 1)
     assert finding.read_again == x.numel() * 4
     assert finding.bytes_after == x.numel() * 4 + 2 * 512 * 4
@@ -98,7 +98,7 @@ def test_operations_that_read_one_tensor_are_found_together() -> None:
 def test_attention_of_matmuls_and_softmax_is_one_kernel() -> None:
     mask = torch.ones(256, 256, dtype=torch.bool).triu(1)
     found = fg.find(Attention().bfloat16(), (torch.randn(2, 256, WIDTH, dtype=torch.bfloat16), mask))
-    (finding,) = [each for each in found if each.pattern is Pattern.ATTENTION]
+    (finding,) = [each for each in found if each.pattern is FindingKind.ATTENTION]
     assert finding.launches_after == 1
     assert "softmax" in finding.declaration
 

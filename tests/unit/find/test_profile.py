@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import fusegen as fg
-from fusegen.integrations.find.finding import Pattern
+from fusegen.integrations.find.finding import FindingKind
 from tests.naming import case
 
 H100 = Path(__file__).with_name("h100.json.gz")
@@ -37,7 +37,7 @@ def profiled() -> profile:
 
 def test_a_trace_of_a_gpu_shows_its_chains_with_their_times() -> None:
     found = fg.find(H100)
-    attention = next(finding for finding in found if finding.pattern is Pattern.ATTENTION)
+    attention = next(finding for finding in found if finding.pattern is FindingKind.ATTENTION)
     gelu = next(finding for finding in found if "tanh" in finding.name)
     assert (attention.count, gelu.count) == (2, 2)
     assert attention.launches_before == 11 and attention.launches_after == 1  # cuBLAS clears its workspace

@@ -1,19 +1,38 @@
-"""The charts of a record: bytes a second, products under their roofs, speed-ups; each in the widths that a page wants it in."""
+"""The charts of a record of `fusegen bench`: bytes a second, products under their roofs, speed-ups.
+
+``python -m tests.tools.charts FILE.json FOLDER`` writes them as SVG.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from fusegen.bench.drawing import (
+from fusegen.bench.record import BenchRecord, TimedCase, read
+from fusegen.bench.table import (
+    COPY,
+    FUSEGEN,
+    JudgedCase,
+    PeerResult,
+    judge,
+    name_of,
+    providers,
+    ratio_text,
+    speedup_order,
+    tally,
+    times,
+)
+from fusegen.emit.environment import render
+from tests.tools.drawing import (
     GRID,
     INK,
     LOSS,
@@ -39,53 +58,51 @@ from fusegen.bench.drawing import (
     unit_label,
     unit_of,
 )
-from fusegen.bench.record import Row
-from fusegen.bench.table import COPY, FUSEGEN, Outcome, Verdict, name_of, providers, ratio_text, tally, times
 
 _LAST = re.compile(r"(\d+)\D*$")
-_LINE = 20.0
+_STEP = 24.0  # pixels of a case
 
 
 # Bytes a second: over the length of rows where a case has several, beside each other where it has one.
 
 
-def row_length(row: Row) -> int | None:
+def row_length(row: TimedCase) -> int | None:
     """The last number of the shape."""
     found = _LAST.search(row.shape)
     return int(found[1]) or None if found else None
 
 
-def moving(rows: Sequence[Row]) -> list[Row]:
+def moving(rows: Sequence[TimedCase]) -> list[TimedCase]:
     """The rows whose rate counts bytes, where anybody has a time; no training steps."""
     return [row for row in rows if row.flops is None and row.bytes and not row.is_step and times(row)]
 
 
-def sweeps(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def sweeps(rows: Sequence[TimedCase]) -> dict[str, list[TimedCase]]:
     """The cases of several lengths of rows, by name."""
-    found: dict[str, list[Row]] = defaultdict(list)
+    found: dict[str, list[TimedCase]] = defaultdict(list)
     for row in moving(rows):
         if row_length(row) is not None:
             found[row.case].append(row)
     return {case: of for case, of in found.items() if len({row_length(row) for row in of}) > 1}
 
 
-def single(rows: Sequence[Row]) -> list[Row]:
+def single(rows: Sequence[TimedCase]) -> list[TimedCase]:
     """The rows that are in no sweep."""
     swept = sweeps(rows)
     return [row for row in moving(rows) if row.case not in swept or row_length(row) is None]
 
 
-def rates(row: Row) -> dict[str, float]:
+def rates(row: TimedCase) -> dict[str, float]:
     """Bytes a microsecond, by provider."""
     return {name: row.bytes / time for name, time in times(row).items()}
 
 
-def bandwidth_unit(rows: Sequence[Row]) -> Unit:
+def bandwidth_unit(rows: Sequence[TimedCase]) -> Unit:
     """One unit for all charts of a record."""
     return unit_of((rate for row in moving(rows) for rate in rates(row).values()), "B/s")
 
 
-def sweep(rows: Sequence[Row], looks: dict[str, Look], unit: Unit, top: float, width: float) -> Figure:
+def sweep(rows: Sequence[TimedCase], looks: dict[str, Look], unit: Unit, top: float, width: float) -> Figure:
     """One case over the length of its rows.
 
     Args:
@@ -116,7 +133,7 @@ def _behind_first(looks: dict[str, Look]) -> list[tuple[str, Look]]:
     return sorted(looks.items(), key=lambda item: (item[0] == FUSEGEN, item[0] != COPY))
 
 
-def _series(axes: Axes, rows: Sequence[Row], provider: str, look: Look, unit: Unit) -> None:
+def _series(axes: Axes, rows: Sequence[TimedCase], provider: str, look: Look, unit: Unit) -> None:
     """All points of a provider, and a line along the best of each length."""
     timed = [row for row in rows if provider in times(row)]
     points = [(length, rates(row)[provider] / unit.scale, row) for row in timed if (length := row_length(row))]
@@ -128,12 +145,11 @@ def _series(axes: Axes, rows: Sequence[Row], provider: str, look: Look, unit: Un
         _dot(axes, length, rate, look, _tip(row, provider, rate, unit))
 
 
-def singles(rows: Sequence[Row], looks: dict[str, Look], unit: Unit, width: float, *, stacked: bool) -> Figure:
-    """Cases of one length beside each other; stacked, a case's name stands above its line, else to the left of it."""
-    step = 2 * _LINE if stacked else 1.2 * _LINE
+def singles(rows: Sequence[TimedCase], looks: dict[str, Look], unit: Unit, width: float) -> Figure:
+    """Cases of one length beside each other."""
     names = [name_of(row) for row in rows]
-    left = label_margin(names, width, stacked=stacked)
-    figure, axes = canvas(width, step * len(rows) + 56, left=left, right=16, top=8, bottom=48)
+    left = label_margin(names, width)
+    figure, axes = canvas(width, _STEP * len(rows) + 56, left=left, right=16, top=8, bottom=48)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1.06 * max(rate for row in rows for rate in rates(row).values()) / unit.scale)
     evenly(axes.xaxis, int(width // 80))
@@ -142,13 +158,12 @@ def singles(rows: Sequence[Row], looks: dict[str, Look], unit: Unit, width: floa
     axes.spines["left"].set_visible(False)
     axes.grid(visible=True, axis="x")
     for place, (row, name) in enumerate(zip(rows, names, strict=True)):
-        line = place + (0.2 if stacked else 0.0)
-        case_label(axes, place, name, (width - 26 if stacked else left - 10), stacked=stacked)
-        axes.axhline(line, color=GRID, linewidth=1)
+        case_label(axes, place, name, left - 10)
+        axes.axhline(place, color=GRID, linewidth=1)
         for provider, look in _behind_first(looks):
             if provider in rates(row):
                 rate = rates(row)[provider] / unit.scale
-                _dot(axes, rate, line, look, _tip(row, provider, rate, unit))
+                _dot(axes, rate, place, look, _tip(row, provider, rate, unit))
     return figure
 
 
@@ -168,7 +183,7 @@ def _dot(axes: Axes, x: float, y: float, look: Look, said: str) -> None:
     )
 
 
-def _tip(row: Row, provider: str, rate: float, unit: Unit) -> str:
+def _tip(row: TimedCase, provider: str, rate: float, unit: Unit) -> str:
     return f"{name_of(row)} {row.dtype}, {provider}: {rate:.3g} {unit.name}"
 
 
@@ -186,35 +201,35 @@ class Roof:
 
     rate: float
     provider: str
-    row: Row
+    row: TimedCase
 
 
-def memory_roof(rows: Sequence[Row]) -> Roof | None:
+def memory_roof(rows: Sequence[TimedCase]) -> Roof | None:
     """The best rate of a copy."""
     calls = [row for row in rows if not row.is_step]
     found = [Roof(row.bytes / times(row)[COPY], COPY, row) for row in calls if row.bytes and COPY in times(row)]
     return max(found, key=lambda roof: roof.rate, default=None)
 
 
-def product_roof(rows: Sequence[Row]) -> Roof | None:
+def product_roof(rows: Sequence[TimedCase]) -> Roof | None:
     """The best rate of anybody's products."""
     calls = [row for row in rows if not row.is_step]
     found = [Roof(row.flops / time, name, row) for row in calls if row.flops for name, time in times(row).items() if name != COPY]
     return max(found, key=lambda roof: roof.rate, default=None)
 
 
-def products(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def products(verdicts: Sequence[JudgedCase]) -> list[JudgedCase]:
     """The cases that have a place in the chart; no training steps."""
     return [v for v in verdicts if v.row.flops and v.row.bytes and not v.row.is_step and (v.ours or v.theirs)]
 
 
-def case_looks(verdicts: Sequence[Verdict]) -> dict[str, Look]:
+def case_looks(verdicts: Sequence[JudgedCase]) -> dict[str, Look]:
     """A look for each case name."""
     names = dict.fromkeys(v.row.case for v in products(verdicts))
     return {name: peer_look(number) for number, name in enumerate(names)}
 
 
-def roofline(verdicts: Sequence[Verdict], roof: Roof, memory: Roof | None, width: float) -> Figure:
+def roofline(verdicts: Sequence[JudgedCase], roof: Roof, memory: Roof | None, width: float) -> Figure:
     """The chart of all cases of a record, so many pixels wide."""
     unit = unit_of([roof.rate], "FLOP/s")
     figure, axes = canvas(width, min(420.0, 0.9 * width), left=44, right=12, top=24, bottom=46)
@@ -231,11 +246,11 @@ def roofline(verdicts: Sequence[Verdict], roof: Roof, memory: Roof | None, width
     return figure
 
 
-def _intensity(row: Row) -> float:
+def _intensity(row: TimedCase) -> float:
     return (row.flops or 0) / row.bytes
 
 
-def _limits(axes: Axes, shown: Sequence[Verdict], roof: Roof, memory: Roof | None, unit: Unit, most: int) -> None:
+def _limits(axes: Axes, shown: Sequence[JudgedCase], roof: Roof, memory: Roof | None, unit: Unit, most: int) -> None:
     """Room for every point and for the ridge, where the roofs meet."""
     across = [_intensity(v.row) for v in shown] + ([roof.rate / memory.rate] if memory else [])
     rates = [(v.row.flops or 0) / time / unit.scale for v in shown for time in (v.ours, v.theirs) if time]
@@ -267,7 +282,7 @@ def _said(axes: Axes, text: str, x: float, y: float, offset: tuple[float, float]
     axes.annotate(text, (x, y), offset, textcoords="offset points", ha="right", color=INK, bbox=behind())
 
 
-def _point(axes: Axes, verdict: Verdict, look: Look, unit: Unit) -> None:
+def _point(axes: Axes, verdict: JudgedCase, look: Look, unit: Unit) -> None:
     """Fusegen's rate, filled, and the fastest peer's, hollow, with a line between the two."""
     row = verdict.row
     timed = ((FUSEGEN, verdict.ours), (verdict.peer, verdict.theirs))
@@ -290,48 +305,37 @@ def _point(axes: Axes, verdict: Verdict, look: Look, unit: Unit) -> None:
 
 # How many times as fast as the fastest peer: a bar a case, worst first.
 
-_ALL = slice(None)
 _NEAR, _FAR = (0.6, 0.8, 1, 1.25, 1.5, 2), (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
 _BOLD = 1.15  # how much wider than others bold letters are
 
 
-def described(verdicts: Sequence[Verdict]) -> str:
+def described(verdicts: Sequence[JudgedCase]) -> str:
     """The chart in words: its ends, and how many cases are lost."""
-    shown = compared(verdicts)
+    shown = speedup_order(verdicts)
     (worst, least), (best, most) = shown[0], shown[-1]
-    lost = tally(verdicts)[Outcome.LOSS]
+    lost = tally(verdicts)[PeerResult.LOSS]
     ends = f"from {ratio_text(least)} ({name_of(worst.row)}) to {ratio_text(most)} ({name_of(best.row)})"
     return f"{len(shown)} cases, {ends}; {lost} slower."
 
 
-def compared(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, float]]:
-    """The cases that have a speed-up, and it; worst first."""
-    pairs = ((v, v.speedup) for v in verdicts)
-    return sorted(((v, speedup) for v, speedup in pairs if speedup), key=lambda pair: pair[1])
-
-
-def speedups(verdicts: Sequence[Verdict], width: float, *, stacked: bool, part: slice = _ALL, head: float = 0.0) -> Figure:
+def speedups(verdicts: Sequence[JudgedCase], width: float, *, head: float = 0.0) -> Figure:
     """The chart; the axis is logarithmic, so that twice as fast is as long as half as fast.
 
     Args:
         verdicts: at least one of them with a speed-up.
         width: in pixels.
-        stacked: a case's name stands above its bar; else to the left of it.
-        part: which bars are drawn; all parts have one scale.
         head: pixels that are left free at the top.
     """
-    every = compared(verdicts)
-    shown = every[part]
-    left = label_margin([name_of(v.row) for v, _ in every], width, stacked=stacked)
-    step = 2.1 * _LINE if stacked else 1.2 * _LINE
-    room = 12 + _BOLD * max(text_width(_label(verdict, speedup)) for verdict, speedup in every)
-    figure, axes = canvas(width, step * len(shown) + 54 + head, left=left, right=10, top=26 + head, bottom=28)
+    shown = speedup_order(verdicts)
+    left = label_margin([name_of(v.row) for v, _ in shown], width)
+    room = 12 + _BOLD * max(text_width(_label(verdict, speedup)) for verdict, speedup in shown)
+    figure, axes = canvas(width, _STEP * len(shown) + 54 + head, left=left, right=10, top=26 + head, bottom=28)
     axes.set_xscale("log")
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    _scale(axes, [speedup for _, speedup in every], room=room / (width - left - 10))
+    _scale(axes, [speedup for _, speedup in shown], room=room / (width - left - 10))
     for place, (verdict, speedup) in enumerate(shown):
-        case_label(axes, place, name_of(verdict.row), (width - 20 if stacked else left - 10), stacked=stacked)
-        _bar(axes, place + (0.22 if stacked else 0.0), 0.4 if stacked else 0.66, verdict, speedup)
+        case_label(axes, place, name_of(verdict.row), left - 10)
+        _bar(axes, place, verdict, speedup)
     axes.axvline(1, color=INK, linewidth=1, zorder=1.5)
     return figure
 
@@ -351,11 +355,11 @@ def _scale(axes: Axes, found: Sequence[float], room: float) -> None:
     axes.grid(visible=True, axis="x")
 
 
-def _bar(axes: Axes, place: float, height: float, verdict: Verdict, speedup: float) -> None:
+def _bar(axes: Axes, place: float, verdict: JudgedCase, speedup: float) -> None:
     """From 1 to the speed-up; a loss is hatched, and has a sign beside it."""
-    lost = verdict.outcome is Outcome.LOSS
-    colour = LOSS if lost else MUTED if verdict.outcome is Outcome.TIE else OURS
-    (bar,) = axes.barh([place], [speedup - 1], left=1, height=height, color=PAPER if lost else colour, edgecolor=colour)
+    lost = verdict.outcome is PeerResult.LOSS
+    colour = LOSS if lost else MUTED if verdict.outcome is PeerResult.TIE else OURS
+    (bar,) = axes.barh([place], [speedup - 1], left=1, height=0.66, color=PAPER if lost else colour, edgecolor=colour)
     bar.set_gid(tip(f"{name_of(verdict.row)} {verdict.row.dtype}: {verdict.ours:.4g} µs, {verdict.peer} {verdict.theirs:.4g} µs"))
     bar.set_hatch("////" if lost else None)
     label = axes.annotate(
@@ -370,130 +374,74 @@ def _bar(axes: Axes, place: float, height: float, verdict: Verdict, speedup: flo
     label.set_fontweight("bold" if lost else "normal")
 
 
-def _label(verdict: Verdict, speedup: float) -> str:
-    mark = "▼ " if verdict.outcome is Outcome.LOSS else ""
+def _label(verdict: JudgedCase, speedup: float) -> str:
+    mark = "▼ " if verdict.outcome is PeerResult.LOSS else ""
     return f"{mark}{ratio_text(speedup)} {verdict.peer}"
 
 
-# The charts with what is said below them.
+# The charts as files: each has its own ground, so that it is legible on any.
 
-NARROW, WIDE = 328.0, 720.0
-"""What a phone of 360 pixels has room for, and a column of text on a desk."""
-
-_BARS = 36
-"""How many a chart holds, so that it fits a printed page."""
+_WIDTH, _PLOT_WIDTH = 720.0, 640.0
+_FONT = "svg { font-family: system-ui, sans-serif; }\n"
 
 
-@dataclass(frozen=True)
-class Block:
-    """A chart on the page.
-
-    Attributes:
-        title: what stands above it; empty where the section says it.
-        narrow, wide: SVG for a phone and for a desk; the same text where one size serves both.
-        caption: what a reader has to know.
-    """
-
-    title: str
-    narrow: str
-    wide: str
-    caption: str
+def plot(record: BenchRecord, *, group: str = "public") -> str:
+    """The speed-ups of a group for a README: the SVG's text, the same in each run."""
+    verdicts = [judge(row) for row in record.rows if row.group == group]
+    title = f"Speed-up of fusegen against the fastest peer, {record.environment.device}"
+    with styled("plot"):
+        figure = speedups(verdicts, _PLOT_WIDTH, head=22.0)
+        figure.text(0.5, 1 - 6 / (72 * figure.get_figheight()), title, ha="center", va="top", fontweight="bold")
+        return _file("plot", title, described(verdicts), figure)
 
 
-def _block(key: str, title: str, said: str, caption: str, draw: Callable[[float], Figure]) -> Block:
-    """A block in both widths."""
-    narrow, wide = (_written(f"{key}-{int(width)}", title, said, draw, width) for width in (NARROW, WIDE))
-    return Block(title, narrow, wide, caption)
+def _file(key: str, title: str, said: str, figure: Figure) -> str:
+    figure.set_facecolor(PAPER)
+    return svg(figure, key=key, title=title, description=said, style=render("bench/colours.css") + _FONT) + "\n"
 
 
-def _written(key: str, title: str, said: str, draw: Callable[[float], Figure], width: float) -> str:
-    with styled(key):
-        return svg(draw(width), key=key, title=title, description=said)
+def charts(record: BenchRecord) -> Iterator[tuple[str, str]]:
+    """All charts of a record that it has cases for: names of files, and texts."""
+    verdicts = [judge(row) for row in record.rows]
+    yield from _product_charts(verdicts)
+    yield from _byte_charts(record.rows)
+    for group in dict.fromkeys(v.row.group for v in verdicts if v.speedup):
+        yield f"speedups-{group}", plot(record, group=group)
 
 
-def _legend(key: str, found: Mapping[str, Look]) -> Block:
-    return _block(key, "Legend", ", ".join(found), "", lambda width: legend(list(found.items()), width))
-
-
-# Products.
-
-
-def roofline_block(verdicts: Sequence[Verdict]) -> Block | None:
-    """Products under their roofs; None where no case has any."""
+def _product_charts(verdicts: Sequence[JudgedCase]) -> Iterator[tuple[str, str]]:
     rows = [v.row for v in verdicts]
     roof, memory = product_roof(rows), memory_roof(rows)
     if roof is None or not products(verdicts):
-        return None
-    caption = f"{_product_words(roof)} {_memory_words(memory)} Filled: fusegen; hollow: the fastest peer."
-    said = f"{len(products(verdicts))} cases with products: operations a byte, and the rate that was reached. {caption}"
-    return _block("roofline", "Roofline", said, caption, lambda width: roofline(verdicts, roof, memory, width))
+        return
+    said = f"{len(products(verdicts))} cases with products: operations a byte, and the rate that was reached."
+    marks = [(name, replace(look, dash="none")) for name, look in case_looks(verdicts).items()]
+    with styled("roofline"):
+        yield "roofline", _file("roofline", "Roofline", said, roofline(verdicts, roof, memory, _WIDTH))
+        yield "roofline-legend", _file("roofline-legend", "Legend", "A mark a case.", legend(marks, _WIDTH))
 
 
-def roofline_legend(verdicts: Sequence[Verdict]) -> Block:
-    """The legend of marks, one a case of the roofline."""
-    return _legend("roofline-legend", {name: replace(look, dash="none") for name, look in case_looks(verdicts).items()})
-
-
-def _product_words(roof: Roof) -> str:
-    unit = unit_of([roof.rate], "FLOP/s")
-    reached = f"{roof.rate / unit.scale:.3g} {unit.name}"
-    return f"The flat roof is the best product of this run: {reached}, by {roof.provider} in {name_of(roof.row)}."
-
-
-def _memory_words(roof: Roof | None) -> str:
-    if roof is None:
-        return "No copy was measured, so there is no roof of memory."
-    unit = unit_of([roof.rate], "B/s")
-    return f"The slope is its best copy: {roof.rate / unit.scale:.3g} {unit.name}, of as many bytes as {name_of(roof.row)} moves."
-
-
-# Bytes.
-
-
-def provider_legend(rows: Sequence[Row]) -> Block | None:
-    """The legend of providers, in all charts of bytes."""
-    found = looks(providers(moving(rows)))
-    return _legend("legend", found) if found else None
-
-
-def sweep_blocks(rows: Sequence[Row]) -> list[Block]:
-    """One small chart a case of several lengths, all to the same scale."""
-    found, unit = sweeps(rows), bandwidth_unit(rows)
+def _byte_charts(rows: Sequence[TimedCase]) -> Iterator[tuple[str, str]]:
+    """One chart a case of several lengths, all to the same scale, and one of the others."""
+    found, unit, marks = sweeps(rows), bandwidth_unit(rows), looks(providers(moving(rows)))
     top = max((rate for of in found.values() for row in of for rate in rates(row).values()), default=0.0)
-    marks = looks(providers(moving(rows)))
-    blocks = []
-    for number, (case, of) in enumerate(found.items()):
-        said = f"{unit.name} of {', '.join(providers(of))} at {len(of)} sizes: {', '.join(row.shape for row in of)}."
-        key = f"sweep-{number}"
-        with styled(key):
-            drawn = svg(sweep(of, marks, unit, top, NARROW), key=key, title=f"Bandwidth of {case}", description=said)
-        blocks.append(Block(case, drawn, drawn, ""))
-    return blocks
+    with styled("bandwidth"):
+        for case, of in found.items():
+            said = f"{unit.name} of {', '.join(providers(of))} at {len(of)} sizes: {', '.join(row.shape for row in of)}."
+            yield f"bandwidth-{case}", _file(case, f"Bandwidth of {case}", said, sweep(of, marks, unit, top, _WIDTH / 2))
+        if shown := single(rows):
+            said = f"{unit.name} by provider in {len(shown)} cases: {', '.join(map(name_of, shown))}."
+            yield "bandwidth", _file("bandwidth", "Bandwidth by case", said, singles(shown, marks, unit, _WIDTH))
+        if marks:
+            yield "legend", _file("legend", "Legend", ", ".join(marks), legend(list(marks.items()), _WIDTH))
 
 
-def singles_block(rows: Sequence[Row]) -> Block | None:
-    """The cases of one length."""
-    shown, unit, marks = single(rows), bandwidth_unit(rows), looks(providers(moving(rows)))
-    if not shown:
-        return None
-    said = f"{unit.name} by provider in {len(shown)} cases: {', '.join(map(name_of, shown))}."
-    title = "Cases of one row length" if sweeps(rows) else "Bandwidth by case"
-    return _block("singles", title, said, "", lambda width: singles(shown, marks, unit, width, stacked=width == NARROW))
+def main(file: str, folder: str) -> None:
+    """Writes the charts of a record."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, text in charts(read(Path(file))):
+        (Path(folder) / f"{name}.svg").write_text(text, encoding="utf-8")
 
 
-# Speed-ups.
-
-
-def speedup_blocks(verdicts: Sequence[Verdict]) -> list[Block]:
-    """The charts of all groups, in the order of the record; a group of many cases has several."""
-    groups = dict.fromkeys(v.row.group for v in verdicts if v.speedup)
-    return [block for n, group in enumerate(groups) for block in _of_group(n, group, [v for v in verdicts if v.row.group == group])]
-
-
-def _of_group(number: int, group: str, verdicts: Sequence[Verdict]) -> list[Block]:
-    def drawn(width: float, start: int) -> Figure:
-        return speedups(verdicts, width, stacked=width == NARROW, part=slice(start, start + _BARS))
-
-    titles = {start: f"{group}, continued" if start else group for start in range(0, len(compared(verdicts)), _BARS)}
-    said = described(verdicts)
-    return [_block(f"speedup-{number}-{start}", title, said, "", partial(drawn, start=start)) for start, title in titles.items()]
+if __name__ == "__main__":
+    main(*sys.argv[1:])

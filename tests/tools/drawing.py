@@ -92,18 +92,15 @@ def unit_label(axes: Axes, text: str, height: float) -> None:
     axes.annotate(text, (0, height), xycoords=("figure points", "figure points"), va="top", color=MUTED, annotation_clip=False)
 
 
-def label_margin(names: Sequence[str], width: float, *, stacked: bool) -> float:
+def label_margin(names: Sequence[str], width: float) -> float:
     """The pixels to the left of the axes that names take; no more than half of all."""
-    return 10.0 if stacked else min(14 + max(map(text_width, names)), width / 2)
+    return min(14 + max(map(text_width, names)), width / 2)
 
 
-def case_label(axes: Axes, place: float, text: str, room: float, *, stacked: bool) -> None:
+def case_label(axes: Axes, place: float, text: str, room: float) -> None:
     """A case's name at its line, within so many pixels."""
-    across, text = axes.get_yaxis_transform(), fitted(text, room)
-    if stacked:
-        axes.text(0, place - 0.05, text, transform=across, va="bottom", clip_on=False, bbox=behind(0))
-    else:
-        axes.annotate(text, (0, place), (-8, 0), xycoords=across, textcoords="offset points", ha="right", va="center")
+    across = axes.get_yaxis_transform()
+    axes.annotate(fitted(text, room), (0, place), (-8, 0), xycoords=across, textcoords="offset points", ha="right", va="center")
 
 
 @contextmanager
@@ -153,7 +150,7 @@ def legend(entries: Sequence[tuple[str, Look]], width: float) -> Figure:
     height = 22 * -(-len(entries) // columns) + 6
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, markersize=7, markeredgewidth=1.5)  # type: ignore[arg-type]
+        Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.dash, markersize=7, markeredgewidth=1.5)
         for _, look in entries
     ]
     figure.legend(handles, names, loc="upper left", bbox_to_anchor=(0, 1), ncols=columns, borderpad=0, borderaxespad=0.2)

@@ -1,4 +1,4 @@
-"""Looks at the things that fusegen needs, one by one."""
+"""Looks at the things that fusegen needs, one by one. Imports nothing that may be broken: it must run where nothing else does."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from fusegen.settings import cache_folder, settings
 from fusegen.target import from_capability
 
 
-class State(Enum):
-    """How something is."""
+class ProbeState(Enum):
+    """The state of a thing."""
 
     FOUND = "ok"
     MISSING = "missing"
@@ -39,9 +39,9 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Look:
-    """What a probe saw; the fields are those of a finding."""
+    """The answer of a probe; the fields are those of a diagnosis."""
 
-    state: State
+    state: ProbeState
     version: str | None = None
     where: str | None = None
     detail: str | None = None
@@ -50,17 +50,17 @@ class Look:
 
 def found(version: str | None = None, where: str | None = None, detail: str | None = None) -> Look:
     """It is there and works."""
-    return Look(State.FOUND, version, where, detail)
+    return Look(ProbeState.FOUND, version, where, detail)
 
 
 def missing(detail: str, mend: str | None = None) -> Look:
     """It is not there."""
-    return Look(State.MISSING, detail=detail, mend=mend)
+    return Look(ProbeState.MISSING, detail=detail, mend=mend)
 
 
 def broken(detail: str, mend: str | None = None, *, version: str | None = None, where: str | None = None) -> Look:
     """It is there and does not work."""
-    return Look(State.BROKEN, version, where, detail, mend)
+    return Look(ProbeState.BROKEN, version, where, detail, mend)
 
 
 # Python, its packages and this one.
@@ -79,7 +79,7 @@ def look_at_python() -> Look:
 
 @lru_cache(maxsize=1)
 def told_by_package() -> Mapping[str, Any]:
-    """Where the templates are, by a process that imports all of this package.
+    """The folder of templates, by a process that imports all of this package.
 
     Raises:
         ProbeError: it cannot be imported.
@@ -375,7 +375,7 @@ class ProbeError(FusegenError):
 
 
 def ask(code: str) -> Mapping[str, Any]:
-    """What a piece of Python answers.
+    """The answer of a piece of Python.
 
     Args:
         code: calls ``answer(name=value, …)`` in the end; imports what this process could import.
@@ -407,7 +407,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def failure(done: subprocess.CompletedProcess[str]) -> str:
-    """How a process failed: the last line that it printed, or the signal that ended it."""
+    """The failure of a process: the last line that it printed, or the signal that ended it."""
     lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     if done.returncode < 0:
         return f"crashed by {_signal(-done.returncode)}"

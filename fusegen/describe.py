@@ -1,23 +1,30 @@
-"""What a program does, for people: its steps, their launches, the bytes they move."""
+"""Kernels described for people: `explain`, the summary that the REPL prints, and the page that a notebook shows."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
+
+import jinja2
 
 from fusegen.dtypes import DType
 from fusegen.emit.cuda import FAST_MATH, approximated
+from fusegen.emit.environment import html_environment
 from fusegen.families import expected_times
 from fusegen.families.gemm.heuristics import ProductChoice
-from fusegen.families.roofline import Roofline, roofline
+from fusegen.families.roofline import roofline
 from fusegen.ir.formula import formula
-from fusegen.ir.graph import Graph
+from fusegen.ir.graph import Graph, type_text
+from fusegen.ir.index_map import owner
 from fusegen.ir.infer import shape_text
+from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Shape
 from fusegen.program.call import arrange, bytes_of, peak_of
-from fusegen.program.formula import Formula
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
+from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.units import human_bytes
 
@@ -72,7 +79,9 @@ def explain_title(step: Step) -> str:
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, ProductChoice]) -> list[str]:
     """The lines of one step, its title first."""
     work = roofline(step, program.graph, sizes, program.target)
-    expected = [*_expected(step, choices), *_ranked(step, sizes, program.target)] or _at_peak(work)
+    expected = [*_expected(step, choices), *_ranked(step, sizes, program.target)]
+    if not expected and work.seconds is not None:
+        expected = [f"expected: {work.seconds * 1e6:.1f} µs or more, at peak rates"]
     lines = [*_facts(step, sizes, work.describe()), *expected, *_idling(step, sizes, program.target)]
     return [explain_title(step), *lines, *_approximate(program, step)]
 
@@ -112,7 +121,7 @@ def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str
 
 def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
     """The layout of a launch, its traffic, its work, and why it is made like this."""
-    traffic = _traffic(step.traffic.read, step.traffic.written, sizes)
+    traffic = f"reads {human_bytes(step.traffic.read(sizes))}, writes {human_bytes(step.traffic.written(sizes))}"
     if isinstance(step, LoopStep):
         return [traffic, work, *_blocks(step, sizes)]
     if not isinstance(step, Launch):
@@ -124,7 +133,6 @@ def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
 
 
 def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
-    """The number of blocks, and the steps of each."""
     first, *others = step.call.blocks(sizes)
     rows, (_, workspace) = first[step.blocks.rows.name], arrange(step.body.call, first)
     count = f"{len(others) + 1} blocks of up to {rows} rows" if others else f"1 block of {rows} rows"
@@ -136,7 +144,7 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _expected(step: Step, choices: Mapping[int, ProductChoice]) -> list[str]:
-    """What a launch of products, or what takes its place, was expected to take."""
+    """The expected times of a launch of products, or of what takes its place."""
     choice = next((choices[p] for p in step.group.anchors if p in choices), None)
     if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:
         return []
@@ -146,7 +154,7 @@ def _expected(step: Step, choices: Mapping[int, ProductChoice]) -> list[str]:
 
 
 def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
-    """What a launch was expected to take with its plan, and with the best of the others."""
+    """The expected times of a launch with its plan, and with the best of the others."""
     if not isinstance(step, Launch) or step.plan is None:
         return []
     times = expected_times(step, sizes, target)
@@ -156,11 +164,6 @@ def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
     beside = "".join(f"; {time:.1f} µs with {words}" for time, words in others[:1])
     more = f" (best of {len(others)} others)" if len(others) > 1 else ""
     return [f"expected: {times[step.plan]:.1f} µs with {step.plan.words}{beside}{more}"]
-
-
-def _at_peak(work: Roofline) -> list[str]:
-    """What a step takes at least, of which nothing else is known."""
-    return [] if work.seconds is None else [f"expected: {work.seconds * 1e6:.1f} µs or more, at peak rates"]
 
 
 def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
@@ -179,7 +182,6 @@ def _approximate(program: Program, step: Step) -> list[str]:
 
 
 def _launches(graph: Graph, step: Step) -> Iterator[tuple[Graph, Launch]]:
-    """The launches of a step, with their graphs."""
     if isinstance(step, Launch):
         yield graph, step
     elif isinstance(step, LoopStep):
@@ -187,5 +189,143 @@ def _launches(graph: Graph, step: Step) -> Iterator[tuple[Graph, Launch]]:
             yield from _launches(step.body.graph, inner)
 
 
-def _traffic(read: Formula, written: Formula, sizes: Mapping[str, int]) -> str:
-    return f"reads {human_bytes(read(sizes))}, writes {human_bytes(written(sizes))}"
+# The stages of a kernel, in a few lines and as a page of HTML that needs nothing else.
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a kernel for some sizes.
+
+    Attributes:
+        traced: the graph as the function was traced.
+        program: the steps; its graph is the simplified one.
+        sources: the text of each launch.
+        sizes: of the example arguments.
+        choices: of matmuls, by their positions in the graph.
+        languages: of the text, that of the sources first.
+        saved: a line about the values that a forward pass saves; empty for other kernels.
+    """
+
+    traced: Graph
+    program: Program
+    sources: tuple[Source, ...]
+    sizes: Mapping[str, int]
+    choices: Mapping[int, ProductChoice]
+    languages: tuple[str, ...]
+    saved: str
+
+    @property
+    def inputs(self) -> list[str]:
+        """Each input and each run-time number, with its type."""
+        graph = self.program.graph
+        tensors = [f"{spec.name}: {type_text(spec.dtype, spec.shape)}" for spec in graph.inputs]
+        return tensors + [f"{name}: {dtype.short}" for name, dtype in graph.scalars]
+
+    @property
+    def results(self) -> list[str]:
+        """The type of each result, with the input whose memory it is, if it is one."""
+        return [_result(self.program.graph, position) for position in self.program.graph.outputs]
+
+    @property
+    def hints(self) -> list[str]:
+        """The attributes of `Lowered` that show more."""
+        texts = [f'.asm["{language}"]' for language in self.languages]
+        return [".explain()", ".traced", ".graph", ".groups", ".program", ".plans", *texts]
+
+
+def _result(graph: Graph, position: int) -> str:
+    node = graph.nodes[position]
+    text = type_text(node.dtype, node.shape)
+    if node.op is not Op.PUT:
+        return text
+    return f"{graph.nodes[owner(graph, position)].attr('name')}, written in place: {text}"
+
+
+def summary(stages: Stages) -> str:
+    """Name, target and sizes; inputs and results; a line for each step; the attributes that show more."""
+    lines = [
+        explain_head(stages.program, stages.sizes),
+        f"  inputs: {', '.join(stages.inputs) or 'none'}",
+        f"  results: {', '.join(stages.results) or 'none'}",
+        *(f"  {number} {_step(stages, step)}" for number, step in stages.program.numbered),
+        *([f"  {stages.saved}"] if stages.saved else []),
+        f"  more: {', '.join(stages.hints)}",
+    ]
+    return "\n".join(lines)
+
+
+def _step(stages: Stages, step: Step) -> str:
+    read, written = step.traffic.read(stages.sizes), step.traffic.written(stages.sizes)
+    return f"{explain_title(step)}; reads {human_bytes(read)}, writes {human_bytes(written)}"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A step on the page.
+
+    Attributes:
+        title: its name and its kind.
+        facts: the other lines of `explain`.
+        source: the text of a launch; None for a matmul of the library.
+        passages: that text in passages.
+    """
+
+    title: str
+    facts: tuple[str, ...]
+    source: Source | None
+    passages: tuple[Passage, ...]
+
+
+def page(stages: Stages) -> str:
+    """The page: inputs and results, both graphs, and each step with its text beside the user's lines."""
+    return _template().render(
+        head=explain_head(stages.program, stages.sizes), stages=stages, graph=stages.program.graph, steps=list(_steps(stages))
+    )
+
+
+def _steps(stages: Stages) -> Iterator[Shown]:
+    sources = iter(stages.sources)
+    for step in stages.program.steps:
+        title, *facts = explain_step(stages.program, step, stages.sizes, stages.choices)
+        source = next(sources) if isinstance(step, Launch) else None
+        yield Shown(title, tuple(facts), source, tuple(passages(source.kernel_text)) if source else ())
+
+
+@lru_cache(maxsize=1)
+def _template() -> jinja2.Template:
+    return html_environment().get_template("describe/lowered.html.jinja")
+
+
+# Emitted text in passages, each with the user's line that it comes from.
+
+
+_PLACE = re.compile(r"^(?P<code>.*?)\s*// (?P<place>line \d+: .*)$")  # as `emit.math` writes it
+
+
+@dataclass
+class Passage:
+    """Lines of emitted text.
+
+    Attributes:
+        place: the number and the text of the user's line; empty where the text comes from no line.
+    """
+
+    place: str
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def code(self) -> str:
+        """The lines as one text."""
+        return "\n".join(self.lines)
+
+
+def passages(text: str) -> list[Passage]:
+    """The text in passages. A user's line holds from its comment to the next one, or to the end of the function."""
+    found = [Passage("")]
+    for line in text.splitlines():
+        place = _PLACE.match(line)
+        ends = line.startswith("}") and found[-1].place
+        if place or ends:
+            found.append(Passage(place["place"] if place else ""))
+        found[-1].lines.append(place["code"] if place else line)
+    return [passage for passage in found if passage.lines]
