@@ -311,8 +311,9 @@ class _Writer:
                 self._give(value, place)  # later reads of it are of the tensor that is there in a call
             elif id(read.slot) not in self._inputs:
                 self._require(f"type({place}) is {self._constant(type(value))}")
-        elif contents(value) is not None:
-            self._container(place, read)
+        elif read.holds is not None:
+            holds = "not v" if read.was_empty else f"{self._constant(read.holds)}(v)"
+            self._require(f"(v := {place}) is {self._constant(value)} and {holds}")
         elif id(read.slot.owner) in self._given and read.slot.kind is Kind.ATTRIBUTE:
             self._give(value, place)
         else:
@@ -328,21 +329,12 @@ class _Writer:
         """Asks for a place that is the same in all calls, together with others."""
         self._has_conditions = True
         self._conditions.identity(read.slot, read.value)
-        if contents(read.value) is None or is_plain(read.value) or read.holds is None:
+        if read.holds is None or is_plain(read.value):
             return
         if read.was_empty:
             self._conditions.identity(Slot(read.value, Kind.LENGTH), 0)
         else:
             self._conditions.holds(read.holds, read.value)
-
-    def _container(self, place: str, read: Read) -> None:
-        kept = self._constant(read.value)
-        if read.holds is None:
-            self._require(f"{place} is {kept}")
-        elif read.was_empty:
-            self._require(f"(v := {place}) is {kept} and not v")
-        else:
-            self._require(f"(v := {place}) is {kept} and {self._constant(read.holds)}(v)")
 
     def question(self, question: Question) -> None:
         """Something that was asked of a tensor."""

@@ -18,13 +18,9 @@ from fusegen.errors import UnsupportedError
 from fusegen.guards.values import cell_contents, is_a
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
-_VARIABLE = frozenset({*_GLOBAL, "LOAD_DEREF"})
 _SETS_GLOBAL = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
 _SETS_ATTRIBUTE = frozenset({"STORE_ATTR", "DELETE_ATTR"})
-_SUBSCRIPT = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
-_CONSTANT = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
-_SKIPPED = frozenset({"CACHE", "PUSH_NULL", "NOP", "PRECALL", "EXTENDED_ARG"})
 _LOOKS_UP = frozenset({"getattr", "hasattr", "vars", "globals", "__dict__"})
 """Words that may look up what no name in the code tells."""
 
@@ -82,33 +78,6 @@ def names_of(code: CodeType) -> Names:
     computes = not _LOOKS_UP.isdisjoint({*variables, *attributes})
     asked = frozenset(attributes) if code.co_exceptiontable else strings if computes else frozenset[str]()
     return Names(tuple(variables), frozenset(attributes | changed), tuple(modules), compares, computes, stores, sets, asked)
-
-
-def elements_read(code: CodeType, name: str) -> tuple[object, ...] | None:
-    """The constant places of a variable's container that are all that a code reads of it (``None`` among them: its length);
-    None where it may read anything."""
-    places: list[object] = []
-    steps = [s for s in dis.get_instructions(code) if s.opname not in _SKIPPED]
-    for at, step in enumerate(steps[:-2]):
-        if step.opname not in _VARIABLE or step.argval != name:
-            continue
-        following, after = steps[at + 1], steps[at + 2]
-        if following.opname in _CONSTANT and _is_subscript(after) and isinstance(following.argval, (int, str)):
-            places.append(following.argval)
-        elif following.opname == "CALL" and following.arg == 1 and steps[at - 1].argval == "len":
-            places.append(None)
-        else:
-            return None
-    return None if any(name in _free(inner) for inner in code.co_consts) else tuple(dict.fromkeys(places))
-
-
-def _free(constant: object) -> tuple[str, ...]:
-    """Variables that a function inside of a code may read."""
-    return (*constant.co_freevars, *constant.co_names) if isinstance(constant, CodeType) else ()
-
-
-def _is_subscript(step: dis.Instruction) -> bool:
-    return step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]")
 
 
 def _strings(constant: object) -> Iterator[str]:

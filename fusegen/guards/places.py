@@ -96,8 +96,7 @@ class Read:
     """A read while tracing: the place, and what it held.
 
     Attributes:
-        holds: of a container, whether it still holds what it held then; None where the function reads no more of it than its
-            elements that have places of their own, and for all else.
+        holds: of a container, whether it still holds what it held then; None for all else.
         was_empty: whether it held nothing.
     """
 

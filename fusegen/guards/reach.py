@@ -41,7 +41,6 @@ from fusegen.guards.code import (
     Names,
     called_at,
     closes_over,
-    elements_read,
     functions_of,
     is_closed,
     is_heap,
@@ -58,7 +57,6 @@ from fusegen.guards.values import cell_contents, contents, is_a, is_plain
 if TYPE_CHECKING:
     from fusegen.guards.recorder import Recorder
 
-_LARGE = 64  # elements from which on it matters which of them are read
 _UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read at every step, or without meaning for values
 _CACHED = type(functools.lru_cache(lambda: None))
 _ASKED = (
@@ -156,7 +154,7 @@ class Reach:
             self.asks_for_ids |= not _IDENTITIES.isdisjoint({*names.variables, *names.attributes})
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             self._modules(frame, names)
-            self._globals(frame.f_globals, names, code)
+            self._globals(frame.f_globals, names)
             self._mention(self._holders, new)
             self._lacking(self._tensors, names.asked - self._asked)
             self._asked |= names.asked
@@ -207,13 +205,13 @@ class Reach:
             is_own = own is not None and object.__getattribute__(own, "__dict__") is frame.f_globals
             self._notes.container(own if is_own else frame.f_globals)
 
-    def _globals(self, variables: dict[str, Any], names: Names, code: CodeType) -> None:
+    def _globals(self, variables: dict[str, Any], names: Names) -> None:
         wanted = dict.fromkeys(names.variables)
         if "globals" in wanted:
             wanted |= dict.fromkeys(n for n in variables if not n.startswith("__") and (n in names.attributes or names.computes))
         for name in wanted:
             if name in variables:
-                self._variable(Slot(variables, Kind.ITEM, name), variables[name], name, code)
+                self._notes.note(Slot(variables, Kind.ITEM, name), variables[name], name)
             elif name in _BUILTINS and getattr(_BUILTINS[name], "__module__", None) != "builtins":  # put there by somebody
                 self._notes.note(Slot(_BUILTINS, Kind.ITEM, name), _BUILTINS[name], name)
         self._notes.missing(variables, (*wanted, *names.attributes) if "globals" in wanted else wanted)
@@ -233,23 +231,7 @@ class Reach:
         for place, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
             self._notes.container(cell)
             for value in cell_contents(cell):
-                self._variable(Slot(function, Kind.CELL, place), value, free, function.__code__)
-
-    def _variable(self, slot: Slot, value: Any, name: str, code: CodeType) -> None:
-        """A variable that a function reads; of a large container the elements alone, where the code says which."""
-        if is_a(value, (list, dict)) and len(value) > _LARGE:
-            places = elements_read(code, name)
-            if places is not None:
-                self._notes.note_identity(slot, value)
-                self._elements(value, places, name)
-                return
-        self._notes.note(slot, value, name)
-
-    def _elements(self, container: Any, places: tuple[object, ...], name: str) -> None:
-        for place in places:
-            slot = Slot(container, Kind.LENGTH) if place is None else Slot(container, Kind.ITEM, place)
-            with contextlib.suppress(LookupError):  # which the function meets as well
-                self._notes.note(slot, slot.get(), f"{name}_{place}")
+                self._notes.note(Slot(function, Kind.CELL, place), value, free)
 
     def _ask(self, name: str) -> None:
         """Notes what torch says of itself."""
@@ -294,12 +276,10 @@ class Reach:
                         self._notes.note(Slot(holder, Kind.ATTRIBUTE, part), getattr(holder, part), part)
         if given:
             self._method(given[0], code)
-        if (
-            len(given) == 2
-            and is_a(given[0], type)
-            and getattr(getattr(type(given[0]), "__getattr__", None), "__code__", None) is code
-        ):
-            self._metaclass_answers(*given)
+        if given and is_a(cls := given[0], type) and code is getattr(getattr(type(cls), "__getattr__", None), "__code__", None):
+            what = f"the kernel asks the class {cast(type, cls).__name__} for an attribute that its metaclass makes"
+            mend = "set the attribute on the class, or pass it as an argument"
+            raise TraceError(what, where=called_at(frame.f_back or frame), mend=mend)
 
     def _method(self, owner: Any, code: CodeType) -> None:
         """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``; under whatever
@@ -317,13 +297,6 @@ class Reach:
                         self._notes.missing(self._members(derived), (key,))
             if code.co_name.startswith("__") and code.co_name in vars(each):
                 return
-
-    def _metaclass_answers(self, cls: Any, key: Any) -> None:
-        """An attribute that neither a class nor its metaclass has: an answer of the metaclass's ``__getattr__``."""
-        self._class_attribute(type(cls), "__getattr__")
-        for each in (*cls.__mro__, *type(cls).__mro__):
-            if not of_library(each):
-                self._notes.missing(self._members(each), (key,))
 
     def _members(self, cls: type) -> Mapping[str, Any]:
         """The attributes that a class itself has: one view of them, however often it is asked for."""
@@ -455,7 +428,7 @@ class Reach:
             self._notes.cache(value)
             if is_a(value.__wrapped__, FunctionType):
                 self._closure(value.__wrapped__)
-                self._globals(value.__wrapped__.__globals__, names_of(value.__wrapped__.__code__), value.__wrapped__.__code__)
+                self._globals(value.__wrapped__.__globals__, names_of(value.__wrapped__.__code__))
 
     def _inside(self, container: Any, inner: Any, name: str) -> None:
         """Elements: what is behind them; tensors are places of their own."""

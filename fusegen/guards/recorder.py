@@ -153,29 +153,22 @@ class Recorder:
 
     def note(self, slot: Slot, value: Any, name: str) -> None:
         """Keeps a read, the first of its place, and looks behind the value."""
-        if self._keep(slot, value, None if contents(value) is None else matcher(value)):
-            self._names.setdefault(id(value), name)
-            if is_a(value, torch.Tensor):
-                self._tensors.setdefault(id(value), []).append(slot)
-            self._reach.see(value, name)
+        key = (id(slot.owner), slot.kind, slot.key)
+        if key in self._reads:
+            return
+        inside = contents(value)
+        holds = None if inside is None else matcher(value)
+        self._reads[key] = Read(slot, value, holds, was_empty=is_a(value, (dict, list, set)) and not inside)
+        self._names.setdefault(id(value), name)
+        if is_a(value, torch.Tensor):
+            self._tensors.setdefault(id(value), []).append(slot)
+        self._reach.see(value, name)
 
     def missing(self, owner: Mapping[str, Any], names: Iterable[str]) -> None:
         """Keeps that a dictionary of variables or attributes does not have some names."""
         found = {name for name in names if name not in owner}
         if found:
             self._missing.setdefault(id(owner), (owner, set()))[1].update(found)
-
-    def note_identity(self, slot: Slot, value: Any) -> None:
-        """Keeps that a place holds a container, of which no more is read than is noted apart."""
-        self._keep(slot, value, None)
-
-    def _keep(self, slot: Slot, value: Any, holds: Callable[[Any], bool] | None) -> bool:
-        key = (id(slot.owner), slot.kind, slot.key)
-        if key in self._reads and (self._reads[key].holds is not None or holds is None):
-            return False
-        was_empty = holds is not None and is_a(value, (dict, list, set)) and not contents(value)
-        self._reads[key] = Read(slot, value, holds, was_empty)
-        return True
 
     def watch(self, cls: type) -> None:
         """Has reads of a class's objects reported."""
