@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from fusegen.guards.places import Kind, Read, Slot
+from fusegen.guards.places import _GETTERS, GONE, Kind, Read, Slot
 from fusegen.guards.values import contents, is_a, is_plain, matcher, same
 from fusegen.native import Choice
 
@@ -89,7 +89,7 @@ class Conditions:
             self.holds(lambda nested, *wanted: (nested.data_ptr(), nested.dtype) == wanted, tensor, tensor.data_ptr(), tensor.dtype)
         sizes = [_Asked(Slot(each, Kind.LENGTH), len(each)) for each in self._sized.values()]
         asked = [*sizes, *(self._asked(slot, value) for slot, value in self._places)]
-        return Choice(lambda module: _native(module, asked, layouts), lambda: _written(asked, layouts))
+        return Choice(lambda module: _native(module, asked, layouts), lambda: _in_python(asked, layouts))
 
     def _asked(self, slot: Slot, value: Any) -> _Asked:
         owner, wanted = self._reference(slot.owner), self._reference(value)
@@ -164,34 +164,26 @@ def _native_place(asked: _Asked) -> tuple[int, Any, Any]:
     return _PLACES.index(kind), owner, (_WITHIN[kind], key) if kind in _WITHIN else key
 
 
-def _written(asked: Sequence[_Asked], layouts: Sequence[Layout]) -> Callable[[], bool]:
-    """The conditions as a function of Python."""
-    tensors, wanted_layouts = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
-    scope: dict[str, Any] = {"same": same, "lie_there": lambda: list(map(_layout, tensors)) == wanted_layouts}
-    lines: list[str] = []
+def _in_python(asked: Sequence[_Asked], layouts: Sequence[Layout]) -> Callable[[], bool]:
+    """The conditions as Python asks them."""
+    tensors, wanted = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
 
-    def name(value: object, *, is_weak: bool = False) -> str:
-        """A name for an object, which a line of its own takes from a reference."""
-        if value is None or value is True or value is False:
-            return repr(value)
-        known, named = f"c{id(value)}", f"o{id(value)}" if is_weak else f"c{id(value)}"
-        if is_weak and known not in scope:
-            lines.append(f"if ({named} := {known}()) is None: return False")
-        scope[known] = value
-        return named
+    def unchanged() -> bool:
+        try:
+            return all(map(_is_met, asked)) and list(map(_layout, tensors)) == wanted
+        except GONE:
+            return False
 
-    for each in asked:
-        key = "" if type(each.slot.key) in (str, int) else name(each.slot.key)
-        place = each.slot.text(name(each.slot.owner, is_weak=each.is_owner_weak), key)
-        wanted = name(each.value, is_weak=each.is_value_weak)
-        is_one = each.is_value_weak or not is_plain(each.value) or each.value is None or isinstance(each.value, bool)
-        condition = f"{place} is {wanted}" if is_one else f"(v := {place}) is {wanted} or same(v, {wanted})"
-        lines.append(f"if not ({condition}): return False")
-    body = "\n".join(f"        {line}" for line in (*lines, "return lie_there()"))
-    text = f"def unchanged():\n    try:\n{body}\n    except (LookupError, AttributeError, ValueError, TypeError, NameError):\n"
-    exec(compile(f"{text}        return False\n", "<conditions>", "exec"), scope)
-    found: Callable[[], bool] = scope.pop("unchanged")  # no cycle, in which a graph's memory would wait for the collector
-    return found
+    return unchanged
+
+
+def _is_met(asked: _Asked) -> bool:
+    owner = asked.slot.owner() if asked.is_owner_weak else asked.slot.owner
+    wanted = asked.value() if asked.is_value_weak else asked.value
+    if (asked.is_owner_weak and owner is None) or (asked.is_value_weak and wanted is None):
+        return False
+    found = _GETTERS[asked.slot.kind](owner, asked.slot.key)
+    return found is wanted or same(found, wanted)
 
 
 def _layout(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
