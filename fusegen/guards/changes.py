@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from fusegen.errors import TraceError, UnsupportedError
-from fusegen.guards.code import called_at
 from fusegen.guards.values import cell_contents, is_plain, same
+from fusegen.guards.watch import called_at
 
 _KEYS = (torch.device, torch.dtype)  # of arguments, which tell kernels apart
 _WATCHED = ("__getattribute__", "__setattr__")  # which `Watch` puts into classes

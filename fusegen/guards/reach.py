@@ -36,9 +36,11 @@ import torch
 
 from fusegen.errors import TraceError
 from fusegen.guards.changes import deed_of
-from fusegen.guards.code import (
+from fusegen.guards.places import PlaceKind, StatePlace
+from fusegen.guards.values import cell_contents, contents, is_a, is_plain
+from fusegen.guards.watch import (
     FUNCTIONS_OF,
-    Names,
+    CodeNames,
     called_at,
     closes_over,
     functions_of,
@@ -51,11 +53,9 @@ from fusegen.guards.code import (
     require_traceable,
     runs_library,
 )
-from fusegen.guards.places import Kind, Slot
-from fusegen.guards.values import cell_contents, contents, is_a, is_plain
 
 if TYPE_CHECKING:
-    from fusegen.guards.recorder import Recorder
+    from fusegen.guards.recorder import StateRecorder
 
 _UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read at every step, or without meaning for values
 _CACHED = type(functools.lru_cache(lambda: None))
@@ -101,7 +101,7 @@ class Reach:
         function: the function that is watched; its calls bind what it is made of themselves.
     """
 
-    def __init__(self, notes: Recorder, function: object) -> None:
+    def __init__(self, notes: StateRecorder, function: object) -> None:
         self._notes = notes
         self._own = getattr(function, "__func__", function)
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id
@@ -164,7 +164,7 @@ class Reach:
         held = cast(Any, os.environ)._data
         key: Any = os.fsencode(name) if isinstance(name, str) else name
         if key in held:
-            self._notes.note(Slot(held, Kind.ITEM, key), held[key], "environ")
+            self._notes.note(StatePlace(held, PlaceKind.ITEM, key), held[key], "environ")
         self._notes.missing(held, (key,))
 
     def _find(self, frame: FrameType) -> None:
@@ -177,19 +177,19 @@ class Reach:
                 self._older[code] = functions_of(code, self._start)
             known += [each for each in (self._older[code] if method is None else [method]) if closes_over(each, frame)]
 
-    def _modules(self, frame: FrameType, names: Names) -> None:
+    def _modules(self, frame: FrameType, names: CodeNames) -> None:
         """Modules that a code imports, or looks up by a word."""
         wanted = [name for name in names.modules if name and not is_library(name)]
         if "modules" in names.attributes and any(frame.f_globals.get(name) is sys for name in names.variables):
             wanted += names.attributes
         for name in wanted:
             if name in sys.modules:
-                self._notes.note(Slot(sys.modules, Kind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
+                self._notes.note(StatePlace(sys.modules, PlaceKind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
         self._notes.missing(sys.modules, wanted)
         for name in names.modules:
             self.see(sys.modules.get(name), name.rpartition(".")[2])
 
-    def _deeds(self, frame: FrameType, names: Names) -> None:
+    def _deeds(self, frame: FrameType, names: CodeNames) -> None:
         """Notes what a function may do beside computing a result, as far as its code says so."""
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         for name, deed in _DEEDS.items():
@@ -205,21 +205,21 @@ class Reach:
             is_own = own is not None and object.__getattribute__(own, "__dict__") is frame.f_globals
             self._notes.container(own if is_own else frame.f_globals)
 
-    def _globals(self, variables: dict[str, Any], names: Names) -> None:
+    def _globals(self, variables: dict[str, Any], names: CodeNames) -> None:
         wanted = dict.fromkeys(names.variables)
         if "globals" in wanted:
             wanted |= dict.fromkeys(n for n in variables if not n.startswith("__") and (n in names.attributes or names.computes))
         for name in wanted:
             if name in variables:
-                self._notes.note(Slot(variables, Kind.ITEM, name), variables[name], name)
+                self._notes.note(StatePlace(variables, PlaceKind.ITEM, name), variables[name], name)
             elif name in _BUILTINS and getattr(_BUILTINS[name], "__module__", None) != "builtins":  # put there by somebody
-                self._notes.note(Slot(_BUILTINS, Kind.ITEM, name), _BUILTINS[name], name)
+                self._notes.note(StatePlace(_BUILTINS, PlaceKind.ITEM, name), _BUILTINS[name], name)
         self._notes.missing(variables, (*wanted, *names.attributes) if "globals" in wanted else wanted)
         for name in _ASKED:
             if name in names.attributes or name in wanted:
                 self._ask(name)
         if "Decimal" in names.attributes or any(variables.get(name) is decimal.Decimal for name in wanted):
-            self._notes.note(Slot(decimal.getcontext, Kind.RESULT, ()), decimal.getcontext(), "decimal")
+            self._notes.note(StatePlace(decimal.getcontext, PlaceKind.RESULT, ()), decimal.getcontext(), "decimal")
 
     def _closure(self, function: FunctionType) -> None:
         """Notes the parts of a function, and the values that it closes over."""
@@ -227,21 +227,21 @@ class Reach:
         if function is not self._own:
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
                 if getattr(function, part) is not None:
-                    self._notes.note(Slot(function, Kind.ATTRIBUTE, part), getattr(function, part), name)
+                    self._notes.note(StatePlace(function, PlaceKind.ATTRIBUTE, part), getattr(function, part), name)
         for place, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
             self._notes.container(cell)
             for value in cell_contents(cell):
-                self._notes.note(Slot(function, Kind.CELL, place), value, free)
+                self._notes.note(StatePlace(function, PlaceKind.CELL, place), value, free)
 
     def _ask(self, name: str) -> None:
         """Notes what torch says of itself."""
         ask = getattr(torch, name, None)
         for args in ((), ("cpu",), ("cuda",)) if "autocast" in name else ((),):
-            slot = Slot(ask, Kind.RESULT, args)
+            slot = StatePlace(ask, PlaceKind.RESULT, args)
             with contextlib.suppress(TypeError):  # not every question has every form
                 self._notes.note(slot, slot.get(), name)
 
-    def _classes(self, frame: FrameType, names: Names) -> None:
+    def _classes(self, frame: FrameType, names: CodeNames) -> None:
         """Attributes of classes that a code may read: of those that it is given, or finds in a variable, and, where it asks for
         the class of something or of its base, of its arguments' classes."""
         code = frame.f_code
@@ -258,14 +258,14 @@ class Reach:
                 self._class_attribute(cls, key)
             for key in () if of_library(cls) else names.asked:
                 if not key.startswith("__") and not hasattr(cls, key):
-                    self._notes.note(Slot(cls, Kind.HAS, key), False, key)
+                    self._notes.note(StatePlace(cls, PlaceKind.HAS, key), False, key)
             if "__subclasses__" in names.attributes and not of_library(cls):
                 what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
                 raise TraceError(what, where=called_at(frame), mend="pass what is made of them as an argument")
             for part in () if of_library(cls) else _NAMES_OF & names.attributes:
-                self._notes.note(Slot(cls, Kind.ATTRIBUTE, part), getattr(cls, part), part)
+                self._notes.note(StatePlace(cls, PlaceKind.ATTRIBUTE, part), getattr(cls, part), part)
             if type(cls) is abc.ABCMeta and not {"isinstance", "issubclass"}.isdisjoint(names.variables):
-                self._notes.note(Slot(abc.get_cache_token, Kind.RESULT, ()), abc.get_cache_token(), "registered")
+                self._notes.note(StatePlace(abc.get_cache_token, PlaceKind.RESULT, ()), abc.get_cache_token(), "registered")
         for holder in found:
             if is_a(holder, (FunctionType, torch.Tensor)) and not _is_ours(holder):
                 self._notes.missing(vars(holder), names.asked)
@@ -273,11 +273,12 @@ class Reach:
                 all_parts = "signature" in names.attributes or "signature" in names.variables
                 for part in (_PARTS if all_parts else frozenset()) | (_PARTS | _NAMES_OF) & names.attributes:
                     if hasattr(holder, part):
-                        self._notes.note(Slot(holder, Kind.ATTRIBUTE, part), getattr(holder, part), part)
+                        self._notes.note(StatePlace(holder, PlaceKind.ATTRIBUTE, part), getattr(holder, part), part)
         if given:
             self._method(given[0], code)
-        if given and is_a(cls := given[0], type) and code is getattr(getattr(type(cls), "__getattr__", None), "__code__", None):
-            what = f"the kernel asks the class {cast(type, cls).__name__} for an attribute that its metaclass makes"
+        owner: Any = given[0] if given else None
+        if is_a(owner, type) and code is getattr(getattr(type(owner), "__getattr__", None), "__code__", None):
+            what = f"the kernel asks the class {owner.__name__} for an attribute that its metaclass makes"
             mend = "set the attribute on the class, or pass it as an argument"
             raise TraceError(what, where=called_at(frame.f_back or frame), mend=mend)
 
@@ -292,7 +293,7 @@ class Reach:
             for key, found in tuple(vars(each).items()):
                 function = found.__func__ if is_a(found, (classmethod, staticmethod)) else found
                 if is_a(function, FunctionType) and function.__code__ is code:  # one of several where a wrapper's code is theirs
-                    self._notes.note(Slot(each, Kind.DEFINED, key), found, key)
+                    self._notes.note(StatePlace(each, PlaceKind.DEFINED, key), found, key)
                     for derived in users[:number]:
                         self._notes.missing(self._members(derived), (key,))
             if code.co_name.startswith("__") and code.co_name in vars(each):
@@ -303,12 +304,12 @@ class Reach:
         return self._views.setdefault(cls, vars(cls))
 
     def _class_attribute(self, cls: Any, key: str) -> None:
-        slot = Slot(cls, Kind.ATTRIBUTE, key)
+        slot = StatePlace(cls, PlaceKind.ATTRIBUTE, key)
         value = cast(Any, inspect.getattr_static(cls, key))
         if is_a(getattr(type(value), "__get__", None), FunctionType):  # may give something new each time, as a partialmethod does
-            slot = Slot(inspect.getattr_static, Kind.RESULT, (cls, key))
+            slot = StatePlace(inspect.getattr_static, PlaceKind.RESULT, (cls, key))
         elif is_a(value := getattr(cls, key, _UNSET), MethodType) and value.__self__ is cls:
-            slot, value = Slot(cls, Kind.METHOD, key), value.__func__
+            slot, value = StatePlace(cls, PlaceKind.METHOD, key), value.__func__
         if value is not _UNSET:
             self._notes.note(slot, value, f"{cls.__name__}_{key}")
 
@@ -368,7 +369,7 @@ class Reach:
                     self._class_attribute(holder, key)
             else:
                 for key in [key for key in vars(holder) if key in names and not key.startswith("__")]:
-                    self._notes.note(Slot(holder, Kind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
+                    self._notes.note(StatePlace(holder, PlaceKind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
 
     def _bound_method(self, method: MethodType, name: str) -> None:
         self.see(method.__self__, getattr(method.__self__, "__name__", type(method.__self__).__name__).lower())
@@ -413,7 +414,7 @@ class Reach:
             self._notes.container(value)
             self._notes.watch(type(value))
             if is_heap(type(value)):
-                self._notes.note(Slot(value, Kind.TYPE), type(value), name)
+                self._notes.note(StatePlace(value, PlaceKind.TYPE), type(value), name)
 
     def _wrapper(self, value: Any, name: str) -> None:
         """Something of the interpreter's or the standard library's: the function that it calls; an iterator."""
@@ -423,7 +424,7 @@ class Reach:
             if is_a(inside := getattr(value, part, None), (FunctionType, MethodType)):
                 self.see(inside, name)
         if is_a(value, functools.singledispatchmethod):
-            self._notes.note(Slot(value.dispatcher, Kind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
+            self._notes.note(StatePlace(value.dispatcher, PlaceKind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
         if is_a(value, _CACHED):  # what it reads counts, though it may not run
             self._notes.cache(value)
             if is_a(value.__wrapped__, FunctionType):
@@ -440,7 +441,7 @@ class Reach:
             places = [(None, each) for each in inner]
         for place, element in places:
             if is_a(element, torch.Tensor) and place is not None:
-                self._notes.note(Slot(container, Kind.ITEM, place), element, f"{name}_{place}")
+                self._notes.note(StatePlace(container, PlaceKind.ITEM, place), element, f"{name}_{place}")
             self.see(element, f"{name}_{place}" if place is not None else name)
 
     _LOOKS: tuple[tuple[type | tuple[type, ...], Callable[[Reach, Any, str], None]], ...] = (

@@ -1,6 +1,6 @@
 """One run of a function, watched: every variable, attribute and container that it reads is noted.
 
-Each call of a Python function is noticed (`Calls`), and what it reads of variables and classes is found by the names that its
+Each call of a Python function is noticed (`CallHook`), and what it reads of variables and classes is found by the names that its
 code mentions (`Reach`); what it reads of objects and modules, by watching the reads themselves (`Watch`). What is read leads to
 more: each value that is seen is looked into in turn.
 """
@@ -19,15 +19,14 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from fusegen.guards.changes import Changes, Generators
-from fusegen.guards.check import Question, Run, State, Used
-from fusegen.guards.code import called_at
-from fusegen.guards.places import Kind, Read, Slot, ways
+from fusegen.guards.check import StateGuard, TensorQuestion, Used, WatchedRun
+from fusegen.guards.places import PlaceKind, StatePlace, StateRead, ways
 from fusegen.guards.reach import Reach
 from fusegen.guards.values import contents, is_a, matcher
-from fusegen.guards.watch import Calls, Watch
+from fusegen.guards.watch import CallHook, Watch, called_at
 
 
-class Recorder:
+class StateRecorder:
     """Notes what a function reads while it is entered.
 
     Args:
@@ -40,12 +39,12 @@ class Recorder:
         self._function, self._arguments, self._named = function, arguments, named
         self._watch = Watch(weakref.proxy(self))  # no cycle, in which all that was read would wait for the collector
         self._reach = Reach(weakref.proxy(self), function)
-        self._calls = Calls(self._reach.call)
+        self._calls = CallHook(self._reach.call)
         self._generators = Generators()
         self._changes = Changes()
-        self._reads: dict[tuple[int, Kind, object], Read] = {}
-        self._tensors: dict[int, list[Slot]] = {}
-        self._questions: list[Question] = []
+        self._reads: dict[tuple[int, PlaceKind, object], StateRead] = {}
+        self._tensors: dict[int, list[StatePlace]] = {}
+        self._questions: list[TensorQuestion] = []
         self._used: dict[int, Used] = {}
         self._answers: dict[tuple[int, str], bool] = {}
         self._missing: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
@@ -86,20 +85,22 @@ class Recorder:
         """True if code that ran may have asked whether two things are one."""
         return self._reach.compares_identity
 
-    def state(self, tensors: Sequence[int]) -> State:
+    def state(self, tensors: Sequence[int]) -> StateGuard:
         """The reads, once the function has run.
 
         Args:
             tensors: positions of the arguments that are tensors.
         """
         caches = [_cache_read(function) for function in self._caches]
-        missing = [Read(Slot(owner, Kind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()]
-        run = Run(
+        missing = [
+            StateRead(StatePlace(owner, PlaceKind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()
+        ]
+        run = WatchedRun(
             reads=(*caches, *self._reads.values(), *missing), questions=self._questions, used=tuple(self._used.values()),
             compares_identity=self.compares_identity, asks_for_ids=self._reach.asks_for_ids, tensors=tensors, answers=self._answers,
             has_backward_hooks=self._has_backward_hooks,
         )  # fmt: skip
-        return State(self._function, self._arguments, run)
+        return StateGuard(self._function, self._arguments, run)
 
     def ways(self) -> dict[str, str | None]:
         """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.guards.places`)."""
@@ -137,12 +138,12 @@ class Recorder:
         """Notes that torch was asked something of tensors that the function closes over: a size, or what they hold."""
         for tensor in (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)):
             for slot in (self._slots(tensor) or ())[:1]:
-                self._questions.append(Question.of(slot, tensor, function, args, kwargs, result))
+                self._questions.append(TensorQuestion.of(slot, tensor, function, args, kwargs, result))
 
-    def _slots(self, tensor: torch.Tensor) -> list[Slot] | None:
+    def _slots(self, tensor: torch.Tensor) -> list[StatePlace] | None:
         """The places of a tensor; one that a cached function keeps is held itself, as long as the cache is unchanged."""
         if id(tensor) not in self._tensors and any(tensor is each for cache in self._caches for each in _kept_by(cache)):
-            self.note(Slot([tensor], Kind.ITEM, 0), tensor, "kept")
+            self.note(StatePlace([tensor], PlaceKind.ITEM, 0), tensor, "kept")
         return self._tensors.get(id(tensor))
 
     def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
@@ -151,14 +152,14 @@ class Recorder:
 
     # What `Reach` finds and `Watch` reports.
 
-    def note(self, slot: Slot, value: Any, name: str) -> None:
+    def note(self, slot: StatePlace, value: Any, name: str) -> None:
         """Keeps a read, the first of its place, and looks behind the value."""
         key = (id(slot.owner), slot.kind, slot.key)
         if key in self._reads:
             return
         inside = contents(value)
         holds = None if inside is None else matcher(value)
-        self._reads[key] = Read(slot, value, holds, was_empty=is_a(value, (dict, list, set)) and not inside)
+        self._reads[key] = StateRead(slot, value, holds, was_empty=is_a(value, (dict, list, set)) and not inside)
         self._names.setdefault(id(value), name)
         if is_a(value, torch.Tensor):
             self._tensors.setdefault(id(value), []).append(slot)
@@ -198,7 +199,7 @@ class Recorder:
         """Keeps the hooks that torch runs for all modules; those of one module are read as its attributes."""
         backward = _BACKWARD_HOOKS if torch.is_grad_enabled() else ()
         for name in (*_GLOBAL_HOOKS, *(f"_global{each}" for each in backward)):
-            self.note(Slot(vars(torch_module), Kind.ITEM, name), vars(torch_module)[name], name)
+            self.note(StatePlace(vars(torch_module), PlaceKind.ITEM, name), vars(torch_module)[name], name)
         own = object.__getattribute__(module, "__dict__")  # which is no read of the function's
         self._has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
 
@@ -228,7 +229,7 @@ class Recorder:
             self.note(_defined(type(owner), name, found), found, shown)  # what it reads is watched in turn
             self._reach.see(value, shown)
         elif is_a(value, MethodType) and value.__self__ is owner:
-            self.note(Slot(owner, Kind.METHOD, name), value.__func__, shown)
+            self.note(StatePlace(owner, PlaceKind.METHOD, name), value.__func__, shown)
         elif is_a(value, (BuiltinFunctionType, MethodWrapperType)) and value.__self__ is owner:
             return  # a method of the interpreter's, which no one replaces
         else:
@@ -236,7 +237,7 @@ class Recorder:
 
     def attribute_missed(self, owner: Any, name: str) -> None:
         """Keeps that an attribute is not there."""
-        self.note(Slot(owner, Kind.HAS, name), False, name)
+        self.note(StatePlace(owner, PlaceKind.HAS, name), False, name)
 
     def attribute_set(self, owner: Any, name: str, value: Any) -> None:
         """Refuses a write to an object that was there before the function ran, but for what is there already, which must stay so;
@@ -258,12 +259,12 @@ _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 """Change gradients alone: nothing without them."""
 
 
-def _cache_read(function: Any) -> Read:
+def _cache_read(function: Any) -> StateRead:
     """The read that a cache was neither cleared nor has grown; once it has, what was read of it is stale for good.
 
     Its hits only grow, so that one which was cleared and filled again is told by fewer of them.
     """
-    slot = Slot(function, Kind.CACHE)
+    slot = StatePlace(function, PlaceKind.CACHE)
     kept, stays = slot.get(), True
 
     def holds(found: Any) -> bool:
@@ -272,7 +273,7 @@ def _cache_read(function: Any) -> Read:
         kept = found
         return stays
 
-    return Read(slot, kept, holds)
+    return StateRead(slot, kept, holds)
 
 
 def _kept_by(cache: Any) -> Iterator[torch.Tensor]:
@@ -293,21 +294,21 @@ def _is_traced(tensor: torch.Tensor) -> bool:
     return type(tensor).__module__.startswith("fusegen.")
 
 
-def _place(owner: Any, name: str) -> Slot:
+def _place(owner: Any, name: str) -> StatePlace:
     """The place of an attribute: torch's modules keep some of theirs in dictionaries, which are faster to read."""
     if isinstance(owner, torch.nn.Module) and name not in owner.__dict__:
-        kinds = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"), (Kind.SUBMODULE, "_modules"))
+        kinds = ((PlaceKind.PARAMETER, "_parameters"), (PlaceKind.BUFFER, "_buffers"), (PlaceKind.SUBMODULE, "_modules"))
         for kind, dictionary in kinds:
             if name in owner.__dict__.get(dictionary, ()):
-                return Slot(owner, kind, name)
-    return Slot(owner, Kind.ATTRIBUTE, name)
+                return StatePlace(owner, kind, name)
+    return StatePlace(owner, PlaceKind.ATTRIBUTE, name)
 
 
-def _defined(cls: type, name: str, found: object) -> Slot:
+def _defined(cls: type, name: str, found: object) -> StatePlace:
     """The place where a class has what makes an attribute: under the name, unless the class itself answers otherwise for that."""
     if getattr(cls, name, None) is found:
-        return Slot(cls, Kind.ATTRIBUTE, name)
-    return Slot(next(each for each in cls.__mro__ if name in each.__dict__), Kind.DEFINED, name)
+        return StatePlace(cls, PlaceKind.ATTRIBUTE, name)
+    return StatePlace(next(each for each in cls.__mro__ if name in each.__dict__), PlaceKind.DEFINED, name)
 
 
 def _on_class(cls: type, name: str) -> Any:

@@ -9,8 +9,8 @@ import torch
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.trace import registry
+from fusegen.trace.modes import twins
 from fusegen.trace.registry import Composite
-from fusegen.trace.spaces import twins
 from fusegen.trace.user import here
 from fusegen.trace.values import BINARY_OPERATORS, TracedTensor
 

@@ -1,10 +1,8 @@
-"""Torch's modes around and inside of a function: autocast, and modes of gradients.
+"""Rules of torch around a function's operations: autocast, modes of gradients, 8-bit floats; and torch's functions by name.
 
 The tables of autocast repeat those of torch (``ATen/autocast_mode.h``, ``autocast_mode.cpp``): the dtypes to which it converts the
 operands of a function, by device type. Torch keeps them by operations; a function here that torch composes of several has the
 policy that gives their dtypes. Functions that no table names keep their operands.
-
-Results of operations under ``torch.no_grad()`` are constants for autograd.
 """
 
 from __future__ import annotations
@@ -19,16 +17,37 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
+import torch.nn.functional as F
 
 from fusegen.dtypes import DType, autocast_dtype, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.graph import Node
-from fusegen.ir.ops import Op
-from fusegen.trace.spaces import twins
+from fusegen.ir.ops import Family, Op
 
 if TYPE_CHECKING:
     from fusegen.trace.tracer import Tracer
     from fusegen.trace.values import TracedTensor
+
+_SPACES = {
+    "torch": torch,
+    "special": torch.special,
+    "F": F,
+    "Tensor": torch.Tensor,
+    "linalg": torch.linalg,
+    "nn": torch._C._nn,
+    "VF": torch._C._VariableFunctions,  # which torch's own functions call with lists of tensors
+}
+
+
+def twins(names: Sequence[str]) -> list[Callable[..., Any]]:
+    """The torch functions of some names that exist in this version of torch; those of ``space.name`` in that space alone."""
+    found = (getattr(space, name.rpartition(".")[2], None) for name in names for space in _spaces(name))
+    return [function for function in found if callable(function)]
+
+
+def _spaces(name: str) -> tuple[object, ...]:
+    space = name.rpartition(".")[0]
+    return (_SPACES[space],) if space else tuple(_SPACES[key] for key in ("torch", "special", "F", "Tensor"))
 
 
 class Policy(Enum):
@@ -197,10 +216,10 @@ def _switched_off(kind: str) -> Iterator[None]:
         torch.set_autocast_enabled(kind, True)
 
 
-# Modes of gradients.
+# Modes of gradients: results of operations under ``torch.no_grad()`` are constants for autograd.
 
 
-class Recording(Protocol):
+class GradientRecording(Protocol):
     """The tracer, as far as gradients go.
 
     Attributes:
@@ -254,13 +273,13 @@ def _detached(value: TracedTensor) -> TracedTensor:
     return tracer.add(Op.DETACH, value)
 
 
-def note_write(tracer: Recording, target: Node) -> None:
+def note_write(tracer: GradientRecording, target: Node) -> None:
     """Notes a write to a tensor that is computed: under torch.no_grad() it keeps its history, which the graph does not show."""
     if _is_switched(tracer) and not _is_constant(target):
         tracer.switches_gradients = True
 
 
-def _is_switched(tracer: Recording) -> bool:
+def _is_switched(tracer: GradientRecording) -> bool:
     """Tells if gradients are recorded otherwise than where the kernel is called."""
     return torch.is_grad_enabled() is not tracer.records
 
@@ -278,3 +297,55 @@ def _in_autograd_function() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# 8-bit floats: stored, moved, compared for equality and converted, as in torch; nothing is computed in them.
+
+_LAST_ROUNDED_DOWN = 464.0
+"""The largest number that rounds to 448, the largest one of float8_e4m3fn."""
+
+_CLAMPS = {Op.CLAMP_MIN, Op.CLAMP_MAX}
+
+_MOVED = frozenset({Op.CAST, Op.WHERE, Op.ABS, Op.EQ, Op.NE, Op.COPY})
+"""Pointwise operations that torch has of 8-bit floats as well."""
+
+_MOVING = frozenset({Family.LEAF, Family.VIEW, Family.INDEXING, Family.WRITE})
+
+
+def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
+    """Refuses arithmetic on 8-bit floats.
+
+    Raises:
+        TraceError: an operand is one, and the operation computes.
+    """
+    narrow = next((dtype for dtype in dtypes if dtype.is_float8), None)
+    if narrow is None or op in _MOVED or op.family in _MOVING:
+        return
+    if op is Op.MATMUL:
+        raise TraceError(f"a product of {narrow}", mend="convert both first, or call torch._scaled_mm outside")
+    raise no_arithmetic(op.row.name, narrow)
+
+
+def no_arithmetic(name: str, dtype: DType) -> TraceError:
+    """The error of a function that computes, given 8-bit floats."""
+    return TraceError(f"{name} of {dtype}, which is only stored, moved and converted", mend="convert first: x.float()")
+
+
+def without_overflow(value: TracedTensor) -> TracedTensor:
+    """A value with NaN in place of what rounds to more than float8_e4m3fn holds; the value itself where it is clamped."""
+    if _is_clamped(value):
+        return value
+    tracer = value._tracer
+    if value._node.dtype in (DType.FLOAT64, DType.FLOAT8_E5M2) or not value._node.dtype.is_float:
+        value = tracer.add(Op.CAST, value, dtype=DType.FLOAT32)  # in which torch rounds first
+    is_above = tracer.add(Op.GT, tracer.add(Op.ABS, value), tracer.lift(_LAST_ROUNDED_DOWN))
+    return tracer.add(Op.WHERE, is_above, tracer.lift(float("nan")), value)
+
+
+def _is_clamped(value: TracedTensor) -> bool:
+    """True if numbers bound a value from both sides, so that float8_e4m3fn holds it."""
+    outer, nodes = value._node, value._tracer.builder.nodes
+    inner = nodes[outer.args[0]] if outer.op in _CLAMPS else outer
+    bounds = [nodes[node.args[1]] for node in (outer, inner) if node.op in _CLAMPS]
+    is_known = all(b.op is Op.CONSTANT and abs(b.number) <= _LAST_ROUNDED_DOWN for b in bounds)
+    return {outer.op, inner.op} == _CLAMPS and is_known

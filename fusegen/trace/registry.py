@@ -12,9 +12,8 @@ import torch
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
-from fusegen.trace.memory import Memory, require_current
-from fusegen.trace.modes import as_recorded, under_autocast
-from fusegen.trace.spaces import twins
+from fusegen.trace.memory import TracedMemory, require_current
+from fusegen.trace.modes import as_recorded, twins, under_autocast
 from fusegen.trace.user import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -124,13 +123,12 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
 
     Raises:
         TraceError: when the arguments do not fit it.
-        NeedsStatic: one of them is a run-time scalar where the handler needs a number.
     """
     if "out" in kwargs:
         kwargs = _without_out(name, kwargs)
     try:
         for a in args:
-            if isinstance(getattr(a, "_memory", None), Memory):
+            if isinstance(getattr(a, "_memory", None), TracedMemory):
                 require_current(a)
         before = [getattr(a, "_writes", None) for a in args]
         with _unwatched():
@@ -157,7 +155,7 @@ def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | Non
     if name not in _GIVES_ITSELF and hasattr(result, "_memory") and not any(result is a for a in args):
         return result if result._root == result._position else result._tracer.value(result._position)
     if name in _MAKES_CONTIGUOUS and hasattr(result, "_memory") and _is_part_of_own(result):
-        return result._tracer.value(result._position, Memory.beside(result._memory, result._position))
+        return result._tracer.value(result._position, TracedMemory.beside(result._memory, result._position))
     if not any(result is a for a in args) or (
         name in _GIVES_ITSELF and not (hasattr(result, "_memory") and _is_copied(name, result))
     ):

@@ -40,7 +40,7 @@ from fusegen.trace.tracer import Tracer
 from fusegen.trace.user import here, raised_at, returned_at
 from fusegen.trace.values import OPERATORS, TracedTensor
 
-Structure: TypeAlias = TreeSpec
+ResultStructure: TypeAlias = TreeSpec
 """The structure of a function's results, made of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
 
 
@@ -51,20 +51,22 @@ class Nothing:
 register_pytree_node(Nothing, lambda _value: ([], None), lambda _parts, _context: None)
 
 
-class Pairs:
+class ComplexResult:
     """Stands for a complex tensor among results, by its one part: both parts along a last dim of their own."""
 
     def __init__(self, parts: Any) -> None:
         self.parts = parts
 
 
-register_pytree_node(Pairs, lambda value: ([value.parts], None), lambda parts, _context: torch.view_as_complex(next(iter(parts))))
+register_pytree_node(
+    ComplexResult, lambda value: ([value.parts], None), lambda parts, _context: torch.view_as_complex(next(iter(parts)))
+)
 
 
 def _marked(value: object) -> object:
     if value is None:
         return Nothing()
-    return Pairs(torch.view_as_real(value)) if isinstance(value, registry.Composite) else value  # type: ignore[arg-type]
+    return ComplexResult(torch.view_as_real(value)) if isinstance(value, registry.Composite) else value  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Trace:
     graph: Graph
     guards: tuple[sympy.Basic, ...]
     hidden: tuple[torch.Tensor, ...]
-    structure: Structure
+    structure: ResultStructure
     conditions: ScalarProgram = NO_SCALARS
     switches_gradients: bool = False
 

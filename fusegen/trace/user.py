@@ -81,7 +81,7 @@ def _line(file: str, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Argument:
+class TensorArgument:
     """A tensor argument as an object.
 
     Attributes:
@@ -99,7 +99,7 @@ class Argument:
     requires_grad: bool
 
     @classmethod
-    def of(cls, name: str, parameter: str, tensor: torch.Tensor) -> Argument:
+    def of(cls, name: str, parameter: str, tensor: torch.Tensor) -> TensorArgument:
         """A tensor that a parameter was given."""
         requires_grad = tensor.requires_grad
         if isinstance(tensor, FakeTensor):  # whose class and attributes are torch's means of describing a tensor

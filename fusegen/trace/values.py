@@ -21,24 +21,24 @@ from fusegen.errors import DimError, IndexRangeError, ShapeError, TraceError, Un
 from fusegen.ir.graph import Node
 from fusegen.ir.symbolic import product, same, simplify_dim
 from fusegen.trace import registry
-from fusegen.trace.memory import Memory, overwrite
+from fusegen.trace.memory import TracedMemory, overwrite
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, require_static, stale
 from fusegen.trace.user import here
 
 if TYPE_CHECKING:
     from fusegen.trace.tracer import Tracer
-    from fusegen.trace.user import Argument
+    from fusegen.trace.user import TensorArgument
 
 
 class TracedTensor:
     """A tensor (or run-time scalar) of the traced function: a node of the graph."""
 
-    _argument: Argument | None = None  # the caller's tensor, of a parameter
+    _argument: TensorArgument | None = None  # the caller's tensor, of a parameter
 
-    def __init__(self, tracer: Tracer, position: int, memory: Memory | None = None) -> None:
+    def __init__(self, tracer: Tracer, position: int, memory: TracedMemory | None = None) -> None:
         self._tracer = tracer
         self._position = position
-        self._memory = memory or Memory(position=position)
+        self._memory = memory or TracedMemory(position=position)
         self._writes, self._root = self._memory.writes, self._memory.value
 
     @property
@@ -56,9 +56,9 @@ class TracedTensor:
     # What torch.Tensor knows without a value.
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TracedShape:
         """Sizes: literal ones as ints, the others symbolic."""
-        return Shape(self._tracer.size(d) for d in self._node.shape)
+        return TracedShape(self._tracer.size(d) for d in self._node.shape)
 
     def size(self, dim: int | None = None) -> Any:
         """All sizes, or one."""
@@ -165,12 +165,7 @@ class TracedTensor:
     # What needs a value.
 
     def require_static(self) -> None:
-        """Asks for the run-time scalars and sizes that this value is made of to select code instead; a tensor is left as it is.
-
-        Raises:
-            NeedsStatic: the value is made of run-time scalars, and of sizes.
-            NeedsLiteral: it is made of sizes alone.
-        """
+        """Asks for the run-time scalars and sizes that this value is made of to select code instead; a tensor is left as it is."""
         if self._node.weak:
             require_static(self)
 
@@ -259,7 +254,7 @@ for _name, _unary in {"neg": torch.neg, "abs": torch.abs, "invert": torch.Tensor
 # The sizes of a traced tensor, as a tuple that behaves like ``torch.Size``.
 
 
-class Shape(tuple[Any, ...]):
+class TracedShape(tuple[Any, ...]):
     """The sizes of a traced tensor: a ``torch.Size`` whose elements may be run-time sizes."""
 
     __slots__ = ()
@@ -274,16 +269,16 @@ class Shape(tuple[Any, ...]):
         except IndexError:
             what = f"the size of dim {key} of a tensor of {len(self)} dims"
             raise IndexRangeError(what, where=here(), mend="give a tensor that has the dim") from None
-        return Shape(found) if isinstance(key, slice) else found
+        return TracedShape(found) if isinstance(key, slice) else found
 
     def __add__(self, other: Any) -> Any:
-        return Shape(super().__add__(tuple(other))) if isinstance(other, tuple) else NotImplemented
+        return TracedShape(super().__add__(tuple(other))) if isinstance(other, tuple) else NotImplemented
 
     def __radd__(self, other: Any) -> Any:
-        return Shape((*other, *self)) if isinstance(other, tuple) else NotImplemented
+        return TracedShape((*other, *self)) if isinstance(other, tuple) else NotImplemented
 
     def __mul__(self, count: Any) -> Any:
-        return Shape(super().__mul__(count))
+        return TracedShape(super().__mul__(count))
 
     __rmul__ = __mul__
 

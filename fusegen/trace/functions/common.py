@@ -11,8 +11,8 @@ import torch
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import DimError, ShapeError, TraceError
 from fusegen.ir.ops import Op
-from fusegen.trace.float8 import no_arithmetic
 from fusegen.trace.memory import overwrite
+from fusegen.trace.modes import no_arithmetic
 from fusegen.trace.scalars import TracedScalar, computed
 from fusegen.trace.tracer import Tracer
 from fusegen.trace.values import TracedTensor
@@ -113,7 +113,6 @@ def setting(name: str, value: object) -> float:
     """A number that is no tensor: a float, or one of run time, which behaves as a float does.
 
     Raises:
-        NeedsStatic: it is a tensor that is made of numbers.
         TraceError: it is no number.
     """
     if type(value) is TracedScalar:
