@@ -38,7 +38,7 @@ from fusegen.target import Backend, Target
 from fusegen.threads import cached_property, new_lock
 from fusegen.trace.run import ResultStructure, Trace
 from fusegen.trace.scalars import NeedsFact
-from fusegen.trace.user import TensorArgument
+from fusegen.trace.user import CallerTensor
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Request:
     name: str
     function: Callable[..., Any]
     specs: tuple[InputSpec, ...]
-    arguments: tuple[TensorArgument, ...]
+    arguments: tuple[CallerTensor, ...]
     scalars: tuple[tuple[str, DType], ...]
     statics: tuple[tuple[str, object], ...]
     sizes: Sizes

@@ -29,7 +29,7 @@ from fusegen.target import Target
 from fusegen.threads import new_lock
 from fusegen.trace.run import ResultStructure, Trace
 from fusegen.trace.scalars import NeedsFact, SizeSum
-from fusegen.trace.user import TensorArgument
+from fusegen.trace.user import CallerTensor
 
 _MANY_VARIANTS = 32  # from here on the user is told
 _MOST_VARIANTS = 64  # for one key; the oldest goes
@@ -303,7 +303,7 @@ class Variants:
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         sizes = sizes.with_parameters(symbols, self.history.tied)
         given = tuple(numbers.items())
-        arguments = tuple(TensorArgument.of(n, self.parameters.element_of.get(n, n), t) for n, t in tensors.items())
+        arguments = tuple(CallerTensor.of(n, self.parameters.element_of.get(n, n), t) for n, t in tensors.items())
         ids = [id(t) for t in tensors.values()]
         twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
         return Request(

@@ -63,45 +63,26 @@ class ChangeError(UnsupportedError):
 
 
 class Changes:
-    """Looks for changes, if this is wanted (`refusing_changes`)."""
+    """Looks for changes where traces refuse them (`refusing_changes`)."""
 
     def __init__(self) -> None:
-        self.are_refused = _THREAD.refuses
         self._before: list[tuple[Any, _Held]] = []
         self._variables = contextvars.copy_context()
         self._settings = _settings()
 
     def add(self, value: Any) -> None:
         """Remembers what a container, a cell, or an object's attributes hold."""
-        if self.are_refused and (held := _held(value)) is not None:
+        if (held := _held(value)) is not None:
             self._before.append((value, held))
 
     def require_same(self, owner: Any, name: str, value: Any, where: str | None) -> None:
-        """Refuses an attribute that is about to be set.
-
-        Raises:
-            ChangeError: the object has something else there.
-        """
-        if self.are_refused and not isinstance(value, _KEYS) and inspect.getattr_static(owner, name, None) is not value:
+        """Refuses to set an attribute to something else than is there."""
+        if not isinstance(value, _KEYS) and inspect.getattr_static(owner, name, None) is not value:
             what = f"the attribute {name!r} of a {type(owner).__name__} is set, which a kernel's later calls would not do again"
             raise ChangeError(what, where=where, mend=_MEND)
 
-    def refuse(self, deed: str, where: str | None) -> None:
-        """Refuses what is about to be done, and could not be undone.
-
-        Args:
-            deed: completes "the layer ...".
-
-        Raises:
-            ChangeError: always, where changes are refused.
-        """
-        if self.are_refused:
-            raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, mend="do that outside")
-
     def undo(self) -> ChangeError | None:
         """Puts back what was held: the error that says so, or None if nothing had changed."""
-        if not self.are_refused:
-            return None
         changed = [(value, held) for value, held in self._before if not _is_held(value, held)]
         for value, held in changed:
             _put_back(value, held)

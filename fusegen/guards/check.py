@@ -298,8 +298,15 @@ class _Writer:
 
     def read(self, read: StateRead) -> None:
         """A place that holds a plain value, a container, a tensor, or the same object as before."""
-        if self._is_lasting(read):
-            self._keep(read)
+        of_argument = id(read.slot.owner) in self._given or id(read.value) in self._given  # hangs on one, or must be one
+        of_tensor = is_a(read.slot.owner, torch.Tensor) or is_a(read.value, torch.Tensor)
+        if not (of_argument or of_tensor or read.slot.kind is PlaceKind.CACHE):  # the same place in all calls
+            self._has_conditions = True
+            self._conditions.identity(read.slot, read.value)
+            if read.was_empty:
+                self._conditions.identity(StatePlace(read.value, PlaceKind.LENGTH), 0)
+            elif read.holds is not None and not is_plain(read.value):
+                self._conditions.holds(read.holds, read.value)
             return
         place, value = self._place(read.slot), read.value
         if read.slot.kind is PlaceKind.CACHE:
@@ -321,23 +328,6 @@ class _Writer:
             self._give(value, place)
         else:
             self._require(f"{place} is {self._object(value)}")
-
-    def _is_lasting(self, read: StateRead) -> bool:
-        """True if the place is the same in all calls, and what it holds is told by identity or by its value."""
-        if id(read.slot.owner) in self._given or id(read.value) in self._given:  # hangs on an argument, or must be one
-            return False
-        return read.slot.kind is not PlaceKind.CACHE and not any(is_a(each, torch.Tensor) for each in (read.slot.owner, read.value))
-
-    def _keep(self, read: StateRead) -> None:
-        """Asks for a place that is the same in all calls, together with others."""
-        self._has_conditions = True
-        self._conditions.identity(read.slot, read.value)
-        if read.holds is None or is_plain(read.value):
-            return
-        if read.was_empty:
-            self._conditions.identity(StatePlace(read.value, PlaceKind.LENGTH), 0)
-        else:
-            self._conditions.holds(read.holds, read.value)
 
     def question(self, question: TensorQuestion) -> None:
         """Something that was asked of a tensor."""

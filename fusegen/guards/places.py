@@ -197,7 +197,7 @@ def _is_key(text: str) -> bool:
 
 # Conditions: true now, and asked again before each call.
 
-TensorLayout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...], torch.dtype]
+_Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """A tensor, its address, its shape, its strides and its dtype."""
 
 _MOST = 64  # values in a container that are looked at one by one
@@ -338,7 +338,7 @@ def _weak_reference(value: Any) -> weakref.ref[Any] | None:
         return None
 
 
-def _native(module: ModuleType, asked: Sequence[_Asked], layouts: Sequence[TensorLayout]) -> Callable[[], bool]:
+def _native(module: ModuleType, asked: Sequence[_Asked], layouts: Sequence[_Layout]) -> Callable[[], bool]:
     """The conditions as the native module asks them."""
     places = [(*_native_place(each), each.value, each.is_owner_weak, each.is_value_weak) for each in asked]
     found: Callable[[], bool] = module.Conditions(same, places, [layout[:4] for layout in layouts])
@@ -351,7 +351,7 @@ def _native_place(asked: _Asked) -> tuple[int, Any, Any]:
     return _PLACES.index(kind), owner, (_WITHIN[kind], key) if kind in _WITHIN else key
 
 
-def _in_python(asked: Sequence[_Asked], layouts: Sequence[TensorLayout]) -> Callable[[], bool]:
+def _in_python(asked: Sequence[_Asked], layouts: Sequence[_Layout]) -> Callable[[], bool]:
     """The conditions as Python asks them."""
     tensors, wanted = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
 

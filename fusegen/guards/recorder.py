@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch.nn.modules import module as torch_module
 
-from fusegen.guards.changes import Changes, Generators
+from fusegen.guards.changes import ChangeError, Changes, Generators, refuses_changes
 from fusegen.guards.check import StateGuard, TensorQuestion, Used, WatchedRun
 from fusegen.guards.places import PlaceKind, StatePlace, StateRead, ways
 from fusegen.guards.reach import Reach
@@ -41,7 +41,7 @@ class StateRecorder:
         self._reach = Reach(weakref.proxy(self), function)
         self._calls = CallHook(self._reach.call)
         self._generators = Generators()
-        self._changes = Changes()
+        self._changes = Changes() if refuses_changes() else None
         self._reads: dict[tuple[int, PlaceKind, object], StateRead] = {}
         self._tensors: dict[int, list[StatePlace]] = {}
         self._questions: list[TensorQuestion] = []
@@ -68,7 +68,7 @@ class StateRecorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._calls.__exit__(kind, error, trace)
         self._watch.__exit__(kind, error, trace)
-        refusal = self._changes.undo()
+        refusal = None if self._changes is None else self._changes.undo()
         for cache, misses in self._caches.items():
             if cache.cache_info().misses != misses and (refusal is not None or any(map(_is_traced, _kept_by(cache)))):
                 cache.cache_clear()  # so that what it has done is done again
@@ -177,11 +177,13 @@ class StateRecorder:
 
     def container(self, value: Any) -> None:
         """Remembers what a container, or an object's attributes, hold."""
-        self._changes.add(value)
+        if self._changes is not None:
+            self._changes.add(value)
 
     def deed(self, deed: str, where: str | None) -> None:
-        """Refuses what cannot be undone."""
-        self._changes.refuse(deed, where)
+        """Refuses what cannot be undone, where changes are refused: the text completes "the layer ..."."""
+        if self._changes is not None:
+            raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, mend="do that outside")
 
     def cache(self, function: Any) -> None:
         """Looks after a function that keeps its results."""
@@ -246,7 +248,7 @@ class StateRecorder:
         Raises:
             UnsupportedError: naming the attribute.
         """
-        if self._changes.are_refused and self._reach.has_seen(owner):
+        if self._changes is not None and self._reach.has_seen(owner):
             self._changes.require_same(owner, name, value, called_at(sys._getframe(3)))
             self.attribute_read(owner, name, value)
 

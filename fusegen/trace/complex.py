@@ -109,11 +109,7 @@ class ComplexTensor(Composite):
 
     __hash__ = object.__hash__
 
-    def __neg__(self) -> Any:
-        return registry.call(torch.neg, (self,), {})
-
-    def __abs__(self) -> Any:
-        return registry.call(torch.abs, (self,), {})
+    __neg__, __abs__ = registry.calling(torch.neg), registry.calling(torch.abs)
 
     def __len__(self) -> int:
         return len(self.real)
@@ -131,17 +127,10 @@ class ComplexTensor(Composite):
 _OPERANDS = (ComplexTensor, TracedTensor, torch.Tensor, bool, int, float, complex)
 
 
-def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[[ComplexTensor, Any], Any]:
-    def apply(self: ComplexTensor, other: Any) -> Any:
-        return registry.call(function, (other, self) if swapped else (self, other), {})
-
-    return apply
-
-
 for _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
     _function = BINARY_OPERATORS[_name]
-    setattr(ComplexTensor, f"__{_name}__", _operator(_function))
-    setattr(ComplexTensor, f"__r{_name}__", _operator(_function, swapped=True))
+    setattr(ComplexTensor, f"__{_name}__", registry.calling(_function))
+    setattr(ComplexTensor, f"__r{_name}__", registry.calling(_function, swapped=True))
 
 
 def _parts(value: Any) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from fusegen.ir.graph import Graph, GraphBuilder, Location, Node, Shape
 from fusegen.ir.index_map import contiguous_strides, strided_view
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same, simplify_dim
-from fusegen.trace.modes import GradientRecording, note_write
+from fusegen.trace.modes import GradientState, note_write
 from fusegen.trace.user import here, location
 
 
@@ -79,7 +79,7 @@ class TracedMemory:
         return self.version != self._first
 
 
-class _Tracer(GradientRecording, Protocol):
+class _Tracer(GradientState, Protocol):
     builder: GraphBuilder
 
 
@@ -216,7 +216,7 @@ def with_value(builder: GraphBuilder, place: int, root: int, value: int) -> int:
 
 
 def store(builder: GraphBuilder, memory: TracedMemory) -> None:
-    """Lets the caller's memory have the value of the whole."""
+    """Lets the caller's memory have the value of the whole, if it does not yet."""
     if memory.value != memory.version:
         memory.value = memory.version = _put(builder, memory.version, memory.value, memory, memory.location)
 

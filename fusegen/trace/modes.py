@@ -219,7 +219,7 @@ def _switched_off(kind: str) -> Iterator[None]:
 # Modes of gradients: results of operations under ``torch.no_grad()`` are constants for autograd.
 
 
-class GradientRecording(Protocol):
+class GradientState(Protocol):
     """The tracer, as far as gradients go.
 
     Attributes:
@@ -255,17 +255,13 @@ def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[in
     if isinstance(result, (tuple, list)):
         found = [as_recorded(name, each, args, before) for each in result]
         return result if all(map(operator.is_, found, result)) else type(result)(found)
-    if not isinstance(result, torch.Tensor):
+    if not isinstance(result, torch.Tensor) or torch.is_grad_enabled() is cast("TracedTensor", result)._tracer.records:
         return result
     value = cast("TracedTensor", result)
     written = [argument for argument, writes in zip(args, before, strict=True) if argument is value and writes != value._writes]
     is_itself = bool(written) or (name in _GIVES_ITSELF and any(argument is value for argument in args))
-    return value if is_itself else _detached(value)
-
-
-def _detached(value: TracedTensor) -> TracedTensor:
     tracer = value._tracer
-    if not _is_switched(tracer) or _is_constant(value._node):
+    if is_itself or _is_constant(value._node):
         return value
     if torch.is_grad_enabled() or _in_autograd_function():
         tracer.switches_gradients = True
@@ -273,15 +269,10 @@ def _detached(value: TracedTensor) -> TracedTensor:
     return tracer.add(Op.DETACH, value)
 
 
-def note_write(tracer: GradientRecording, target: Node) -> None:
+def note_write(tracer: GradientState, target: Node) -> None:
     """Notes a write to a tensor that is computed: under torch.no_grad() it keeps its history, which the graph does not show."""
-    if _is_switched(tracer) and not _is_constant(target):
+    if torch.is_grad_enabled() is not tracer.records and not _is_constant(target):
         tracer.switches_gradients = True
-
-
-def _is_switched(tracer: GradientRecording) -> bool:
-    """Tells if gradients are recorded otherwise than where the kernel is called."""
-    return torch.is_grad_enabled() is not tracer.records
 
 
 def _is_constant(node: Node) -> bool:

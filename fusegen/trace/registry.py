@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,12 +18,16 @@ from fusegen.trace.user import here
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {}
-_CREATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
-_PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
+CREATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Handlers of functions that make a tensor of nothing; they get the tracer first."""
+
+PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.T.__get__: torch.t,  # type: ignore[attr-defined]
     torch.Tensor.mT.__get__: torch.adjoint,  # type: ignore[attr-defined]
     torch.Tensor.data.__get__: torch.detach,  # type: ignore[attr-defined]
 }
+"""Functions of the same meaning as the getters of properties."""
+
 _MISTAKES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
 """Errors that a handler raises for arguments that it does not expect."""
 
@@ -48,15 +51,10 @@ def creates(*names: str) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for name in names:
-            _CREATORS[getattr(torch, name)] = handler
+            CREATORS[getattr(torch, name)] = handler
         return handler
 
     return register
-
-
-def creator_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The handler of a factory function, if there is one."""
-    return _CREATORS.get(function)
 
 
 def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -65,11 +63,6 @@ def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
         return _HANDLERS.get(function)
     except TypeError:  # an unhashable callable
         return None
-
-
-def twin_of_property(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of the same meaning as the getter of a property; any other function itself."""
-    return _PROPERTIES.get(function, function)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -109,6 +102,15 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return located(name, handler, args, kwargs)
 
 
+def calling(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
+    """A function, or a method, that traces a call of a torch function; of an operator with the operands swapped."""
+
+    def calls(*args: Any, **kwargs: Any) -> Any:
+        return call(function, args[::-1] if swapped else args, kwargs)
+
+    return calls
+
+
 def _composite(values: Iterable[Any]) -> Composite | None:
     """The first composite among some values and those in lists of them."""
     for value in values:
@@ -126,14 +128,17 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
     """
     if "out" in kwargs:
         kwargs = _without_out(name, kwargs)
+    hook = sys.gettrace()
+    is_followed = getattr(hook, "follows_users", False)  # who follows the calls of the user's function need not follow ours
     try:
         for a in args:
             if isinstance(getattr(a, "_memory", None), TracedMemory):
                 require_current(a)
         before = [getattr(a, "_writes", None) for a in args]
-        with _unwatched():
-            result = as_recorded(name, handler(*args, **kwargs), args, before)
-            return _own(name, result, args, before)
+        if is_followed:
+            sys.settrace(None)
+        result = as_recorded(name, handler(*args, **kwargs), args, before)
+        return _own(name, result, args, before)
     except TraceError as error:
         _require_numbers((*args, *kwargs.values()))
         if error.where is None:
@@ -148,6 +153,9 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
             where=here(),
             mend="leave the argument out, or pass another: not all that torch takes are supported",
         ) from error
+    finally:
+        if is_followed:
+            sys.settrace(hook)
 
 
 def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
@@ -189,20 +197,6 @@ _ITSELF_OR_A_VIEW = """
 """
 _GIVES_ITSELF = frozenset(_ITSELF_OR_A_VIEW.split())
 """Functions whose result may be the tensor itself, or a view of all of it."""
-
-
-@contextmanager
-def _unwatched() -> Iterator[None]:
-    """Whoever follows the calls of the user's function (a hook that is marked so) need not follow ours."""
-    hook = sys.gettrace()
-    if not getattr(hook, "follows_users", False):
-        yield
-        return
-    sys.settrace(None)
-    try:
-        yield
-    finally:
-        sys.settrace(hook)
 
 
 def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -93,21 +93,23 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        creator = registry.creator_of(func)
+        creator = registry.CREATORS.get(func)
         if creator is not None:
             return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
         name = getattr(func, "__name__", "")
-        written = [*args[:1], (kwargs or {}).get("out")] if _writes(name) else [(kwargs or {}).get("out")]
+        writes = name in _WRITING or (name.endswith("_") and not name.endswith("__"))  # to its first argument
+        written = [*(args[:1] if writes else ()), (kwargs or {}).get("out")]
         if name == "requires_grad_" and args[0].requires_grad is [*args[1:], *(kwargs or {}).values(), True][0]:
             written = []  # it is so already
         if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
             what = f"{name} would write to a tensor that the kernel closes over"
             raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
         if any(isinstance(a, torch.Tensor) for a in tree_leaves(args)):
-            apply = _traced_twin(func)
-            if apply is not None:
+            twin = registry.PROPERTIES.get(func, func)
+            traced = OPERATORS.get(func) if registry.handler_of(twin) is None else registry.calling(twin)
+            if traced is not None:
                 lifted = tree_map(lambda a: self.tracer.lift(a) if isinstance(a, torch.Tensor) else a, args)
-                return apply(lifted, kwargs or {})
+                return traced(*lifted, **(kwargs or {}))
         if name in _DRAWING:
             what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
             raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
@@ -138,20 +140,6 @@ def _apart() -> Iterator[None]:
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
-
-
-def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any] | None:
-    """A function of tensors on traced ones; None where it is not traced."""
-    twin = registry.twin_of_property(func)
-    if registry.handler_of(twin) is not None:
-        return partial(registry.call, twin)
-    operator = OPERATORS.get(func)
-    return None if operator is None else lambda args, kwargs: operator(*args, **kwargs)
-
-
-def _writes(name: str) -> bool:
-    """True if a method of torch's tensors writes to its first argument."""
-    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
 
 
 _OPERATORS = "add sub mul truediv div floordiv mod pow and or xor lshift rshift"
@@ -319,7 +307,9 @@ def traced_math() -> Iterator[None]:
     with _LOCK:
         _traces += 1
         if _traces == 1:
-            _replace()
+            for name, traced in _TRACED.items():
+                _ORIGINALS[name] = getattr(math, name)
+                setattr(math, name, _wrapped(_ORIGINALS[name], traced))
     try:
         yield
     finally:
@@ -328,12 +318,6 @@ def traced_math() -> Iterator[None]:
             if not _traces:
                 for name, function in _ORIGINALS.items():
                     setattr(math, name, function)
-
-
-def _replace() -> None:
-    for name, traced in _TRACED.items():
-        _ORIGINALS[name] = getattr(math, name)
-        setattr(math, name, _wrapped(_ORIGINALS[name], traced))
 
 
 def _wrapped(function: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:

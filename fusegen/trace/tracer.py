@@ -22,7 +22,7 @@ from fusegen.program.numbers import ERRORS
 from fusegen.trace.memory import TracedMemory, lies_in, require_current, require_filled, store
 from fusegen.trace.modes import require_wide, without_overflow
 from fusegen.trace.scalars import Fact, NeedsFact, SizeSum, SymbolicSize, TracedScalar, stale
-from fusegen.trace.user import TensorArgument, here, location
+from fusegen.trace.user import CallerTensor, here, location
 from fusegen.trace.values import StrongTracedTensor, TracedTensor
 
 _OF_NUMBERS = frozenset(
@@ -81,7 +81,7 @@ class Tracer:
         self.guards: dict[sympy.Basic, None] = {}
         self.hidden: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
         self.memories: list[TracedMemory] = []  # of the parameters
-        self._arguments: dict[int, TensorArgument] = {}
+        self._arguments: dict[int, CallerTensor] = {}
         self.outside = outside
         self.numbers = dict(numbers or {})
         self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
@@ -109,7 +109,7 @@ class Tracer:
         kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
         return kind(self, position, memory)
 
-    def parameter(self, spec: InputSpec, argument: TensorArgument, *, declared: bool) -> TracedTensor:
+    def parameter(self, spec: InputSpec, argument: CallerTensor, *, declared: bool) -> TracedTensor:
         """A tensor that the function takes.
 
         Args:
@@ -145,7 +145,8 @@ class Tracer:
     def stored(self) -> list[int]:
         """The last version of each parameter that was written to."""
         for memory in self.memories:
-            store(self.builder, memory)
+            if memory.value != memory.version:
+                store(self.builder, memory)
         return [memory.version for memory in self.memories if memory.is_written]
 
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
@@ -175,7 +176,8 @@ class Tracer:
         except MismatchError as error:
             self.require_equal(error.sizes)
             raise
-        _check_default_dtype(op, args, value)
+        if torch.get_default_dtype() is not torch.float32:
+            _check_default_dtype(op, args, value)
         if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
             raise TraceError(f"{op.row.name} of bool", where=here(), mend="convert to a number dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
@@ -469,14 +471,9 @@ def _sum_of(one: Dim, other: Dim) -> SizeSum | None:
 
 
 def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTensor) -> None:
-    """Refuses an operation of integers whose result is of torch's default dtype, where that is not float32.
-
-    Raises:
-        TraceError: the graph's float32 would not be what torch gives.
-    """
-    default = torch.get_default_dtype()
-    if default is torch.float32 or value._node.dtype is not DType.FLOAT32 or value._node.weak or op.row.result is Result.EXPLICIT:
+    """Refuses an operation of integers whose result is of torch's default dtype, where that is not the graph's float32."""
+    if value._node.dtype is not DType.FLOAT32 or value._node.weak or op.row.result is Result.EXPLICIT:
         return
     if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
-        what = f"{op.row.name} of integers gives torch's default dtype, which is {default} here"
+        what = f"{op.row.name} of integers gives torch's default dtype, which is {torch.get_default_dtype()} here"
         raise TraceError(what, where=here(), mend="cast first: .to(torch.float32), or the dtype that you want")

@@ -81,7 +81,7 @@ def _line(file: str, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class TensorArgument:
+class CallerTensor:
     """A tensor argument as an object.
 
     Attributes:
@@ -99,7 +99,7 @@ class TensorArgument:
     requires_grad: bool
 
     @classmethod
-    def of(cls, name: str, parameter: str, tensor: torch.Tensor) -> TensorArgument:
+    def of(cls, name: str, parameter: str, tensor: torch.Tensor) -> CallerTensor:
         """A tensor that a parameter was given."""
         requires_grad = tensor.requires_grad
         if isinstance(tensor, FakeTensor):  # whose class and attributes are torch's means of describing a tensor

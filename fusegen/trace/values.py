@@ -27,13 +27,13 @@ from fusegen.trace.user import here
 
 if TYPE_CHECKING:
     from fusegen.trace.tracer import Tracer
-    from fusegen.trace.user import TensorArgument
+    from fusegen.trace.user import CallerTensor
 
 
 class TracedTensor:
     """A tensor (or run-time scalar) of the traced function: a node of the graph."""
 
-    _argument: TensorArgument | None = None  # the caller's tensor, of a parameter
+    _argument: CallerTensor | None = None  # the caller's tensor, of a parameter
 
     def __init__(self, tracer: Tracer, position: int, memory: TracedMemory | None = None) -> None:
         self._tracer = tracer
@@ -193,13 +193,6 @@ class TracedTensor:
     __hash__ = object.__hash__
 
 
-def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[[TracedTensor, Any], Any]:
-    def apply(self: TracedTensor, other: Any) -> Any:
-        return registry.call(function, (other, self) if swapped else (self, other), {})
-
-    return apply
-
-
 def _equality(function: Callable[..., Any]) -> Callable[[TracedTensor, Any], Any]:
     """With what is no operand, as torch has it: Python then compares identities, so that ``x == None`` is False."""
 
@@ -228,7 +221,10 @@ BINARY_OPERATORS: dict[str, Callable[..., Any]] = {
     "rshift": torch.Tensor.__rshift__,
 }
 _EQUALITIES = {"eq": torch.eq, "ne": torch.ne}
-_ORDERS = {"lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+_OTHER_OPERATORS: dict[str, Callable[..., Any]] = {
+    "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
+    "neg": torch.neg, "abs": torch.abs, "invert": torch.Tensor.__invert__,
+}  # fmt: skip
 
 OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """The operators of traced tensors by those of torch's tensors, some of which are no function of torch by another name."""
@@ -241,14 +237,12 @@ def _implement(name: str, operator: Callable[..., Any]) -> None:
 
 
 for _name, _function in BINARY_OPERATORS.items():
-    _implement(f"__{_name}__", _operator(_function))
-    _implement(f"__r{_name}__", _operator(_function, swapped=True))
+    _implement(f"__{_name}__", registry.calling(_function))
+    _implement(f"__r{_name}__", registry.calling(_function, swapped=True))
 for _name, _function in _EQUALITIES.items():
     _implement(f"__{_name}__", _equality(_function))
-for _name, _function in _ORDERS.items():
-    _implement(f"__{_name}__", _operator(_function))
-for _name, _unary in {"neg": torch.neg, "abs": torch.abs, "invert": torch.Tensor.__invert__}.items():
-    _implement(f"__{_name}__", lambda self, _f=_unary: registry.call(_f, (self,), {}))
+for _name, _function in _OTHER_OPERATORS.items():
+    _implement(f"__{_name}__", registry.calling(_function))
 
 
 # The sizes of a traced tensor, as a tuple that behaves like ``torch.Size``.
@@ -360,13 +354,6 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
     mH = TracedTensor.mT
 
 
-def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: TracedTensor, *args: Any, **kwargs: Any) -> Any:
-        return registry.call(function, (self, *args), kwargs)
-
-    return call
-
-
 def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, other: assigned(name, self, registry.call(function, (self, other), {}))
 
@@ -415,7 +402,7 @@ def _replaced(name: str) -> Any:
     """The replacement of a member of torch's tensors."""
     member = getattr(torch.Tensor, name)
     if callable(member):
-        return _method(member)
+        return registry.calling(member)
     return property(lambda self: False if name in _NEVER else self._refused(f"Tensor.{name}"))
 
 
