@@ -233,11 +233,7 @@ class Generators:
                 put_back()
 
     def require_untouched(self) -> None:
-        """Raises if one of them has been drawn from; another thread may draw from one that the function does not reach.
-
-        Raises:
-            TraceError: naming it.
-        """
+        """Raises if one of them has been drawn from; another thread may draw from one that the function does not reach."""
         others = not self._is_alone or threading.active_count() > 1
         for name, generator, before, _ in self._before:
             if _state(generator) != before and (id(generator) in self._reached or not others):

@@ -58,11 +58,7 @@ class StatePlace:
     key: object = None
 
     def get(self) -> Any:
-        """The value that the place holds now.
-
-        Raises:
-            AttributeError, LookupError, ValueError: nothing any more.
-        """
+        """The value that the place holds now."""
         return _GETTERS[self.kind](self.owner, self.key)
 
     def text(self, owner: str, key: str) -> str:
@@ -191,7 +187,6 @@ def _step(slot: StatePlace) -> str | None:
 
 
 def _is_key(text: str) -> bool:
-    """Tells if a name can stand in a way."""
     return BETWEEN not in text and "\n" not in text
 
 
@@ -339,7 +334,6 @@ def _weak_reference(value: Any) -> weakref.ref[Any] | None:
 
 
 def _native(module: ModuleType, asked: Sequence[_Asked], layouts: Sequence[_Layout]) -> Callable[[], bool]:
-    """The conditions as the native module asks them."""
     places = [(*_native_place(each), each.value, each.is_owner_weak, each.is_value_weak) for each in asked]
     found: Callable[[], bool] = module.Conditions(same, places, [layout[:4] for layout in layouts])
     return found
@@ -352,7 +346,6 @@ def _native_place(asked: _Asked) -> tuple[int, Any, Any]:
 
 
 def _in_python(asked: Sequence[_Asked], layouts: Sequence[_Layout]) -> Callable[[], bool]:
-    """The conditions as Python asks them."""
     tensors, wanted = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
 
     def unchanged() -> bool:

@@ -178,7 +178,6 @@ class Reach:
             known += [each for each in (self._older[code] if method is None else [method]) if closes_over(each, frame)]
 
     def _modules(self, frame: FrameType, names: CodeNames) -> None:
-        """Modules that a code imports, or looks up by a word."""
         wanted = [name for name in names.modules if name and not is_library(name)]
         if "modules" in names.attributes and any(frame.f_globals.get(name) is sys for name in names.variables):
             wanted += names.attributes
@@ -234,7 +233,6 @@ class Reach:
                 self._notes.note(StatePlace(function, PlaceKind.CELL, place), value, free)
 
     def _ask(self, name: str) -> None:
-        """Notes what torch says of itself."""
         ask = getattr(torch, name, None)
         for args in ((), ("cpu",), ("cuda",)) if "autocast" in name else ((),):
             slot = StatePlace(ask, PlaceKind.RESULT, args)

@@ -244,9 +244,6 @@ class StateRecorder:
     def attribute_set(self, owner: Any, name: str, value: Any) -> None:
         """Refuses a write to an object that was there before the function ran, but for what is there already, which must stay so;
         nothing has been written.
-
-        Raises:
-            UnsupportedError: naming the attribute.
         """
         if self._changes is not None and self._reach.has_seen(owner):
             self._changes.require_same(owner, name, value, called_at(sys._getframe(3)))

@@ -277,7 +277,6 @@ def _set(kind: type, value: Any) -> Matcher:
 
 
 def _is_identical_class(value: object) -> bool:
-    """True for a class that equals itself alone."""
     return is_a(value, type) and cast(Any, type(value)).__eq__ is type.__eq__
 
 

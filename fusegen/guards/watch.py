@@ -433,7 +433,6 @@ def _is_library_file(file: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _homes() -> tuple[str, ...]:
-    """Folders of the packages."""
     found = [spec.origin for name in _PACKAGES if (spec := find_spec(name)) is not None and spec.origin is not None]
     return tuple(f"{Path(origin).parent}/" for origin in found)
 

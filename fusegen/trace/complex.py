@@ -25,7 +25,6 @@ _RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers what the torch functions of some names do to complex tensors."""
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         _RULES.update(dict.fromkeys(twins(names), rule))
@@ -141,7 +140,6 @@ def _parts(value: Any) -> tuple[Any, Any]:
 
 
 def _both(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
-    """A function that moves elements, applied to both parts."""
 
     def rule(input: ComplexTensor, *args: Any, **kwargs: Any) -> ComplexTensor:
         shaped = [a.real if isinstance(a, ComplexTensor) else a for a in args]
@@ -156,7 +154,6 @@ for _name in _VIEWS.split():
 
 
 def _joined(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
-    """A function that puts tensors together, applied to the real parts of all, and to the imaginary ones."""
 
     def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexTensor:
         if not all(isinstance(each, ComplexTensor) for each in tensors):
@@ -200,11 +197,7 @@ def sub(input: Any, other: Any) -> ComplexTensor:
 
 @_rule("div", "divide", "true_divide")
 def div(input: ComplexTensor, other: Any) -> ComplexTensor:
-    """The quotient by a real number.
-
-    Raises:
-        UnsupportedError: the divisor is complex.
-    """
+    """The quotient by a real number."""
     if isinstance(other, (ComplexTensor, complex)):
         mend = "multiply by the divisor's conjugate, and divide by its squared magnitude"
         raise UnsupportedError("division by complex numbers cannot be traced", where=here(), mend=mend)

@@ -114,11 +114,7 @@ def require_current(value: _Value) -> None:
 
 
 def require_filled(value: _Value) -> None:
-    """Refuses what ``torch.empty`` gave, before something was written to it.
-
-    Raises:
-        UnsupportedError: nothing was.
-    """
+    """Refuses what ``torch.empty`` gave, before something was written to it."""
     if value._memory.unfilled:
         what = "a tensor that torch.empty, empty_like or new_empty gave is read before something was written to it"
         raise UnsupportedError(what, where=here(), mend="write to it first, or use torch.zeros")
@@ -138,11 +134,7 @@ def overwrite(target: _Value, result: _Value) -> None:
 
 
 def require_own(memory: TracedMemory) -> None:
-    """Refuses a parameter's memory.
-
-    Raises:
-        UnsupportedError: it is one.
-    """
+    """Refuses a parameter's memory."""
     if memory.captured:
         what = f"the kernel writes to {memory.parameter!r}, which it closes over"
         raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
@@ -281,7 +273,6 @@ def _views(builder: GraphBuilder, position: int, root: int) -> list[int] | None:
 
 
 def _rebased(builder: GraphBuilder, position: int, root: int, other: int) -> int:
-    """The same view of another root."""
     views = _views(builder, position, root)
     if views is None:
         return position
@@ -378,7 +369,6 @@ def _is_of_blocks(size: Dim, start: Dim, length: Dim, step: int) -> bool:
 
 
 def _one_of_blocks(made: _Made, before: int, dim: int, start: int, step: int, value: int) -> int:
-    """The blocks with another element at one place."""
     shape, length = made.shape(before), made.shape(value)[dim]
     blocks = made.reshaped(before, (*shape[:dim], length, step, *shape[dim + 1 :]))
     single = made.reshaped(value, (*shape[:dim], length, 1, *shape[dim + 1 :]))
@@ -387,11 +377,7 @@ def _one_of_blocks(made: _Made, before: int, dim: int, start: int, step: int, va
 
 
 def _apart(made: _Made, before: int, dim: int, steps: tuple[Dim, Dim, int], value: int) -> tuple[int, Dim]:
-    """The value with those elements between its own that a slice passes over, from its first element to its last one.
-
-    Raises:
-        UnsupportedError: the slice runs backwards.
-    """
+    """The value with those elements between its own that a slice passes over, from its first element to its last one."""
     start, length, step = steps
     if step < 0:
         raise UnsupportedError("writing to a tensor that was reversed cannot be traced", mend="reverse the value")

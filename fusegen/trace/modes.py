@@ -153,11 +153,7 @@ def _conversion(tracer: Tracer, function: Callable[..., Any], given: Sequence[An
 
 
 def _dtype(tracer: Tracer, policy: Policy, lower: DType, given: Sequence[Any]) -> DType | None:
-    """The dtype to which a policy converts floats; None where it leaves them as they are.
-
-    Raises:
-        TraceError: torch refuses the function, or the operands.
-    """
+    """The dtype to which a policy converts floats; None where it leaves them as they are."""
     if policy is Policy.REFUSED:
         what = "binary_cross_entropy is unsafe under torch.autocast, which refuses it"
         raise TraceError(what, mend="use binary_cross_entropy_with_logits, on what the sigmoid takes")
@@ -171,7 +167,6 @@ def _dtype(tracer: Tracer, policy: Policy, lower: DType, given: Sequence[Any]) -
 
 
 def _widest(lower: DType, dtypes: Iterable[DType]) -> DType:
-    """float32 if one of the dtypes is, else autocast's own."""
     widest = lower
     for dtype in dtypes:
         if DType.FLOAT32 in (widest, dtype):
@@ -197,7 +192,6 @@ def _is_converted(value: TracedTensor) -> bool:
 
 
 def _converted(tracer: Tracer, value: Any, dtype: DType | None) -> Any:
-    """An argument, or a sequence of them, with its floats in another dtype."""
     if isinstance(value, (tuple, list)):
         return tuple(_converted(tracer, each, dtype) for each in value)
     if dtype is None or not isinstance(value, torch.Tensor):
@@ -235,7 +229,7 @@ _ITSELF = """
     contiguous to type type_as positive __pos__ conj resolve_conj resolve_neg dropout float half double bfloat16 int long short bool
     real atleast_1d atleast_2d atleast_3d
 """
-_GIVES_ITSELF = frozenset(_ITSELF.split())
+GIVES_ITSELF = frozenset(_ITSELF.split())
 """Functions whose result is the tensor itself, with its history, where there is nothing to do."""
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
@@ -259,7 +253,7 @@ def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[in
         return result
     value = cast("TracedTensor", result)
     written = [argument for argument, writes in zip(args, before, strict=True) if argument is value and writes != value._writes]
-    is_itself = bool(written) or (name in _GIVES_ITSELF and any(argument is value for argument in args))
+    is_itself = bool(written) or (name in GIVES_ITSELF and any(argument is value for argument in args))
     tracer = value._tracer
     if is_itself or _is_constant(value._node):
         return value
@@ -276,7 +270,6 @@ def note_write(tracer: GradientState, target: Node) -> None:
 
 
 def _is_constant(node: Node) -> bool:
-    """Tells if no gradient flows through a value."""
     return node.op is Op.DETACH or not node.dtype.is_float
 
 
@@ -304,11 +297,7 @@ _MOVING = frozenset({Family.LEAF, Family.VIEW, Family.INDEXING, Family.WRITE})
 
 
 def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
-    """Refuses arithmetic on 8-bit floats.
-
-    Raises:
-        TraceError: an operand is one, and the operation computes.
-    """
+    """Refuses arithmetic on 8-bit floats."""
     narrow = next((dtype for dtype in dtypes if dtype.is_float8), None)
     if narrow is None or op in _MOVED or op.family in _MOVING:
         return

@@ -12,7 +12,7 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.trace.memory import TracedMemory, require_current
-from fusegen.trace.modes import as_recorded, twins, under_autocast
+from fusegen.trace.modes import GIVES_ITSELF, as_recorded, twins, under_autocast
 from fusegen.trace.user import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -75,11 +75,7 @@ class Composite:
     """A value that is made of several traced tensors, as a complex one is: it says itself what a function of it is."""
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler of a torch function of this value and others.
-
-        Raises:
-            UnsupportedError: there is none.
-        """
+        """The handler of a torch function of this value and others."""
         raise NotImplementedError
 
 
@@ -112,7 +108,6 @@ def calling(function: Callable[..., Any], *, swapped: bool = False) -> Callable[
 
 
 def _composite(values: Iterable[Any]) -> Composite | None:
-    """The first composite among some values and those in lists of them."""
     for value in values:
         found = _composite(value) if isinstance(value, (tuple, list)) else value
         if isinstance(found, Composite):
@@ -121,11 +116,7 @@ def _composite(values: Iterable[Any]) -> Composite | None:
 
 
 def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a handler; its errors name the user's line.
-
-    Raises:
-        TraceError: when the arguments do not fit it.
-    """
+    """Calls a handler; its errors name the user's line."""
     if "out" in kwargs:
         kwargs = _without_out(name, kwargs)
     hook = sys.gettrace()
@@ -160,42 +151,27 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
 
 def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
     """The result as a tensor of its own where a handler gave an argument back, or a view of it, and torch gives other memory."""
-    if name not in _GIVES_ITSELF and hasattr(result, "_memory") and not any(result is a for a in args):
+    is_tensor, is_argument = hasattr(result, "_memory"), any(result is a for a in args)
+    if is_tensor and not is_argument and name not in _ITSELF_OR_VIEWS:
         return result if result._root == result._position else result._tracer.value(result._position)
-    if name in _MAKES_CONTIGUOUS and hasattr(result, "_memory") and _is_part_of_own(result):
-        return result._tracer.value(result._position, TracedMemory.beside(result._memory, result._position))
-    if not any(result is a for a in args) or (
-        name in _GIVES_ITSELF and not (hasattr(result, "_memory") and _is_copied(name, result))
-    ):
+    is_copied = False
+    if is_tensor and name in ("contiguous", "ravel"):
+        memory, position = result._memory, result._position
+        if not memory.declared and not memory.parameter and position != memory.value:  # a part of own memory, of unknown strides
+            return result._tracer.value(position, TracedMemory.beside(memory, position))
+        is_copied = is_argument and result._tracer.is_copied(position, memory, contiguous=True)
+    if not is_argument or (name in _ITSELF_OR_VIEWS and not is_copied):
         return result
     writes = next(w for a, w in zip(args, before, strict=True) if a is result)
     return result if writes is None or writes != result._writes else result._tracer.value(result._position)
 
 
-_MAKES_CONTIGUOUS = ("contiguous", "ravel")
-
-
-def _is_part_of_own(value: Any) -> bool:
-    """True if a value is a view of a part of what the function computes, whose strides are not known."""
-    memory = value._memory
-    return not memory.declared and not memory.parameter and value._position != memory.value
-
-
-def _is_copied(name: str, value: Any) -> bool:
-    """True if torch copies a declared parameter, or a part of it, to make it contiguous."""
-    if name not in _MAKES_CONTIGUOUS:
-        return False
-    is_copy: bool = value._tracer.is_copied(value._position, value._memory, contiguous=True)
-    return is_copy
-
-
-_ITSELF_OR_A_VIEW = """
-    contiguous detach alias to type type_as positive __pos__ conj resolve_conj resolve_neg dropout float half double bfloat16 int
-    long short bool view view_as reshape reshape_as expand expand_as broadcast_to flatten unflatten ravel squeeze unsqueeze
-    __getitem__ permute transpose t T mT adjoint movedim moveaxis swapaxes swapdims narrow chunk split unbind diagonal real data
-    atleast_1d atleast_2d atleast_3d select linalg_diagonal unfold meshgrid broadcast_tensors
+_VIEWS = """
+    detach alias view view_as reshape reshape_as expand expand_as broadcast_to flatten unflatten ravel squeeze unsqueeze __getitem__
+    permute transpose t T mT adjoint movedim moveaxis swapaxes swapdims narrow chunk split unbind diagonal data select
+    linalg_diagonal unfold meshgrid broadcast_tensors
 """
-_GIVES_ITSELF = frozenset(_ITSELF_OR_A_VIEW.split())
+_ITSELF_OR_VIEWS = GIVES_ITSELF.union(_VIEWS.split())
 """Functions whose result may be the tensor itself, or a view of all of it."""
 
 

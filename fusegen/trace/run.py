@@ -216,21 +216,13 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
 
 
 def _require_computed(results: Sequence[object]) -> None:
-    """Refuses a function that computes nothing, in the place of which a kernel would copy: the caller may write to the views.
-
-    Raises:
-        UnsupportedError: all results are the function's inputs, or views of them.
-    """
+    """Refuses a function that computes nothing, in the place of which a kernel would copy: the caller may write to the views."""
     if results and all(isinstance(value, TracedTensor) and value._memory.parameter for value in results):
         raise UnsupportedError("its results are its arguments, or views of them: there is nothing to compute")
 
 
 def _require_plain(returned: object) -> None:
-    """Refuses a function whose caller sees more of its results than their elements.
-
-    Raises:
-        UnsupportedError: a result has an attribute of the function's, or is there twice, as one object.
-    """
+    """Refuses a function whose caller sees more of its results than their elements."""
     added = {name for value in tree_leaves(returned) if isinstance(value, TracedTensor) for name in vars(value)} - _OWN_ATTRIBUTES
     if added:
         raise UnsupportedError(f"it sets {min(added)!r} of its result, which a kernel's result does not have")

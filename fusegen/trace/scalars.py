@@ -464,11 +464,7 @@ def _plain(value: object) -> object:
 
 
 def dim_of(value: object) -> Dim:
-    """A size as the graph writes it.
-
-    Raises:
-        TraceError: when the value is no size.
-    """
+    """A size as the graph writes it."""
     if isinstance(value, SymbolicSize):
         if value.tracer.finished:
             raise stale()

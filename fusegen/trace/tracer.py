@@ -347,11 +347,7 @@ class Tracer:
         return self.decide(relation)
 
     def decide(self, relation: sympy.Basic) -> bool:
-        """The truth of a relation of sizes, which becomes a guard unless it always holds.
-
-        Raises:
-            TraceError: when an example size is missing.
-        """
+        """The truth of a relation of sizes, which becomes a guard unless it always holds."""
         if self.finished:
             raise stale()
         if relation in (sympy.true, sympy.false):
@@ -408,11 +404,7 @@ class Tracer:
             self.require_literal(sympy.Symbol(name))
 
     def common_shape(self, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-        """The shape that some broadcast to.
-
-        Raises:
-            ShapeError: there is none.
-        """
+        """The shape that some broadcast to."""
         try:
             return broadcast([tuple(shape) for shape in shapes])
         except MismatchError as error:

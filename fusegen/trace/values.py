@@ -135,11 +135,7 @@ class TracedTensor:
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
     def _require_no_attribute(self, name: str) -> None:
-        """Refuses to read what the caller set on the tensor; that it is absent becomes a guard.
-
-        Raises:
-            UnsupportedError: the argument carries an attribute of that name.
-        """
+        """Refuses to read what the caller set on the tensor; that it is absent becomes a guard."""
         if self._argument is None or name.startswith("__"):
             return
         argument = self._argument
@@ -299,11 +295,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> NoReturn:
-        """Refuses what torch computes without asking ``__torch_function__``.
-
-        Raises:
-            UnsupportedError: always; there are no elements.
-        """
+        """Refuses what torch computes without asking ``__torch_function__``."""
         raise UnsupportedError(
             f"torch's {func} needs a tensor's elements while tracing, when there are none",
             where=here(),
@@ -319,19 +311,11 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         return registry.call(torch.clone, (self,), {}) if self._memory.declared else self
 
     def __format__(self, spec: str) -> str:
-        """As it prints; a number's format needs a number.
-
-        Raises:
-            UnsupportedError: with a format.
-        """
+        """As it prints; a number's format needs a number."""
         return format(repr(self), spec) if not spec else self._refused(f"the format {spec!r} of a tensor")
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Sets an attribute that torch's tensors do not have.
-
-        Raises:
-            UnsupportedError: for those that they have, and of an argument, which is the caller's.
-        """
+        """Sets an attribute that torch's tensors do not have."""
         own = vars(self)
         if name not in own and (own.get("_argument") is not None or hasattr(torch.Tensor, name)) and not name.startswith("__"):
             self._refused(f"setting Tensor.{name}")
@@ -365,11 +349,6 @@ def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTen
         name: of the operation.
         target: the tensor, which is given back.
         result: what the operation gives.
-
-    Raises:
-        TraceError: the tensor's dtype does not hold the result.
-        ShapeError: the result has another shape.
-        UnsupportedError: the tensor is a parameter that the kernel does not declare to write to.
     """
     if not torch.can_cast(result.dtype, target.dtype):
         what = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
@@ -399,7 +378,6 @@ _OTHERS = frozenset(_SPECIAL.split())
 
 
 def _replaced(name: str) -> Any:
-    """The replacement of a member of torch's tensors."""
     member = getattr(torch.Tensor, name)
     if callable(member):
         return registry.calling(member)

@@ -344,11 +344,7 @@ def polar(abs: Any, angle: Any) -> ComplexTensor:
 
 
 def _require_floats(name: str, first: Any, second: Any) -> None:
-    """Refuses parts that torch refuses.
-
-    Raises:
-        TraceError: they are no float32 or float64 of one dtype.
-    """
+    """Refuses parts that torch refuses."""
     if first.dtype is not second.dtype or first.dtype not in (torch.float32, torch.float64):
         raise TraceError(f"{name} of {first.dtype} and {second.dtype}", mend="make both float32, or float64")
 

@@ -137,12 +137,7 @@ def _length(x: TracedTensor, dim: int) -> Dim:
 
 
 def _count(name: str, x: TracedTensor, dim: int, k: Any) -> int:
-    """A number of elements that a dim has.
-
-    Raises:
-        TraceError: it is no int.
-        ShapeError: there are not so many.
-    """
+    """A number of elements that a dim has."""
     if isinstance(k, bool) or not hasattr(k, "__index__"):
         raise TraceError(f"{name} with k={k!r}", mend="give an int")
     count = int(k)
