@@ -13,6 +13,7 @@ import importlib._bootstrap
 import inspect
 import logging
 import os
+import pickle
 import random
 import threading
 import warnings
@@ -201,16 +202,17 @@ class Generators:
     """The generators that a function can reach, and whether it has drawn from one."""
 
     def __init__(self) -> None:
-        self._before = [(name, value, _state(value), _putting_back(value)) for value, name in _OF_ALL]
+        self._before: list[tuple[Any, str, Any]] = []  # each with its name, and the state that it had
         self._reached: set[int] = set()
         self._is_alone = threading.active_count() == 1
+        for value, name in _OF_ALL:
+            self._before.append((value, name, _access(value)[0]()))
 
     def add(self, value: Any, name: str) -> None:
         """Remembers where a generator is that the function can reach, by one of its methods also; anything else is left alone."""
         value = value.__self__ if isinstance(value, BuiltinFunctionType) else value
-        state = _state(value)
-        if state is not None:
-            self._before.append((name, value, state, _putting_back(value)))
+        if value is random or value is np.random or isinstance(value, _GENERATORS):
+            self._before.append((value, name, _access(value)[0]()))
             self._reached.add(id(value))
 
     def add_all(self) -> None:
@@ -227,40 +229,36 @@ class Generators:
 
     def restore(self) -> None:
         """Puts back those that the function has drawn from, so that a function which is refused can run again as it is."""
-        others = not self._is_alone or threading.active_count() > 1
-        for _, generator, before, put_back in self._before:
-            if _state(generator) != before and (id(generator) in self._reached or not others):
-                put_back()
+        for value, _, state in self._drawn():
+            _access(value)[1](state)
 
     def require_untouched(self) -> None:
-        """Raises if one of them has been drawn from; another thread may draw from one that the function does not reach."""
-        others = not self._is_alone or threading.active_count() > 1
-        for name, generator, before, _ in self._before:
-            if _state(generator) != before and (id(generator) in self._reached or not others):
-                what = f"the kernel draws a random number from {name} while it is traced, which every later call would use again"
-                mend = "draw it outside of the kernel, and pass it"
-                raise TraceError(what, mend=f"{mend}; or let no other thread draw during the first call" if others else mend)
+        """Raises if one of them has been drawn from, naming it."""
+        for _, name, _ in self._drawn():
+            what = f"the kernel draws a random number from {name} while it is traced, which every later call would use again"
+            mend = "draw it outside of the kernel, and pass it"
+            raise TraceError(what, mend=mend if self._is_alone else f"{mend}; or let no other thread draw during the first call")
+
+    def _drawn(self) -> list[tuple[Any, str, Any]]:
+        """Those that have been drawn from; another thread may draw from one that the function does not reach."""
+        self._is_alone &= threading.active_count() == 1
+        drawn = [each for each in self._before if pickle.dumps(_access(each[0])[0]()) != pickle.dumps(each[2])]
+        return [each for each in drawn if self._is_alone or id(each[0]) in self._reached]
 
 
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _OF_ALL = ((random, "random"), (np.random, "numpy.random"))
 """The generators of the whole process."""
 
 
-def _putting_back(value: Any) -> Callable[[], object]:
-    """A function that gives a generator the state that it has now."""
+def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Functions that read a generator's state, and set it."""
     if value is random or isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
+        return value.getstate, value.setstate
     if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    return partial(value.set_state, value.get_state())
-
-
-def _state(value: Any) -> object:
-    if value is random or isinstance(value, random.Random):
-        return value.getstate()
-    if value is np.random or isinstance(value, np.random.RandomState):
-        return [part.tobytes() if isinstance(part, np.ndarray) else part for part in value.get_state()]
-    return repr(value.bit_generator.state) if isinstance(value, np.random.Generator) else None
+        bits = value.bit_generator
+        return lambda: bits.state, partial(setattr, bits, "state")
+    return value.get_state, value.set_state
 
 
 # Deeds of the standard library's that cannot be undone.

@@ -136,7 +136,7 @@ class Reach:
         if runs_library(frame):
             require_traceable(frame)
             self._libraries.add(code)
-            self._notes.library_call(frame.f_globals)
+            self._notes.generators.library_call(frame.f_globals)
             return
         names = names_of(code)
         self._classes(frame, names)
@@ -149,7 +149,7 @@ class Reach:
             new = names.attributes - self._mentioned
             self._mentioned |= new
             if "random" in names.attributes or "random" in (*names.variables, *names.modules):
-                self._notes.random_mentioned()
+                self._notes.generators.add_all()
             self.compares_identity |= names.compares
             self.asks_for_ids |= not _IDENTITIES.isdisjoint({*names.variables, *names.attributes})
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
@@ -376,8 +376,8 @@ class Reach:
     def _module(self, module: ModuleType, name: str) -> None:
         if not is_library(module.__name__):
             self._notes.container(module)
-            self._notes.watch_module(module)
-        self._notes.generator(module, name)
+            self._notes.watch.add_module(module)
+        self._notes.generators.add(module, name)
 
     def _class(self, cls: type, name: str) -> None:
         if not of_library(cls):
@@ -388,7 +388,7 @@ class Reach:
         raise TraceError(what, mend="make a list or a tuple of it, outside of the kernel")
 
     def _object(self, value: Any, name: str) -> None:
-        self._notes.generator(value, name)
+        self._notes.generators.add(value, name)
         if is_a(value, BuiltinFunctionType) and value in _QUESTIONS:
             self._ask(_QUESTIONS[value])
         self.asks_for_ids |= value is id or value is hash
@@ -401,7 +401,7 @@ class Reach:
         if of_library(type(value)):
             self._wrapper(value, name)
         if is_a(value, weakref.ProxyTypes):
-            self._notes.watch(value.__class__)
+            self._notes.watch.add(value.__class__)
         elif is_a(value, weakref.ref):
             self.see(value(), name)
         reads_slot = is_a(value, MethodWrapperType) and is_a(value.__self__, (GetSetDescriptorType, MemberDescriptorType))
@@ -410,7 +410,7 @@ class Reach:
             raise TraceError(what, mend="pass what is read of it as an argument")
         if not (is_a(value, _UNWATCHED) or _is_ours(value)):
             self._notes.container(value)
-            self._notes.watch(type(value))
+            self._notes.watch.add(type(value))
             if is_heap(type(value)):
                 self._notes.note(StatePlace(value, PlaceKind.TYPE), type(value), name)
 
@@ -424,7 +424,7 @@ class Reach:
         if is_a(value, functools.singledispatchmethod):
             self._notes.note(StatePlace(value.dispatcher, PlaceKind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
         if is_a(value, _CACHED):  # what it reads counts, though it may not run
-            self._notes.cache(value)
+            self._notes.caches.setdefault(value, value.cache_info().misses)
             if is_a(value.__wrapped__, FunctionType):
                 self._closure(value.__wrapped__)
                 self._globals(value.__wrapped__.__globals__, names_of(value.__wrapped__.__code__))

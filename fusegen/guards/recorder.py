@@ -33,14 +33,20 @@ class StateRecorder:
         function: the function, or a bound method.
         arguments: by position, what it is given besides tensors and numbers.
         named: gives a tensor a name of its own, like the one that is wanted.
+
+    Attributes:
+        watch: reports reads of what `Reach` asks it to watch.
+        generators: of random numbers.
+        caches: functions that keep their results, and how often each had called its function.
+        has_backward_hooks: whether a module that ran has hooks that may change gradients.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], named: Callable[[str], str]) -> None:
         self._function, self._arguments, self._named = function, arguments, named
-        self._watch = Watch(weakref.proxy(self))  # no cycle, in which all that was read would wait for the collector
+        self.watch = Watch(weakref.proxy(self))  # no cycle, in which all that was read would wait for the collector
         self._reach = Reach(weakref.proxy(self), function)
         self._calls = CallHook(self._reach.call)
-        self._generators = Generators()
+        self.generators = Generators()
         self._changes = Changes() if refuses_changes() else None
         self._reads: dict[tuple[int, PlaceKind, object], StateRead] = {}
         self._tensors: dict[int, list[StatePlace]] = {}
@@ -49,11 +55,11 @@ class StateRecorder:
         self._answers: dict[tuple[int, str], bool] = {}
         self._missing: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         self._names: dict[int, str] = {}
-        self._caches: dict[Any, int] = {}  # and how often each had called its function
-        self._has_backward_hooks = False
+        self.caches: dict[Any, int] = {}
+        self.has_backward_hooks = False
 
     def __enter__(self) -> Self:
-        self._watch.__enter__()
+        self.watch.__enter__()
         try:
             self._reach.see(self._function, getattr(self._function, "__name__", "function"))
             for position, value in self._arguments.items():
@@ -61,22 +67,22 @@ class StateRecorder:
                 self._reach.see(value, f"argument{position}")
             self._calls.__enter__()
         except BaseException:
-            self._watch.__exit__(None, None, None)
+            self.watch.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._calls.__exit__(kind, error, trace)
-        self._watch.__exit__(kind, error, trace)
+        self.watch.__exit__(kind, error, trace)
         refusal = None if self._changes is None else self._changes.undo()
-        for cache, misses in self._caches.items():
+        for cache, misses in self.caches.items():
             if cache.cache_info().misses != misses and (refusal is not None or any(map(_is_traced, _kept_by(cache)))):
                 cache.cache_clear()  # so that what it has done is done again
         try:
             if error is None:
-                self._generators.require_untouched()
+                self.generators.require_untouched()
         finally:
-            self._generators.restore()
+            self.generators.restore()
         if error is None and refusal is not None:
             raise refusal
 
@@ -91,14 +97,14 @@ class StateRecorder:
         Args:
             tensors: positions of the arguments that are tensors.
         """
-        caches = [_cache_read(function) for function in self._caches]
+        caches = [_cache_read(function) for function in self.caches]
         missing = [
             StateRead(StatePlace(owner, PlaceKind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()
         ]
         run = WatchedRun(
             reads=(*caches, *self._reads.values(), *missing), questions=self._questions, used=tuple(self._used.values()),
             compares_identity=self.compares_identity, asks_for_ids=self._reach.asks_for_ids, tensors=tensors, answers=self._answers,
-            has_backward_hooks=self._has_backward_hooks,
+            has_backward_hooks=self.has_backward_hooks,
         )  # fmt: skip
         return StateGuard(self._function, self._arguments, run)
 
@@ -112,11 +118,6 @@ class StateRecorder:
     def asks_for_gradients(self) -> bool:
         """True if code that ran asked whether an argument requires a gradient."""
         return any(attribute == "requires_grad" for _, attribute in self._answers)
-
-    @property
-    def has_backward_hooks(self) -> bool:
-        """Tells if a module that ran has hooks that may change gradients."""
-        return self._has_backward_hooks
 
     @property
     def asks_for_types(self) -> bool:
@@ -142,7 +143,7 @@ class StateRecorder:
 
     def _slots(self, tensor: torch.Tensor) -> list[StatePlace] | None:
         """The places of a tensor; one that a cached function keeps is held itself, as long as the cache is unchanged."""
-        if id(tensor) not in self._tensors and any(tensor is each for cache in self._caches for each in _kept_by(cache)):
+        if id(tensor) not in self._tensors and any(tensor is each for cache in self.caches for each in _kept_by(cache)):
             self.note(StatePlace([tensor], PlaceKind.ITEM, 0), tensor, "kept")
         return self._tensors.get(id(tensor))
 
@@ -171,10 +172,6 @@ class StateRecorder:
         if found:
             self._missing.setdefault(id(owner), (owner, set()))[1].update(found)
 
-    def watch(self, cls: type) -> None:
-        """Has reads of a class's objects reported."""
-        self._watch.add(cls)
-
     def container(self, value: Any) -> None:
         """Remembers what a container, or an object's attributes, hold."""
         if self._changes is not None:
@@ -185,33 +182,13 @@ class StateRecorder:
         if self._changes is not None:
             raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, mend="do that outside")
 
-    def cache(self, function: Any) -> None:
-        """Looks after a function that keeps its results."""
-        self._caches.setdefault(function, function.cache_info().misses)
-
-    def watch_module(self, module: ModuleType) -> None:
-        """Has reads of a module's attributes reported."""
-        self._watch.add_module(module)
-
-    def generator(self, value: Any, name: str) -> None:
-        """Looks after a generator of random numbers."""
-        self._generators.add(value, name)
-
     def module_call(self, module: torch.nn.Module) -> None:
         """Keeps the hooks that torch runs for all modules; those of one module are read as its attributes."""
         backward = _BACKWARD_HOOKS if torch.is_grad_enabled() else ()
         for name in (*_GLOBAL_HOOKS, *(f"_global{each}" for each in backward)):
             self.note(StatePlace(vars(torch_module), PlaceKind.ITEM, name), vars(torch_module)[name], name)
         own = object.__getattribute__(module, "__dict__")  # which is no read of the function's
-        self._has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
-
-    def random_mentioned(self) -> None:
-        """Looks after the generators of all."""
-        self._generators.add_all()
-
-    def library_call(self, variables: dict[str, Any]) -> None:
-        """Looks after generators that a library's function can reach."""
-        self._generators.library_call(variables)
+        self.has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
 
     def attribute_wanted(self, owner: Any, name: str) -> None:
         """Looks behind what runs when an attribute is read."""
