@@ -44,34 +44,22 @@ class TracedMemory:
         self.writes = 0
         self.value = self.version = self._first = position
         self.unfilled = False  # nothing was written to it, and it has no values yet
-        self._beside: TracedMemory | None = None
-        self._beside_writes = 0
-        self._is_lost = False
+        self.is_lost = False  # something was written which may be to this memory, or to a copy
+        self._kin: list[TracedMemory] = []  # those that may be one memory, if there are any others
         self.location: Location | None = None  # of the last write to the whole
 
     @classmethod
     def beside(cls, other: TracedMemory, position: int) -> TracedMemory:
         """The memory of what is a copy or a view of some of another memory, as its strides have it, which are not known."""
         found = cls(position=position)
-        found._beside, found._beside_writes = other, other.writes
+        found._kin = other._kin = other._kin or [other]
+        found._kin.append(found)
         return found
 
-    def lose(self) -> None:
-        """Notes that something was written which may be to this memory or to a copy."""
-        self._is_lost = True
-        self.writes += 1
-        if self._beside is not None:
-            self._beside.lose()
-
-    @property
-    def is_uncertain(self) -> bool:
-        """True if the values here depend on which tensors torch has copied."""
-        return self._is_lost or (self._beside is not None and self._beside.writes != self._beside_writes)
-
-    @property
-    def may_be_another_s(self) -> bool:
-        """True if a write to it may be one to another memory."""
-        return self._beside is not None
+    def lose_others(self) -> None:
+        """Notes a write to this memory, of which those that may be the same one cannot tell whether they have it."""
+        for each in self._kin:
+            each.is_lost |= each is not self
 
     @property
     def is_written(self) -> bool:
@@ -100,10 +88,9 @@ def require_current(value: _Value) -> None:
         UnsupportedError: torch would give the new elements, or those of a copy.
     """
     memory = value._memory
-    if value._writes == memory.writes and not memory.is_uncertain:
+    if value._writes == memory.writes and not memory.is_lost:
         return
-    is_view = memory.declared or _are_views(value._tracer.builder, value._position, value._root)
-    if memory.is_uncertain or not is_view:
+    if memory.is_lost or not (memory.declared or _are_views(value._tracer.builder, value._position, value._root)):
         raise UnsupportedError(
             "a tensor is used after a view of it, or what it is a view of, was changed in place, which torch may have copied",
             where=here(),
@@ -166,7 +153,8 @@ def put(target: _Value, place: int, result: _Value) -> None:
     if 0 in builder.nodes[place].shape or result._position == place:
         return
     _require_distinct(builder, place, memory.value)
-    if not memory.declared and (memory.may_be_another_s or not _are_views(builder, target._position, memory.value, written=True)):
+    memory.lose_others()
+    if not memory.declared and not _are_views(builder, target._position, memory.value, written=True):
         _leave(target, with_value(builder, place, target._position, result._position))
         return
     if place == memory.value:
@@ -224,10 +212,9 @@ def _leave(target: _Value, value: int) -> None:
     Args:
         value: the node that it is now.
     """
-    left = target._memory
-    left.lose()
-    target._memory = TracedMemory(position=value)
-    target._memory.writes = target._writes = left.writes
+    left, target._memory = target._memory, TracedMemory(position=value)
+    left.is_lost = True
+    target._memory.writes = target._writes = left.writes + 1
     target._position = target._root = value
 
 
