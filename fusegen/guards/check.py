@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fusegen.guards.places import GONE, Conditions, Counterparts, PlaceKind, StatePlace, StateRead
-from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same
+from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same, weak
 
 CapturedTensors: TypeAlias = tuple[torch.Tensor, ...]
 _LASTING = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
@@ -230,11 +230,8 @@ def _reference(value: Any) -> Callable[[], Any]:
     """A function that gives a value; what may go away is held by a weak reference, and `_DEAD` when it is gone."""
     if isinstance(value, _LASTING):
         return lambda: value
-    try:
-        reference = weakref.ref(value)
-    except TypeError:
-        return lambda: value
-    return lambda: _DEAD if (found := reference()) is None else found
+    reference = weak(value)
+    return (lambda: value) if reference is None else (lambda: _DEAD if (found := reference()) is None else found)
 
 
 def _never(values: Sequence[Any]) -> None:
@@ -376,14 +373,11 @@ class _Writer:
         """A name for an object; what may go away is held by a weak reference."""
         if id(value) in self._locals:
             return self._locals[id(value)]
-        if not _may_go(value, self._function, self._lasting):
-            return self._constant(value)
-        try:
-            reference = self._constant(weakref.ref(value))
-        except TypeError:
+        reference = weak(value) if _may_go(value, self._function, self._lasting) else None
+        if reference is None:
             return self._constant(value)
         name = self._local(value)
-        self.lines.append(f"if ({name} := {reference}()) is None: return None")
+        self.lines.append(f"if ({name} := {self._constant(reference)}()) is None: return None")
         return name
 
     def _give(self, value: object, place: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from fusegen.guards.values import contents, has_identity, is_a, is_plain, matcher, same
+from fusegen.guards.values import contents, has_identity, is_a, is_plain, matcher, same, weak
 from fusegen.guards.watch import is_closed
 from fusegen.native import Choice
 
@@ -225,11 +225,11 @@ class Conditions:
     """Conditions that are true now, and may be asked for again at little cost.
 
     Args:
-        weak: tells which objects are held by a weak reference, where they can be: a condition on one that is gone is false.
+        is_weak: tells which objects are held by a weak reference, where they can be: a condition on one that is gone is false.
     """
 
-    def __init__(self, weak: Callable[[object], bool] = lambda _: False) -> None:
-        self._weak = weak
+    def __init__(self, is_weak: Callable[[object], bool] = lambda _: False) -> None:
+        self._is_weak = is_weak
         self._references: dict[int, weakref.ref[Any] | None] = {}  # by ids of what the places hold
         self._places: list[tuple[StatePlace, Any]] = []
         self._known: set[tuple[int, object]] = set()
@@ -281,7 +281,7 @@ class Conditions:
     def _reference(self, value: object) -> weakref.ref[Any] | None:
         """The weak reference by which an object is held, if it is."""
         if id(value) not in self._references:
-            self._references[id(value)] = _weak_reference(value) if self._weak(value) else None
+            self._references[id(value)] = weak(value) if self._is_weak(value) else None
         return self._references[id(value)]
 
     def _place(self, slot: StatePlace, value: Any) -> None:
@@ -324,13 +324,6 @@ class _Asked:
     value: Any
     is_owner_weak: bool = False
     is_value_weak: bool = False
-
-
-def _weak_reference(value: Any) -> weakref.ref[Any] | None:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return None
 
 
 def _native(module: ModuleType, asked: Sequence[_Asked], layouts: Sequence[_Layout]) -> Callable[[], bool]:

@@ -254,14 +254,8 @@ class Reach:
             self.see(cls, cls.__name__)
             for key in _mentioned_in(cls, names.attributes, computes=names.computes):
                 self._class_attribute(cls, key)
-            for key in () if of_library(cls) else names.asked:
-                if not key.startswith("__") and not hasattr(cls, key):
-                    self._notes.note(StatePlace(cls, PlaceKind.HAS, key), False, key)
-            if "__subclasses__" in names.attributes and not of_library(cls):
-                what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
-                raise TraceError(what, where=called_at(frame), mend="pass what is made of them as an argument")
-            for part in () if of_library(cls) else _NAMES_OF & names.attributes:
-                self._notes.note(StatePlace(cls, PlaceKind.ATTRIBUTE, part), getattr(cls, part), part)
+            if not of_library(cls):
+                self._users_class(cls, frame, names)
             if type(cls) is abc.ABCMeta and not {"isinstance", "issubclass"}.isdisjoint(names.variables):
                 self._notes.note(StatePlace(abc.get_cache_token, PlaceKind.RESULT, ()), abc.get_cache_token(), "registered")
         for holder in found:
@@ -273,17 +267,27 @@ class Reach:
                     if hasattr(holder, part):
                         self._notes.note(StatePlace(holder, PlaceKind.ATTRIBUTE, part), getattr(holder, part), part)
         if given:
-            self._method(given[0], code)
-        owner: Any = given[0] if given else None
-        if is_a(owner, type) and code is getattr(getattr(type(owner), "__getattr__", None), "__code__", None):
-            what = f"the kernel asks the class {owner.__name__} for an attribute that its metaclass makes"
-            mend = "set the attribute on the class, or pass it as an argument"
-            raise TraceError(what, where=called_at(frame.f_back or frame), mend=mend)
+            self._method(given[0], frame)
 
-    def _method(self, owner: Any, code: CodeType) -> None:
+    def _users_class(self, cls: type, frame: FrameType, names: CodeNames) -> None:
+        """What a class says of itself, and attributes that it may lack."""
+        for key in names.asked:
+            if not key.startswith("__") and not hasattr(cls, key):
+                self._notes.note(StatePlace(cls, PlaceKind.HAS, key), False, key)
+        if "__subclasses__" in names.attributes:
+            what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
+            raise TraceError(what, where=called_at(frame), mend="pass what is made of them as an argument")
+        for part in _NAMES_OF & names.attributes:
+            self._notes.note(StatePlace(cls, PlaceKind.ATTRIBUTE, part), getattr(cls, part), part)
+
+    def _method(self, owner: Any, frame: FrameType) -> None:
         """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``; under whatever
         name the class has it. A method that Python looks for by syntax is the first of its name."""
-        cls: Any = owner if is_a(owner, type) else type(owner)
+        cls, code = cast(type, owner if is_a(owner, type) else type(owner)), frame.f_code
+        if cls is owner and code is getattr(getattr(type(owner), "__getattr__", None), "__code__", None):
+            what = f"the kernel asks the class {cls.__name__} for an attribute that its metaclass makes"
+            mend = "set the attribute on the class, or pass it as an argument"
+            raise TraceError(what, where=called_at(frame.f_back or frame), mend=mend)
         if code.co_name == "__getattribute__":
             return
         users = [each for each in cls.__mro__ if not of_library(each)]

@@ -251,16 +251,16 @@ def _identical(values: Sequence[object]) -> Matcher:
     """The matcher of a sequence of the very same objects, which are not kept alive: none of them may be gone."""
     ids = tuple(map(id, values))
     alive: list[object] = []
-    alive += (_weak(value, alive) for value in values)
+    alive += (weak(value, lambda _: alive.clear()) or value for value in values)
     return lambda other: bool(alive) and tuple(map(id, other)) == ids
 
 
-def _weak(value: object, alive: list[object]) -> object:
-    """A weak reference, whose object's end empties a list, or the object itself where there can be none."""
+def weak(value: Any, at_end: Callable[[Any], object] | None = None) -> weakref.ref[Any] | None:
+    """A weak reference, which calls a function at its object's end; None where there can be none."""
     try:
-        return weakref.ref(value, lambda _: alive.clear())
+        return weakref.ref(value, at_end)
     except TypeError:
-        return value
+        return None
 
 
 def _bytes(kind: type, of: Callable[[Any], object], value: Any) -> Matcher:
