@@ -22,13 +22,7 @@ _LASTING = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
 
 @dataclass(frozen=True)
 class Used:
-    """A tensor that is an input of the kernel.
-
-    Attributes:
-        name: the input's.
-        type: the tensor's, which may be one of its subclasses.
-        slot: where it is found.
-    """
+    """A tensor that is an input of the kernel: its name as one, and the place where it is found."""
 
     name: str
     type: type
@@ -37,12 +31,7 @@ class Used:
 
 @dataclass(frozen=True)
 class TensorQuestion:
-    """Something that was asked of a tensor while tracing, and that a later call asks again.
-
-    Attributes:
-        slot: where the tensor is.
-        holds: whether the answer is still the same.
-    """
+    """Something that was asked of a tensor while tracing; a later call asks whether the answer is still the same."""
 
     slot: StatePlace
     holds: Callable[[torch.Tensor], bool]
@@ -164,12 +153,7 @@ class StateGuard:
 
     def like(self, function: object, arguments: Mapping[int, object]) -> StateGuard | None:
         """The state that the same function would have left behind, had it been given other objects; None where it might tell them
-        from those that it was given.
-
-        Args:
-            function: the function, or one that was made like it.
-            arguments: as of the constructor.
-        """
+        from those that it was given."""
         given, counterparts = {position: value() for position, value in self._given.items()}, Counterparts()
         if self._run.asks_for_ids or given.keys() - {-1} != arguments.keys() or any(value is _DEAD for value in given.values()):
             return None

@@ -92,11 +92,7 @@ class StateRecorder:
         return self._reach.compares_identity
 
     def state(self, tensors: Sequence[int]) -> StateGuard:
-        """The reads, once the function has run.
-
-        Args:
-            tensors: positions of the arguments that are tensors.
-        """
+        """The reads, once the function has run."""
         caches = [_cache_read(function) for function in self.caches]
         missing = [
             StateRead(StatePlace(owner, PlaceKind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()

@@ -44,11 +44,7 @@ _THREAD = _Thread()
 
 
 class Watch:
-    """Reports attribute reads of this thread to a listener while it is entered.
-
-    Args:
-        listener: who is told.
-    """
+    """Reports attribute reads of this thread to a recorder while it is entered."""
 
     def __init__(self, listener: StateRecorder) -> None:
         self._listener = listener
@@ -129,10 +125,6 @@ class Watch:
 class _Watched:
     """A class or a module whose reads are reported; everything but reads is done under the lock.
 
-    Args:
-        original: what reads an attribute.
-        restore: puts back what was there.
-
     Attributes:
         users: how many watches it reports to.
     """
@@ -164,11 +156,7 @@ class _Watched:
         return __getattribute__
 
     def writing(self, original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
-        """The ``__setattr__`` that reports.
-
-        Args:
-            original: sets an attribute.
-        """
+        """The ``__setattr__`` that reports."""
 
         def __setattr__(owner: Any, name: str, value: Any) -> None:
             for watch in _THREAD.watches:
@@ -274,9 +262,6 @@ class CallHook:
     The hook of debuggers is taken where it is free, since it is asked least; else that of profilers, and a profiler that is there
     is told as before. What was there is put back. The garbage collector waits: what it calls (finalizers, callbacks of other
     libraries) would count as calls of the function.
-
-    Args:
-        notice: is given the frame of the call.
     """
 
     def __init__(self, notice: Notice) -> None:

@@ -34,11 +34,7 @@ def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 class ComplexTensor(Composite):
-    """A complex tensor.
-
-    Args:
-        real, imag: its parts, of one shape.
-    """
+    """A complex tensor."""
 
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:

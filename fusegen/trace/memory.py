@@ -110,9 +110,6 @@ def require_filled(value: _Value) -> None:
 def overwrite(target: _Value, result: _Value) -> None:
     """Makes a value mean what was written to it.
 
-    Args:
-        result: of the target's shape and dtype.
-
     Raises:
         UnsupportedError: the target is a parameter, or a view of one, that the kernel does not declare to write to.
     """
@@ -207,11 +204,7 @@ def _put(builder: GraphBuilder, place: int, value: int, memory: TracedMemory, wh
 
 def _leave(target: _Value, value: int) -> None:
     """Gives a value memory of its own, with what was written to it: torch may have copied what it is a view of, or not, so that
-    nobody may look at that from then on.
-
-    Args:
-        value: the node that it is now.
-    """
+    nobody may look at that from then on."""
     left, target._memory = target._memory, TracedMemory(position=value)
     left.is_lost = True
     target._memory.writes = target._writes = left.writes + 1

@@ -104,12 +104,7 @@ _POLICIES = {"cpu": _by_function(_CPU), "cuda": _by_function(_CUDA)}
 
 
 def under_autocast(function: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler whose operands are converted as autocast converts those of a torch function.
-
-    Args:
-        function: torch's.
-        handler: what it means in the graph.
-    """
+    """A handler whose operands are converted as autocast converts those of a torch function."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
@@ -138,11 +133,7 @@ def _tracer_of(values: Iterable[Any]) -> Tracer | None:
 
 
 def _conversion(tracer: Tracer, function: Callable[..., Any], given: Sequence[Any]) -> Callable[[Any], Any] | None:
-    """From an argument of a torch function to what its handler gets; None where autocast leaves all as they are.
-
-    Args:
-        given: all arguments.
-    """
+    """From an argument of a torch function to what its handler gets; None where autocast leaves all as they are."""
     kind = tracer.device.type
     policy = _POLICIES.get(kind, {}).get(function)
     lower = None if policy is None else autocast_dtype(kind)
@@ -238,14 +229,8 @@ _OUTERMOST = str(Path(__file__).with_name("run.py")), "trace"
 
 
 def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
-    """A function's result, detached where autograd records nothing, though it does where the kernel is called.
-
-    Args:
-        name: of the function.
-        result: of its handler.
-        args: of the call.
-        before: how often something had been written to each of them.
-    """
+    """A function's result, detached where autograd records nothing, though it does where the kernel is called. Before says
+    how often something had been written to each argument."""
     if isinstance(result, (tuple, list)):
         found = [as_recorded(name, each, args, before) for each in result]
         return result if all(map(operator.is_, found, result)) else type(result)(found)

@@ -153,12 +153,6 @@ _RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tenso
 def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
     """Runs a function on traced values.
 
-    Args:
-        tracer: a fresh tracer, whose inputs have been made.
-        function: the user's function.
-        args: traced values and static values, as the function takes them.
-        kwargs: likewise.
-
     Raises:
         TraceError: when the function does something that no kernel can do.
     """

@@ -343,13 +343,7 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTensor:
-    """An operation in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean.
-
-    Args:
-        name: of the operation.
-        target: the tensor, which is given back.
-        result: what the operation gives.
-    """
+    """An operation in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean."""
     if not torch.can_cast(result.dtype, target.dtype):
         what = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
         raise TraceError(what, where=here(), mend="write x = x + y, or convert an operand, as torch asks as well")

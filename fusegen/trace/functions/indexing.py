@@ -149,11 +149,7 @@ _MOST_NUMBERS = 64  # in a list between brackets: each is a view of its own
 
 
 def taken(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool) -> TracedTensor:
-    """Slices of a tensor along a dim, in the place of which the index's dims come.
-
-    Args:
-        wraps: whether a negative index counts from the end.
-    """
+    """Slices of a tensor along a dim, in the place of which the index's dims come; a negative index may count from the end."""
     shape, count = x._node.shape, simplify_dim(product(index._node.shape))
     along = [1] * dim + [count] + [1] * (x.ndim - dim - 1)
     wide = x._tracer.add(Op.EXPAND, reshaped(index, along), shape=(*shape[:dim], count, *shape[dim + 1 :]))
