@@ -16,7 +16,6 @@ import os
 import pickle
 import random
 import threading
-import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -273,8 +272,6 @@ _DEEDS_OF = {
     type(os.environ).__setitem__.__code__: "sets an environment variable",
     type(os.environ).__delitem__.__code__: "deletes an environment variable",
 }
-_WARNS = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
-"""Shows a warning that a filter lets through."""
 
 _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 """Loads a module that is not loaded yet."""
@@ -290,18 +287,7 @@ def deed_of(frame: FrameType) -> str | None:
     if code in _THREADS:
         what = f"the kernel {_THREADS[code]} while it is traced; what it reads there is not seen"
         raise TraceError(what, where=called_at(frame), mend="do that outside of the kernel, and pass what it gives")
-    if code is _WARNS and _always_warns(frame.f_locals["msg"]):
-        return "warns"
     return _DEEDS_OF[code] if code in _DEEDS_OF and not _is_once(frame) else None
-
-
-def _always_warns(message: Any) -> bool:
-    """True if a warning is one that a filter lets through each time."""
-    for action, text, category, _, line in warnings.filters:
-        is_meant = issubclass(message.category, category) and (text is None or text.match(str(message.message)))
-        if is_meant and line in (0, message.lineno):
-            return action == "always"
-    return False
 
 
 def _is_once(frame: FrameType) -> bool:
