@@ -108,7 +108,7 @@ def under_autocast(function: Callable[..., Any], handler: Callable[..., Any]) ->
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
-        tracer = _tracer_of(given)
+        tracer = tracer_among(given)
         convert = None if tracer is None else _conversion(tracer, function, given)
         if tracer is None or convert is None:
             return handler(*args, **kwargs)
@@ -124,12 +124,18 @@ def autocasted(function: Callable[..., Any], *values: TracedTensor) -> tuple[Tra
     return values if convert is None else tuple(map(convert, values))
 
 
-def _tracer_of(values: Iterable[Any]) -> Tracer | None:
+def tracer_among(values: Iterable[Any]) -> Tracer | None:
+    """The tracer of the first traced value among some, and in lists and tuples among them."""
+    return next((tracer for value in flat(values) if (tracer := getattr(value, "_tracer", None)) is not None), None)
+
+
+def flat(values: Iterable[Any]) -> Iterator[Any]:
+    """Values, and those in lists and tuples among them."""
     for value in values:
-        nested = _tracer_of(value) if isinstance(value, (tuple, list)) else getattr(value, "_tracer", None)
-        if nested is not None:
-            return nested
-    return None
+        if isinstance(value, (tuple, list)):
+            yield from flat(value)
+        else:
+            yield value
 
 
 def _conversion(tracer: Tracer, function: Callable[..., Any], given: Sequence[Any]) -> Callable[[Any], Any] | None:
@@ -170,10 +176,8 @@ def _widest(lower: DType, dtypes: Iterable[DType]) -> DType:
 
 def _floats(tracer: Tracer, values: Iterable[Any]) -> Iterator[DType]:
     """The dtypes of the operands that autocast converts."""
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _floats(tracer, value)
-        elif isinstance(value, torch.Tensor) and _is_converted(lifted := tracer.lift(value)):
+    for value in flat(values):
+        if isinstance(value, torch.Tensor) and _is_converted(lifted := tracer.lift(value)):
             yield lifted._node.dtype
 
 

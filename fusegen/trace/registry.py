@@ -12,7 +12,7 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.trace.memory import TracedMemory, require_current
-from fusegen.trace.modes import GIVES_ITSELF, as_recorded, twins, under_autocast
+from fusegen.trace.modes import GIVES_ITSELF, as_recorded, flat, twins, under_autocast
 from fusegen.trace.user import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -86,7 +86,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         UnsupportedError: when the function is not in the table.
         TraceError: when the arguments do not fit it; names the user's line.
     """
-    composite = _composite((*args, *kwargs.values()))
+    composite = next((value for value in flat((*args, *kwargs.values())) if isinstance(value, Composite)), None)
     handler = handler_of(function) if composite is None else composite.rule_of(function)
     name = name_of(function)
     if handler is None:
@@ -105,14 +105,6 @@ def calling(function: Callable[..., Any], *, swapped: bool = False) -> Callable[
         return call(function, args[::-1] if swapped else args, kwargs)
 
     return calls
-
-
-def _composite(values: Iterable[Any]) -> Composite | None:
-    for value in values:
-        found = _composite(value) if isinstance(value, (tuple, list)) else value
-        if isinstance(found, Composite):
-            return found
-    return None
 
 
 def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -184,21 +176,14 @@ def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _require_numbers(values: Iterable[Any]) -> None:
     """Asks for run-time scalars among a call's arguments to be numbers, with which it may be right."""
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            _require_numbers(value)
-        elif hasattr(value, "require_static"):
+    for value in flat(values):
+        if hasattr(value, "require_static"):
             value.require_static()
 
 
 def known_functions() -> list[Callable[..., Any]]:
     """All functions that can be traced, by name."""
     return sorted(_HANDLERS, key=name_of)
-
-
-def known_names() -> list[str]:
-    """Names of all functions that can be traced."""
-    return sorted({getattr(function, "__name__", "") for function in _HANDLERS})
 
 
 _CLOSE = 0.9
@@ -214,9 +199,9 @@ _BY_VALUES = frozenset(
 def _suggestion(name: str) -> str:
     if name in _BY_VALUES:
         return "its size depends on values: use torch.where(mask, x, other) and sums, or call it outside of the kernel"
-    known = [each for each in known_names() if not each.endswith("_")]
-    close = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
     if name.endswith("_") and not name.endswith("__"):
         return "use the one without the trailing underscore; x.copy_(value) writes to a parameter that is declared (mutates=)"
+    known = sorted({each for each in map(name_of, _HANDLERS) if not each.endswith("_")})
+    close = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
     listed = f"; close to it: {', '.join(close)}" if close else ""
     return f"write it with operations that can be traced, or call it outside of the kernel{listed}"

@@ -20,7 +20,7 @@ from fusegen.ir.ops import Family, Op, Result
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.program.numbers import ERRORS
 from fusegen.trace.memory import TracedMemory, lies_in, require_current, require_filled, store
-from fusegen.trace.modes import require_wide, without_overflow
+from fusegen.trace.modes import flat, require_wide, without_overflow
 from fusegen.trace.scalars import Fact, NeedsFact, SizeSum, SymbolicSize, TracedScalar, stale
 from fusegen.trace.user import CallerTensor, here, location
 from fusegen.trace.values import StrongTracedTensor, TracedTensor
@@ -437,13 +437,11 @@ class Tracer:
 
 def _require_numbers(values: Iterable[object]) -> None:
     """Asks for numbers where the graph holds no others."""
-    for value in values:
+    for value in flat(values):
         if isinstance(value, TracedScalar):
             value.number()
         if isinstance(value, SymbolicSize):
             float(value)
-        if isinstance(value, (tuple, list)):
-            _require_numbers(value)
 
 
 def _sum_of(one: Dim, other: Dim) -> SizeSum | None:

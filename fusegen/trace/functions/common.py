@@ -12,7 +12,7 @@ from fusegen.dtypes import DType, from_torch
 from fusegen.errors import DimError, ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.trace.memory import overwrite
-from fusegen.trace.modes import no_arithmetic
+from fusegen.trace.modes import no_arithmetic, tracer_among
 from fusegen.trace.scalars import TracedScalar, computed
 from fusegen.trace.tracer import Tracer
 from fusegen.trace.values import TracedTensor
@@ -20,14 +20,10 @@ from fusegen.trace.values import TracedTensor
 
 def tracer_of(*values: object) -> Tracer:
     """The tracer of the first traced value among some, and in lists and tuples among them."""
-    stack = list(reversed(values))
-    while stack:
-        value = stack.pop()
-        if isinstance(value, (TracedTensor, TracedScalar)):
-            return value._tracer
-        if isinstance(value, (tuple, list)):
-            stack += reversed(value)
-    raise TraceError("no traced operand")
+    tracer = tracer_among(values)
+    if tracer is None:
+        raise TraceError("no traced operand")
+    return tracer
 
 
 def dtype_of(value: TracedTensor) -> DType:
