@@ -270,7 +270,7 @@ class Reach:
             self._method(given[0], frame)
 
     def _users_class(self, cls: type, frame: FrameType, names: CodeNames) -> None:
-        """What a class says of itself, and attributes that it may lack."""
+        """Notes attributes of a class that say what it is, and those that it may lack."""
         for key in names.asked:
             if not key.startswith("__") and not hasattr(cls, key):
                 self._notes.note(StatePlace(cls, PlaceKind.HAS, key), False, key)

@@ -262,7 +262,7 @@ def _kept_by(cache: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_traced(tensor: torch.Tensor) -> bool:
-    """Tells if a tensor is a value of a trace, which means nothing to others."""
+    """True if a tensor is a value of a trace, which means nothing to others."""
     return type(tensor).__module__.startswith("fusegen.")
 
 

@@ -157,7 +157,7 @@ def _inside(kind: type) -> Callable[[Any], Any] | None:
 
 
 def is_opaque(value: Any) -> bool:
-    """Tells if a container is an object of the interpreter's: equal to itself alone, whatever it comes to hold."""
+    """True if a container is an object of the interpreter's: equal to itself alone, whatever it comes to hold."""
     return _inside(type(value)) is not None
 
 
@@ -241,7 +241,7 @@ class _Builder:
 
 
 def _is_text(value: Any, *kinds: type) -> bool:
-    """Tells if a container holds nothing but text, which Python's own comparison compares as we do."""
+    """True if a container holds nothing but text, which Python's own comparison compares as we do."""
     if is_a(value, dict):
         return type(value) in kinds and all(type(key) is str and _is_text(each) for key, each in value.items())
     return type(value) is str or (type(value) in (list, tuple) and all(map(_is_text, value)))

@@ -79,7 +79,7 @@ class Watch:
                 watched.users += 1
 
     def reads(self, watched: _Watched) -> bool:
-        """Tells if reads of a class or module are to be reported now."""
+        """True if reads of a class or module are to be reported now."""
         return not self._depth and watched in self._watched
 
     def read(self, original: Callable[[Any, str], Any], owner: Any, name: str) -> Any:
@@ -196,7 +196,7 @@ _MODULES: dict[int, _Watched] = {}
 
 
 def _module_watched(module: ModuleType) -> _Watched | None:
-    """Likewise of a module."""
+    """Finds or puts there the reporter of a module; None where it has a class of its own."""
     if type(module) is ModuleType:
         watched = _Watched(ModuleType.__getattribute__, partial(_restore_module, module))
         module.__class__ = type("module", (ModuleType,), {"__getattribute__": watched.reporting()})
@@ -257,7 +257,7 @@ os.register_at_fork(after_in_child=_COLLECTOR.end_all)
 
 
 class CallHook:
-    """Tells of every call while it is entered, before the function's first line.
+    """Reports every call while it is entered, before the function's first line.
 
     The hook of debuggers is taken where it is free, since it is asked least; else that of profilers, and a profiler that is there
     is told as before. What was there is put back. The garbage collector waits: what it calls (finalizers, callbacks of other
@@ -390,7 +390,7 @@ def is_heap(cls: type) -> bool:
 
 
 def is_closed(cls: type) -> bool:
-    """Tells if reads of a class's objects cannot be watched: it is the interpreter's, or closed to changes."""
+    """True if reads of a class's objects cannot be watched: it is the interpreter's, or closed to changes."""
     return not is_heap(cls) or bool(cls.__flags__ & _IMMUTABLE)
 
 

@@ -343,7 +343,7 @@ def _slice(made: _Made, node: Node, before: int, value: int) -> int:
 
 
 def _is_of_blocks(size: Dim, start: Dim, length: Dim, step: int) -> bool:
-    """Tells if a slice takes one element of each block of a dim."""
+    """True if a slice takes one element of each block of a dim."""
     known = literal(start)
     return step > 1 and known is not None and known < step and same(simplify_dim(length * step), size)
 

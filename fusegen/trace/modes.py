@@ -263,7 +263,7 @@ def _is_constant(node: Node) -> bool:
 
 
 def _in_autograd_function() -> bool:
-    """Tells if the user's function is inside of a ``torch.autograd.Function``, which has a backward pass of its own."""
+    """True if the user's function is inside of a ``torch.autograd.Function``, which has a backward pass of its own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _OUTERMOST:
         if frame.f_code is _APPLY:

@@ -124,7 +124,7 @@ class Tracer:
         return value
 
     def requires_grad(self, position: int) -> bool:
-        """Tells if autograd records a value: one of the tensors that it depends on requires a gradient."""
+        """True if autograd records a value: one of the tensors that it depends on requires a gradient."""
         sources = dependencies(self.builder.nodes, position)
         answers = [self._asks_for_gradient(source) for source in sources]
         return any(answers) and (position in sources or torch.is_grad_enabled())
@@ -190,7 +190,7 @@ class Tracer:
         return None if op is Op.RESHAPE and self.is_copied(position, memory) else memory
 
     def is_copied(self, position: int, memory: TracedMemory, *, contiguous: bool = False) -> bool:
-        """Tells if torch copies a view of a declared parameter to reshape it, or to make it contiguous.
+        """True if torch copies a view of a declared parameter to reshape it, or to make it contiguous.
 
         With a size of 1 it may be a view, so that the answer is one for other sizes alone.
         """
@@ -392,7 +392,7 @@ class Tracer:
             self.require_literal(dim)
 
     def expects_at_most(self, dim: Dim, most: int) -> bool:
-        """Tells if a size is not above a number in this call, as far as is known; that a function asks for it is no guard."""
+        """True if a size is not above a number in this call, as far as is known; that a function asks for it is no guard."""
         return self._are_known([dim]) and formula(dim)(self.hints) <= most
 
     def _are_known(self, dims: Iterable[Dim]) -> bool:

@@ -37,7 +37,7 @@ def _is_user(filename: str) -> bool:
 
 
 def is_shown_to_user() -> bool:
-    """Tells if a text that is being made of a value is the user's, or a library's, and none of ours."""
+    """True if a text that is being made of a value is the user's, or a library's, and none of ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in ("_shown", "__repr__", "__format__"):
         frame = frame.f_back

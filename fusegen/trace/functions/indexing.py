@@ -132,7 +132,7 @@ class Coordinates:
         return self.placed(reshaped(found, (*self.shape, *front._node.shape[1:])))
 
     def _is_every(self, dim: int, index: TracedTensor) -> bool:
-        """Tells if an index is every number along its dim, as ``torch.arange`` gives them."""
+        """True if an index is every number along its dim, as ``torch.arange`` gives them."""
         return index._node.op is Op.IOTA and same(index._node.shape[0], self.sizes[dim])
 
     def placed(self, chosen: TracedTensor) -> TracedTensor:
