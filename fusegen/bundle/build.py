@@ -287,7 +287,7 @@ _HOLDERS = {
 }
 
 
-def structure_of(structure: run.ResultStructure) -> Structure:
+def structure_of(structure: run.ResultTree) -> Structure:
     """The structure of results, as data.
 
     Raises:

@@ -36,7 +36,7 @@ from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 from fusegen.target import Backend, Target
 from fusegen.threads import cached_property, new_lock
-from fusegen.trace.run import ResultStructure, Trace
+from fusegen.trace.run import ResultTree, Trace
 from fusegen.trace.scalars import NeedsFact
 from fusegen.trace.user import CallerTensor
 
@@ -93,7 +93,7 @@ class Compiled:
     """
 
     traced: Graph
-    structure: ResultStructure
+    structure: ResultTree
     programs: Programs
     form: AnyForm
     sizes: Mapping[str, int]
@@ -196,7 +196,7 @@ def _compiled(request: Request, found: Trace, state: StateGuard) -> Variant:
     )
 
 
-def compile_graph(graph: Graph, structure: ResultStructure, target: Target, sizes: Mapping[str, int], *, wide: bool) -> Compiled:
+def compile_graph(graph: Graph, structure: ResultTree, target: Target, sizes: Mapping[str, int], *, wide: bool) -> Compiled:
     """Fuses, schedules and emits a graph.
 
     Args:

@@ -27,7 +27,7 @@ from fusegen.runtime.bound import NOTHING, Hidden, condition_of
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 from fusegen.threads import new_lock
-from fusegen.trace.run import ResultStructure, Trace
+from fusegen.trace.run import ResultTree, Trace
 from fusegen.trace.scalars import NeedsFact, SizeSum
 from fusegen.trace.user import CallerTensor
 
@@ -334,7 +334,7 @@ class Variants:
         return sizes
 
 
-def _is_plain(structure: ResultStructure) -> bool:
+def _is_plain(structure: ResultTree) -> bool:
     """True if results are put together by nothing but names and classes: other objects may be those of a layer."""
     context = structure.context
     parts = context if isinstance(context, list) else [context]

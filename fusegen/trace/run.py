@@ -40,7 +40,7 @@ from fusegen.trace.tracer import Tracer
 from fusegen.trace.user import here, raised_at, returned_at
 from fusegen.trace.values import OPERATORS, TracedTensor
 
-ResultStructure: TypeAlias = TreeSpec
+ResultTree: TypeAlias = TreeSpec
 """The structure of a function's results, made of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
 
 
@@ -77,7 +77,7 @@ class Trace:
     graph: Graph
     guards: tuple[sympy.Basic, ...]
     hidden: tuple[torch.Tensor, ...]
-    structure: ResultStructure
+    structure: ResultTree
     conditions: ScalarProgram = NO_SCALARS
     switches_gradients: bool = False
 
