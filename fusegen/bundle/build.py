@@ -279,7 +279,7 @@ def _floats_meet_floats(graph: Graph) -> bool:
 
 _HOLDERS = {
     run.Nothing: Kind.NONE,
-    run.Pairs: Kind.COMPLEX,
+    run.ComplexResult: Kind.COMPLEX,
     tuple: Kind.TUPLE,
     list: Kind.LIST,
     dict: Kind.DICT,
@@ -287,7 +287,7 @@ _HOLDERS = {
 }
 
 
-def structure_of(structure: run.Structure) -> Structure:
+def structure_of(structure: run.ResultTree) -> Structure:
     """The structure of results, as data.
 
     Raises:

@@ -24,7 +24,7 @@ from fusegen.runtime.instructions import Runner
 from fusegen.settings import Compiler, settings
 from fusegen.source import Source
 from fusegen.target import Target
-from fusegen.trace.run import Structure
+from fusegen.trace.run import ResultTree
 
 _EMULATED = targets.target("sm_90a")
 """The target that the emulator plays: Hopper, with its tensor cores and its copy engine."""
@@ -129,7 +129,7 @@ def emulated_machine(target: Target, timing: Timing = EARLY) -> Machine:
     return Machine(target, EmulatorBackend(timing), lambda sources, _: emulated_kernels(sources), emulated_kernels)
 
 
-def builder(structure: Structure) -> PutTogether | None:
+def builder(structure: ResultTree) -> PutTogether | None:
     """The constructor of results of their tensors: None for a tensor alone, of the plain kinds the constructor itself."""
     if structure.is_leaf():
         return None

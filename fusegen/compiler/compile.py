@@ -21,7 +21,7 @@ from fusegen.dtypes import DType
 from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError
 from fusegen.files import read_regular, sealed, unsealed, write_atomically
-from fusegen.guards import State
+from fusegen.guards import StateGuard
 from fusegen.ir.formula import numbers_of, relation
 from fusegen.ir.graph import Graph, InputSpec, Location
 from fusegen.program.call import Call
@@ -36,9 +36,9 @@ from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 from fusegen.target import Backend, Target
 from fusegen.threads import cached_property, new_lock
-from fusegen.trace.needs import NeedsStatic
-from fusegen.trace.run import Structure, Trace
-from fusegen.trace.user import Argument
+from fusegen.trace.run import ResultTree, Trace
+from fusegen.trace.scalars import NeedsFact
+from fusegen.trace.user import CallerTensor
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Request:
     name: str
     function: Callable[..., Any]
     specs: tuple[InputSpec, ...]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[CallerTensor, ...]
     scalars: tuple[tuple[str, DType], ...]
     statics: tuple[tuple[str, object], ...]
     sizes: Sizes
@@ -93,7 +93,7 @@ class Compiled:
     """
 
     traced: Graph
-    structure: Structure
+    structure: ResultTree
     programs: Programs
     form: AnyForm
     sizes: Mapping[str, int]
@@ -161,17 +161,17 @@ class Variant(Compiled):
     trace: Trace
     guards: tuple[Relation, ...]
     conditions: Numbers
-    state: State
+    state: StateGuard
     switches_gradients: bool
     constants: tuple[tuple[str, int | float], ...] = ()
 
 
-def compile_trace(request: Request, found: Trace, state: State) -> Variant:
+def compile_trace(request: Request, found: Trace, state: StateGuard) -> Variant:
     """Fuses, schedules and emits what was traced.
 
     Raises:
         UnsupportedError: values multiply without end.
-        NeedsStatic: ints that are used as sizes must be literal for it.
+        NeedsFact: ints that are used as sizes must be literal for it.
     """
     try:
         return _compiled(request, found, state)
@@ -179,10 +179,10 @@ def compile_trace(request: Request, found: Trace, state: State) -> Variant:
         parameters = request.sizes.parameters
         if not parameters:
             raise
-        raise NeedsStatic(tuple(parameters)) from None
+        raise NeedsFact("static", tuple(parameters)) from None
 
 
-def _compiled(request: Request, found: Trace, state: State) -> Variant:
+def _compiled(request: Request, found: Trace, state: StateGuard) -> Variant:
     hints = dict(request.sizes.hints)
     compiled = compile_graph(found.graph, found.structure, request.target, hints, wide=request.wide)
     return Variant(
@@ -196,7 +196,7 @@ def _compiled(request: Request, found: Trace, state: State) -> Variant:
     )
 
 
-def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Mapping[str, int], *, wide: bool) -> Compiled:
+def compile_graph(graph: Graph, structure: ResultTree, target: Target, sizes: Mapping[str, int], *, wide: bool) -> Compiled:
     """Fuses, schedules and emits a graph.
 
     Args:

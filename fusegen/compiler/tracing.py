@@ -17,7 +17,7 @@ from fusegen.compiler.compile import Request, Variant, guards_of
 from fusegen.compiler.signature import hidden_spec
 from fusegen.dtypes import DType
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
-from fusegen.guards import Recorder, State, exact
+from fusegen.guards import StateGuard, StateRecorder, exact
 from fusegen.ir.formula import numbers_of
 from fusegen.ir.graph import Graph, GraphBuilder, InputSpec, Node
 from fusegen.ir.ops import Op
@@ -26,22 +26,21 @@ from fusegen.passes.rewrite import rebuilt
 from fusegen.runtime.arguments import check_values
 from fusegen.schedule.names import Namer, kernel_functions
 from fusegen.trace import functions
-from fusegen.trace.needs import NeedsLiteral, NeedsStatic, NeedsSum
 from fusegen.trace.run import Trace, trace, traced_math
-from fusegen.trace.scalars import TracedScalar
+from fusegen.trace.scalars import NeedsFact, TracedScalar
 from fusegen.trace.tracer import Tracer
 from fusegen.trace.user import here
 
 _FILLED = functions  # importing the package fills the table of functions that can be traced
 
 
-def trace_function(request: Request, parameters: Sequence[str]) -> tuple[Trace, State]:
+def trace_function(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateGuard]:
     """Runs the function on traced values, as `watched_trace` does, for a check of what it read."""
     found, recorder = watched_trace(request, parameters)
     return found, recorder.state([parameters.index(spec.name) for spec in request.specs])
 
 
-def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, Recorder]:
+def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRecorder]:
     """Runs the function on traced values, watched by a recorder.
 
     Args:
@@ -50,21 +49,19 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, R
 
     Raises:
         TraceError: the function does something that no kernel can do.
-        NeedsLiteral: a size must be literal.
-        NeedsSum: a size must be the sum of others.
-        NeedsStatic: it fails on run-time scalars, or asks for their type, and does not with their values.
+        NeedsFact: a size must be literal, say; or it fails on run-time scalars, and does not with their values.
     """
     numbers = tuple(name for name, _ in request.numbers)
     try:
         found, recorder = _traced(request, parameters)
     except Exception as error:
-        if isinstance(error, (NeedsStatic, NeedsLiteral, NeedsSum)) or not numbers:
+        if isinstance(error, NeedsFact) or not numbers:
             raise
         by_value = replace(request, scalars=(), numbers=(), statics=request.statics + request.numbers)
         _traced(by_value, parameters)
-        raise NeedsStatic(numbers) from None
+        raise NeedsFact("static", numbers) from None
     if recorder.asks_for_types and numbers:  # of which a traced number cannot give the answer
-        raise NeedsStatic(numbers)
+        raise NeedsFact("static", numbers)
     if recorder.compares_identity and request.one_tensor_twice:
         twice = ", ".join(request.one_tensor_twice)
         what = f"{request.name} asks whether two tensors are one, and is given one tensor twice: {twice}"
@@ -72,9 +69,9 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, R
     return found, recorder
 
 
-def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, Recorder]:
+def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRecorder]:
     given = {parameters.index(name): value for name, value in request.statics}
-    recorder = Recorder(
+    recorder = StateRecorder(
         request.function, given, Namer(reserved=False, taken=parameters, functions=kernel_functions(request.name)).take
     )
     outside = _Outside(request.name, recorder, parameters)
@@ -102,9 +99,9 @@ class _Outside:
         parameters: names of the function's parameters, in order.
     """
 
-    def __init__(self, name: str, recorder: Recorder, parameters: Sequence[str]) -> None:
+    def __init__(self, name: str, recorder: StateRecorder, parameters: Sequence[str]) -> None:
         self._name = name
-        self._recorder: Recorder = weakref.proxy(recorder)  # values of the trace hold this, and may stay for long
+        self._recorder: StateRecorder = weakref.proxy(recorder)  # values of the trace hold this, and may stay for long
         self._parameters = parameters
 
     def input_of(self, tensor: torch.Tensor) -> InputSpec:
@@ -150,7 +147,7 @@ def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
 # nothing of what follows it. What is structure (dims, sizes, the number of nodes) remains.
 
 
-Compile: TypeAlias = Callable[[Request, Trace, State], Variant]
+Compile: TypeAlias = Callable[[Request, Trace, StateGuard], Variant]
 Number: TypeAlias = int | float
 
 _ANY = "any"
@@ -178,7 +175,7 @@ class Promotions:
         """The number of programs."""
         return sum(len(family.members) for family in self._families.values())
 
-    def variant(self, request: Request, found: Trace, state: State, compile: Compile, fixed: Hashable) -> Variant:
+    def variant(self, request: Request, found: Trace, state: StateGuard, compile: Compile, fixed: Hashable) -> Variant:
         """The variant of a trace: an earlier program with other constants, or a new one.
 
         Args:
@@ -231,7 +228,7 @@ def _to_promote(family: _Family, constants: tuple[str, ...]) -> frozenset[int]:
 
 
 def _compiled(
-    request: Request, found: Trace, state: State, compile: Compile, promoted: frozenset[int]
+    request: Request, found: Trace, state: StateGuard, compile: Compile, promoted: frozenset[int]
 ) -> tuple[Variant, frozenset[int]]:
     """The variant with these constants as scalars, or with none where that cannot be compiled."""
     if promoted:
@@ -275,7 +272,7 @@ def _with_operands(builder: GraphBuilder, node: Node, chosen: Mapping[str, int])
 
 
 def _with(
-    variant: Variant, request: Request, found: Trace, state: State, constants: tuple[str, ...], promoted: frozenset[int]
+    variant: Variant, request: Request, found: Trace, state: StateGuard, constants: tuple[str, ...], promoted: frozenset[int]
 ) -> Variant:
     """A variant for a trace that its program serves: with the trace's constants."""
     values = tuple((_name(n), _number(constants[n])) for n in sorted(promoted))

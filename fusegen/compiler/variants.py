@@ -19,7 +19,7 @@ from fusegen.compiler.signature import ITSELF, History, Place, Sum, hidden_spec,
 from fusegen.compiler.tracing import Promotions, trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
-from fusegen.guards import Recorder, State, is_plain
+from fusegen.guards import StateGuard, StateRecorder, is_plain
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.runtime.arguments import WIDE, Key, Values, check_values, is_scalar, span, static_part
@@ -27,11 +27,9 @@ from fusegen.runtime.bound import NOTHING, Hidden, condition_of
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
 from fusegen.threads import new_lock
-from fusegen.trace.needs import NeedsLiteral, NeedsSize, NeedsStatic, NeedsSum, NeedsTie
-from fusegen.trace.run import Structure, Trace
-from fusegen.trace.user import Argument
-
-_NEEDS = (NeedsLiteral, NeedsSum, NeedsStatic)
+from fusegen.trace.run import ResultTree, Trace
+from fusegen.trace.scalars import NeedsFact, SizeSum
+from fusegen.trace.user import CallerTensor
 
 _MANY_VARIANTS = 32  # from here on the user is told
 _MOST_VARIANTS = 64  # for one key; the oldest goes
@@ -129,7 +127,7 @@ class Variants:
                 with self._lock:
                     self._lead()
                     return self._compile(request, values, found, state)
-            except _NEEDS as need:
+            except NeedsFact as need:
                 self._learn(need, request)
 
     def _of_alike(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
@@ -164,7 +162,7 @@ class Variants:
         found = [variant for kin in alike for variants in tuple(kin.values()) for variant in variants[-1:]]
         return [variant for variant in found if _is_plain(variant.structure)]
 
-    def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, Recorder]:
+    def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, StateRecorder]:
         """The trace for some arguments, of which nothing is compiled, and who watched it.
 
         Args:
@@ -177,24 +175,16 @@ class Variants:
                 request = self._request(values, target, device, wide=False)
             try:
                 return (request, *watched_trace(request, self.parameters.names))
-            except _NEEDS as need:
+            except NeedsFact as need:
                 self._learn(need, request)
 
-    def _learn(self, need: Exception, request: Request) -> None:
+    def _learn(self, need: NeedsFact, request: Request) -> None:
         """Takes into account what a trace needs to know."""
-        if isinstance(need, NeedsSum):
-            if not self._learn_sum(need, request):
-                self._learn(need.otherwise, request)
-        elif isinstance(need, NeedsLiteral):
-            with self._lock:
-                self._learn_literal(need.size, request)
-        elif isinstance(need, NeedsSize):
-            self._make_sizes(need.names)
-        elif isinstance(need, NeedsTie):
-            with self._lock:
-                self.history.tied.update(need.names)
-        elif isinstance(need, NeedsStatic):
-            self.make_static(need.names)
+        with self._lock:
+            if need.fact != "literal":
+                getattr(self.history, need.fact).update(need.names)
+            elif need.total is None or not self._learn_sum(need.total, request):
+                self._learn_literal(need.names[0], request)
 
     def _learn_literal(self, size: str, request: Request) -> None:
         """Takes a size for literal; first, where it is that of outermost and of other dims, these for sizes of their own: as many
@@ -205,28 +195,21 @@ class Variants:
         else:
             self.history.literal.add(dict(request.sizes.sources)[size])
 
-    def _learn_sum(self, need: NeedsSum, request: Request) -> bool:
-        """Takes dims of the parameters for the sum of others; False where none is of that size, or all are known already."""
-        sources = dict(request.sizes.sources)
-        parts = tuple(sources[part] for part in need.parts if part in sources)
-        if len(parts) < len(need.parts) or any(dim == ITSELF for _, dim in parts):
+    def _learn_sum(self, total: SizeSum, request: Request) -> bool:
+        """Takes dims of the parameters for the sum of others; False where none is of that size, or all are known already. The lock
+        is held."""
+        sources, (size, names, number), known = dict(request.sizes.sources), total, self.history.sums
+        parts = tuple(sources[name] for name in names if name in sources)
+        if len(parts) < len(names) or any(dim == ITSELF for _, dim in parts):
             return False
-        places = _places(need.size, request)
-        with self._lock:
-            known = self.history.sums
-            new = [place for place in places if place not in known and not any(part in known for part in parts)]
-            known.update((place, Sum(parts, need.number)) for place in new)
+        new = [place for place in _places(size, request) if place not in known and not any(part in known for part in parts)]
+        known.update((place, Sum(parts, number)) for place in new)
         return bool(new)
 
     def make_static(self, names: Iterable[str]) -> None:
         """From now on the values of these scalars select code."""
         with self._lock:
             self.history.static.update(names)
-
-    def _make_sizes(self, names: Iterable[str]) -> None:
-        """From now on these ints are symbols, as dims are, where they are not 0 or 1."""
-        with self._lock:
-            self.history.sizes.update(names)
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
         """A variant that serves a call, and the tensors that the function closes over."""
@@ -269,7 +252,7 @@ class Variants:
                 return None
         return found
 
-    def _compile(self, request: Request, values: Values, found: Trace, state: State) -> tuple[Variant, Hidden]:
+    def _compile(self, request: Request, values: Values, found: Trace, state: StateGuard) -> tuple[Variant, Hidden]:
         """The variant of a trace; another thread may have made it meanwhile.
 
         Raises:
@@ -287,12 +270,12 @@ class Variants:
             return replace(self._made(request, found, state), state=state.never()), found.hidden
         return self._kept(request, found, state), found.hidden
 
-    def _made(self, request: Request, found: Trace, state: State) -> Variant:
+    def _made(self, request: Request, found: Trace, state: StateGuard) -> Variant:
         found = replace(found, graph=_with_facts_of_what_is_read(found.graph))
         fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
         return self._promotions.variant(request, found, state, compile_trace, fixed)
 
-    def _kept(self, request: Request, found: Trace, state: State) -> Variant:
+    def _kept(self, request: Request, found: Trace, state: StateGuard) -> Variant:
         """The variant of a trace, from now on known."""
         variant = self._made(request, found, state)
         if len(self.known) >= _MOST_IN_ALL:
@@ -320,7 +303,7 @@ class Variants:
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         sizes = sizes.with_parameters(symbols, self.history.tied)
         given = tuple(numbers.items())
-        arguments = tuple(Argument.of(n, self.parameters.element_of.get(n, n), t) for n, t in tensors.items())
+        arguments = tuple(CallerTensor.of(n, self.parameters.element_of.get(n, n), t) for n, t in tensors.items())
         ids = [id(t) for t in tensors.values()]
         twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
         return Request(
@@ -351,7 +334,7 @@ class Variants:
         return sizes
 
 
-def _is_plain(structure: Structure) -> bool:
+def _is_plain(structure: ResultTree) -> bool:
     """True if results are put together by nothing but names and classes: other objects may be those of a layer."""
     context = structure.context
     parts = context if isinstance(context, list) else [context]

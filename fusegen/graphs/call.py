@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import Conditions, Kind, Read, Slot, exact, is_plain, same
+from fusegen.guards import Conditions, PlaceKind, StatePlace, StateRead, exact, is_plain, same
 from fusegen.native import Choice, loaded
 
 # Memory of a static cache of keys and values, which recorded graphs own: whichever cache a call brings lies in it.
@@ -306,7 +306,7 @@ class SameForm:
         self._phases = [view.phase(*self._tokens) for view in call.views]
         conditions = Conditions()
         for function, arguments in _settings(call.tensors[0].device.type):
-            conditions.read(Read(Slot(function, Kind.RESULT, arguments), function(*arguments)))
+            conditions.read(StateRead(StatePlace(function, PlaceKind.RESULT, arguments), function(*arguments)))
         self._has_settings = conditions.function()
 
     @classmethod

@@ -23,7 +23,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils.hooks import RemovableHandle
 
 from fusegen.errors import UnsupportedError
-from fusegen.guards import Conditions, Kind, Read, Slot, State, cell_contents
+from fusegen.guards import Conditions, PlaceKind, StateGuard, StatePlace, StateRead, cell_contents
 from fusegen.native import Choice
 from fusegen.runtime.executable import Executable
 from fusegen.trace import is_tracing
@@ -71,7 +71,7 @@ class Reads:
         self.reached: Sequence[tuple[Any, bool]] = ()
         self.names: set[str] = set()
         self.items: dict[tuple[int, str], tuple[Variables | type, str, Any]] = {}
-        self.states: dict[int, State] = {}
+        self.states: dict[int, StateGuard] = {}
 
     def note(self, held: Variables | type, name: str) -> None:
         """Code names a variable, before it may assign it."""
@@ -94,10 +94,10 @@ class Reads:
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
         facts.sizes([each._parameters for each in modules if isinstance(each, nn.ParameterList | nn.ParameterDict)])
         for each in modules:
-            facts.read(Read(Slot(each, Kind.TYPE), type(each)))
-            facts.identity(Slot(each, Kind.ATTRIBUTE, "__dict__"), vars(each))
+            facts.read(StateRead(StatePlace(each, PlaceKind.TYPE), type(each)))
+            facts.identity(StatePlace(each, PlaceKind.ATTRIBUTE, "__dict__"), vars(each))
             for name in _DICTIONARIES:
-                facts.identity(Slot(vars(each), Kind.ITEM, name), vars(each)[name])
+                facts.identity(StatePlace(vars(each), PlaceKind.ITEM, name), vars(each)[name])
         facts.holds(_NoHooks(modules))
         if torch.is_grad_enabled():
             parameters = [each for root in self._roots for each in root.parameters()]
@@ -117,7 +117,7 @@ class Reads:
             if isinstance(held, CellType | FunctionType):
                 names = _OF_FUNCTIONS if isinstance(held, FunctionType) else ("cell_contents",) if cell_contents(held) else ()
                 for name in names:
-                    facts.read(Read(Slot(held, Kind.ATTRIBUTE, name), getattr(held, name)))
+                    facts.read(StateRead(StatePlace(held, PlaceKind.ATTRIBUTE, name), getattr(held, name)))
             elif isinstance(held, dict | type) and id(held) not in own:
                 for name in self.names & _values(held).keys():
                     facts.item(held, name)
@@ -181,26 +181,26 @@ def _note_optimizer(facts: Conditions, optimizer: torch.optim.Optimizer) -> None
     facts.sizes([optimizer.param_groups, optimizer.state])
 
 
-def _note(facts: Conditions, read: Read, modules: set[int]) -> None:
+def _note(facts: Conditions, read: StateRead, modules: set[int]) -> None:
     """A read of a kernel's function as a fact."""
     owner, kind, key = read.slot.owner, read.slot.kind, read.slot.key
     is_module = id(owner) in modules
     if kind in _WITHIN:
         facts.item(getattr(owner, _WITHIN[kind]), key)
-    elif kind is Kind.ITEM:
+    elif kind is PlaceKind.ITEM:
         facts.item(owner, key)
-    elif is_module and (kind is Kind.TYPE or str(key).endswith("_hooks")):  # known by themselves
+    elif is_module and (kind is PlaceKind.TYPE or str(key).endswith("_hooks")):  # known by themselves
         return
     elif kind in _LOOKED_UP and (held := _holder(owner, str(key), is_module)) is not None:
         facts.item(held, key)
-    elif kind is not Kind.HAS or not is_module:  # modules have as many variables as they had
+    elif kind is not PlaceKind.HAS or not is_module:  # modules have as many variables as they had
         facts.read(read)
 
 
-_WITHIN = {Kind.PARAMETER: "_parameters", Kind.BUFFER: "_buffers", Kind.SUBMODULE: "_modules"}
+_WITHIN = {PlaceKind.PARAMETER: "_parameters", PlaceKind.BUFFER: "_buffers", PlaceKind.SUBMODULE: "_modules"}
 
 
-_LOOKED_UP = (Kind.ATTRIBUTE, Kind.METHOD, Kind.DEFINED, Kind.HAS)
+_LOOKED_UP = (PlaceKind.ATTRIBUTE, PlaceKind.METHOD, PlaceKind.DEFINED, PlaceKind.HAS)
 
 
 def _holder(owner: Any, name: str, is_module: bool) -> Variables | type | None:
@@ -400,8 +400,8 @@ def watching(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
         code = frame.f_code
         if code is _MAKES and kind in ("call", "return"):
             made += 1 if kind == "call" else -1
-        if kind == "return" and result is not None and State.NAME in frame.f_globals:
-            state = frame.f_globals[State.NAME]()
+        if kind == "return" and result is not None and StateGuard.NAME in frame.f_globals:
+            state = frame.f_globals[StateGuard.NAME]()
             reads.states[id(state)] = state
         if kind == "call" and code is _CALL and id(frame.f_locals.get("self")) not in known and not is_tracing():
             reads.unknown = frame.f_locals["self"]

@@ -13,9 +13,9 @@ import importlib._bootstrap
 import inspect
 import logging
 import os
+import pickle
 import random
 import threading
-import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from fusegen.errors import TraceError, UnsupportedError
-from fusegen.guards.code import called_at
 from fusegen.guards.values import cell_contents, is_plain, same
+from fusegen.guards.watch import called_at
 
 _KEYS = (torch.device, torch.dtype)  # of arguments, which tell kernels apart
 _WATCHED = ("__getattribute__", "__setattr__")  # which `Watch` puts into classes
@@ -63,45 +63,26 @@ class ChangeError(UnsupportedError):
 
 
 class Changes:
-    """Looks for changes, if this is wanted (`refusing_changes`)."""
+    """Looks for changes where traces refuse them (`refusing_changes`)."""
 
     def __init__(self) -> None:
-        self.are_refused = _THREAD.refuses
         self._before: list[tuple[Any, _Held]] = []
         self._variables = contextvars.copy_context()
         self._settings = _settings()
 
     def add(self, value: Any) -> None:
         """Remembers what a container, a cell, or an object's attributes hold."""
-        if self.are_refused and (held := _held(value)) is not None:
+        if (held := _held(value)) is not None:
             self._before.append((value, held))
 
     def require_same(self, owner: Any, name: str, value: Any, where: str | None) -> None:
-        """Refuses an attribute that is about to be set.
-
-        Raises:
-            ChangeError: the object has something else there.
-        """
-        if self.are_refused and not isinstance(value, _KEYS) and inspect.getattr_static(owner, name, None) is not value:
+        """Refuses to set an attribute to something else than is there."""
+        if not isinstance(value, _KEYS) and inspect.getattr_static(owner, name, None) is not value:
             what = f"the attribute {name!r} of a {type(owner).__name__} is set, which a kernel's later calls would not do again"
             raise ChangeError(what, where=where, mend=_MEND)
 
-    def refuse(self, deed: str, where: str | None) -> None:
-        """Refuses what is about to be done, and could not be undone.
-
-        Args:
-            deed: completes "the layer ...".
-
-        Raises:
-            ChangeError: always, where changes are refused.
-        """
-        if self.are_refused:
-            raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, mend="do that outside")
-
     def undo(self) -> ChangeError | None:
         """Puts back what was held: the error that says so, or None if nothing had changed."""
-        if not self.are_refused:
-            return None
         changed = [(value, held) for value, held in self._before if not _is_held(value, held)]
         for value, held in changed:
             _put_back(value, held)
@@ -220,16 +201,17 @@ class Generators:
     """The generators that a function can reach, and whether it has drawn from one."""
 
     def __init__(self) -> None:
-        self._before = [(name, value, _state(value), _putting_back(value)) for value, name in _OF_ALL]
+        self._before: list[tuple[Any, str, Any]] = []  # each with its name, and the state that it had
         self._reached: set[int] = set()
         self._is_alone = threading.active_count() == 1
+        for value, name in _OF_ALL:
+            self._before.append((value, name, _access(value)[0]()))
 
     def add(self, value: Any, name: str) -> None:
         """Remembers where a generator is that the function can reach, by one of its methods also; anything else is left alone."""
         value = value.__self__ if isinstance(value, BuiltinFunctionType) else value
-        state = _state(value)
-        if state is not None:
-            self._before.append((name, value, state, _putting_back(value)))
+        if value is random or value is np.random or isinstance(value, _GENERATORS):
+            self._before.append((value, name, _access(value)[0]()))
             self._reached.add(id(value))
 
     def add_all(self) -> None:
@@ -246,44 +228,36 @@ class Generators:
 
     def restore(self) -> None:
         """Puts back those that the function has drawn from, so that a function which is refused can run again as it is."""
-        others = not self._is_alone or threading.active_count() > 1
-        for _, generator, before, put_back in self._before:
-            if _state(generator) != before and (id(generator) in self._reached or not others):
-                put_back()
+        for value, _, state in self._drawn():
+            _access(value)[1](state)
 
     def require_untouched(self) -> None:
-        """Raises if one of them has been drawn from; another thread may draw from one that the function does not reach.
+        """Raises if one of them has been drawn from, naming it."""
+        for _, name, _ in self._drawn():
+            what = f"the kernel draws a random number from {name} while it is traced, which every later call would use again"
+            mend = "draw it outside of the kernel, and pass it"
+            raise TraceError(what, mend=mend if self._is_alone else f"{mend}; or let no other thread draw during the first call")
 
-        Raises:
-            TraceError: naming it.
-        """
-        others = not self._is_alone or threading.active_count() > 1
-        for name, generator, before, _ in self._before:
-            if _state(generator) != before and (id(generator) in self._reached or not others):
-                what = f"the kernel draws a random number from {name} while it is traced, which every later call would use again"
-                mend = "draw it outside of the kernel, and pass it"
-                raise TraceError(what, mend=f"{mend}; or let no other thread draw during the first call" if others else mend)
+    def _drawn(self) -> list[tuple[Any, str, Any]]:
+        """Those that have been drawn from; another thread may draw from one that the function does not reach."""
+        self._is_alone &= threading.active_count() == 1
+        drawn = [each for each in self._before if pickle.dumps(_access(each[0])[0]()) != pickle.dumps(each[2])]
+        return [each for each in drawn if self._is_alone or id(each[0]) in self._reached]
 
 
+_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _OF_ALL = ((random, "random"), (np.random, "numpy.random"))
 """The generators of the whole process."""
 
 
-def _putting_back(value: Any) -> Callable[[], object]:
-    """A function that gives a generator the state that it has now."""
+def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Functions that read a generator's state, and set it."""
     if value is random or isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
+        return value.getstate, value.setstate
     if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    return partial(value.set_state, value.get_state())
-
-
-def _state(value: Any) -> object:
-    if value is random or isinstance(value, random.Random):
-        return value.getstate()
-    if value is np.random or isinstance(value, np.random.RandomState):
-        return [part.tobytes() if isinstance(part, np.ndarray) else part for part in value.get_state()]
-    return repr(value.bit_generator.state) if isinstance(value, np.random.Generator) else None
+        bits = value.bit_generator
+        return lambda: bits.state, partial(setattr, bits, "state")
+    return value.get_state, value.set_state
 
 
 # Deeds of the standard library's that cannot be undone.
@@ -298,8 +272,6 @@ _DEEDS_OF = {
     type(os.environ).__setitem__.__code__: "sets an environment variable",
     type(os.environ).__delitem__.__code__: "deletes an environment variable",
 }
-_WARNS = warnings._showwarnmsg.__code__  # type: ignore[attr-defined]
-"""Shows a warning that a filter lets through."""
 
 _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 """Loads a module that is not loaded yet."""
@@ -315,18 +287,7 @@ def deed_of(frame: FrameType) -> str | None:
     if code in _THREADS:
         what = f"the kernel {_THREADS[code]} while it is traced; what it reads there is not seen"
         raise TraceError(what, where=called_at(frame), mend="do that outside of the kernel, and pass what it gives")
-    if code is _WARNS and _always_warns(frame.f_locals["msg"]):
-        return "warns"
     return _DEEDS_OF[code] if code in _DEEDS_OF and not _is_once(frame) else None
-
-
-def _always_warns(message: Any) -> bool:
-    """True if a warning is one that a filter lets through each time."""
-    for action, text, category, _, line in warnings.filters:
-        is_meant = issubclass(message.category, category) and (text is None or text.match(str(message.message)))
-        if is_meant and line in (0, message.lineno):
-            return action == "always"
-    return False
 
 
 def _is_once(frame: FrameType) -> bool:

@@ -1,5 +1,5 @@
-"""The check that reads of a function, while it was traced, still read the same, as cheap as can be: a generated function of the
-arguments, and conditions on all that hangs on none of them."""
+"""The check that a function would read the same as when it was traced: a generated function of the arguments, and conditions on all
+that hangs on none of them."""
 
 from __future__ import annotations
 
@@ -12,53 +12,40 @@ from typing import Any, TypeAlias
 
 import torch
 
-from fusegen.guards.conditions import Conditions
-from fusegen.guards.counterparts import Counterparts
-from fusegen.guards.places import GONE, Kind, Read, Slot
-from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same
+from fusegen.guards.places import GONE, Conditions, Counterparts, PlaceKind, StatePlace, StateRead
+from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same, weak
 
-Found: TypeAlias = tuple[torch.Tensor, ...]
+CapturedTensors: TypeAlias = tuple[torch.Tensor, ...]
 _LASTING = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
 """Types of objects that are held as they are; all others by a weak reference."""
 
 
 @dataclass(frozen=True)
 class Used:
-    """A tensor that is an input of the kernel.
-
-    Attributes:
-        name: the input's.
-        type: the tensor's, which may be one of its subclasses.
-        slot: where it is found.
-    """
+    """A tensor that is an input of the kernel: its name as one, and the place where it is found."""
 
     name: str
     type: type
-    slot: Slot
+    slot: StatePlace
 
 
 @dataclass(frozen=True)
-class Question:
-    """Something that was asked of a tensor while tracing, and that a later call asks again.
+class TensorQuestion:
+    """Something that was asked of a tensor while tracing; a later call asks whether the answer is still the same."""
 
-    Attributes:
-        slot: where the tensor is.
-        holds: whether the answer is still the same.
-    """
-
-    slot: Slot
+    slot: StatePlace
     holds: Callable[[torch.Tensor], bool]
 
     @classmethod
     def of(
         cls,
-        slot: Slot,
+        slot: StatePlace,
         tensor: torch.Tensor,
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         result: Any,
-    ) -> Question:
+    ) -> TensorQuestion:
         """A question and its answer; where the answer is no plain value, the tensor must hold what it holds now."""
         others = [a for a in (*args, *kwargs.values()) if a is not tensor]
         inner = contents(result)
@@ -81,7 +68,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Run:
+class WatchedRun:
     """The facts of one run of a function.
 
     Attributes:
@@ -95,8 +82,8 @@ class Run:
         has_backward_hooks: whether a module that ran has hooks that may change gradients.
     """
 
-    reads: Sequence[Read]
-    questions: Sequence[Question]
+    reads: Sequence[StateRead]
+    questions: Sequence[TensorQuestion]
     used: Sequence[Used]
     compares_identity: bool
     asks_for_ids: bool
@@ -105,7 +92,7 @@ class Run:
     has_backward_hooks: bool
 
 
-class State:
+class StateGuard:
     """The reads of a run of a function.
 
     Args:
@@ -126,9 +113,9 @@ class State:
     NAME = "STATE"
     """The name by which the globals of the function know the state."""
 
-    check: Callable[[Sequence[Any]], Found | None] | None
+    check: Callable[[Sequence[Any]], CapturedTensors | None] | None
 
-    def __init__(self, function: object, arguments: Mapping[int, object], run: Run) -> None:
+    def __init__(self, function: object, arguments: Mapping[int, object], run: WatchedRun) -> None:
         reads, used, compares_identity = run.reads, run.used, run.compares_identity
         self.has_backward_hooks = run.has_backward_hooks
         self.names = tuple(each.name for each in used)
@@ -150,7 +137,7 @@ class State:
         self.check = writer.function(self)
         self._remember(function, arguments, run)
 
-    def _remember(self, function: object, arguments: Mapping[int, object], run: Run) -> None:
+    def _remember(self, function: object, arguments: Mapping[int, object], run: WatchedRun) -> None:
         """Keeps what was seen, but for what may go away."""
         places = {id(read.slot): place for place, read in enumerate(run.reads)}
         self._reads = [_Remembered.of(read) for read in run.reads]
@@ -159,26 +146,21 @@ class State:
         self._given = {position: _reference(value) for position, value in {-1: function, **arguments}.items()}
         self._run = replace(run, reads=(), questions=(), used=())
 
-    def reads(self) -> list[Read]:
+    def reads(self) -> list[StateRead]:
         """The reads, as far as their owners and values are still there."""
         found = (remembered.read() for remembered in self._reads)
         return [read for read in found if read is not None]
 
-    def like(self, function: object, arguments: Mapping[int, object]) -> State | None:
+    def like(self, function: object, arguments: Mapping[int, object]) -> StateGuard | None:
         """The state that the same function would have left behind, had it been given other objects; None where it might tell them
-        from those that it was given.
-
-        Args:
-            function: the function, or one that was made like it.
-            arguments: as of the constructor.
-        """
+        from those that it was given."""
         given, counterparts = {position: value() for position, value in self._given.items()}, Counterparts()
         if self._run.asks_for_ids or given.keys() - {-1} != arguments.keys() or any(value is _DEAD for value in given.values()):
             return None
         counterparts.put(given[-1], function)
         if not all(counterparts.add(given[position], value) for position, value in arguments.items()):
             return None
-        reads: list[Read] = []
+        reads: list[StateRead] = []
         for remembered in self._reads:
             read = remembered.read()
             found = None if read is None else counterparts.read(read)
@@ -187,15 +169,15 @@ class State:
             reads.append(found)
         if any(place < 0 for place, _ in (*self._questions, *self._used)):
             return None
-        questions = [Question(reads[place].slot, holds) for place, holds in self._questions]
+        questions = [TensorQuestion(reads[place].slot, holds) for place, holds in self._questions]
         used = [replace(each, slot=reads[place].slot) for place, each in self._used]
-        return State(function, arguments, replace(self._run, reads=reads, questions=questions, used=used))
+        return StateGuard(function, arguments, replace(self._run, reads=reads, questions=questions, used=used))
 
     def met(self, values: Sequence[Any]) -> list[int]:
         """Positions of arguments that the function reached otherwise too, where it may have asked whether two tensors are one."""
         return [position for position in self._run.tensors if id(values[position]) in self._compared]
 
-    def never(self) -> State:
+    def never(self) -> StateGuard:
         """The same for no other call: the function changes what it reads."""
         other = copy.copy(self)
         other.check = _never
@@ -207,36 +189,33 @@ class _Remembered:
     """A read, whose owner and value are not kept alive."""
 
     owner: Callable[[], Any]
-    kind: Kind
+    kind: PlaceKind
     key: object
     value: Callable[[], Any]
     holds: Callable[[Any], bool] | None
     was_empty: bool
 
     @classmethod
-    def of(cls, read: Read) -> _Remembered:
+    def of(cls, read: StateRead) -> _Remembered:
         return cls(_reference(read.slot.owner), read.slot.kind, read.slot.key, _reference(read.value), read.holds, read.was_empty)
 
-    def read(self) -> Read | None:
+    def read(self) -> StateRead | None:
         owner, value = self.owner(), self.value()
         if owner is _DEAD or value is _DEAD:
             return None
-        return Read(Slot(owner, self.kind, self.key), value, self.holds, self.was_empty)
+        return StateRead(StatePlace(owner, self.kind, self.key), value, self.holds, self.was_empty)
 
 
 _DEAD = object()
-_NOWHERE = Slot(None, Kind.ITEM)
+_NOWHERE = StatePlace(None, PlaceKind.ITEM)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
     """A function that gives a value; what may go away is held by a weak reference, and `_DEAD` when it is gone."""
     if isinstance(value, _LASTING):
         return lambda: value
-    try:
-        reference = weakref.ref(value)
-    except TypeError:
-        return lambda: value
-    return lambda: _DEAD if (found := reference()) is None else found
+    reference = weak(value)
+    return (lambda: value) if reference is None else (lambda: _DEAD if (found := reference()) is None else found)
 
 
 def _never(values: Sequence[Any]) -> None:
@@ -247,7 +226,12 @@ class _Writer:
     """Writes the function: a line a read, which returns None where it reads something else."""
 
     def __init__(
-        self, function: object, arguments: Mapping[int, object], reads: Sequence[Read], inputs: set[int], tensors: Sequence[int]
+        self,
+        function: object,
+        arguments: Mapping[int, object],
+        reads: Sequence[StateRead],
+        inputs: set[int],
+        tensors: Sequence[int],
     ) -> None:
         self.lines: list[str] = []
         self._tensors = tensors  # positions of arguments
@@ -265,17 +249,17 @@ class _Writer:
         self._conditions = Conditions(lambda value: _may_go(value, function, lasting) and contents(value) is None)
         self._has_conditions = False
 
-    def function(self, state: State) -> Callable[[Sequence[Any]], Found | None] | None:
+    def function(self, state: StateGuard) -> Callable[[Sequence[Any]], CapturedTensors | None] | None:
         """The function itself; None where nothing is asked."""
         if not self.lines and not self._has_conditions:
             return None
-        self._scope[State.NAME] = weakref.ref(state)
+        self._scope[StateGuard.NAME] = weakref.ref(state)
         self._scope["CONDITIONS"] = self._conditions.function()
         lines = ["if not CONDITIONS.call(): return None"] if self._has_conditions else []
         body = "\n".join(f"        {line}" for line in (*lines, *self.lines, f"return {self._result}"))
         text = f"def check(V):\n    try:\n{body}\n    except GONE:\n        return None\n"
         exec(compile(text, "<what a kernel read>", "exec"), self._scope)
-        check: Callable[[Sequence[Any]], Found | None] = self._scope["check"]
+        check: Callable[[Sequence[Any]], CapturedTensors | None] = self._scope["check"]
         return check
 
     # What is checked.
@@ -293,13 +277,20 @@ class _Writer:
         else:
             self._give(value, f"V[{position}]")
 
-    def read(self, read: Read) -> None:
+    def read(self, read: StateRead) -> None:
         """A place that holds a plain value, a container, a tensor, or the same object as before."""
-        if self._is_lasting(read):
-            self._keep(read)
+        of_argument = id(read.slot.owner) in self._given or id(read.value) in self._given  # hangs on one, or must be one
+        of_tensor = is_a(read.slot.owner, torch.Tensor) or is_a(read.value, torch.Tensor)
+        if not (of_argument or of_tensor or read.slot.kind is PlaceKind.CACHE):  # the same place in all calls
+            self._has_conditions = True
+            self._conditions.identity(read.slot, read.value)
+            if read.was_empty:
+                self._conditions.identity(StatePlace(read.value, PlaceKind.LENGTH), 0)
+            elif read.holds is not None and not is_plain(read.value):
+                self._conditions.holds(read.holds, read.value)
             return
         place, value = self._place(read.slot), read.value
-        if read.slot.kind is Kind.CACHE:
+        if read.slot.kind is PlaceKind.CACHE:
             self._require(f"{self._constant(read.holds)}({place})")
         elif value is None or value is True or value is False:
             self._require(f"{place} is {value}")
@@ -311,46 +302,21 @@ class _Writer:
                 self._give(value, place)  # later reads of it are of the tensor that is there in a call
             elif id(read.slot) not in self._inputs:
                 self._require(f"type({place}) is {self._constant(type(value))}")
-        elif contents(value) is not None:
-            self._container(place, read)
-        elif id(read.slot.owner) in self._given and read.slot.kind is Kind.ATTRIBUTE:
+        elif read.holds is not None:
+            holds = "not v" if read.was_empty else f"{self._constant(read.holds)}(v)"
+            self._require(f"(v := {place}) is {self._constant(value)} and {holds}")
+        elif id(read.slot.owner) in self._given and read.slot.kind is PlaceKind.ATTRIBUTE:
             self._give(value, place)
         else:
             self._require(f"{place} is {self._object(value)}")
 
-    def _is_lasting(self, read: Read) -> bool:
-        """True if the place is the same in all calls, and what it holds is told by identity or by its value."""
-        if id(read.slot.owner) in self._given or id(read.value) in self._given:  # hangs on an argument, or must be one
-            return False
-        return read.slot.kind is not Kind.CACHE and not any(is_a(each, torch.Tensor) for each in (read.slot.owner, read.value))
-
-    def _keep(self, read: Read) -> None:
-        """Asks for a place that is the same in all calls, together with others."""
-        self._has_conditions = True
-        self._conditions.identity(read.slot, read.value)
-        if contents(read.value) is None or is_plain(read.value) or read.holds is None:
-            return
-        if read.was_empty:
-            self._conditions.identity(Slot(read.value, Kind.LENGTH), 0)
-        else:
-            self._conditions.holds(read.holds, read.value)
-
-    def _container(self, place: str, read: Read) -> None:
-        kept = self._constant(read.value)
-        if read.holds is None:
-            self._require(f"{place} is {kept}")
-        elif read.was_empty:
-            self._require(f"(v := {place}) is {kept} and not v")
-        else:
-            self._require(f"(v := {place}) is {kept} and {self._constant(read.holds)}(v)")
-
-    def question(self, question: Question) -> None:
+    def question(self, question: TensorQuestion) -> None:
         """Something that was asked of a tensor."""
         self._require(f"{self._constant(question.holds)}({self._place(question.slot)})")
 
-    def aliases(self, reads: Sequence[Read], compares: bool) -> None:
+    def aliases(self, reads: Sequence[StateRead], compares: bool) -> None:
         """Places that held one tensor must still hold one; where code compares identities, two must be two."""
-        holders: dict[int, list[Slot]] = {}
+        holders: dict[int, list[StatePlace]] = {}
         for read in reads:
             if is_a(read.value, torch.Tensor):
                 holders.setdefault(id(read.value), []).append(read.slot)
@@ -381,24 +347,21 @@ class _Writer:
     def _require(self, condition: str) -> None:
         self.lines.append(f"if not ({condition}): return None")
 
-    def _place(self, slot: Slot) -> str:
+    def _place(self, slot: StatePlace) -> str:
         return slot.text(self._object(slot.owner), self._constant(slot.key) if type(slot.key) not in (str, int) else "")
 
-    def _tensor(self, slot: Slot) -> str:
+    def _tensor(self, slot: StatePlace) -> str:
         return self._names.get(id(slot)) or self._place(slot)
 
     def _object(self, value: object) -> str:
         """A name for an object; what may go away is held by a weak reference."""
         if id(value) in self._locals:
             return self._locals[id(value)]
-        if not _may_go(value, self._function, self._lasting):
-            return self._constant(value)
-        try:
-            reference = self._constant(weakref.ref(value))
-        except TypeError:
+        reference = weak(value) if _may_go(value, self._function, self._lasting) else None
+        if reference is None:
             return self._constant(value)
         name = self._local(value)
-        self.lines.append(f"if ({name} := {reference}()) is None: return None")
+        self.lines.append(f"if ({name} := {self._constant(reference)}()) is None: return None")
         return name
 
     def _give(self, value: object, place: str) -> None:
@@ -420,9 +383,9 @@ class _Writer:
 
 
 def _asked(
-    reads: Sequence[Read], questions: Sequence[Question], answers: Collection[tuple[int, str]], compares_identity: bool
+    reads: Sequence[StateRead], questions: Sequence[TensorQuestion], answers: Collection[tuple[int, str]], compares_identity: bool
 ) -> tuple[str, ...]:
-    found = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is Kind.RESULT]
+    found = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is PlaceKind.RESULT]
     if questions or (compares_identity and any(is_a(read.value, torch.Tensor) for read in reads)):
         found.append("something of a tensor that it closes over")
     found += [f"the attribute {attribute!r} of an argument" for _, attribute in answers]

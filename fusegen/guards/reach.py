@@ -36,12 +36,13 @@ import torch
 
 from fusegen.errors import TraceError
 from fusegen.guards.changes import deed_of
-from fusegen.guards.code import (
+from fusegen.guards.places import PlaceKind, StatePlace
+from fusegen.guards.values import cell_contents, contents, is_a, is_plain
+from fusegen.guards.watch import (
     FUNCTIONS_OF,
-    Names,
+    CodeNames,
     called_at,
     closes_over,
-    elements_read,
     functions_of,
     is_closed,
     is_heap,
@@ -52,13 +53,10 @@ from fusegen.guards.code import (
     require_traceable,
     runs_library,
 )
-from fusegen.guards.places import Kind, Slot
-from fusegen.guards.values import cell_contents, contents, is_a, is_plain
 
 if TYPE_CHECKING:
-    from fusegen.guards.recorder import Recorder
+    from fusegen.guards.recorder import StateRecorder
 
-_LARGE = 64  # elements from which on it matters which of them are read
 _UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read at every step, or without meaning for values
 _CACHED = type(functools.lru_cache(lambda: None))
 _ASKED = (
@@ -103,7 +101,7 @@ class Reach:
         function: the function that is watched; its calls bind what it is made of themselves.
     """
 
-    def __init__(self, notes: Recorder, function: object) -> None:
+    def __init__(self, notes: StateRecorder, function: object) -> None:
         self._notes = notes
         self._own = getattr(function, "__func__", function)
         self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id
@@ -138,7 +136,7 @@ class Reach:
         if runs_library(frame):
             require_traceable(frame)
             self._libraries.add(code)
-            self._notes.library_call(frame.f_globals)
+            self._notes.generators.library_call(frame.f_globals)
             return
         names = names_of(code)
         self._classes(frame, names)
@@ -151,12 +149,12 @@ class Reach:
             new = names.attributes - self._mentioned
             self._mentioned |= new
             if "random" in names.attributes or "random" in (*names.variables, *names.modules):
-                self._notes.random_mentioned()
+                self._notes.generators.add_all()
             self.compares_identity |= names.compares
             self.asks_for_ids |= not _IDENTITIES.isdisjoint({*names.variables, *names.attributes})
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             self._modules(frame, names)
-            self._globals(frame.f_globals, names, code)
+            self._globals(frame.f_globals, names)
             self._mention(self._holders, new)
             self._lacking(self._tensors, names.asked - self._asked)
             self._asked |= names.asked
@@ -166,7 +164,7 @@ class Reach:
         held = cast(Any, os.environ)._data
         key: Any = os.fsencode(name) if isinstance(name, str) else name
         if key in held:
-            self._notes.note(Slot(held, Kind.ITEM, key), held[key], "environ")
+            self._notes.note(StatePlace(held, PlaceKind.ITEM, key), held[key], "environ")
         self._notes.missing(held, (key,))
 
     def _find(self, frame: FrameType) -> None:
@@ -179,19 +177,18 @@ class Reach:
                 self._older[code] = functions_of(code, self._start)
             known += [each for each in (self._older[code] if method is None else [method]) if closes_over(each, frame)]
 
-    def _modules(self, frame: FrameType, names: Names) -> None:
-        """Modules that a code imports, or looks up by a word."""
+    def _modules(self, frame: FrameType, names: CodeNames) -> None:
         wanted = [name for name in names.modules if name and not is_library(name)]
         if "modules" in names.attributes and any(frame.f_globals.get(name) is sys for name in names.variables):
             wanted += names.attributes
         for name in wanted:
             if name in sys.modules:
-                self._notes.note(Slot(sys.modules, Kind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
+                self._notes.note(StatePlace(sys.modules, PlaceKind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
         self._notes.missing(sys.modules, wanted)
         for name in names.modules:
             self.see(sys.modules.get(name), name.rpartition(".")[2])
 
-    def _deeds(self, frame: FrameType, names: Names) -> None:
+    def _deeds(self, frame: FrameType, names: CodeNames) -> None:
         """Notes what a function may do beside computing a result, as far as its code says so."""
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         for name, deed in _DEEDS.items():
@@ -207,21 +204,21 @@ class Reach:
             is_own = own is not None and object.__getattribute__(own, "__dict__") is frame.f_globals
             self._notes.container(own if is_own else frame.f_globals)
 
-    def _globals(self, variables: dict[str, Any], names: Names, code: CodeType) -> None:
+    def _globals(self, variables: dict[str, Any], names: CodeNames) -> None:
         wanted = dict.fromkeys(names.variables)
         if "globals" in wanted:
             wanted |= dict.fromkeys(n for n in variables if not n.startswith("__") and (n in names.attributes or names.computes))
         for name in wanted:
             if name in variables:
-                self._variable(Slot(variables, Kind.ITEM, name), variables[name], name, code)
+                self._notes.note(StatePlace(variables, PlaceKind.ITEM, name), variables[name], name)
             elif name in _BUILTINS and getattr(_BUILTINS[name], "__module__", None) != "builtins":  # put there by somebody
-                self._notes.note(Slot(_BUILTINS, Kind.ITEM, name), _BUILTINS[name], name)
+                self._notes.note(StatePlace(_BUILTINS, PlaceKind.ITEM, name), _BUILTINS[name], name)
         self._notes.missing(variables, (*wanted, *names.attributes) if "globals" in wanted else wanted)
         for name in _ASKED:
             if name in names.attributes or name in wanted:
                 self._ask(name)
         if "Decimal" in names.attributes or any(variables.get(name) is decimal.Decimal for name in wanted):
-            self._notes.note(Slot(decimal.getcontext, Kind.RESULT, ()), decimal.getcontext(), "decimal")
+            self._notes.note(StatePlace(decimal.getcontext, PlaceKind.RESULT, ()), decimal.getcontext(), "decimal")
 
     def _closure(self, function: FunctionType) -> None:
         """Notes the parts of a function, and the values that it closes over."""
@@ -229,37 +226,20 @@ class Reach:
         if function is not self._own:
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
                 if getattr(function, part) is not None:
-                    self._notes.note(Slot(function, Kind.ATTRIBUTE, part), getattr(function, part), name)
+                    self._notes.note(StatePlace(function, PlaceKind.ATTRIBUTE, part), getattr(function, part), name)
         for place, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
             self._notes.container(cell)
             for value in cell_contents(cell):
-                self._variable(Slot(function, Kind.CELL, place), value, free, function.__code__)
-
-    def _variable(self, slot: Slot, value: Any, name: str, code: CodeType) -> None:
-        """A variable that a function reads; of a large container the elements alone, where the code says which."""
-        if is_a(value, (list, dict)) and len(value) > _LARGE:
-            places = elements_read(code, name)
-            if places is not None:
-                self._notes.note_identity(slot, value)
-                self._elements(value, places, name)
-                return
-        self._notes.note(slot, value, name)
-
-    def _elements(self, container: Any, places: tuple[object, ...], name: str) -> None:
-        for place in places:
-            slot = Slot(container, Kind.LENGTH) if place is None else Slot(container, Kind.ITEM, place)
-            with contextlib.suppress(LookupError):  # which the function meets as well
-                self._notes.note(slot, slot.get(), f"{name}_{place}")
+                self._notes.note(StatePlace(function, PlaceKind.CELL, place), value, free)
 
     def _ask(self, name: str) -> None:
-        """Notes what torch says of itself."""
         ask = getattr(torch, name, None)
         for args in ((), ("cpu",), ("cuda",)) if "autocast" in name else ((),):
-            slot = Slot(ask, Kind.RESULT, args)
+            slot = StatePlace(ask, PlaceKind.RESULT, args)
             with contextlib.suppress(TypeError):  # not every question has every form
                 self._notes.note(slot, slot.get(), name)
 
-    def _classes(self, frame: FrameType, names: Names) -> None:
+    def _classes(self, frame: FrameType, names: CodeNames) -> None:
         """Attributes of classes that a code may read: of those that it is given, or finds in a variable, and, where it asks for
         the class of something or of its base, of its arguments' classes."""
         code = frame.f_code
@@ -274,16 +254,10 @@ class Reach:
             self.see(cls, cls.__name__)
             for key in _mentioned_in(cls, names.attributes, computes=names.computes):
                 self._class_attribute(cls, key)
-            for key in () if of_library(cls) else names.asked:
-                if not key.startswith("__") and not hasattr(cls, key):
-                    self._notes.note(Slot(cls, Kind.HAS, key), False, key)
-            if "__subclasses__" in names.attributes and not of_library(cls):
-                what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
-                raise TraceError(what, where=called_at(frame), mend="pass what is made of them as an argument")
-            for part in () if of_library(cls) else _NAMES_OF & names.attributes:
-                self._notes.note(Slot(cls, Kind.ATTRIBUTE, part), getattr(cls, part), part)
+            if not of_library(cls):
+                self._users_class(cls, frame, names)
             if type(cls) is abc.ABCMeta and not {"isinstance", "issubclass"}.isdisjoint(names.variables):
-                self._notes.note(Slot(abc.get_cache_token, Kind.RESULT, ()), abc.get_cache_token(), "registered")
+                self._notes.note(StatePlace(abc.get_cache_token, PlaceKind.RESULT, ()), abc.get_cache_token(), "registered")
         for holder in found:
             if is_a(holder, (FunctionType, torch.Tensor)) and not _is_ours(holder):
                 self._notes.missing(vars(holder), names.asked)
@@ -291,20 +265,29 @@ class Reach:
                 all_parts = "signature" in names.attributes or "signature" in names.variables
                 for part in (_PARTS if all_parts else frozenset()) | (_PARTS | _NAMES_OF) & names.attributes:
                     if hasattr(holder, part):
-                        self._notes.note(Slot(holder, Kind.ATTRIBUTE, part), getattr(holder, part), part)
+                        self._notes.note(StatePlace(holder, PlaceKind.ATTRIBUTE, part), getattr(holder, part), part)
         if given:
-            self._method(given[0], code)
-        if (
-            len(given) == 2
-            and is_a(given[0], type)
-            and getattr(getattr(type(given[0]), "__getattr__", None), "__code__", None) is code
-        ):
-            self._metaclass_answers(*given)
+            self._method(given[0], frame)
 
-    def _method(self, owner: Any, code: CodeType) -> None:
+    def _users_class(self, cls: type, frame: FrameType, names: CodeNames) -> None:
+        """Notes attributes of a class that say what it is, and those that it may lack."""
+        for key in names.asked:
+            if not key.startswith("__") and not hasattr(cls, key):
+                self._notes.note(StatePlace(cls, PlaceKind.HAS, key), False, key)
+        if "__subclasses__" in names.attributes:
+            what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
+            raise TraceError(what, where=called_at(frame), mend="pass what is made of them as an argument")
+        for part in _NAMES_OF & names.attributes:
+            self._notes.note(StatePlace(cls, PlaceKind.ATTRIBUTE, part), getattr(cls, part), part)
+
+    def _method(self, owner: Any, frame: FrameType) -> None:
         """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``; under whatever
         name the class has it. A method that Python looks for by syntax is the first of its name."""
-        cls: Any = owner if is_a(owner, type) else type(owner)
+        cls, code = cast(type, owner if is_a(owner, type) else type(owner)), frame.f_code
+        if cls is owner and code is getattr(getattr(type(owner), "__getattr__", None), "__code__", None):
+            what = f"the kernel asks the class {cls.__name__} for an attribute that its metaclass makes"
+            mend = "set the attribute on the class, or pass it as an argument"
+            raise TraceError(what, where=called_at(frame.f_back or frame), mend=mend)
         if code.co_name == "__getattribute__":
             return
         users = [each for each in cls.__mro__ if not of_library(each)]
@@ -312,30 +295,23 @@ class Reach:
             for key, found in tuple(vars(each).items()):
                 function = found.__func__ if is_a(found, (classmethod, staticmethod)) else found
                 if is_a(function, FunctionType) and function.__code__ is code:  # one of several where a wrapper's code is theirs
-                    self._notes.note(Slot(each, Kind.DEFINED, key), found, key)
+                    self._notes.note(StatePlace(each, PlaceKind.DEFINED, key), found, key)
                     for derived in users[:number]:
                         self._notes.missing(self._members(derived), (key,))
             if code.co_name.startswith("__") and code.co_name in vars(each):
                 return
-
-    def _metaclass_answers(self, cls: Any, key: Any) -> None:
-        """An attribute that neither a class nor its metaclass has: an answer of the metaclass's ``__getattr__``."""
-        self._class_attribute(type(cls), "__getattr__")
-        for each in (*cls.__mro__, *type(cls).__mro__):
-            if not of_library(each):
-                self._notes.missing(self._members(each), (key,))
 
     def _members(self, cls: type) -> Mapping[str, Any]:
         """The attributes that a class itself has: one view of them, however often it is asked for."""
         return self._views.setdefault(cls, vars(cls))
 
     def _class_attribute(self, cls: Any, key: str) -> None:
-        slot = Slot(cls, Kind.ATTRIBUTE, key)
+        slot = StatePlace(cls, PlaceKind.ATTRIBUTE, key)
         value = cast(Any, inspect.getattr_static(cls, key))
         if is_a(getattr(type(value), "__get__", None), FunctionType):  # may give something new each time, as a partialmethod does
-            slot = Slot(inspect.getattr_static, Kind.RESULT, (cls, key))
+            slot = StatePlace(inspect.getattr_static, PlaceKind.RESULT, (cls, key))
         elif is_a(value := getattr(cls, key, _UNSET), MethodType) and value.__self__ is cls:
-            slot, value = Slot(cls, Kind.METHOD, key), value.__func__
+            slot, value = StatePlace(cls, PlaceKind.METHOD, key), value.__func__
         if value is not _UNSET:
             self._notes.note(slot, value, f"{cls.__name__}_{key}")
 
@@ -395,7 +371,7 @@ class Reach:
                     self._class_attribute(holder, key)
             else:
                 for key in [key for key in vars(holder) if key in names and not key.startswith("__")]:
-                    self._notes.note(Slot(holder, Kind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
+                    self._notes.note(StatePlace(holder, PlaceKind.ATTRIBUTE, key), vars(holder)[key], f"{name}_{key}")
 
     def _bound_method(self, method: MethodType, name: str) -> None:
         self.see(method.__self__, getattr(method.__self__, "__name__", type(method.__self__).__name__).lower())
@@ -404,8 +380,8 @@ class Reach:
     def _module(self, module: ModuleType, name: str) -> None:
         if not is_library(module.__name__):
             self._notes.container(module)
-            self._notes.watch_module(module)
-        self._notes.generator(module, name)
+            self._notes.watch.add_module(module)
+        self._notes.generators.add(module, name)
 
     def _class(self, cls: type, name: str) -> None:
         if not of_library(cls):
@@ -416,7 +392,7 @@ class Reach:
         raise TraceError(what, mend="make a list or a tuple of it, outside of the kernel")
 
     def _object(self, value: Any, name: str) -> None:
-        self._notes.generator(value, name)
+        self._notes.generators.add(value, name)
         if is_a(value, BuiltinFunctionType) and value in _QUESTIONS:
             self._ask(_QUESTIONS[value])
         self.asks_for_ids |= value is id or value is hash
@@ -429,7 +405,7 @@ class Reach:
         if of_library(type(value)):
             self._wrapper(value, name)
         if is_a(value, weakref.ProxyTypes):
-            self._notes.watch(value.__class__)
+            self._notes.watch.add(value.__class__)
         elif is_a(value, weakref.ref):
             self.see(value(), name)
         reads_slot = is_a(value, MethodWrapperType) and is_a(value.__self__, (GetSetDescriptorType, MemberDescriptorType))
@@ -438,9 +414,9 @@ class Reach:
             raise TraceError(what, mend="pass what is read of it as an argument")
         if not (is_a(value, _UNWATCHED) or _is_ours(value)):
             self._notes.container(value)
-            self._notes.watch(type(value))
+            self._notes.watch.add(type(value))
             if is_heap(type(value)):
-                self._notes.note(Slot(value, Kind.TYPE), type(value), name)
+                self._notes.note(StatePlace(value, PlaceKind.TYPE), type(value), name)
 
     def _wrapper(self, value: Any, name: str) -> None:
         """Something of the interpreter's or the standard library's: the function that it calls; an iterator."""
@@ -450,12 +426,12 @@ class Reach:
             if is_a(inside := getattr(value, part, None), (FunctionType, MethodType)):
                 self.see(inside, name)
         if is_a(value, functools.singledispatchmethod):
-            self._notes.note(Slot(value.dispatcher, Kind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
+            self._notes.note(StatePlace(value.dispatcher, PlaceKind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
         if is_a(value, _CACHED):  # what it reads counts, though it may not run
-            self._notes.cache(value)
+            self._notes.caches.setdefault(value, value.cache_info().misses)
             if is_a(value.__wrapped__, FunctionType):
                 self._closure(value.__wrapped__)
-                self._globals(value.__wrapped__.__globals__, names_of(value.__wrapped__.__code__), value.__wrapped__.__code__)
+                self._globals(value.__wrapped__.__globals__, names_of(value.__wrapped__.__code__))
 
     def _inside(self, container: Any, inner: Any, name: str) -> None:
         """Elements: what is behind them; tensors are places of their own."""
@@ -467,7 +443,7 @@ class Reach:
             places = [(None, each) for each in inner]
         for place, element in places:
             if is_a(element, torch.Tensor) and place is not None:
-                self._notes.note(Slot(container, Kind.ITEM, place), element, f"{name}_{place}")
+                self._notes.note(StatePlace(container, PlaceKind.ITEM, place), element, f"{name}_{place}")
             self.see(element, f"{name}_{place}" if place is not None else name)
 
     _LOOKS: tuple[tuple[type | tuple[type, ...], Callable[[Reach, Any, str], None]], ...] = (

@@ -1,6 +1,6 @@
 """One run of a function, watched: every variable, attribute and container that it reads is noted.
 
-Each call of a Python function is noticed (`Calls`), and what it reads of variables and classes is found by the names that its
+Each call of a Python function is noticed (`CallHook`), and what it reads of variables and classes is found by the names that its
 code mentions (`Reach`); what it reads of objects and modules, by watching the reads themselves (`Watch`). What is read leads to
 more: each value that is seen is looked into in turn.
 """
@@ -18,43 +18,48 @@ from typing import Any, Self
 import torch
 from torch.nn.modules import module as torch_module
 
-from fusegen.guards.changes import Changes, Generators
-from fusegen.guards.check import Question, Run, State, Used
-from fusegen.guards.code import called_at
-from fusegen.guards.places import Kind, Read, Slot, ways
+from fusegen.guards.changes import ChangeError, Changes, Generators, refuses_changes
+from fusegen.guards.check import StateGuard, TensorQuestion, Used, WatchedRun
+from fusegen.guards.places import PlaceKind, StatePlace, StateRead, ways
 from fusegen.guards.reach import Reach
 from fusegen.guards.values import contents, is_a, matcher
-from fusegen.guards.watch import Calls, Watch
+from fusegen.guards.watch import CallHook, Watch, called_at
 
 
-class Recorder:
+class StateRecorder:
     """Notes what a function reads while it is entered.
 
     Args:
         function: the function, or a bound method.
         arguments: by position, what it is given besides tensors and numbers.
         named: gives a tensor a name of its own, like the one that is wanted.
+
+    Attributes:
+        watch: reports reads of what `Reach` asks it to watch.
+        generators: of random numbers.
+        caches: functions that keep their results, and how often each had called its function.
+        has_backward_hooks: whether a module that ran has hooks that may change gradients.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], named: Callable[[str], str]) -> None:
         self._function, self._arguments, self._named = function, arguments, named
-        self._watch = Watch(weakref.proxy(self))  # no cycle, in which all that was read would wait for the collector
+        self.watch = Watch(weakref.proxy(self))  # no cycle, in which all that was read would wait for the collector
         self._reach = Reach(weakref.proxy(self), function)
-        self._calls = Calls(self._reach.call)
-        self._generators = Generators()
-        self._changes = Changes()
-        self._reads: dict[tuple[int, Kind, object], Read] = {}
-        self._tensors: dict[int, list[Slot]] = {}
-        self._questions: list[Question] = []
+        self._calls = CallHook(self._reach.call)
+        self.generators = Generators()
+        self._changes = Changes() if refuses_changes() else None
+        self._reads: dict[tuple[int, PlaceKind, object], StateRead] = {}
+        self._tensors: dict[int, list[StatePlace]] = {}
+        self._questions: list[TensorQuestion] = []
         self._used: dict[int, Used] = {}
         self._answers: dict[tuple[int, str], bool] = {}
         self._missing: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         self._names: dict[int, str] = {}
-        self._caches: dict[Any, int] = {}  # and how often each had called its function
-        self._has_backward_hooks = False
+        self.caches: dict[Any, int] = {}
+        self.has_backward_hooks = False
 
     def __enter__(self) -> Self:
-        self._watch.__enter__()
+        self.watch.__enter__()
         try:
             self._reach.see(self._function, getattr(self._function, "__name__", "function"))
             for position, value in self._arguments.items():
@@ -62,22 +67,22 @@ class Recorder:
                 self._reach.see(value, f"argument{position}")
             self._calls.__enter__()
         except BaseException:
-            self._watch.__exit__(None, None, None)
+            self.watch.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._calls.__exit__(kind, error, trace)
-        self._watch.__exit__(kind, error, trace)
-        refusal = self._changes.undo()
-        for cache, misses in self._caches.items():
+        self.watch.__exit__(kind, error, trace)
+        refusal = None if self._changes is None else self._changes.undo()
+        for cache, misses in self.caches.items():
             if cache.cache_info().misses != misses and (refusal is not None or any(map(_is_traced, _kept_by(cache)))):
                 cache.cache_clear()  # so that what it has done is done again
         try:
             if error is None:
-                self._generators.require_untouched()
+                self.generators.require_untouched()
         finally:
-            self._generators.restore()
+            self.generators.restore()
         if error is None and refusal is not None:
             raise refusal
 
@@ -86,20 +91,18 @@ class Recorder:
         """True if code that ran may have asked whether two things are one."""
         return self._reach.compares_identity
 
-    def state(self, tensors: Sequence[int]) -> State:
-        """The reads, once the function has run.
-
-        Args:
-            tensors: positions of the arguments that are tensors.
-        """
-        caches = [_cache_read(function) for function in self._caches]
-        missing = [Read(Slot(owner, Kind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()]
-        run = Run(
+    def state(self, tensors: Sequence[int]) -> StateGuard:
+        """The reads, once the function has run."""
+        caches = [_cache_read(function) for function in self.caches]
+        missing = [
+            StateRead(StatePlace(owner, PlaceKind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()
+        ]
+        run = WatchedRun(
             reads=(*caches, *self._reads.values(), *missing), questions=self._questions, used=tuple(self._used.values()),
             compares_identity=self.compares_identity, asks_for_ids=self._reach.asks_for_ids, tensors=tensors, answers=self._answers,
-            has_backward_hooks=self._has_backward_hooks,
+            has_backward_hooks=self.has_backward_hooks,
         )  # fmt: skip
-        return State(self._function, self._arguments, run)
+        return StateGuard(self._function, self._arguments, run)
 
     def ways(self) -> dict[str, str | None]:
         """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.guards.places`)."""
@@ -111,11 +114,6 @@ class Recorder:
     def asks_for_gradients(self) -> bool:
         """True if code that ran asked whether an argument requires a gradient."""
         return any(attribute == "requires_grad" for _, attribute in self._answers)
-
-    @property
-    def has_backward_hooks(self) -> bool:
-        """Tells if a module that ran has hooks that may change gradients."""
-        return self._has_backward_hooks
 
     @property
     def asks_for_types(self) -> bool:
@@ -137,12 +135,12 @@ class Recorder:
         """Notes that torch was asked something of tensors that the function closes over: a size, or what they hold."""
         for tensor in (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)):
             for slot in (self._slots(tensor) or ())[:1]:
-                self._questions.append(Question.of(slot, tensor, function, args, kwargs, result))
+                self._questions.append(TensorQuestion.of(slot, tensor, function, args, kwargs, result))
 
-    def _slots(self, tensor: torch.Tensor) -> list[Slot] | None:
+    def _slots(self, tensor: torch.Tensor) -> list[StatePlace] | None:
         """The places of a tensor; one that a cached function keeps is held itself, as long as the cache is unchanged."""
-        if id(tensor) not in self._tensors and any(tensor is each for cache in self._caches for each in _kept_by(cache)):
-            self.note(Slot([tensor], Kind.ITEM, 0), tensor, "kept")
+        if id(tensor) not in self._tensors and any(tensor is each for cache in self.caches for each in _kept_by(cache)):
+            self.note(StatePlace([tensor], PlaceKind.ITEM, 0), tensor, "kept")
         return self._tensors.get(id(tensor))
 
     def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
@@ -151,13 +149,18 @@ class Recorder:
 
     # What `Reach` finds and `Watch` reports.
 
-    def note(self, slot: Slot, value: Any, name: str) -> None:
+    def note(self, slot: StatePlace, value: Any, name: str) -> None:
         """Keeps a read, the first of its place, and looks behind the value."""
-        if self._keep(slot, value, None if contents(value) is None else matcher(value)):
-            self._names.setdefault(id(value), name)
-            if is_a(value, torch.Tensor):
-                self._tensors.setdefault(id(value), []).append(slot)
-            self._reach.see(value, name)
+        key = (id(slot.owner), slot.kind, slot.key)
+        if key in self._reads:
+            return
+        inside = contents(value)
+        holds = None if inside is None else matcher(value)
+        self._reads[key] = StateRead(slot, value, holds, was_empty=is_a(value, (dict, list, set)) and not inside)
+        self._names.setdefault(id(value), name)
+        if is_a(value, torch.Tensor):
+            self._tensors.setdefault(id(value), []).append(slot)
+        self._reach.see(value, name)
 
     def missing(self, owner: Mapping[str, Any], names: Iterable[str]) -> None:
         """Keeps that a dictionary of variables or attributes does not have some names."""
@@ -165,57 +168,23 @@ class Recorder:
         if found:
             self._missing.setdefault(id(owner), (owner, set()))[1].update(found)
 
-    def note_identity(self, slot: Slot, value: Any) -> None:
-        """Keeps that a place holds a container, of which no more is read than is noted apart."""
-        self._keep(slot, value, None)
-
-    def _keep(self, slot: Slot, value: Any, holds: Callable[[Any], bool] | None) -> bool:
-        key = (id(slot.owner), slot.kind, slot.key)
-        if key in self._reads and (self._reads[key].holds is not None or holds is None):
-            return False
-        was_empty = holds is not None and is_a(value, (dict, list, set)) and not contents(value)
-        self._reads[key] = Read(slot, value, holds, was_empty)
-        return True
-
-    def watch(self, cls: type) -> None:
-        """Has reads of a class's objects reported."""
-        self._watch.add(cls)
-
     def container(self, value: Any) -> None:
         """Remembers what a container, or an object's attributes, hold."""
-        self._changes.add(value)
+        if self._changes is not None:
+            self._changes.add(value)
 
     def deed(self, deed: str, where: str | None) -> None:
-        """Refuses what cannot be undone."""
-        self._changes.refuse(deed, where)
-
-    def cache(self, function: Any) -> None:
-        """Looks after a function that keeps its results."""
-        self._caches.setdefault(function, function.cache_info().misses)
-
-    def watch_module(self, module: ModuleType) -> None:
-        """Has reads of a module's attributes reported."""
-        self._watch.add_module(module)
-
-    def generator(self, value: Any, name: str) -> None:
-        """Looks after a generator of random numbers."""
-        self._generators.add(value, name)
+        """Refuses what cannot be undone, where changes are refused: the text completes "the layer ..."."""
+        if self._changes is not None:
+            raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, mend="do that outside")
 
     def module_call(self, module: torch.nn.Module) -> None:
         """Keeps the hooks that torch runs for all modules; those of one module are read as its attributes."""
         backward = _BACKWARD_HOOKS if torch.is_grad_enabled() else ()
         for name in (*_GLOBAL_HOOKS, *(f"_global{each}" for each in backward)):
-            self.note(Slot(vars(torch_module), Kind.ITEM, name), vars(torch_module)[name], name)
+            self.note(StatePlace(vars(torch_module), PlaceKind.ITEM, name), vars(torch_module)[name], name)
         own = object.__getattribute__(module, "__dict__")  # which is no read of the function's
-        self._has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
-
-    def random_mentioned(self) -> None:
-        """Looks after the generators of all."""
-        self._generators.add_all()
-
-    def library_call(self, variables: dict[str, Any]) -> None:
-        """Looks after generators that a library's function can reach."""
-        self._generators.library_call(variables)
+        self.has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
 
     def attribute_wanted(self, owner: Any, name: str) -> None:
         """Looks behind what runs when an attribute is read."""
@@ -235,7 +204,7 @@ class Recorder:
             self.note(_defined(type(owner), name, found), found, shown)  # what it reads is watched in turn
             self._reach.see(value, shown)
         elif is_a(value, MethodType) and value.__self__ is owner:
-            self.note(Slot(owner, Kind.METHOD, name), value.__func__, shown)
+            self.note(StatePlace(owner, PlaceKind.METHOD, name), value.__func__, shown)
         elif is_a(value, (BuiltinFunctionType, MethodWrapperType)) and value.__self__ is owner:
             return  # a method of the interpreter's, which no one replaces
         else:
@@ -243,16 +212,13 @@ class Recorder:
 
     def attribute_missed(self, owner: Any, name: str) -> None:
         """Keeps that an attribute is not there."""
-        self.note(Slot(owner, Kind.HAS, name), False, name)
+        self.note(StatePlace(owner, PlaceKind.HAS, name), False, name)
 
     def attribute_set(self, owner: Any, name: str, value: Any) -> None:
         """Refuses a write to an object that was there before the function ran, but for what is there already, which must stay so;
         nothing has been written.
-
-        Raises:
-            UnsupportedError: naming the attribute.
         """
-        if self._changes.are_refused and self._reach.has_seen(owner):
+        if self._changes is not None and self._reach.has_seen(owner):
             self._changes.require_same(owner, name, value, called_at(sys._getframe(3)))
             self.attribute_read(owner, name, value)
 
@@ -265,12 +231,12 @@ _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 """Change gradients alone: nothing without them."""
 
 
-def _cache_read(function: Any) -> Read:
+def _cache_read(function: Any) -> StateRead:
     """The read that a cache was neither cleared nor has grown; once it has, what was read of it is stale for good.
 
     Its hits only grow, so that one which was cleared and filled again is told by fewer of them.
     """
-    slot = Slot(function, Kind.CACHE)
+    slot = StatePlace(function, PlaceKind.CACHE)
     kept, stays = slot.get(), True
 
     def holds(found: Any) -> bool:
@@ -279,7 +245,7 @@ def _cache_read(function: Any) -> Read:
         kept = found
         return stays
 
-    return Read(slot, kept, holds)
+    return StateRead(slot, kept, holds)
 
 
 def _kept_by(cache: Any) -> Iterator[torch.Tensor]:
@@ -296,25 +262,25 @@ def _kept_by(cache: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_traced(tensor: torch.Tensor) -> bool:
-    """Tells if a tensor is a value of a trace, which means nothing to others."""
+    """True if a tensor is a value of a trace, which means nothing to others."""
     return type(tensor).__module__.startswith("fusegen.")
 
 
-def _place(owner: Any, name: str) -> Slot:
+def _place(owner: Any, name: str) -> StatePlace:
     """The place of an attribute: torch's modules keep some of theirs in dictionaries, which are faster to read."""
     if isinstance(owner, torch.nn.Module) and name not in owner.__dict__:
-        kinds = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"), (Kind.SUBMODULE, "_modules"))
+        kinds = ((PlaceKind.PARAMETER, "_parameters"), (PlaceKind.BUFFER, "_buffers"), (PlaceKind.SUBMODULE, "_modules"))
         for kind, dictionary in kinds:
             if name in owner.__dict__.get(dictionary, ()):
-                return Slot(owner, kind, name)
-    return Slot(owner, Kind.ATTRIBUTE, name)
+                return StatePlace(owner, kind, name)
+    return StatePlace(owner, PlaceKind.ATTRIBUTE, name)
 
 
-def _defined(cls: type, name: str, found: object) -> Slot:
+def _defined(cls: type, name: str, found: object) -> StatePlace:
     """The place where a class has what makes an attribute: under the name, unless the class itself answers otherwise for that."""
     if getattr(cls, name, None) is found:
-        return Slot(cls, Kind.ATTRIBUTE, name)
-    return Slot(next(each for each in cls.__mro__ if name in each.__dict__), Kind.DEFINED, name)
+        return StatePlace(cls, PlaceKind.ATTRIBUTE, name)
+    return StatePlace(next(each for each in cls.__mro__ if name in each.__dict__), PlaceKind.DEFINED, name)
 
 
 def _on_class(cls: type, name: str) -> Any:

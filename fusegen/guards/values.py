@@ -157,7 +157,7 @@ def _inside(kind: type) -> Callable[[Any], Any] | None:
 
 
 def is_opaque(value: Any) -> bool:
-    """Tells if a container is an object of the interpreter's: equal to itself alone, whatever it comes to hold."""
+    """True if a container is an object of the interpreter's: equal to itself alone, whatever it comes to hold."""
     return _inside(type(value)) is not None
 
 
@@ -241,7 +241,7 @@ class _Builder:
 
 
 def _is_text(value: Any, *kinds: type) -> bool:
-    """Tells if a container holds nothing but text, which Python's own comparison compares as we do."""
+    """True if a container holds nothing but text, which Python's own comparison compares as we do."""
     if is_a(value, dict):
         return type(value) in kinds and all(type(key) is str and _is_text(each) for key, each in value.items())
     return type(value) is str or (type(value) in (list, tuple) and all(map(_is_text, value)))
@@ -251,16 +251,16 @@ def _identical(values: Sequence[object]) -> Matcher:
     """The matcher of a sequence of the very same objects, which are not kept alive: none of them may be gone."""
     ids = tuple(map(id, values))
     alive: list[object] = []
-    alive += (_weak(value, alive) for value in values)
+    alive += (weak(value, lambda _: alive.clear()) or value for value in values)
     return lambda other: bool(alive) and tuple(map(id, other)) == ids
 
 
-def _weak(value: object, alive: list[object]) -> object:
-    """A weak reference, whose object's end empties a list, or the object itself where there can be none."""
+def weak(value: Any, at_end: Callable[[Any], object] | None = None) -> weakref.ref[Any] | None:
+    """A weak reference, which calls a function at its object's end; None where there can be none."""
     try:
-        return weakref.ref(value, lambda _: alive.clear())
+        return weakref.ref(value, at_end)
     except TypeError:
-        return value
+        return None
 
 
 def _bytes(kind: type, of: Callable[[Any], object], value: Any) -> Matcher:
@@ -277,7 +277,6 @@ def _set(kind: type, value: Any) -> Matcher:
 
 
 def _is_identical_class(value: object) -> bool:
-    """True for a class that equals itself alone."""
     return is_a(value, type) and cast(Any, type(value)).__eq__ is type.__eq__
 
 

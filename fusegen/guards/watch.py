@@ -1,4 +1,4 @@
-"""Watching a function while it is traced: reads and writes of attributes, and calls.
+"""Watching a function while it is traced: reads and writes of attributes, calls, and the code that runs.
 
 A class reports by a ``__getattribute__`` and a ``__setattr__`` of its own, put there for as long as a trace watches the class, and
 shared by all that do. Each thread reports to its own traces; other threads read through them as before. No lock is held while the
@@ -7,21 +7,28 @@ function runs: it may wait for a thread that traces as well.
 
 from __future__ import annotations
 
+import dis
 import gc
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from types import FrameType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
-from fusegen.guards.code import is_closed
+from fusegen.errors import UnsupportedError
+from fusegen.guards.values import cell_contents, is_a
 from fusegen.threads import new_lock
 
 if TYPE_CHECKING:
-    from fusegen.guards.recorder import Recorder
+    from fusegen.guards.recorder import StateRecorder
+
 
 _LOCK = new_lock()
 """For what is put into classes and modules; no code of the user's runs under it."""
@@ -37,13 +44,9 @@ _THREAD = _Thread()
 
 
 class Watch:
-    """Reports attribute reads of this thread to a listener while it is entered.
+    """Reports attribute reads of this thread to a recorder while it is entered."""
 
-    Args:
-        listener: who is told.
-    """
-
-    def __init__(self, listener: Recorder) -> None:
+    def __init__(self, listener: StateRecorder) -> None:
         self._listener = listener
         self._depth = 0  # of reads that are part of another read
         self._watched: set[_Watched] = set()
@@ -76,7 +79,7 @@ class Watch:
                 watched.users += 1
 
     def reads(self, watched: _Watched) -> bool:
-        """Tells if reads of a class or module are to be reported now."""
+        """True if reads of a class or module are to be reported now."""
         return not self._depth and watched in self._watched
 
     def read(self, original: Callable[[Any, str], Any], owner: Any, name: str) -> Any:
@@ -122,10 +125,6 @@ class Watch:
 class _Watched:
     """A class or a module whose reads are reported; everything but reads is done under the lock.
 
-    Args:
-        original: what reads an attribute.
-        restore: puts back what was there.
-
     Attributes:
         users: how many watches it reports to.
     """
@@ -157,11 +156,7 @@ class _Watched:
         return __getattribute__
 
     def writing(self, original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
-        """The ``__setattr__`` that reports.
-
-        Args:
-            original: sets an attribute.
-        """
+        """The ``__setattr__`` that reports."""
 
         def __setattr__(owner: Any, name: str, value: Any) -> None:
             for watch in _THREAD.watches:
@@ -201,7 +196,7 @@ _MODULES: dict[int, _Watched] = {}
 
 
 def _module_watched(module: ModuleType) -> _Watched | None:
-    """Likewise of a module."""
+    """Finds or puts there the reporter of a module; None where it has a class of its own."""
     if type(module) is ModuleType:
         watched = _Watched(ModuleType.__getattribute__, partial(_restore_module, module))
         module.__class__ = type("module", (ModuleType,), {"__getattribute__": watched.reporting()})
@@ -261,15 +256,12 @@ _COLLECTOR = _Collector()
 os.register_at_fork(after_in_child=_COLLECTOR.end_all)
 
 
-class Calls:
-    """Tells of every call while it is entered, before the function's first line.
+class CallHook:
+    """Reports every call while it is entered, before the function's first line.
 
     The hook of debuggers is taken where it is free, since it is asked least; else that of profilers, and a profiler that is there
     is told as before. What was there is put back. The garbage collector waits: what it calls (finalizers, callbacks of other
     libraries) would count as calls of the function.
-
-    Args:
-        notice: is given the frame of the call.
     """
 
     def __init__(self, notice: Notice) -> None:
@@ -303,3 +295,190 @@ class Calls:
             self._notice(frame)
         if callable(self._before):
             self._before(frame, event, argument)
+
+
+# Code objects: the names and strings that one mentions.
+
+_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_SETS_GLOBAL = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
+_SETS_ATTRIBUTE = frozenset({"STORE_ATTR", "DELETE_ATTR"})
+_LOOKS_UP = frozenset({"getattr", "hasattr", "vars", "globals", "__dict__"})
+"""Words that may look up what no name in the code tells."""
+
+
+@dataclass(frozen=True)
+class CodeNames:
+    """The names that a code object mentions; functions inside of it have their own.
+
+    Attributes:
+        variables: names of globals that it reads or sets, in the order of their use.
+        attributes: names of attributes that it reads or sets, and strings, which may name one.
+        modules: names of modules that it imports when it runs.
+        compares: whether it asks whether two things are one.
+        computes: whether it may look up a name that it does not spell out.
+        stores: whether it sets globals.
+        sets: whether it may set attributes.
+        asked: names of attributes that may be missing: those that it gives to ``getattr`` and the like, and all where it handles
+            exceptions.
+    """
+
+    variables: tuple[str, ...]
+    attributes: frozenset[str]
+    modules: tuple[str, ...]
+    compares: bool
+    computes: bool
+    stores: bool
+    sets: bool
+    asked: frozenset[str]
+
+
+@lru_cache(maxsize=4096)
+def names_of(code: CodeType) -> CodeNames:
+    """The names that a code object mentions."""
+    variables: dict[str, None] = {}
+    modules: dict[str, None] = {}
+    compares = stores = False
+    sets = "setattr" in code.co_names
+    last = None
+    strings = frozenset(c for constant in code.co_consts for c in _strings(constant))
+    attributes, changed = set(strings), set[str]()
+    for step in dis.get_instructions(code):
+        if step.opname in _GLOBAL or step.opname in _SETS_GLOBAL:
+            variables[str(step.argval)] = None
+        elif step.opname in _ATTRIBUTE:
+            attributes.add(str(step.argval))
+        elif step.opname in _SETS_ATTRIBUTE:
+            changed.add(str(step.argval))
+        elif step.opname == "IMPORT_NAME":
+            modules[str(step.argval)] = None
+        stores |= step.opname in _SETS_GLOBAL
+        compares |= step.opname == "IS_OP" and not (last is not None and last.opname == "LOAD_CONST")
+        last = step
+    sets |= bool(changed)
+    compares |= "id" in variables
+    computes = not _LOOKS_UP.isdisjoint({*variables, *attributes})
+    asked = frozenset(attributes) if code.co_exceptiontable else strings if computes else frozenset[str]()
+    return CodeNames(tuple(variables), frozenset(attributes | changed), tuple(modules), compares, computes, stores, sets, asked)
+
+
+def _strings(constant: object) -> Iterator[str]:
+    """Words of a constant that may name an attribute, also dotted ones."""
+    if isinstance(constant, str) and len(constant) < 100:
+        yield from (part for part in constant.split(".") if part.isidentifier())
+    elif isinstance(constant, (tuple, frozenset)):
+        for element in constant:
+            yield from _strings(element)
+
+
+# Libraries: torch, NumPy, the standard library and fusegen itself are taken to be as they were; all else is the user's.
+
+_PACKAGES = ("torch", "numpy", "sympy", "mpmath", "fusegen")
+_NAMES = frozenset({*_PACKAGES, *sys.stdlib_module_names} - {"__main__"})
+_HEAP = 1 << 9  # a flag of CPython's types: made by Python code
+_IMMUTABLE = 1 << 8  # likewise: closed to changes
+
+
+def of_library(cls: type) -> bool:
+    """True if a class is a library's; one that was made in a namespace without a name says to be of ``builtins``."""
+    return is_library(cls.__module__) and not (cls.__module__ == "builtins" and is_heap(cls))
+
+
+def is_heap(cls: type) -> bool:
+    """True if a class was made by Python code."""
+    return bool(cls.__flags__ & _HEAP)
+
+
+def is_closed(cls: type) -> bool:
+    """True if reads of a class's objects cannot be watched: it is the interpreter's, or closed to changes."""
+    return not is_heap(cls) or bool(cls.__flags__ & _IMMUTABLE)
+
+
+def is_library(module: object) -> bool:
+    """True if a module's name is that of a library; a file of the user's may have the name of one of the standard library."""
+    root = str(module).partition(".")[0]
+    if root not in _NAMES:
+        return False
+    file = getattr(sys.modules.get(root), "__file__", None)
+    return file is None or _is_library_file(file)
+
+
+def runs_library(frame: FrameType) -> bool:
+    """True if a library's code runs in a frame; of code without a file, as dataclasses make it, its variables tell."""
+    file = frame.f_code.co_filename
+    return is_library(frame.f_globals.get("__name__")) if file.startswith("<") else _is_library_file(file)
+
+
+@lru_cache(maxsize=4096)
+def _is_library_file(file: str) -> bool:
+    if file.startswith(_homes()):
+        return True
+    return file.startswith(_folders("stdlib", "platstdlib")) and not file.startswith(_folders("purelib", "platlib"))
+
+
+@lru_cache(maxsize=1)
+def _homes() -> tuple[str, ...]:
+    found = [spec.origin for name in _PACKAGES if (spec := find_spec(name)) is not None and spec.origin is not None]
+    return tuple(f"{Path(origin).parent}/" for origin in found)
+
+
+def _folders(*names: str) -> tuple[str, ...]:
+    return tuple(f"{sysconfig.get_path(name)}/" for name in names)
+
+
+_UNTRACEABLE = {
+    ("torch.nn.attention.flex_attention", "flex_attention"): "call F.scaled_dot_product_attention with attn_mask or is_causal, or "
+    "flex_attention outside of the kernel",
+}
+"""Functions of libraries that look into tensors, with what to do in place of calling them, by module and name."""
+
+
+def require_traceable(frame: FrameType) -> None:
+    """Refuses a library's function that cannot work on traced tensors."""
+    name = frame.f_code.co_name
+    mend = _UNTRACEABLE.get((str(frame.f_globals.get("__name__")), name))
+    if mend is not None:
+        raise UnsupportedError(f"{name} cannot be traced", where=called_at(frame), mend=mend)
+
+
+# The function of a code, and the line that called it.
+
+FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__", "default_factory")
+"""Attributes in which wrappers of the standard library, and kernels, keep the function that they call."""
+
+_UNSET = object()
+
+
+def closes_over(function: FunctionType, frame: FrameType) -> bool:
+    """True if a function's variables hold what those of a frame do."""
+    cells = zip(function.__code__.co_freevars, map(cell_contents, function.__closure__ or ()), strict=True)
+    held = frame.f_locals
+    return all(now[0] is held.get(name, _UNSET) if now else name not in held for name, now in cells)
+
+
+def method_of(frame: FrameType) -> FunctionType | None:
+    """The method of a frame that closes over its class alone, as ``super`` makes it: found there, since a look through all that
+    lives takes a tenth of a second in a large process."""
+    cls = frame.f_locals.get("__class__")
+    for value in tuple(vars(cls).values()) if is_a(cls, type) else ():
+        inside = [getattr(value, part, None) for part in FUNCTIONS_OF] if of_library(type(value)) else []
+        for found in (value, *inside):
+            if is_a(found, FunctionType) and found.__code__ is frame.f_code:
+                return cast(FunctionType, found)
+    return None
+
+
+def functions_of(code: CodeType, start: object) -> list[FunctionType]:
+    """Functions of a code that were made before something else was, since which the collector has not run."""
+    young = gc.get_objects(generation=0)
+    first = next((place for place, each in enumerate(young) if each is start), -1) + 1
+    made = set(map(id, young[first:]))
+    return [each for each in gc.get_referrers(code) if is_a(each, FunctionType) and id(each) not in made]
+
+
+def called_at(frame: FrameType) -> str | None:
+    """The line of the user's from which a library's function was called."""
+    caller: FrameType | None = frame
+    while caller is not None and runs_library(caller):
+        caller = caller.f_back
+    return None if caller is None else f"{caller.f_code.co_filename}:{caller.f_lineno}"

@@ -14,7 +14,7 @@
 
 namespace conditions {
 
-// In the order of `_PLACES` of fusegen/guards/conditions.py; the last one is found here.
+// In the order of `_PLACES` of fusegen/guards/places.py; the last one is found here.
 enum class Place { item, attribute, type, cell, length, result, method, has, missing, defined, parameter, buffer, submodule, variables };
 
 // Weak: a reference to the owner, or to the value. A condition on what is gone is false.

@@ -30,7 +30,7 @@ from fusegen.compiler.compile import Request, guards_of
 from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import FusegenError
-from fusegen.guards import Recorder
+from fusegen.guards import StateRecorder
 from fusegen.guards.places import BETWEEN
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import in_row_major_order, owner
@@ -218,7 +218,7 @@ class _Plan:
             raise Unplanned("no argument is a tensor" if not devices else "its tensors are on several devices")
         return torch.device(devices.pop())
 
-    def _require_plain(self, request: Request, found: Trace, recorder: Recorder) -> None:
+    def _require_plain(self, request: Request, found: Trace, recorder: StateRecorder) -> None:
         """Refuses what a graph for sizes and numbers that are not known cannot stand for."""
         for spec in request.specs:
             for dim, (size, extent) in enumerate(zip(self._facts[spec.name][3], spec.shape, strict=True)):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import guards
 
-from fusegen.guards import State
+from fusegen.guards import StateGuard
 from fusegen.program.call import Call
 from fusegen.program.numbers import ERRORS, Numbers, python_condition, python_function
 from fusegen.runtime.arguments import Values, tensor_part
@@ -108,7 +108,7 @@ class Program:
         found: how many look-ups found it.
     """
 
-    def __init__(self, condition: Condition | None, state: State | None, hidden: Hidden) -> None:
+    def __init__(self, condition: Condition | None, state: StateGuard | None, hidden: Hidden) -> None:
         self._condition = condition
         self._check = None if state is None else state.check
         self._parts = tuple(map(tensor_part, hidden))
@@ -172,7 +172,7 @@ class Bound(Program):
         program: Runner,
         facts: Facts,
         by_value: ByValue | None,
-        state: State | None = None,
+        state: StateGuard | None = None,
         hidden: Hidden = NOTHING,
         also: Condition | None = None,
     ) -> None:

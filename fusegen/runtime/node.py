@@ -18,7 +18,7 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from fusegen import native
 from fusegen.errors import GradientError
-from fusegen.guards import State
+from fusegen.guards import StateGuard
 from fusegen.native import Choice
 from fusegen.program.numbers import ERRORS
 from fusegen.program.signature import Wiring
@@ -227,7 +227,7 @@ class Recorded(Program):
         put_together: PutTogether | None,
         by_value: ByValue | None,
         condition: Condition | None,
-        state: State | None = None,
+        state: StateGuard | None = None,
         hidden: Hidden = NOTHING,
     ) -> None:
         super().__init__(condition, state, hidden)

@@ -9,8 +9,8 @@ import torch
 
 from fusegen.errors import TraceError, UnsupportedError
 from fusegen.trace import registry
+from fusegen.trace.modes import twins
 from fusegen.trace.registry import Composite
-from fusegen.trace.spaces import twins
 from fusegen.trace.user import here
 from fusegen.trace.values import BINARY_OPERATORS, TracedTensor
 
@@ -25,7 +25,6 @@ _RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers what the torch functions of some names do to complex tensors."""
 
     def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         _RULES.update(dict.fromkeys(twins(names), rule))
@@ -35,11 +34,7 @@ def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 class ComplexTensor(Composite):
-    """A complex tensor.
-
-    Args:
-        real, imag: its parts, of one shape.
-    """
+    """A complex tensor."""
 
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
@@ -109,11 +104,7 @@ class ComplexTensor(Composite):
 
     __hash__ = object.__hash__
 
-    def __neg__(self) -> Any:
-        return registry.call(torch.neg, (self,), {})
-
-    def __abs__(self) -> Any:
-        return registry.call(torch.abs, (self,), {})
+    __neg__, __abs__ = registry.calling(torch.neg), registry.calling(torch.abs)
 
     def __len__(self) -> int:
         return len(self.real)
@@ -131,17 +122,10 @@ class ComplexTensor(Composite):
 _OPERANDS = (ComplexTensor, TracedTensor, torch.Tensor, bool, int, float, complex)
 
 
-def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[[ComplexTensor, Any], Any]:
-    def apply(self: ComplexTensor, other: Any) -> Any:
-        return registry.call(function, (other, self) if swapped else (self, other), {})
-
-    return apply
-
-
 for _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
     _function = BINARY_OPERATORS[_name]
-    setattr(ComplexTensor, f"__{_name}__", _operator(_function))
-    setattr(ComplexTensor, f"__r{_name}__", _operator(_function, swapped=True))
+    setattr(ComplexTensor, f"__{_name}__", registry.calling(_function))
+    setattr(ComplexTensor, f"__r{_name}__", registry.calling(_function, swapped=True))
 
 
 def _parts(value: Any) -> tuple[Any, Any]:
@@ -152,7 +136,6 @@ def _parts(value: Any) -> tuple[Any, Any]:
 
 
 def _both(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
-    """A function that moves elements, applied to both parts."""
 
     def rule(input: ComplexTensor, *args: Any, **kwargs: Any) -> ComplexTensor:
         shaped = [a.real if isinstance(a, ComplexTensor) else a for a in args]
@@ -167,7 +150,6 @@ for _name in _VIEWS.split():
 
 
 def _joined(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
-    """A function that puts tensors together, applied to the real parts of all, and to the imaginary ones."""
 
     def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexTensor:
         if not all(isinstance(each, ComplexTensor) for each in tensors):
@@ -211,11 +193,7 @@ def sub(input: Any, other: Any) -> ComplexTensor:
 
 @_rule("div", "divide", "true_divide")
 def div(input: ComplexTensor, other: Any) -> ComplexTensor:
-    """The quotient by a real number.
-
-    Raises:
-        UnsupportedError: the divisor is complex.
-    """
+    """The quotient by a real number."""
     if isinstance(other, (ComplexTensor, complex)):
         mend = "multiply by the divisor's conjugate, and divide by its squared magnitude"
         raise UnsupportedError("division by complex numbers cannot be traced", where=here(), mend=mend)

@@ -10,20 +10,21 @@ value as it is; it does when a part is written, or when the function ends.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
 
+from fusegen.dtypes import DType
 from fusegen.errors import UnsupportedError
-from fusegen.ir.graph import Graph, GraphBuilder, Location
+from fusegen.ir.graph import Graph, GraphBuilder, Location, Node
 from fusegen.ir.index_map import contiguous_strides, strided_view
 from fusegen.ir.ops import Family, Op
-from fusegen.ir.symbolic import Dim, Shape, same, simplify_dim
-from fusegen.trace.modes import Recording, note_write
-from fusegen.trace.replaced import replaced
+from fusegen.ir.symbolic import Dim, Shape, literal, product, same, simplify_dim
+from fusegen.trace.modes import GradientState, note_write
 from fusegen.trace.user import here, location
 
 
-class Memory:
+class TracedMemory:
     """The memory that a value and its views would lie in.
 
     Args:
@@ -43,34 +44,22 @@ class Memory:
         self.writes = 0
         self.value = self.version = self._first = position
         self.unfilled = False  # nothing was written to it, and it has no values yet
-        self._beside: Memory | None = None
-        self._beside_writes = 0
-        self._is_lost = False
+        self.is_lost = False  # something was written which may be to this memory, or to a copy
+        self._kin: list[TracedMemory] = []  # those that may be one memory, if there are any others
         self.location: Location | None = None  # of the last write to the whole
 
     @classmethod
-    def beside(cls, other: Memory, position: int) -> Memory:
+    def beside(cls, other: TracedMemory, position: int) -> TracedMemory:
         """The memory of what is a copy or a view of some of another memory, as its strides have it, which are not known."""
         found = cls(position=position)
-        found._beside, found._beside_writes = other, other.writes
+        found._kin = other._kin = other._kin or [other]
+        found._kin.append(found)
         return found
 
-    def lose(self) -> None:
-        """Notes that something was written which may be to this memory or to a copy."""
-        self._is_lost = True
-        self.writes += 1
-        if self._beside is not None:
-            self._beside.lose()
-
-    @property
-    def is_uncertain(self) -> bool:
-        """True if the values here depend on which tensors torch has copied."""
-        return self._is_lost or (self._beside is not None and self._beside.writes != self._beside_writes)
-
-    @property
-    def may_be_another_s(self) -> bool:
-        """True if a write to it may be one to another memory."""
-        return self._beside is not None
+    def lose_others(self) -> None:
+        """Notes a write to this memory, of which those that may be the same one cannot tell whether they have it."""
+        for each in self._kin:
+            each.is_lost |= each is not self
 
     @property
     def is_written(self) -> bool:
@@ -78,7 +67,7 @@ class Memory:
         return self.version != self._first
 
 
-class _Tracer(Recording, Protocol):
+class _Tracer(GradientState, Protocol):
     builder: GraphBuilder
 
 
@@ -87,7 +76,7 @@ class _Value(Protocol):
     def _tracer(self) -> _Tracer: ...
 
     _position: int
-    _memory: Memory
+    _memory: TracedMemory
     _writes: int
     _root: int  # the node that the whole of the memory was when the value was up to date
 
@@ -99,10 +88,9 @@ def require_current(value: _Value) -> None:
         UnsupportedError: torch would give the new elements, or those of a copy.
     """
     memory = value._memory
-    if value._writes == memory.writes and not memory.is_uncertain:
+    if value._writes == memory.writes and not memory.is_lost:
         return
-    is_view = memory.declared or _are_views(value._tracer.builder, value._position, value._root)
-    if memory.is_uncertain or not is_view:
+    if memory.is_lost or not (memory.declared or _are_views(value._tracer.builder, value._position, value._root)):
         raise UnsupportedError(
             "a tensor is used after a view of it, or what it is a view of, was changed in place, which torch may have copied",
             where=here(),
@@ -113,11 +101,7 @@ def require_current(value: _Value) -> None:
 
 
 def require_filled(value: _Value) -> None:
-    """Refuses what ``torch.empty`` gave, before something was written to it.
-
-    Raises:
-        UnsupportedError: nothing was.
-    """
+    """Refuses what ``torch.empty`` gave, before something was written to it."""
     if value._memory.unfilled:
         what = "a tensor that torch.empty, empty_like or new_empty gave is read before something was written to it"
         raise UnsupportedError(what, where=here(), mend="write to it first, or use torch.zeros")
@@ -126,9 +110,6 @@ def require_filled(value: _Value) -> None:
 def overwrite(target: _Value, result: _Value) -> None:
     """Makes a value mean what was written to it.
 
-    Args:
-        result: of the target's shape and dtype.
-
     Raises:
         UnsupportedError: the target is a parameter, or a view of one, that the kernel does not declare to write to.
     """
@@ -136,12 +117,8 @@ def overwrite(target: _Value, result: _Value) -> None:
     put(target, target._position, result)
 
 
-def require_own(memory: Memory) -> None:
-    """Refuses a parameter's memory.
-
-    Raises:
-        UnsupportedError: it is one.
-    """
+def require_own(memory: TracedMemory) -> None:
+    """Refuses a parameter's memory."""
     if memory.captured:
         what = f"the kernel writes to {memory.parameter!r}, which it closes over"
         raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
@@ -173,7 +150,8 @@ def put(target: _Value, place: int, result: _Value) -> None:
     if 0 in builder.nodes[place].shape or result._position == place:
         return
     _require_distinct(builder, place, memory.value)
-    if not memory.declared and (memory.may_be_another_s or not _are_views(builder, target._position, memory.value, written=True)):
+    memory.lose_others()
+    if not memory.declared and not _are_views(builder, target._position, memory.value, written=True):
         _leave(target, with_value(builder, place, target._position, result._position))
         return
     if place == memory.value:
@@ -190,39 +168,46 @@ def put(target: _Value, place: int, result: _Value) -> None:
 
 
 def with_value(builder: GraphBuilder, place: int, root: int, value: int) -> int:
-    """A tensor with a value at a place, as a new value.
+    """A tensor with a value at a place, as a new value. If several elements of the value have one place, the last one is there.
 
     Args:
         place: made of views and gathers of the tensor.
         root: the tensor.
         value: of the place's shape and dtype.
+
+    Raises:
+        UnsupportedError: a step to the place cannot be followed back.
     """
     if 0 in builder.nodes[place].shape:
         return root
-    return replaced(builder, _views(builder, place, root) or (), value, location())
+    made = _Made(builder, location())
+    for step in _views(builder, place, root) or ():
+        node = builder.nodes[step]
+        if node.op not in _BACK:
+            raise UnsupportedError(
+                f"writing to {node.op.row.name} of a tensor that the kernel computes cannot be traced",
+                mend="compute a new value with torch.where or torch.cat",
+            )
+        value = _BACK[node.op](made, node, node.args[0], value)
+    return value
 
 
-def store(builder: GraphBuilder, memory: Memory) -> None:
-    """Lets the caller's memory have the value of the whole."""
+def store(builder: GraphBuilder, memory: TracedMemory) -> None:
+    """Lets the caller's memory have the value of the whole, if it does not yet."""
     if memory.value != memory.version:
         memory.value = memory.version = _put(builder, memory.version, memory.value, memory, memory.location)
 
 
-def _put(builder: GraphBuilder, place: int, value: int, memory: Memory, where: Location | None) -> int:
+def _put(builder: GraphBuilder, place: int, value: int, memory: TracedMemory, where: Location | None) -> int:
     return builder.add(Op.PUT, [place, value], location=where, shape=builder.nodes[memory.version].shape)
 
 
 def _leave(target: _Value, value: int) -> None:
     """Gives a value memory of its own, with what was written to it: torch may have copied what it is a view of, or not, so that
-    nobody may look at that from then on.
-
-    Args:
-        value: the node that it is now.
-    """
-    left = target._memory
-    left.lose()
-    target._memory = Memory(position=value)
-    target._memory.writes = target._writes = left.writes
+    nobody may look at that from then on."""
+    left, target._memory = target._memory, TracedMemory(position=value)
+    left.is_lost = True
+    target._memory.writes = target._writes = left.writes + 1
     target._position = target._root = value
 
 
@@ -268,7 +253,6 @@ def _views(builder: GraphBuilder, position: int, root: int) -> list[int] | None:
 
 
 def _rebased(builder: GraphBuilder, position: int, root: int, other: int) -> int:
-    """The same view of another root."""
     views = _views(builder, position, root)
     if views is None:
         return position
@@ -292,7 +276,7 @@ def _require_distinct(builder: GraphBuilder, place: int, root: int) -> None:
 # What torch copies.
 
 
-def lies_in(builder: GraphBuilder, position: int, memory: Memory, *, contiguous: bool = False) -> bool:
+def lies_in(builder: GraphBuilder, position: int, memory: TracedMemory, *, contiguous: bool = False) -> bool:
     """True if a view, or a reshape, of a declared parameter is a view for torch, which copies where strides cannot say it.
 
     Args:
@@ -307,3 +291,173 @@ def lies_in(builder: GraphBuilder, position: int, memory: Memory, *, contiguous:
         return False
     dense = zip(view.shape, view.strides, contiguous_strides(view.shape), strict=True)
     return not contiguous or all(same(extent, 1) or same(stride, wanted) for extent, stride, wanted in dense)
+
+
+# A tensor with other elements at a place, where nothing lies in memory yet: from the last step to the place to the first one, each
+# says what the tensor of that step is once its elements at the place are the new ones.
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Makes nodes at a line of the user's."""
+
+    builder: GraphBuilder
+    where: Location | None
+
+    def add(self, op: Op, *args: int, **attrs: object) -> int:
+        return self.builder.add(op, args, location=self.where, **attrs)
+
+    def shape(self, position: int) -> Shape:
+        return self.builder.nodes[position].shape
+
+    def reshaped(self, position: int, shape: Sequence[Dim]) -> int:
+        own = self.shape(position)
+        if len(own) == len(shape) and all(map(same, own, shape)):
+            return position
+        return self.add(Op.RESHAPE, position, shape=tuple(shape))
+
+    def part(self, position: int, dim: int, start: Dim, length: Dim) -> list[int]:
+        """A run of a dim; nothing where it has no element."""
+        if same(length, 0):
+            return []
+        is_all = same(length, self.shape(position)[dim])
+        return [position if is_all else self.add(Op.SLICE, position, dim=dim, start=start, length=length, step=1)]
+
+    def joined(self, parts: Sequence[int], dim: int) -> int:
+        return parts[0] if len(parts) == 1 else self.add(Op.CONCAT, *parts, dim=dim)
+
+    def iota(self, size: Dim) -> int:
+        return self.add(Op.IOTA, shape=(size,), dtype=DType.INT64)
+
+
+def _slice(made: _Made, node: Node, before: int, value: int) -> int:
+    dim, start, step = cast(int, node.attr("dim")), cast(Dim, node.attr("start")), cast(int, node.attr("step"))
+    length, size = node.shape[dim], made.shape(before)[dim]
+    if step != 1 and _is_of_blocks(size, start, length, step):
+        return _one_of_blocks(made, before, dim, cast(int, start), step, value)
+    if step != 1:
+        value, length = _apart(made, before, dim, (start, length, step), value)
+    end = simplify_dim(start + length)
+    around = made.part(before, dim, 0, start), made.part(before, dim, end, simplify_dim(size - end))
+    return made.joined([*around[0], value, *around[1]], dim)
+
+
+def _is_of_blocks(size: Dim, start: Dim, length: Dim, step: int) -> bool:
+    """True if a slice takes one element of each block of a dim."""
+    known = literal(start)
+    return step > 1 and known is not None and known < step and same(simplify_dim(length * step), size)
+
+
+def _one_of_blocks(made: _Made, before: int, dim: int, start: int, step: int, value: int) -> int:
+    shape, length = made.shape(before), made.shape(value)[dim]
+    blocks = made.reshaped(before, (*shape[:dim], length, step, *shape[dim + 1 :]))
+    single = made.reshaped(value, (*shape[:dim], length, 1, *shape[dim + 1 :]))
+    around = made.part(blocks, dim + 1, 0, start), made.part(blocks, dim + 1, start + 1, step - start - 1)
+    return made.reshaped(made.joined([*around[0], single, *around[1]], dim + 1), shape)
+
+
+def _apart(made: _Made, before: int, dim: int, steps: tuple[Dim, Dim, int], value: int) -> tuple[int, Dim]:
+    """The value with those elements between its own that a slice passes over, from its first element to its last one."""
+    start, length, step = steps
+    if step < 0:
+        raise UnsupportedError("writing to a tensor that was reversed cannot be traced", mend="reverse the value")
+    span = simplify_dim((length - 1) * step + 1)
+    shape = made.shape(value)
+    first = made.part(value, dim, 0, simplify_dim(length - 1))
+    last = made.part(value, dim, simplify_dim(length - 1), 1)
+    if not first:
+        return value, span
+    (run,) = made.part(before, dim, start, simplify_dim(span - 1))
+    blocks = made.reshaped(run, (*shape[:dim], simplify_dim(length - 1), step, *shape[dim + 1 :]))
+    single = made.reshaped(first[0], (*shape[:dim], simplify_dim(length - 1), 1, *shape[dim + 1 :]))
+    mixed = made.joined([single, *made.part(blocks, dim + 1, 1, step - 1)], dim + 1)
+    return made.joined([made.reshaped(mixed, (*shape[:dim], simplify_dim(span - 1), *shape[dim + 1 :])), *last], dim), span
+
+
+def _permute(made: _Made, node: Node, _: int, value: int) -> int:
+    dims = cast(tuple[int, ...], node.attr("dims"))
+    return made.add(Op.PERMUTE, value, dims=tuple(dims.index(d) for d in range(len(dims))))
+
+
+def _reshape(made: _Made, _: Node, before: int, value: int) -> int:
+    return made.reshaped(value, made.shape(before))
+
+
+_FEW = 8  # indices that are compared with each place, which costs no more than reading and writing it
+
+
+def _gather(made: _Made, node: Node, before: int, value: int) -> int:
+    """For each place along the dim the last of the elements that the index puts there."""
+    dim, wraps = cast(int, node.attr("dim")), bool(node.attr("wraps"))
+    shape, size = made.shape(before), made.shape(before)[dim]
+    rows = _of_rows(made.builder, node, shape, dim)
+    if rows is None:
+        return _elements(made, node, before, value)
+    number = _checked(made, made.reshaped(rows, (node.shape[dim],)), size, wraps=wraps)
+    count = literal(node.shape[dim])
+    if count is not None and count <= _FEW:
+        return _compared(made, before, dim, number, value, count)
+    last = made.add(Op.LAST, number, length=size)
+    along = made.reshaped(last, [size if d == dim else 1 for d in range(len(shape))])
+    return _chosen(made, before, dim, along, value)
+
+
+def _of_rows(builder: GraphBuilder, node: Node, shape: Shape, dim: int) -> int | None:
+    """The index of a gather that takes all that there is at a place along the dim, without further dims; None of others."""
+    index = builder.nodes[node.args[1]]
+    if len(shape) == 1:
+        return node.args[1]
+    if index.op is not Op.EXPAND or not all(
+        same(a, b) for d, (a, b) in enumerate(zip(index.shape, shape, strict=True)) if d != dim
+    ):
+        return None
+    below = builder.nodes[index.args[0]].shape
+    is_vector = len(below) == len(shape) and all(same(size, 1) for d, size in enumerate(below) if d != dim)
+    return index.args[0] if is_vector else None
+
+
+def _checked(made: _Made, index: int, size: Dim, *, wraps: bool) -> int:
+    """The index, counted from the front, as numbers that are gathered: that says which of them names no element."""
+    return made.add(Op.GATHER, made.iota(size), index, dim=0, wraps=wraps)
+
+
+def _compared(made: _Made, before: int, dim: int, number: int, value: int, count: int) -> int:
+    shape = made.shape(before)
+    places = made.reshaped(made.iota(shape[dim]), [shape[dim] if d == dim else 1 for d in range(len(shape))])
+    for n in range(count):
+        (at,), (one,) = made.part(number, 0, n, 1), made.part(value, dim, n, 1)
+        is_here = made.add(Op.EQ, places, made.reshaped(at, [1] * len(shape)))
+        before = made.add(Op.WHERE, is_here, one, before)
+    return before
+
+
+def _chosen(made: _Made, before: int, dim: int, last: int, value: int) -> int:
+    """The value's elements by their numbers along the dim, and what was there before where there is none."""
+    none = made.add(Op.LT, last, made.builder.constant(0))
+    wide = made.add(Op.EXPAND, last, shape=made.shape(before))
+    found = made.add(Op.GATHER, value, wide, dim=dim, wraps=True)  # of -1 the last element, which nobody takes
+    return made.add(Op.WHERE, none, before, found)
+
+
+def _elements(made: _Made, node: Node, before: int, value: int) -> int:
+    """The same of single elements, by their numbers in row-major order."""
+    dim, shape = cast(int, node.attr("dim")), made.shape(before)
+    index = made.reshaped(node.args[1], (simplify_dim(product(node.shape)),))
+    number = made.reshaped(_checked(made, index, shape[dim], wraps=bool(node.attr("wraps"))), node.shape)
+    strides, total = contiguous_strides(shape), simplify_dim(product(shape))
+    flat = made.add(Op.MUL, number, made.builder.size(strides[dim]))
+    for d in (d for d in range(len(shape)) if d != dim):
+        along = made.reshaped(made.iota(node.shape[d]), (node.shape[d], *(1,) * (len(shape) - 1 - d)))
+        flat = made.add(Op.ADD, flat, made.add(Op.MUL, along, made.builder.size(strides[d])))
+    count = (simplify_dim(product(node.shape)),)
+    last = made.add(Op.LAST, made.reshaped(flat, count), length=total)
+    found = _chosen(made, made.reshaped(before, (total,)), 0, last, made.reshaped(value, count))
+    return made.reshaped(found, shape)
+
+
+_BACK: dict[Op, Callable[[_Made, Node, int, int], int]] = {
+    Op.SLICE: _slice,
+    Op.PERMUTE: _permute,
+    Op.RESHAPE: _reshape,
+    Op.GATHER: _gather,
+}

@@ -1,10 +1,8 @@
-"""Torch's modes around and inside of a function: autocast, and modes of gradients.
+"""Rules of torch around a function's operations: autocast, modes of gradients, 8-bit floats; and torch's functions by name.
 
 The tables of autocast repeat those of torch (``ATen/autocast_mode.h``, ``autocast_mode.cpp``): the dtypes to which it converts the
 operands of a function, by device type. Torch keeps them by operations; a function here that torch composes of several has the
 policy that gives their dtypes. Functions that no table names keep their operands.
-
-Results of operations under ``torch.no_grad()`` are constants for autograd.
 """
 
 from __future__ import annotations
@@ -19,16 +17,37 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
+import torch.nn.functional as F
 
 from fusegen.dtypes import DType, autocast_dtype, from_torch
 from fusegen.errors import TraceError
 from fusegen.ir.graph import Node
-from fusegen.ir.ops import Op
-from fusegen.trace.spaces import twins
+from fusegen.ir.ops import Family, Op
 
 if TYPE_CHECKING:
     from fusegen.trace.tracer import Tracer
     from fusegen.trace.values import TracedTensor
+
+_SPACES = {
+    "torch": torch,
+    "special": torch.special,
+    "F": F,
+    "Tensor": torch.Tensor,
+    "linalg": torch.linalg,
+    "nn": torch._C._nn,
+    "VF": torch._C._VariableFunctions,  # which torch's own functions call with lists of tensors
+}
+
+
+def twins(names: Sequence[str]) -> list[Callable[..., Any]]:
+    """The torch functions of some names that exist in this version of torch; those of ``space.name`` in that space alone."""
+    found = (getattr(space, name.rpartition(".")[2], None) for name in names for space in _spaces(name))
+    return [function for function in found if callable(function)]
+
+
+def _spaces(name: str) -> tuple[object, ...]:
+    space = name.rpartition(".")[0]
+    return (_SPACES[space],) if space else tuple(_SPACES[key] for key in ("torch", "special", "F", "Tensor"))
 
 
 class Policy(Enum):
@@ -85,16 +104,11 @@ _POLICIES = {"cpu": _by_function(_CPU), "cuda": _by_function(_CUDA)}
 
 
 def under_autocast(function: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler whose operands are converted as autocast converts those of a torch function.
-
-    Args:
-        function: torch's.
-        handler: what it means in the graph.
-    """
+    """A handler whose operands are converted as autocast converts those of a torch function."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
-        tracer = _tracer_of(given)
+        tracer = tracer_among(given)
         convert = None if tracer is None else _conversion(tracer, function, given)
         if tracer is None or convert is None:
             return handler(*args, **kwargs)
@@ -110,20 +124,22 @@ def autocasted(function: Callable[..., Any], *values: TracedTensor) -> tuple[Tra
     return values if convert is None else tuple(map(convert, values))
 
 
-def _tracer_of(values: Iterable[Any]) -> Tracer | None:
+def tracer_among(values: Iterable[Any]) -> Tracer | None:
+    """The tracer of the first traced value among some, and in lists and tuples among them."""
+    return next((tracer for value in flat(values) if (tracer := getattr(value, "_tracer", None)) is not None), None)
+
+
+def flat(values: Iterable[Any]) -> Iterator[Any]:
+    """Values, and those in lists and tuples among them."""
     for value in values:
-        nested = _tracer_of(value) if isinstance(value, (tuple, list)) else getattr(value, "_tracer", None)
-        if nested is not None:
-            return nested
-    return None
+        if isinstance(value, (tuple, list)):
+            yield from flat(value)
+        else:
+            yield value
 
 
 def _conversion(tracer: Tracer, function: Callable[..., Any], given: Sequence[Any]) -> Callable[[Any], Any] | None:
-    """From an argument of a torch function to what its handler gets; None where autocast leaves all as they are.
-
-    Args:
-        given: all arguments.
-    """
+    """From an argument of a torch function to what its handler gets; None where autocast leaves all as they are."""
     kind = tracer.device.type
     policy = _POLICIES.get(kind, {}).get(function)
     lower = None if policy is None else autocast_dtype(kind)
@@ -134,11 +150,7 @@ def _conversion(tracer: Tracer, function: Callable[..., Any], given: Sequence[An
 
 
 def _dtype(tracer: Tracer, policy: Policy, lower: DType, given: Sequence[Any]) -> DType | None:
-    """The dtype to which a policy converts floats; None where it leaves them as they are.
-
-    Raises:
-        TraceError: torch refuses the function, or the operands.
-    """
+    """The dtype to which a policy converts floats; None where it leaves them as they are."""
     if policy is Policy.REFUSED:
         what = "binary_cross_entropy is unsafe under torch.autocast, which refuses it"
         raise TraceError(what, mend="use binary_cross_entropy_with_logits, on what the sigmoid takes")
@@ -152,7 +164,6 @@ def _dtype(tracer: Tracer, policy: Policy, lower: DType, given: Sequence[Any]) -
 
 
 def _widest(lower: DType, dtypes: Iterable[DType]) -> DType:
-    """float32 if one of the dtypes is, else autocast's own."""
     widest = lower
     for dtype in dtypes:
         if DType.FLOAT32 in (widest, dtype):
@@ -165,10 +176,8 @@ def _widest(lower: DType, dtypes: Iterable[DType]) -> DType:
 
 def _floats(tracer: Tracer, values: Iterable[Any]) -> Iterator[DType]:
     """The dtypes of the operands that autocast converts."""
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _floats(tracer, value)
-        elif isinstance(value, torch.Tensor) and _is_converted(lifted := tracer.lift(value)):
+    for value in flat(values):
+        if isinstance(value, torch.Tensor) and _is_converted(lifted := tracer.lift(value)):
             yield lifted._node.dtype
 
 
@@ -178,7 +187,6 @@ def _is_converted(value: TracedTensor) -> bool:
 
 
 def _converted(tracer: Tracer, value: Any, dtype: DType | None) -> Any:
-    """An argument, or a sequence of them, with its floats in another dtype."""
     if isinstance(value, (tuple, list)):
         return tuple(_converted(tracer, each, dtype) for each in value)
     if dtype is None or not isinstance(value, torch.Tensor):
@@ -197,10 +205,10 @@ def _switched_off(kind: str) -> Iterator[None]:
         torch.set_autocast_enabled(kind, True)
 
 
-# Modes of gradients.
+# Modes of gradients: results of operations under ``torch.no_grad()`` are constants for autograd.
 
 
-class Recording(Protocol):
+class GradientState(Protocol):
     """The tracer, as far as gradients go.
 
     Attributes:
@@ -216,7 +224,7 @@ _ITSELF = """
     contiguous to type type_as positive __pos__ conj resolve_conj resolve_neg dropout float half double bfloat16 int long short bool
     real atleast_1d atleast_2d atleast_3d
 """
-_GIVES_ITSELF = frozenset(_ITSELF.split())
+GIVES_ITSELF = frozenset(_ITSELF.split())
 """Functions whose result is the tensor itself, with its history, where there is nothing to do."""
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
@@ -225,28 +233,18 @@ _OUTERMOST = str(Path(__file__).with_name("run.py")), "trace"
 
 
 def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
-    """A function's result, detached where autograd records nothing, though it does where the kernel is called.
-
-    Args:
-        name: of the function.
-        result: of its handler.
-        args: of the call.
-        before: how often something had been written to each of them.
-    """
+    """A function's result, detached where autograd records nothing, though it does where the kernel is called. Before says
+    how often something had been written to each argument."""
     if isinstance(result, (tuple, list)):
         found = [as_recorded(name, each, args, before) for each in result]
         return result if all(map(operator.is_, found, result)) else type(result)(found)
-    if not isinstance(result, torch.Tensor):
+    if not isinstance(result, torch.Tensor) or torch.is_grad_enabled() is cast("TracedTensor", result)._tracer.records:
         return result
     value = cast("TracedTensor", result)
     written = [argument for argument, writes in zip(args, before, strict=True) if argument is value and writes != value._writes]
-    is_itself = bool(written) or (name in _GIVES_ITSELF and any(argument is value for argument in args))
-    return value if is_itself else _detached(value)
-
-
-def _detached(value: TracedTensor) -> TracedTensor:
+    is_itself = bool(written) or (name in GIVES_ITSELF and any(argument is value for argument in args))
     tracer = value._tracer
-    if not _is_switched(tracer) or _is_constant(value._node):
+    if is_itself or _is_constant(value._node):
         return value
     if torch.is_grad_enabled() or _in_autograd_function():
         tracer.switches_gradients = True
@@ -254,27 +252,69 @@ def _detached(value: TracedTensor) -> TracedTensor:
     return tracer.add(Op.DETACH, value)
 
 
-def note_write(tracer: Recording, target: Node) -> None:
+def note_write(tracer: GradientState, target: Node) -> None:
     """Notes a write to a tensor that is computed: under torch.no_grad() it keeps its history, which the graph does not show."""
-    if _is_switched(tracer) and not _is_constant(target):
+    if torch.is_grad_enabled() is not tracer.records and not _is_constant(target):
         tracer.switches_gradients = True
 
 
-def _is_switched(tracer: Recording) -> bool:
-    """Tells if gradients are recorded otherwise than where the kernel is called."""
-    return torch.is_grad_enabled() is not tracer.records
-
-
 def _is_constant(node: Node) -> bool:
-    """Tells if no gradient flows through a value."""
     return node.op is Op.DETACH or not node.dtype.is_float
 
 
 def _in_autograd_function() -> bool:
-    """Tells if the user's function is inside of a ``torch.autograd.Function``, which has a backward pass of its own."""
+    """True if the user's function is inside of a ``torch.autograd.Function``, which has a backward pass of its own."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _OUTERMOST:
         if frame.f_code is _APPLY:
             return True
         frame = frame.f_back
     return False
+
+
+# 8-bit floats: stored, moved, compared for equality and converted, as in torch; nothing is computed in them.
+
+_LAST_ROUNDED_DOWN = 464.0
+"""The largest number that rounds to 448, the largest one of float8_e4m3fn."""
+
+_CLAMPS = {Op.CLAMP_MIN, Op.CLAMP_MAX}
+
+_MOVED = frozenset({Op.CAST, Op.WHERE, Op.ABS, Op.EQ, Op.NE, Op.COPY})
+"""Pointwise operations that torch has of 8-bit floats as well."""
+
+_MOVING = frozenset({Family.LEAF, Family.VIEW, Family.INDEXING, Family.WRITE})
+
+
+def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
+    """Refuses arithmetic on 8-bit floats."""
+    narrow = next((dtype for dtype in dtypes if dtype.is_float8), None)
+    if narrow is None or op in _MOVED or op.family in _MOVING:
+        return
+    if op is Op.MATMUL:
+        raise TraceError(f"a product of {narrow}", mend="convert both first, or call torch._scaled_mm outside")
+    raise no_arithmetic(op.row.name, narrow)
+
+
+def no_arithmetic(name: str, dtype: DType) -> TraceError:
+    """The error of a function that computes, given 8-bit floats."""
+    return TraceError(f"{name} of {dtype}, which is only stored, moved and converted", mend="convert first: x.float()")
+
+
+def without_overflow(value: TracedTensor) -> TracedTensor:
+    """A value with NaN in place of what rounds to more than float8_e4m3fn holds; the value itself where it is clamped."""
+    if _is_clamped(value):
+        return value
+    tracer = value._tracer
+    if value._node.dtype in (DType.FLOAT64, DType.FLOAT8_E5M2) or not value._node.dtype.is_float:
+        value = tracer.add(Op.CAST, value, dtype=DType.FLOAT32)  # in which torch rounds first
+    is_above = tracer.add(Op.GT, tracer.add(Op.ABS, value), tracer.lift(_LAST_ROUNDED_DOWN))
+    return tracer.add(Op.WHERE, is_above, tracer.lift(float("nan")), value)
+
+
+def _is_clamped(value: TracedTensor) -> bool:
+    """True if numbers bound a value from both sides, so that float8_e4m3fn holds it."""
+    outer, nodes = value._node, value._tracer.builder.nodes
+    inner = nodes[outer.args[0]] if outer.op in _CLAMPS else outer
+    bounds = [nodes[node.args[1]] for node in (outer, inner) if node.op in _CLAMPS]
+    is_known = all(b.op is Op.CONSTANT and abs(b.number) <= _LAST_ROUNDED_DOWN for b in bounds)
+    return {outer.op, inner.op} == _CLAMPS and is_known

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
-from fusegen.trace.memory import Memory, require_current
-from fusegen.trace.modes import as_recorded, under_autocast
-from fusegen.trace.spaces import twins
+from fusegen.trace.memory import TracedMemory, require_current
+from fusegen.trace.modes import GIVES_ITSELF, as_recorded, flat, twins, under_autocast
 from fusegen.trace.user import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {}
-_CREATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
-_PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
+CREATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Handlers of functions that make a tensor of nothing; they get the tracer first."""
+
+PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.T.__get__: torch.t,  # type: ignore[attr-defined]
     torch.Tensor.mT.__get__: torch.adjoint,  # type: ignore[attr-defined]
     torch.Tensor.data.__get__: torch.detach,  # type: ignore[attr-defined]
 }
+"""Functions of the same meaning as the getters of properties."""
+
 _MISTAKES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
 """Errors that a handler raises for arguments that it does not expect."""
 
@@ -49,15 +51,10 @@ def creates(*names: str) -> Callable[[Handler], Handler]:
 
     def register(handler: Handler) -> Handler:
         for name in names:
-            _CREATORS[getattr(torch, name)] = handler
+            CREATORS[getattr(torch, name)] = handler
         return handler
 
     return register
-
-
-def creator_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The handler of a factory function, if there is one."""
-    return _CREATORS.get(function)
 
 
 def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -66,11 +63,6 @@ def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
         return _HANDLERS.get(function)
     except TypeError:  # an unhashable callable
         return None
-
-
-def twin_of_property(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of the same meaning as the getter of a property; any other function itself."""
-    return _PROPERTIES.get(function, function)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -83,11 +75,7 @@ class Composite:
     """A value that is made of several traced tensors, as a complex one is: it says itself what a function of it is."""
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler of a torch function of this value and others.
-
-        Raises:
-            UnsupportedError: there is none.
-        """
+        """The handler of a torch function of this value and others."""
         raise NotImplementedError
 
 
@@ -98,7 +86,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         UnsupportedError: when the function is not in the table.
         TraceError: when the arguments do not fit it; names the user's line.
     """
-    composite = _composite((*args, *kwargs.values()))
+    composite = next((value for value in flat((*args, *kwargs.values())) if isinstance(value, Composite)), None)
     handler = handler_of(function) if composite is None else composite.rule_of(function)
     name = name_of(function)
     if handler is None:
@@ -110,32 +98,30 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return located(name, handler, args, kwargs)
 
 
-def _composite(values: Iterable[Any]) -> Composite | None:
-    """The first composite among some values and those in lists of them."""
-    for value in values:
-        found = _composite(value) if isinstance(value, (tuple, list)) else value
-        if isinstance(found, Composite):
-            return found
-    return None
+def calling(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
+    """A function, or a method, that traces a call of a torch function; of an operator with the operands swapped."""
+
+    def calls(*args: Any, **kwargs: Any) -> Any:
+        return call(function, args[::-1] if swapped else args, kwargs)
+
+    return calls
 
 
 def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a handler; its errors name the user's line.
-
-    Raises:
-        TraceError: when the arguments do not fit it.
-        NeedsStatic: one of them is a run-time scalar where the handler needs a number.
-    """
+    """Calls a handler; its errors name the user's line."""
     if "out" in kwargs:
         kwargs = _without_out(name, kwargs)
+    hook = sys.gettrace()
+    is_followed = getattr(hook, "follows_users", False)  # who follows the calls of the user's function need not follow ours
     try:
         for a in args:
-            if isinstance(getattr(a, "_memory", None), Memory):
+            if isinstance(getattr(a, "_memory", None), TracedMemory):
                 require_current(a)
         before = [getattr(a, "_writes", None) for a in args]
-        with _unwatched():
-            result = as_recorded(name, handler(*args, **kwargs), args, before)
-            return _own(name, result, args, before)
+        if is_followed:
+            sys.settrace(None)
+        result = as_recorded(name, handler(*args, **kwargs), args, before)
+        return _own(name, result, args, before)
     except TraceError as error:
         _require_numbers((*args, *kwargs.values()))
         if error.where is None:
@@ -150,61 +136,35 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
             where=here(),
             mend="leave the argument out, or pass another: not all that torch takes are supported",
         ) from error
+    finally:
+        if is_followed:
+            sys.settrace(hook)
 
 
 def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
     """The result as a tensor of its own where a handler gave an argument back, or a view of it, and torch gives other memory."""
-    if name not in _GIVES_ITSELF and hasattr(result, "_memory") and not any(result is a for a in args):
+    is_tensor, is_argument = hasattr(result, "_memory"), any(result is a for a in args)
+    if is_tensor and not is_argument and name not in _ITSELF_OR_VIEWS:
         return result if result._root == result._position else result._tracer.value(result._position)
-    if name in _MAKES_CONTIGUOUS and hasattr(result, "_memory") and _is_part_of_own(result):
-        return result._tracer.value(result._position, Memory.beside(result._memory, result._position))
-    if not any(result is a for a in args) or (
-        name in _GIVES_ITSELF and not (hasattr(result, "_memory") and _is_copied(name, result))
-    ):
+    is_copied = False
+    if is_tensor and name in ("contiguous", "ravel"):
+        memory, position = result._memory, result._position
+        if not memory.declared and not memory.parameter and position != memory.value:  # a part of own memory, of unknown strides
+            return result._tracer.value(position, TracedMemory.beside(memory, position))
+        is_copied = is_argument and result._tracer.is_copied(position, memory, contiguous=True)
+    if not is_argument or (name in _ITSELF_OR_VIEWS and not is_copied):
         return result
     writes = next(w for a, w in zip(args, before, strict=True) if a is result)
     return result if writes is None or writes != result._writes else result._tracer.value(result._position)
 
 
-_MAKES_CONTIGUOUS = ("contiguous", "ravel")
-
-
-def _is_part_of_own(value: Any) -> bool:
-    """True if a value is a view of a part of what the function computes, whose strides are not known."""
-    memory = value._memory
-    return not memory.declared and not memory.parameter and value._position != memory.value
-
-
-def _is_copied(name: str, value: Any) -> bool:
-    """True if torch copies a declared parameter, or a part of it, to make it contiguous."""
-    if name not in _MAKES_CONTIGUOUS:
-        return False
-    is_copy: bool = value._tracer.is_copied(value._position, value._memory, contiguous=True)
-    return is_copy
-
-
-_ITSELF_OR_A_VIEW = """
-    contiguous detach alias to type type_as positive __pos__ conj resolve_conj resolve_neg dropout float half double bfloat16 int
-    long short bool view view_as reshape reshape_as expand expand_as broadcast_to flatten unflatten ravel squeeze unsqueeze
-    __getitem__ permute transpose t T mT adjoint movedim moveaxis swapaxes swapdims narrow chunk split unbind diagonal real data
-    atleast_1d atleast_2d atleast_3d select linalg_diagonal unfold meshgrid broadcast_tensors
+_VIEWS = """
+    detach alias view view_as reshape reshape_as expand expand_as broadcast_to flatten unflatten ravel squeeze unsqueeze __getitem__
+    permute transpose t T mT adjoint movedim moveaxis swapaxes swapdims narrow chunk split unbind diagonal data select
+    linalg_diagonal unfold meshgrid broadcast_tensors
 """
-_GIVES_ITSELF = frozenset(_ITSELF_OR_A_VIEW.split())
+_ITSELF_OR_VIEWS = GIVES_ITSELF.union(_VIEWS.split())
 """Functions whose result may be the tensor itself, or a view of all of it."""
-
-
-@contextmanager
-def _unwatched() -> Iterator[None]:
-    """Whoever follows the calls of the user's function (a hook that is marked so) need not follow ours."""
-    hook = sys.gettrace()
-    if not getattr(hook, "follows_users", False):
-        yield
-        return
-    sys.settrace(None)
-    try:
-        yield
-    finally:
-        sys.settrace(hook)
 
 
 def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -216,21 +176,14 @@ def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _require_numbers(values: Iterable[Any]) -> None:
     """Asks for run-time scalars among a call's arguments to be numbers, with which it may be right."""
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            _require_numbers(value)
-        elif hasattr(value, "require_static"):
+    for value in flat(values):
+        if hasattr(value, "require_static"):
             value.require_static()
 
 
 def known_functions() -> list[Callable[..., Any]]:
     """All functions that can be traced, by name."""
     return sorted(_HANDLERS, key=name_of)
-
-
-def known_names() -> list[str]:
-    """Names of all functions that can be traced."""
-    return sorted({getattr(function, "__name__", "") for function in _HANDLERS})
 
 
 _CLOSE = 0.9
@@ -246,9 +199,9 @@ _BY_VALUES = frozenset(
 def _suggestion(name: str) -> str:
     if name in _BY_VALUES:
         return "its size depends on values: use torch.where(mask, x, other) and sums, or call it outside of the kernel"
-    known = [each for each in known_names() if not each.endswith("_")]
-    close = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
     if name.endswith("_") and not name.endswith("__"):
         return "use the one without the trailing underscore; x.copy_(value) writes to a parameter that is declared (mutates=)"
+    known = sorted({each for each in map(name_of, _HANDLERS) if not each.endswith("_")})
+    close = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
     listed = f"; close to it: {', '.join(close)}" if close else ""
     return f"write it with operations that can be traced, or call it outside of the kernel{listed}"

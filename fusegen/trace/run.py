@@ -40,7 +40,7 @@ from fusegen.trace.tracer import Tracer
 from fusegen.trace.user import here, raised_at, returned_at
 from fusegen.trace.values import OPERATORS, TracedTensor
 
-Structure: TypeAlias = TreeSpec
+ResultTree: TypeAlias = TreeSpec
 """The structure of a function's results, made of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
 
 
@@ -51,20 +51,22 @@ class Nothing:
 register_pytree_node(Nothing, lambda _value: ([], None), lambda _parts, _context: None)
 
 
-class Pairs:
+class ComplexResult:
     """Stands for a complex tensor among results, by its one part: both parts along a last dim of their own."""
 
     def __init__(self, parts: Any) -> None:
         self.parts = parts
 
 
-register_pytree_node(Pairs, lambda value: ([value.parts], None), lambda parts, _context: torch.view_as_complex(next(iter(parts))))
+register_pytree_node(
+    ComplexResult, lambda value: ([value.parts], None), lambda parts, _context: torch.view_as_complex(next(iter(parts)))
+)
 
 
 def _marked(value: object) -> object:
     if value is None:
         return Nothing()
-    return Pairs(torch.view_as_real(value)) if isinstance(value, registry.Composite) else value  # type: ignore[arg-type]
+    return ComplexResult(torch.view_as_real(value)) if isinstance(value, registry.Composite) else value  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Trace:
     graph: Graph
     guards: tuple[sympy.Basic, ...]
     hidden: tuple[torch.Tensor, ...]
-    structure: Structure
+    structure: ResultTree
     conditions: ScalarProgram = NO_SCALARS
     switches_gradients: bool = False
 
@@ -91,21 +93,23 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        creator = registry.creator_of(func)
+        creator = registry.CREATORS.get(func)
         if creator is not None:
             return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
         name = getattr(func, "__name__", "")
-        written = [*args[:1], (kwargs or {}).get("out")] if _writes(name) else [(kwargs or {}).get("out")]
+        writes = name in _WRITING or (name.endswith("_") and not name.endswith("__"))  # to its first argument
+        written = [*(args[:1] if writes else ()), (kwargs or {}).get("out")]
         if name == "requires_grad_" and args[0].requires_grad is [*args[1:], *(kwargs or {}).values(), True][0]:
             written = []  # it is so already
         if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
             what = f"{name} would write to a tensor that the kernel closes over"
             raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
         if any(isinstance(a, torch.Tensor) for a in tree_leaves(args)):
-            apply = _traced_twin(func)
-            if apply is not None:
+            twin = registry.PROPERTIES.get(func, func)
+            traced = OPERATORS.get(func) if registry.handler_of(twin) is None else registry.calling(twin)
+            if traced is not None:
                 lifted = tree_map(lambda a: self.tracer.lift(a) if isinstance(a, torch.Tensor) else a, args)
-                return apply(lifted, kwargs or {})
+                return traced(*lifted, **(kwargs or {}))
         if name in _DRAWING:
             what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
             raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
@@ -138,20 +142,6 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _traced_twin(func: Callable[..., Any]) -> Callable[[Sequence[Any], Mapping[str, Any]], Any] | None:
-    """A function of tensors on traced ones; None where it is not traced."""
-    twin = registry.twin_of_property(func)
-    if registry.handler_of(twin) is not None:
-        return partial(registry.call, twin)
-    operator = OPERATORS.get(func)
-    return None if operator is None else lambda args, kwargs: operator(*args, **kwargs)
-
-
-def _writes(name: str) -> bool:
-    """True if a method of torch's tensors writes to its first argument."""
-    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
-
-
 _OPERATORS = "add sub mul truediv div floordiv mod pow and or xor lshift rshift"
 _WRITING = frozenset({"__setitem__", "__set__"} | {f"__i{name}__" for name in _OPERATORS.split()})
 _DRAWING = frozenset({"randperm", "multinomial", "poisson", "random_", "cauchy_", "geometric_", "log_normal_"})
@@ -162,12 +152,6 @@ _RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tenso
 
 def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
     """Runs a function on traced values.
-
-    Args:
-        tracer: a fresh tracer, whose inputs have been made.
-        function: the user's function.
-        args: traced values and static values, as the function takes them.
-        kwargs: likewise.
 
     Raises:
         TraceError: when the function does something that no kernel can do.
@@ -226,21 +210,13 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
 
 
 def _require_computed(results: Sequence[object]) -> None:
-    """Refuses a function that computes nothing, in the place of which a kernel would copy: the caller may write to the views.
-
-    Raises:
-        UnsupportedError: all results are the function's inputs, or views of them.
-    """
+    """Refuses a function that computes nothing, in the place of which a kernel would copy: the caller may write to the views."""
     if results and all(isinstance(value, TracedTensor) and value._memory.parameter for value in results):
         raise UnsupportedError("its results are its arguments, or views of them: there is nothing to compute")
 
 
 def _require_plain(returned: object) -> None:
-    """Refuses a function whose caller sees more of its results than their elements.
-
-    Raises:
-        UnsupportedError: a result has an attribute of the function's, or is there twice, as one object.
-    """
+    """Refuses a function whose caller sees more of its results than their elements."""
     added = {name for value in tree_leaves(returned) if isinstance(value, TracedTensor) for name in vars(value)} - _OWN_ATTRIBUTES
     if added:
         raise UnsupportedError(f"it sets {min(added)!r} of its result, which a kernel's result does not have")
@@ -317,7 +293,9 @@ def traced_math() -> Iterator[None]:
     with _LOCK:
         _traces += 1
         if _traces == 1:
-            _replace()
+            for name, traced in _TRACED.items():
+                _ORIGINALS[name] = getattr(math, name)
+                setattr(math, name, _wrapped(_ORIGINALS[name], traced))
     try:
         yield
     finally:
@@ -326,12 +304,6 @@ def traced_math() -> Iterator[None]:
             if not _traces:
                 for name, function in _ORIGINALS.items():
                     setattr(math, name, function)
-
-
-def _replace() -> None:
-    for name, traced in _TRACED.items():
-        _ORIGINALS[name] = getattr(math, name)
-        setattr(math, name, _wrapped(_ORIGINALS[name], traced))
 
 
 def _wrapped(function: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:

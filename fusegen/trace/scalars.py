@@ -10,7 +10,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, cast
 
 import numpy as np
 import sympy
@@ -22,11 +22,30 @@ from fusegen.ir.graph import Node
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, same, simplify_dim
 from fusegen.trace import registry
-from fusegen.trace.needs import NeedsSize, NeedsStatic
 from fusegen.trace.user import here, is_shown_to_user
 
 if TYPE_CHECKING:
     from fusegen.trace.tracer import Tracer
+
+
+Fact: TypeAlias = Literal["static", "sizes", "tied", "literal"]
+SizeSum: TypeAlias = tuple[str | int, tuple[str, ...], int]
+"""A size by its name, or the extent of a literal dim; the sizes whose sum it is, and a number that is added."""
+
+
+class NeedsFact(Exception):
+    """A fact that a trace needs: whoever traces starts again with it.
+
+    Args:
+        fact: "static" where the values of scalars select code, "sizes" where ints become symbols, "tied" where these share symbols
+            with dims of their size, "literal" where a size becomes a number.
+        names: of the scalars, or of the size.
+        total: a sum that suffices in place of a literal size, where a dim of a parameter is of that size.
+    """
+
+    def __init__(self, fact: Fact, names: tuple[str, ...], total: SizeSum | None = None) -> None:
+        self.fact, self.names, self.total = fact, names, total
+        super().__init__(f"{fact}: {', '.join(names)}")
 
 
 class _Traced(Protocol):
@@ -53,16 +72,11 @@ def leaves_of(value: _Traced) -> list[Node]:
 
 
 def require_static(value: _Traced) -> None:
-    """Asks for the run-time scalars and sizes that a number is made of to select code instead.
-
-    Raises:
-        NeedsStatic: the value is made of run-time scalars, and of sizes.
-        NeedsLiteral: it is made of sizes alone.
-    """
+    """Asks for the run-time scalars that a number is made of to select code instead; where it has none, for its sizes."""
     leaves = leaves_of(value)
     names = sorted({str(leaf.attr("name")) for leaf in leaves if leaf.op is Op.SCALAR})
     if names:
-        value._tracer.start_again(NeedsStatic(tuple(names)))
+        value._tracer.start_again("static", *names)
     for leaf in leaves:
         if leaf.op is Op.SIZE:
             value._tracer.require_literal(cast(Dim, leaf.attr("size")))
@@ -93,22 +107,14 @@ class TracedScalar:
         return registry.call(func, args, kwargs or {})
 
     def as_size(self) -> NoReturn:
-        """Asks for the ints that it is made of to become sizes where that can be, else to select code.
-
-        Raises:
-            NeedsSize, NeedsStatic: always, but of sizes alone.
-        """
+        """Asks for the ints that it is made of to become sizes where that can be, else to select code."""
         names = {str(leaf.attr("name")) for leaf in leaves_of(self) if leaf.op is Op.SCALAR}
         if names and self._tracer.can_be_sizes(names):
-            self._tracer.start_again(NeedsSize(tuple(sorted(names))))
+            self._tracer.start_again("sizes", *sorted(names))
         self.number()
 
     def number(self, *args: object, **kwargs: object) -> NoReturn:
-        """Asks for the number itself.
-
-        Raises:
-            NeedsStatic, NeedsLiteral: always, but for a size that has no value.
-        """
+        """Asks for the number itself."""
         require_static(self)
         self._tracer.refuse_number(self._position)
 
@@ -458,11 +464,7 @@ def _plain(value: object) -> object:
 
 
 def dim_of(value: object) -> Dim:
-    """A size as the graph writes it.
-
-    Raises:
-        TraceError: when the value is no size.
-    """
+    """A size as the graph writes it."""
     if isinstance(value, SymbolicSize):
         if value.tracer.finished:
             raise stale()

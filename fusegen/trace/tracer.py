@@ -19,11 +19,10 @@ from fusegen.ir.infer import MismatchError, broadcast
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.program.numbers import ERRORS
-from fusegen.trace.float8 import require_wide, without_overflow
-from fusegen.trace.memory import Memory, lies_in, require_current, require_filled, store
-from fusegen.trace.needs import NeedsLiteral, NeedsStatic, NeedsTie, sum_of
-from fusegen.trace.scalars import SymbolicSize, TracedScalar, stale
-from fusegen.trace.user import Argument, here, location
+from fusegen.trace.memory import TracedMemory, lies_in, require_current, require_filled, store
+from fusegen.trace.modes import flat, require_wide, without_overflow
+from fusegen.trace.scalars import Fact, NeedsFact, SizeSum, SymbolicSize, TracedScalar, stale
+from fusegen.trace.user import CallerTensor, here, location
 from fusegen.trace.values import StrongTracedTensor, TracedTensor
 
 _OF_NUMBERS = frozenset(
@@ -81,13 +80,13 @@ class Tracer:
         self.device = device
         self.guards: dict[sympy.Basic, None] = {}
         self.hidden: dict[int, tuple[torch.Tensor, TracedTensor]] = {}
-        self.memories: list[Memory] = []  # of the parameters
-        self._arguments: dict[int, Argument] = {}
+        self.memories: list[TracedMemory] = []  # of the parameters
+        self._arguments: dict[int, CallerTensor] = {}
         self.outside = outside
         self.numbers = dict(numbers or {})
         self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
         self.tied: frozenset[str] = frozenset()  # those that share symbols with dims of their size
-        self.needs: Exception | None = None
+        self.needs: NeedsFact | None = None
         self._conditions: dict[int, None] = {}
         self.switches_gradients = False
         self.records = torch.is_grad_enabled()
@@ -101,7 +100,7 @@ class Tracer:
 
     # Values.
 
-    def value(self, position: int, memory: Memory | None = None) -> TracedTensor:
+    def value(self, position: int, memory: TracedMemory | None = None) -> TracedTensor:
         """A node as the user's function sees it.
 
         Args:
@@ -110,7 +109,7 @@ class Tracer:
         kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
         return kind(self, position, memory)
 
-    def parameter(self, spec: InputSpec, argument: Argument, *, declared: bool) -> TracedTensor:
+    def parameter(self, spec: InputSpec, argument: CallerTensor, *, declared: bool) -> TracedTensor:
         """A tensor that the function takes.
 
         Args:
@@ -119,13 +118,13 @@ class Tracer:
             declared: whether the kernel says that it writes to it.
         """
         position = self.builder.input(spec)
-        self.memories.append(Memory(argument.parameter, declared=declared, position=position))
+        self.memories.append(TracedMemory(argument.parameter, declared=declared, position=position))
         value = self.value(position, self.memories[-1])
         value._argument = self._arguments[position] = argument
         return value
 
     def requires_grad(self, position: int) -> bool:
-        """Tells if autograd records a value: one of the tensors that it depends on requires a gradient."""
+        """True if autograd records a value: one of the tensors that it depends on requires a gradient."""
         sources = dependencies(self.builder.nodes, position)
         answers = [self._asks_for_gradient(source) for source in sources]
         return any(answers) and (position in sources or torch.is_grad_enabled())
@@ -146,7 +145,8 @@ class Tracer:
     def stored(self) -> list[int]:
         """The last version of each parameter that was written to."""
         for memory in self.memories:
-            store(self.builder, memory)
+            if memory.value != memory.version:
+                store(self.builder, memory)
         return [memory.version for memory in self.memories if memory.is_written]
 
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
@@ -176,20 +176,21 @@ class Tracer:
         except MismatchError as error:
             self.require_equal(error.sizes)
             raise
-        _check_default_dtype(op, args, value)
+        if torch.get_default_dtype() is not torch.float32:
+            _check_default_dtype(op, args, value)
         if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
             raise TraceError(f"{op.row.name} of bool", where=here(), mend="convert to a number dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
 
-    def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> Memory | None:
+    def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> TracedMemory | None:
         """The memory in which a new value lies, if it is one that exists already."""
         if op.family is not Family.VIEW or op is Op.CONCAT:
             return None
         memory = args[0]._memory
         return None if op is Op.RESHAPE and self.is_copied(position, memory) else memory
 
-    def is_copied(self, position: int, memory: Memory, *, contiguous: bool = False) -> bool:
-        """Tells if torch copies a view of a declared parameter to reshape it, or to make it contiguous.
+    def is_copied(self, position: int, memory: TracedMemory, *, contiguous: bool = False) -> bool:
+        """True if torch copies a view of a declared parameter to reshape it, or to make it contiguous.
 
         With a size of 1 it may be a view, so that the answer is one for other sizes alone.
         """
@@ -239,7 +240,7 @@ class Tracer:
         if id(tensor) not in self.hidden:
             spec = self.outside.input_of(tensor)
             position = self.builder.input(spec)
-            self.hidden[id(tensor)] = (tensor, self.value(position, Memory(spec.name, captured=True, position=position)))
+            self.hidden[id(tensor)] = (tensor, self.value(position, TracedMemory(spec.name, captured=True, position=position)))
         return self.hidden[id(tensor)][1]
 
     def constant(self, value: float | int | bool, dtype: DType | None = None) -> TracedTensor:
@@ -298,8 +299,9 @@ class Tracer:
             mend="compute from a literal size (the last dim), or pass the number as a scalar parameter",
         )
 
-    def start_again(self, need: Exception) -> NoReturn:
-        """Ends the trace; should the function catch that, it ends at its end."""
+    def start_again(self, fact: Fact, *names: str, total: SizeSum | None = None) -> NoReturn:
+        """Ends the trace with the need for a fact; should the function catch that, it ends at its end."""
+        need = NeedsFact(fact, names, total)
         self.needs = self.needs or need
         raise need
 
@@ -311,7 +313,7 @@ class Tracer:
         """Asks for ints that are used as sizes to select code: their values are needed."""
         found = {str(s) for s in getattr(expr, "free_symbols", ())} & self.parameter_sizes.keys()
         if found:
-            self.start_again(NeedsStatic(tuple(sorted(self.parameter_sizes[name] for name in found))))
+            self.start_again("static", *sorted(self.parameter_sizes[name] for name in found))
 
     # Sizes.
 
@@ -345,11 +347,7 @@ class Tracer:
         return self.decide(relation)
 
     def decide(self, relation: sympy.Basic) -> bool:
-        """The truth of a relation of sizes, which becomes a guard unless it always holds.
-
-        Raises:
-            TraceError: when an example size is missing.
-        """
+        """The truth of a relation of sizes, which becomes a guard unless it always holds."""
         if self.finished:
             raise stale()
         if relation in (sympy.true, sympy.false):
@@ -368,62 +366,45 @@ class Tracer:
         return value
 
     def require_literal(self, *dims: Dim) -> None:
-        """Asks for sizes to be literal; first, for ints among them to share the symbols of dims, which may be all that is missing.
+        """Asks for sizes to be literal where their values are known; first, for ints among them to share the symbols of dims, which
+        may be all that is missing."""
+        size = self._to_be_literal(dims)
+        if size is not None:
+            self.start_again("literal", size)
 
-        Raises:
-            NeedsTie: an int is one of the sizes.
-            NeedsStatic: an int shares a symbol already, or equals no dim.
-            NeedsLiteral: a size is an input's symbolic one whose value is known.
-        """
-        need = self._literal_need(dims)
-        if need is not None:
-            self.start_again(need)
-
-    def _literal_need(self, dims: Sequence[Dim]) -> NeedsLiteral | None:
+    def _to_be_literal(self, dims: Sequence[Dim]) -> str | None:
+        """An input's symbolic size of which some are made, and whose value is known."""
         symbols = {str(symbol) for dim in dims for symbol in getattr(dim, "free_symbols", ())}
         untied = {name for symbol, name in self.parameter_sizes.items() if symbol in symbols} - self.tied
         if untied:
-            self.start_again(NeedsTie(tuple(sorted(untied))))
+            self.start_again("tied", *sorted(untied))
         for dim in dims:
             self.require_no_parameter(dim)
             for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
                 if symbol.name in self.hints:
-                    return NeedsLiteral(symbol.name)
+                    return str(symbol.name)
         return None
 
     def require_literal_feature(self, dim: Dim) -> None:
-        """Asks for a size of last dims to be literal; leading sizes change from call to call, and stay as they are.
-
-        Raises:
-            NeedsLiteral: it is made of last dims alone.
-        """
+        """Asks for a size that is made of last dims alone to be literal; leading sizes change from call to call, and stay."""
         symbols = {symbol.name for symbol in getattr(dim, "free_symbols", ())}
         if symbols <= set(dict(self.builder.bounds)):
             self.require_literal(dim)
 
     def expects_at_most(self, dim: Dim, most: int) -> bool:
-        """Tells if a size is not above a number in this call, as far as is known; that a function asks for it is no guard."""
+        """True if a size is not above a number in this call, as far as is known; that a function asks for it is no guard."""
         return self._are_known([dim]) and formula(dim)(self.hints) <= most
 
     def _are_known(self, dims: Iterable[Dim]) -> bool:
         return all(symbol.name in self.hints for dim in dims for symbol in getattr(dim, "free_symbols", ()))
 
     def require_literal_features(self) -> None:
-        """Asks for every size of last dims to be literal: something takes plain numbers only.
-
-        Raises:
-            NeedsLiteral: one of them is not.
-        """
+        """Asks for every size of last dims to be literal: something takes plain numbers only."""
         for name, _ in self.builder.bounds:
             self.require_literal(sympy.Symbol(name))
 
     def common_shape(self, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-        """The shape that some broadcast to.
-
-        Raises:
-            ShapeError: there is none.
-            NeedsTie, NeedsLiteral: as in `require_literal`, where there is one in this call.
-        """
+        """The shape that some broadcast to."""
         try:
             return broadcast([tuple(shape) for shape in shapes])
         except MismatchError as error:
@@ -432,21 +413,16 @@ class Tracer:
 
     def require_equal(self, sizes: Sequence[tuple[Dim, Dim]]) -> None:
         """Asks for sizes to be sums of each other or literal, where they are equal in this call, though not for all values of their
-        symbols. Where they are not, that is a guard: the function may catch the error that follows.
-
-        Raises:
-            NeedsTie, NeedsLiteral: as in `require_literal`.
-            NeedsSum: one is the sum of others.
-        """
+        symbols. Where they are not, that is a guard: the function may catch the error that follows."""
         if not self._are_known(itertools.chain(*sizes)):
             return
         for one, other in sizes:
             if formula(one)(self.hints) != formula(other)(self.hints):
                 self.decide(sympy.Eq(one, other))
                 return
-        need = self._literal_need(list(itertools.chain(*sizes)))
-        if need is not None:
-            self.start_again(next((each for pair in sizes if (each := sum_of(*pair, need)) is not None), need))
+        size = self._to_be_literal(list(itertools.chain(*sizes)))
+        if size is not None:
+            self.start_again("literal", size, total=next(filter(None, itertools.starmap(_sum_of, sizes)), None))
 
     def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]
@@ -461,29 +437,33 @@ class Tracer:
 
 def _require_numbers(values: Iterable[object]) -> None:
     """Asks for numbers where the graph holds no others."""
-    for value in values:
+    for value in flat(values):
         if isinstance(value, TracedScalar):
             value.number()
         if isinstance(value, SymbolicSize):
             float(value)
-        if isinstance(value, (tuple, list)):
-            _require_numbers(value)
+
+
+def _sum_of(one: Dim, other: Dim) -> SizeSum | None:
+    """One of two different sizes as the sum that the other is; None where neither can be: a literal that equals one symbol is a
+    coincidence, or a feature's extent."""
+    for size, total in ((other, one), (one, other)):
+        terms = sympy.Add.make_args(sympy.sympify(total))
+        parts = tuple(str(term) for term in terms if term.is_Symbol)
+        numbers = [int(term) for term in terms if term.is_Integer]
+        if one == other or not parts or len(parts) + len(numbers) < len(terms) or str(size) in parts:
+            continue
+        if getattr(size, "is_Symbol", False):
+            return str(size), parts, sum(numbers)
+        if literal(size) is not None and len(terms) > 1:
+            return int(size), parts, sum(numbers)
+    return None
 
 
 def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTensor) -> None:
-    """Refuses an operation of integers whose result is of torch's default dtype, where that is not float32.
-
-    Raises:
-        TraceError: the graph's float32 would not be what torch gives.
-    """
-    default = torch.get_default_dtype()
-    if (
-        default is torch.float32
-        or value._node.dtype is not DType.FLOAT32
-        or value._node.weak
-        or op.row.result is DtypeRule.EXPLICIT
-    ):
+    """Refuses an operation of integers whose result is of torch's default dtype, where that is not the graph's float32."""
+    if value._node.dtype is not DType.FLOAT32 or value._node.weak or op.row.result is DtypeRule.EXPLICIT:
         return
     if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
-        what = f"{op.row.name} of integers gives torch's default dtype, which is {default} here"
+        what = f"{op.row.name} of integers gives torch's default dtype, which is {torch.get_default_dtype()} here"
         raise TraceError(what, where=here(), mend="cast first: .to(torch.float32), or the dtype that you want")

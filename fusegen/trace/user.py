@@ -37,7 +37,7 @@ def _is_user(filename: str) -> bool:
 
 
 def is_shown_to_user() -> bool:
-    """Tells if a text that is being made of a value is the user's, or a library's, and none of ours."""
+    """True if a text that is being made of a value is the user's, or a library's, and none of ours."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in ("_shown", "__repr__", "__format__"):
         frame = frame.f_back
@@ -81,7 +81,7 @@ def _line(file: str, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Argument:
+class CallerTensor:
     """A tensor argument as an object.
 
     Attributes:
@@ -99,7 +99,7 @@ class Argument:
     requires_grad: bool
 
     @classmethod
-    def of(cls, name: str, parameter: str, tensor: torch.Tensor) -> Argument:
+    def of(cls, name: str, parameter: str, tensor: torch.Tensor) -> CallerTensor:
         """A tensor that a parameter was given."""
         requires_grad = tensor.requires_grad
         if isinstance(tensor, FakeTensor):  # whose class and attributes are torch's means of describing a tensor

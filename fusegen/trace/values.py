@@ -21,24 +21,24 @@ from fusegen.errors import DimError, IndexRangeError, ShapeError, TraceError, Un
 from fusegen.ir.graph import Node
 from fusegen.ir.symbolic import product, same, simplify_dim
 from fusegen.trace import registry
-from fusegen.trace.memory import Memory, overwrite
+from fusegen.trace.memory import TracedMemory, overwrite
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, require_static, stale
 from fusegen.trace.user import here
 
 if TYPE_CHECKING:
     from fusegen.trace.tracer import Tracer
-    from fusegen.trace.user import Argument
+    from fusegen.trace.user import CallerTensor
 
 
 class TracedTensor:
     """A tensor (or run-time scalar) of the traced function: a node of the graph."""
 
-    _argument: Argument | None = None  # the caller's tensor, of a parameter
+    _argument: CallerTensor | None = None  # the caller's tensor, of a parameter
 
-    def __init__(self, tracer: Tracer, position: int, memory: Memory | None = None) -> None:
+    def __init__(self, tracer: Tracer, position: int, memory: TracedMemory | None = None) -> None:
         self._tracer = tracer
         self._position = position
-        self._memory = memory or Memory(position=position)
+        self._memory = memory or TracedMemory(position=position)
         self._writes, self._root = self._memory.writes, self._memory.value
 
     @property
@@ -56,9 +56,9 @@ class TracedTensor:
     # What torch.Tensor knows without a value.
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TracedShape:
         """Sizes: literal ones as ints, the others symbolic."""
-        return Shape(self._tracer.size(d) for d in self._node.shape)
+        return TracedShape(self._tracer.size(d) for d in self._node.shape)
 
     def size(self, dim: int | None = None) -> Any:
         """All sizes, or one."""
@@ -135,11 +135,7 @@ class TracedTensor:
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
     def _require_no_attribute(self, name: str) -> None:
-        """Refuses to read what the caller set on the tensor; that it is absent becomes a guard.
-
-        Raises:
-            UnsupportedError: the argument carries an attribute of that name.
-        """
+        """Refuses to read what the caller set on the tensor; that it is absent becomes a guard."""
         if self._argument is None or name.startswith("__"):
             return
         argument = self._argument
@@ -165,12 +161,7 @@ class TracedTensor:
     # What needs a value.
 
     def require_static(self) -> None:
-        """Asks for the run-time scalars and sizes that this value is made of to select code instead; a tensor is left as it is.
-
-        Raises:
-            NeedsStatic: the value is made of run-time scalars, and of sizes.
-            NeedsLiteral: it is made of sizes alone.
-        """
+        """Asks for the run-time scalars and sizes that this value is made of to select code instead; a tensor is left as it is."""
         if self._node.weak:
             require_static(self)
 
@@ -196,13 +187,6 @@ class TracedTensor:
         return f"<traced {node.dtype.short}[{', '.join(map(str, node.shape))}]>"
 
     __hash__ = object.__hash__
-
-
-def _operator(function: Callable[..., Any], *, swapped: bool = False) -> Callable[[TracedTensor, Any], Any]:
-    def apply(self: TracedTensor, other: Any) -> Any:
-        return registry.call(function, (other, self) if swapped else (self, other), {})
-
-    return apply
 
 
 def _equality(function: Callable[..., Any]) -> Callable[[TracedTensor, Any], Any]:
@@ -233,7 +217,10 @@ BINARY_OPERATORS: dict[str, Callable[..., Any]] = {
     "rshift": torch.Tensor.__rshift__,
 }
 _EQUALITIES = {"eq": torch.eq, "ne": torch.ne}
-_ORDERS = {"lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+_OTHER_OPERATORS: dict[str, Callable[..., Any]] = {
+    "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge,
+    "neg": torch.neg, "abs": torch.abs, "invert": torch.Tensor.__invert__,
+}  # fmt: skip
 
 OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """The operators of traced tensors by those of torch's tensors, some of which are no function of torch by another name."""
@@ -246,20 +233,18 @@ def _implement(name: str, operator: Callable[..., Any]) -> None:
 
 
 for _name, _function in BINARY_OPERATORS.items():
-    _implement(f"__{_name}__", _operator(_function))
-    _implement(f"__r{_name}__", _operator(_function, swapped=True))
+    _implement(f"__{_name}__", registry.calling(_function))
+    _implement(f"__r{_name}__", registry.calling(_function, swapped=True))
 for _name, _function in _EQUALITIES.items():
     _implement(f"__{_name}__", _equality(_function))
-for _name, _function in _ORDERS.items():
-    _implement(f"__{_name}__", _operator(_function))
-for _name, _unary in {"neg": torch.neg, "abs": torch.abs, "invert": torch.Tensor.__invert__}.items():
-    _implement(f"__{_name}__", lambda self, _f=_unary: registry.call(_f, (self,), {}))
+for _name, _function in _OTHER_OPERATORS.items():
+    _implement(f"__{_name}__", registry.calling(_function))
 
 
 # The sizes of a traced tensor, as a tuple that behaves like ``torch.Size``.
 
 
-class Shape(tuple[Any, ...]):
+class TracedShape(tuple[Any, ...]):
     """The sizes of a traced tensor: a ``torch.Size`` whose elements may be run-time sizes."""
 
     __slots__ = ()
@@ -274,16 +259,16 @@ class Shape(tuple[Any, ...]):
         except IndexError:
             what = f"the size of dim {key} of a tensor of {len(self)} dims"
             raise IndexRangeError(what, where=here(), mend="give a tensor that has the dim") from None
-        return Shape(found) if isinstance(key, slice) else found
+        return TracedShape(found) if isinstance(key, slice) else found
 
     def __add__(self, other: Any) -> Any:
-        return Shape(super().__add__(tuple(other))) if isinstance(other, tuple) else NotImplemented
+        return TracedShape(super().__add__(tuple(other))) if isinstance(other, tuple) else NotImplemented
 
     def __radd__(self, other: Any) -> Any:
-        return Shape((*other, *self)) if isinstance(other, tuple) else NotImplemented
+        return TracedShape((*other, *self)) if isinstance(other, tuple) else NotImplemented
 
     def __mul__(self, count: Any) -> Any:
-        return Shape(super().__mul__(count))
+        return TracedShape(super().__mul__(count))
 
     __rmul__ = __mul__
 
@@ -310,11 +295,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> NoReturn:
-        """Refuses what torch computes without asking ``__torch_function__``.
-
-        Raises:
-            UnsupportedError: always; there are no elements.
-        """
+        """Refuses what torch computes without asking ``__torch_function__``."""
         raise UnsupportedError(
             f"torch's {func} needs a tensor's elements while tracing, when there are none",
             where=here(),
@@ -330,19 +311,11 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         return registry.call(torch.clone, (self,), {}) if self._memory.declared else self
 
     def __format__(self, spec: str) -> str:
-        """As it prints; a number's format needs a number.
-
-        Raises:
-            UnsupportedError: with a format.
-        """
+        """As it prints; a number's format needs a number."""
         return format(repr(self), spec) if not spec else self._refused(f"the format {spec!r} of a tensor")
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Sets an attribute that torch's tensors do not have.
-
-        Raises:
-            UnsupportedError: for those that they have, and of an argument, which is the caller's.
-        """
+        """Sets an attribute that torch's tensors do not have."""
         own = vars(self)
         if name not in own and (own.get("_argument") is not None or hasattr(torch.Tensor, name)) and not name.startswith("__"):
             self._refused(f"setting Tensor.{name}")
@@ -365,30 +338,12 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
     mH = TracedTensor.mT
 
 
-def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(self: TracedTensor, *args: Any, **kwargs: Any) -> Any:
-        return registry.call(function, (self, *args), kwargs)
-
-    return call
-
-
 def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, other: assigned(name, self, registry.call(function, (self, other), {}))
 
 
 def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTensor:
-    """An operation in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean.
-
-    Args:
-        name: of the operation.
-        target: the tensor, which is given back.
-        result: what the operation gives.
-
-    Raises:
-        TraceError: the tensor's dtype does not hold the result.
-        ShapeError: the result has another shape.
-        UnsupportedError: the tensor is a parameter that the kernel does not declare to write to.
-    """
+    """An operation in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean."""
     if not torch.can_cast(result.dtype, target.dtype):
         what = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
         raise TraceError(what, where=here(), mend="write x = x + y, or convert an operand, as torch asks as well")
@@ -417,10 +372,9 @@ _OTHERS = frozenset(_SPECIAL.split())
 
 
 def _replaced(name: str) -> Any:
-    """The replacement of a member of torch's tensors."""
     member = getattr(torch.Tensor, name)
     if callable(member):
-        return _method(member)
+        return registry.calling(member)
     return property(lambda self: False if name in _NEVER else self._refused(f"Tensor.{name}"))
 
 

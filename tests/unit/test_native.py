@@ -25,8 +25,8 @@ from fusegen import native
 from fusegen.compiler.passes import forget_programs
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.extension.native import reason
-from fusegen.guards import Conditions, Kind, Read, Slot
-from fusegen.guards import conditions as guard_conditions
+from fusegen.guards import Conditions, PlaceKind, StatePlace, StateRead
+from fusegen.guards import places as guard_conditions
 from fusegen.guards.values import same
 from tests.unit.eager import randn
 
@@ -178,24 +178,24 @@ def conditions(owner: Owner, weak: Callable[[object], bool] = lambda _: False) -
         asked.item(owner.held, key)
     asked.item(Owner, "named")
     asked.item(owner.linear._parameters, "weight")
-    asked.identity(Slot(vars(owner.linear), Kind.ITEM, "_parameters"), owner.linear._parameters)
+    asked.identity(StatePlace(vars(owner.linear), PlaceKind.ITEM, "_parameters"), owner.linear._parameters)
     asked.sizes([owner.held, owner.linear._buffers])
     asked.holds(lambda: owner.is_fine)
     slots = [
-        Slot(owner.function, Kind.CELL, 0),
-        Slot(owner, Kind.ATTRIBUTE, "other"),
-        Slot(owner.other, Kind.PARAMETER, "weight"),
-        Slot(owner, Kind.HAS, "missing"),
-        Slot(vars(owner), Kind.MISSING, frozenset({"later"})),
-        Slot(owner, Kind.TYPE),
-        Slot(owner.set_cell, Kind.ATTRIBUTE, "__func__"),
-        Slot(owner, Kind.METHOD, "set_cell"),
-        Slot(owner, Kind.DEFINED, "other"),
-        Slot(owner.block, Kind.SUBMODULE, "0"),
-        Slot(owner.block, Kind.BUFFER, "shift"),
+        StatePlace(owner.function, PlaceKind.CELL, 0),
+        StatePlace(owner, PlaceKind.ATTRIBUTE, "other"),
+        StatePlace(owner.other, PlaceKind.PARAMETER, "weight"),
+        StatePlace(owner, PlaceKind.HAS, "missing"),
+        StatePlace(vars(owner), PlaceKind.MISSING, frozenset({"later"})),
+        StatePlace(owner, PlaceKind.TYPE),
+        StatePlace(owner.set_cell, PlaceKind.ATTRIBUTE, "__func__"),
+        StatePlace(owner, PlaceKind.METHOD, "set_cell"),
+        StatePlace(owner, PlaceKind.DEFINED, "other"),
+        StatePlace(owner.block, PlaceKind.SUBMODULE, "0"),
+        StatePlace(owner.block, PlaceKind.BUFFER, "shift"),
     ]
     for slot in slots:
-        asked.read(Read(slot, slot.get()))
+        asked.read(StateRead(slot, slot.get()))
     return asked.function()
 
 
@@ -256,9 +256,9 @@ def test_a_change_is_seen(change: str, weak: Callable[[object], bool] | None, mo
 def test_a_condition_on_what_is_gone_is_false() -> None:
     module, asked = nn.ReLU(), Conditions(is_large)
     place = SimpleNamespace(module=module)
-    asked.identity(Slot(module, Kind.HAS, "missing"), False)
+    asked.identity(StatePlace(module, PlaceKind.HAS, "missing"), False)
     asked_of_place = Conditions(is_large)
-    asked_of_place.identity(Slot(place, Kind.ATTRIBUTE, "module"), module)
+    asked_of_place.identity(StatePlace(place, PlaceKind.ATTRIBUTE, "module"), module)
     found, of_owner, of_value = weakref.ref(module), asked.function(), asked_of_place.function()
     assert of_owner.call() and of_value.call()
     del asked, asked_of_place, module
@@ -326,7 +326,7 @@ def test_a_dictionary_is_watched_by_each_that_asks(write: str, kind: type[dict[s
 @pytest.mark.usefixtures("way")
 def test_a_name_that_is_a_word_of_python() -> None:
     owner, asked = SimpleNamespace(**{"lambda": 1}), Conditions()
-    asked.read(Read(Slot(owner, Kind.ATTRIBUTE, "lambda"), 1))
+    asked.read(StateRead(StatePlace(owner, PlaceKind.ATTRIBUTE, "lambda"), 1))
     holds = asked.function()
     assert holds.call() is True
     setattr(owner, "lambda", 2)

@@ -14,7 +14,6 @@ from fusegen.trace.functions import (
     random,
     reductions,
     views,
-    windows,
     writes,
 )
 
@@ -32,6 +31,5 @@ __all__ = [
     "random",
     "reductions",
     "views",
-    "windows",
     "writes",
 ]

@@ -64,11 +64,7 @@ def _for_each_head(x: TracedTensor, query: TracedTensor) -> TracedTensor:
 
 
 def _literal_width(query: TracedTensor) -> int:
-    """The head dim, by which queries are scaled: another one is another program.
-
-    Raises:
-        UnsupportedError: its value is not known here.
-    """
+    """The head dim, by which queries are scaled: another one is another program."""
     query._tracer.require_literal(query._node.shape[-1])
     width = literal(query._node.shape[-1])
     if width is None:

@@ -11,8 +11,8 @@ import torch
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import DimError, ShapeError, TraceError
 from fusegen.ir.ops import Op
-from fusegen.trace.float8 import no_arithmetic
 from fusegen.trace.memory import overwrite
+from fusegen.trace.modes import no_arithmetic, tracer_among
 from fusegen.trace.scalars import TracedScalar, computed
 from fusegen.trace.tracer import Tracer
 from fusegen.trace.values import TracedTensor
@@ -20,14 +20,10 @@ from fusegen.trace.values import TracedTensor
 
 def tracer_of(*values: object) -> Tracer:
     """The tracer of the first traced value among some, and in lists and tuples among them."""
-    stack = list(reversed(values))
-    while stack:
-        value = stack.pop()
-        if isinstance(value, (TracedTensor, TracedScalar)):
-            return value._tracer
-        if isinstance(value, (tuple, list)):
-            stack += reversed(value)
-    raise TraceError("no traced operand")
+    tracer = tracer_among(values)
+    if tracer is None:
+        raise TraceError("no traced operand")
+    return tracer
 
 
 def dtype_of(value: TracedTensor) -> DType:
@@ -36,12 +32,7 @@ def dtype_of(value: TracedTensor) -> DType:
 
 
 def normalize_dim(dim: int, rank: int) -> int:
-    """A dim counted from the front.
-
-    Raises:
-        TraceError: it is no int; torch takes no bool for one.
-        DimError: when there is no such dim.
-    """
+    """A dim counted from the front."""
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TraceError(f"{dim!r} is no dim", mend="give an int")
     if not -max(rank, 1) <= dim < max(rank, 1):
@@ -58,13 +49,7 @@ def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ..
 
 
 def each_dim(dims: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """Dims counted from the front, in their order.
-
-    Raises:
-        TraceError: one is no int.
-        DimError: there is no such dim.
-        ShapeError: one is named twice.
-    """
+    """Dims counted from the front, in their order."""
     listed = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
     found = tuple(normalize_dim(d, rank) for d in listed)
     if len(set(found)) != len(found):
@@ -86,11 +71,7 @@ def binary(op: Op, a: Any, b: Any) -> TracedTensor:
 
 
 def floats(name: str, x: TracedTensor) -> TracedTensor:
-    """A value of a float dtype, as a composed function wants it that torch does not have for integers.
-
-    Raises:
-        TraceError: it is of integers, bools or 8-bit floats.
-    """
+    """The value, if it is of a float dtype of 16 bits or more: torch does not have the function of others."""
     if not dtype_of(x).is_float:
         raise TraceError(f"{name} of {dtype_of(x)}", mend="convert to a float dtype first")
     if dtype_of(x).is_float8:
@@ -99,23 +80,14 @@ def floats(name: str, x: TracedTensor) -> TracedTensor:
 
 
 def numbers(name: str, x: TracedTensor) -> TracedTensor:
-    """A value that is not of bools.
-
-    Raises:
-        TraceError: it is of bools.
-    """
+    """The value, unless it is of bools."""
     if dtype_of(x) is DType.BOOL:
         raise TraceError(f"{name} of bool", mend="convert to a number dtype first")
     return x
 
 
 def setting(name: str, value: object) -> float:
-    """A number that is no tensor: a float, or one of run time, which behaves as a float does.
-
-    Raises:
-        NeedsStatic: it is a tensor that is made of numbers.
-        TraceError: it is no number.
-    """
+    """A number that is no tensor: a float, or one of run time, which behaves as a float does."""
     if type(value) is TracedScalar:
         number: Any = value if value._node.dtype.is_float else computed(Op.MUL, value, value._tracer.scalar(1.0))
         return cast_to(float, number)
@@ -127,11 +99,7 @@ def setting(name: str, value: object) -> float:
 
 
 def sequence(given: Sequence[Any], named: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
-    """Sizes or dims given one by one, as one sequence, or as one sequence by its name.
-
-    Raises:
-        TraceError: for another name.
-    """
+    """Sizes or dims given one by one, as one sequence, or as one sequence by its name."""
     if named:
         unknown = sorted(set(named) - {"size", "sizes", "shape", "dims", "repeats"})
         if unknown or len(named) > 1 or given:
@@ -141,11 +109,7 @@ def sequence(given: Sequence[Any], named: Mapping[str, Any] | None = None) -> tu
 
 
 def written(input: TracedTensor, result: TracedTensor, inplace: Any) -> TracedTensor:
-    """A function's result; in place also what its input means from then on. The caller's tensor stays as it is.
-
-    Raises:
-        TraceError: the input is closed over, or the result has another dtype.
-    """
+    """A function's result; in place also what its input means from then on. The caller's tensor stays as it is."""
     if inplace and result is not input:
         if result._node.dtype is not input._node.dtype or any(value is input for _, value in input._tracer.hidden.values()):
             raise TraceError("a function in place that cannot write to its input", mend="leave inplace out")
@@ -155,11 +119,7 @@ def written(input: TracedTensor, result: TracedTensor, inplace: Any) -> TracedTe
 
 
 def check_device(tracer: Tracer, device: Any) -> None:
-    """Refuses a device that is not the kernel's.
-
-    Raises:
-        TraceError: a kernel's tensors lie where its inputs do.
-    """
+    """Refuses a device that is not the kernel's."""
     if device is None:
         return
     wanted = torch.device(device)
@@ -170,11 +130,7 @@ def check_device(tracer: Tracer, device: Any) -> None:
 
 
 def unsupported_argument(function: str, **arguments: Any) -> None:
-    """Refuses arguments that are given (not None, not False) but not supported.
-
-    Raises:
-        TraceError: naming the first of them.
-    """
+    """Refuses arguments that are given (not None, not False) but not supported."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise TraceError(f"{function}: the argument {name}={value!r} is not supported", mend=f"leave {name} out")

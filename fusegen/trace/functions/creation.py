@@ -17,6 +17,7 @@ from fusegen.trace.complex import ComplexTensor
 from fusegen.trace.functions import pointwise
 from fusegen.trace.functions.common import cast, check_device, unsupported_argument
 from fusegen.trace.functions.views import cat, own, reshaped, unsqueeze
+from fusegen.trace.modes import flat
 from fusegen.trace.registry import creates, implements
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, dim_of
 from fusegen.trace.tracer import Tracer
@@ -231,7 +232,7 @@ def _listed(tracer: Tracer, data: Sequence[Any], dtype: torch.dtype | None) -> T
         raise TraceError(what, mend="make the tensor outside and pass it")
     if not samples.numel():
         return _filled(tracer, tuple(samples.shape), 0, samples.dtype)
-    parts = [tracer.add(Op.EXPAND, scalar_tensor(tracer, n, samples.dtype), shape=(1,)) for n in _flat(data)]
+    parts = [tracer.add(Op.EXPAND, scalar_tensor(tracer, n, samples.dtype), shape=(1,)) for n in flat(data)]
     return reshaped(cat(parts, 0) if len(parts) > 1 else parts[0], tuple(samples.shape))
 
 
@@ -244,10 +245,6 @@ def _samples(tracer: Tracer, data: Any) -> Any:
     if type(data) is TracedScalar:
         return 1.0 if tracer.lift(data)._node.dtype.is_float else 1
     return 1 if type(data) is SymbolicSize else data
-
-
-def _flat(data: Any) -> list[Any]:
-    return [number for part in data for number in _flat(part)] if isinstance(data, (list, tuple)) else [data]
 
 
 def _known(number: Any) -> Any:
@@ -344,11 +341,7 @@ def polar(abs: Any, angle: Any) -> ComplexTensor:
 
 
 def _require_floats(name: str, first: Any, second: Any) -> None:
-    """Refuses parts that torch refuses.
-
-    Raises:
-        TraceError: they are no float32 or float64 of one dtype.
-    """
+    """Refuses parts that torch refuses."""
     if first.dtype is not second.dtype or first.dtype not in (torch.float32, torch.float64):
         raise TraceError(f"{name} of {first.dtype} and {second.dtype}", mend="make both float32, or float64")
 

@@ -132,7 +132,7 @@ class Coordinates:
         return self.placed(reshaped(found, (*self.shape, *front._node.shape[1:])))
 
     def _is_every(self, dim: int, index: TracedTensor) -> bool:
-        """Tells if an index is every number along its dim, as ``torch.arange`` gives them."""
+        """True if an index is every number along its dim, as ``torch.arange`` gives them."""
         return index._node.op is Op.IOTA and same(index._node.shape[0], self.sizes[dim])
 
     def placed(self, chosen: TracedTensor) -> TracedTensor:
@@ -149,11 +149,7 @@ _MOST_NUMBERS = 64  # in a list between brackets: each is a view of its own
 
 
 def taken(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool) -> TracedTensor:
-    """Slices of a tensor along a dim, in the place of which the index's dims come.
-
-    Args:
-        wraps: whether a negative index counts from the end.
-    """
+    """Slices of a tensor along a dim, in the place of which the index's dims come; a negative index may count from the end."""
     shape, count = x._node.shape, simplify_dim(product(index._node.shape))
     along = [1] * dim + [count] + [1] * (x.ndim - dim - 1)
     wide = x._tracer.add(Op.EXPAND, reshaped(index, along), shape=(*shape[:dim], count, *shape[dim + 1 :]))
@@ -223,7 +219,8 @@ def _indexed(input: TracedTensor, keys: list[Any], *, at_once: bool) -> TracedTe
         elif isinstance(k, torch.Tensor):
             result, place = taken(result, place, _index(input._tracer, k), wraps=True), place + k.ndim
         elif isinstance(k, list):
-            result, place = _by_numbers(result, place, k), place + 1
+            chosen = [unsqueeze(select(result, place, number), place) for number in k]
+            result, place = cat(chosen, place) if chosen else sliced(result, place, 0, 0), place + 1
         elif isinstance(k, slice):
             result, place = _slice_dim(result, place, k), place + 1
         else:
@@ -235,11 +232,7 @@ def _indexed(input: TracedTensor, keys: list[Any], *, at_once: bool) -> TracedTe
 
 
 def _index(tracer: Tracer, key: Any) -> TracedTensor:
-    """A key between brackets: a tensor of integers, or a list as one.
-
-    Raises:
-        UnsupportedError: it is a mask.
-    """
+    """A key between brackets: a tensor of integers, or a list as one."""
     if isinstance(key, list):
         numbers = [reshaped(tracer.constant(int(number), DType.INT64), (1,)) for number in key]
         return cat(numbers, 0) if numbers else iota(tracer, 0)
@@ -290,12 +283,6 @@ def _clipped(tracer: Tracer, index: Any, size: Dim) -> Dim:
     return place if holds(tracer, place <= size) else size
 
 
-def _by_numbers(x: TracedTensor, dim: int, numbers: list[int]) -> TracedTensor:
-    """A list as a key between brackets: views, one behind the other."""
-    chosen = [unsqueeze(select(x, dim, number), dim) for number in numbers]
-    return cat(chosen, dim) if chosen else sliced(x, dim, 0, 0)
-
-
 # By functions.
 
 
@@ -316,23 +303,15 @@ def embedding(
     if table.ndim != 2:
         raise ShapeError(f"embedding by a table of {table.ndim} dims", mend="give it the shape (rows, features)")
     if padding_idx is not None:
-        _require_row(tracer, padding_idx, table._node.shape[0])
+        size = table._node.shape[0]
+        if not (holds(tracer, size > padding_idx) and holds(tracer, size >= -padding_idx)):
+            raise ShapeError(f"padding_idx {padding_idx} of a table of {size} rows", mend="name a row of the table")
     rows = taken(table, 0, ids, wraps=False)
     if padding_idx is None:
         return rows
     padding = padding_idx if padding_idx >= 0 else tracer.size(table._node.shape[0]) + padding_idx
     is_padding = unsqueeze(binary(Op.EQ, ids, padding), -1)
     return pointwise.where(is_padding, tracer.add(Op.DETACH, rows), rows)
-
-
-def _require_row(tracer: Tracer, index: int, size: Dim) -> None:
-    """Refuses a number that is no row.
-
-    Raises:
-        ShapeError: it is too large, or too small.
-    """
-    if not (holds(tracer, size > index) and holds(tracer, size >= -index)):
-        raise ShapeError(f"padding_idx {index} of a table of {size} rows", mend="name a row of the table")
 
 
 @implements("gather")
@@ -416,11 +395,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) 
 
 
 def index_added(input: Any, indices: Any, values: Any) -> TracedTensor:
-    """The tensor plus values, each at the place that tensors of integers name along its first dims.
-
-    Raises:
-        UnsupportedError: an index is a mask.
-    """
+    """The tensor plus values, each at the place that tensors of integers name along its first dims."""
     tracer = tracer_of(input, *indices, values)
     x, given, chosen = tracer.lift(input), tracer.lift(values), [tracer.lift(index) for index in indices]
     require_one_dtype("index_put", x, given)

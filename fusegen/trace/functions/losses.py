@@ -37,11 +37,6 @@ def legacy(reduction: str, size_average: Any, reduce: Any) -> str:
     return "mean" if size_average is None or size_average else "sum"
 
 
-def _distance(input: Any, target: Any) -> TracedTensor:
-    difference = pointwise.sub(input, target)
-    return difference._tracer.add(Op.ABS, difference)
-
-
 @implements("mse_loss")
 def mse_loss(
     input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean", weight: Any = None
@@ -60,7 +55,8 @@ def l1_loss(
     """The difference without its sign."""
     unsupported_argument("l1_loss", weight=weight)
     reduction = legacy(reduction, size_average, reduce)
-    return collected(_distance(input, target), reduction)
+    difference = pointwise.sub(input, target)
+    return collected(difference._tracer.add(Op.ABS, difference), reduction)
 
 
 @implements("smooth_l1_loss")

@@ -170,11 +170,7 @@ def instance_norm(
 
 
 def _require_one_dtype(name: str, x: TracedTensor, parameters: Sequence[Any]) -> None:
-    """Refuses parameters of other dtypes than torch takes: the input's, or float32 beside 16-bit floats.
-
-    Raises:
-        TraceError: they are of another dtype, or of several.
-    """
+    """Refuses parameters of other dtypes than torch takes: the input's, or float32 beside 16-bit floats."""
     found = {x._tracer.lift(p).dtype for p in parameters if p is not None}
     if len(found) > 1 or not found <= {x.dtype, *((torch.float32,) if dtype_of(x).is_half else ())}:
         given = ", ".join(sorted(str(from_torch(dtype)) for dtype in found))

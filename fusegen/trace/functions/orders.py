@@ -12,13 +12,13 @@ from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.reductions import SHORT_ROW
 from fusegen.ir.symbolic import Dim, literal, product, simplify_dim
-from fusegen.trace.float8 import no_arithmetic
 from fusegen.trace.functions import pointwise, reductions
 from fusegen.trace.functions.common import binary, cast, dtype_of, normalize_dim, numbers, tracer_of, unsupported_argument
 from fusegen.trace.functions.creation import full_like
 from fusegen.trace.functions.indexing import gather, take_along_dim
 from fusegen.trace.functions.reductions import any_, argmax, count_nonzero
 from fusegen.trace.functions.views import holds, movedim, require_shape, reshaped, sliced, squeeze, unsqueeze
+from fusegen.trace.modes import no_arithmetic
 from fusegen.trace.registry import implements
 from fusegen.trace.values import TracedTensor
 
@@ -137,12 +137,7 @@ def _length(x: TracedTensor, dim: int) -> Dim:
 
 
 def _count(name: str, x: TracedTensor, dim: int, k: Any) -> int:
-    """A number of elements that a dim has.
-
-    Raises:
-        TraceError: it is no int.
-        ShapeError: there are not so many.
-    """
+    """A number of elements that a dim has."""
     if isinstance(k, bool) or not hasattr(k, "__index__"):
         raise TraceError(f"{name} with k={k!r}", mend="give an int")
     count = int(k)

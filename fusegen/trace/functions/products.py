@@ -100,12 +100,7 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any =
 
 
 def _beside(name: str, product: TracedTensor, value: Any) -> TracedTensor:
-    """The summand of a product.
-
-    Raises:
-        TraceError: it has another dtype, which torch refuses.
-        ShapeError: it is wider.
-    """
+    """The summand of a product."""
     added, dtype = product._tracer.lift(value), dtype_of(product)
     if dtype_of(added) is not dtype:
         raise TraceError(f"{name} of {dtype_of(added)} and a product of {dtype}", mend="convert all to one number dtype")
@@ -252,7 +247,11 @@ def einsum(equation: str, *operands: Any) -> TracedTensor:
     lifted = [tracer.lift(v) for v in values]
     inputs, result = _letters(equation, [x.ndim for x in lifted])
     lifted, inputs = map(list, zip(*map(_of_diagonals, lifted, inputs), strict=True))
-    kept = [_summed(x, letters, set(result).union(*others)) for x, letters, others in _with_others(lifted, inputs)]
+    kept = []
+    for k, (x, own) in enumerate(zip(lifted, inputs, strict=True)):  # summed over the letters that nothing else has
+        needed = set(result).union(*inputs[:k], *inputs[k + 1 :])
+        dims = [d for d, letter in enumerate(own) if letter not in needed]
+        kept.append((reduced(Op.SUM, x, dims, False) if dims else x, "".join(c for c in own if c in needed)))
     found, letters = kept[0]
     for number, (x, more) in enumerate(kept[1:], 1):
         needed = set(result).union(*(of for _, of in kept[number + 1 :]))
@@ -276,11 +275,7 @@ def _of_diagonals(x: TracedTensor, letters: str) -> tuple[TracedTensor, str]:
 
 
 def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The letters of each operand and of the result; digits stand for the dims of an ellipsis, from the last one.
-
-    Raises:
-        TraceError: for what is not supported.
-    """
+    """The letters of each operand and of the result; digits stand for the dims of an ellipsis, from the last one."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     inputs = left.split(",")
     if not arrow:
@@ -301,11 +296,7 @@ def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def _hidden(letters: str, rank: int) -> int:
-    """The number of an operand's dims that an ellipsis stands for.
-
-    Raises:
-        ShapeError: letters and dims do not fit each other.
-    """
+    """The number of an operand's dims that an ellipsis stands for."""
     named = len(letters.replace("...", ""))
     if named > rank or (named < rank and "..." not in letters):
         raise ShapeError(f"einsum: {letters!r} names {named} of {rank} dims", mend="give one letter a dim, or ...")
@@ -314,17 +305,6 @@ def _hidden(letters: str, rank: int) -> int:
 
 _ELLIPSIS = "9876543210"
 """Names of the dims of an ellipsis: the last of each operand is the same."""
-
-
-def _with_others(operands: Sequence[TracedTensor], inputs: Sequence[str]) -> list[tuple[TracedTensor, str, list[str]]]:
-    """Each operand with its letters and those of the others."""
-    return [(x, inputs[k], [*inputs[:k], *inputs[k + 1 :]]) for k, x in enumerate(operands)]
-
-
-def _summed(x: TracedTensor, letters: str, needed: set[str]) -> tuple[TracedTensor, str]:
-    """An operand summed over the letters that nothing else has."""
-    dims = [d for d, letter in enumerate(letters) if letter not in needed]
-    return (reduced(Op.SUM, x, dims, False) if dims else x), "".join(c for c in letters if c in needed)
 
 
 def _ordered(x: TracedTensor, letters: str, order: str) -> TracedTensor:

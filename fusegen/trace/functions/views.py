@@ -207,11 +207,7 @@ def holds(tracer: Tracer, relation: Any) -> bool:
 
 
 def require_shape(name: str, x: TracedTensor, wanted: Sequence[Dim]) -> None:
-    """Refuses another shape; equal sizes that are symbols become guards.
-
-    Raises:
-        ShapeError: the tensor has one.
-    """
+    """Refuses another shape; equal sizes that are symbols become guards."""
     shape, tracer = x._node.shape, x._tracer
     pairs = zip(shape, wanted, strict=True) if len(shape) == len(wanted) else [(0, 1)]
     if not all(same(a, b) or holds(tracer, sympy.Eq(a, b)) for a, b in pairs):
@@ -435,11 +431,7 @@ def is_complex(input: TracedTensor) -> bool:
 
 
 def from_end(tracer: Tracer, index: Any, size: Dim) -> Dim:
-    """An index counted from the front.
-
-    Raises:
-        DimError: it lies before the first element.
-    """
+    """An index counted from the front."""
     place = dim_of(index)
     if is_negative(tracer, place):
         place = simplify_dim(size + place)

@@ -104,11 +104,7 @@ def zero_(input: TracedTensor) -> TracedTensor:
 
 
 def _write(input: TracedTensor, place: TracedTensor, value: Any) -> None:
-    """Writes to elements of a tensor.
-
-    Raises:
-        UnsupportedError: it is a parameter that the kernel does not declare to write to.
-    """
+    """Writes to elements of a tensor."""
     memory.put(input, place._position, _recorded(input, place, _value_for(place, value)))
 
 
@@ -315,12 +311,7 @@ def _index_replaced(x: TracedTensor, indices: Sequence[Any], values: Any) -> Tra
 
 
 def _require_shape(name: str, place: TracedTensor, value: Any) -> None:
-    """Refuses a tensor of another shape than the place.
-
-    Raises:
-        ShapeError: it has one.
-        TraceError: it has another dtype.
-    """
+    """Refuses a tensor of another shape than the place."""
     given = place._tracer.lift(value)
     pairs = tuple(zip(given._node.shape, place._node.shape, strict=False))
     if given.ndim == place.ndim and not all(same(a, b) for a, b in pairs):

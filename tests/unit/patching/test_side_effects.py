@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -307,21 +306,6 @@ def test_what_is_set_again_stays_set() -> None:
         assert (layer.own, layer.weight.mark, Marking.mark, COUNT) == (1, 1, 1, 1)
         layer(x)
     assert [row.fused for row in report.rows if row.kind == "Marking"] == [True]
-
-
-def test_a_warning_is_given_in_each_call() -> None:
-    class Warns(Layer):
-        def forward(self, x: Tensor) -> Tensor:
-            warnings.warn("called", stacklevel=1)
-            return super().forward(x)
-
-    layer = Warns()
-    fg.patch(layer)
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        for count in range(1, 4):
-            layer(torch.ones(WIDTH))
-            assert len([each for each in shown if str(each.message) == "called"]) == count
 
 
 class Heads(nn.Module):
