@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from fusegen.autodiff.keep import Recompute
 from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text, mark_of
 from fusegen.bundle.programs import (
     Example,
@@ -22,7 +21,7 @@ from fusegen.bundle.programs import (
     limits,
     machine_of,
     new_folder,
-    passes_of,
+    passes_by_all,
     require_new,
     tensor_argument,
     with_mark,
@@ -36,6 +35,7 @@ from fusegen.dtypes import autocast_dtype, from_torch
 from fusegen.errors import ArgumentError, BundleError
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
+from fusegen.options import DEFAULTS, Options
 from fusegen.program.formula import Relation
 from fusegen.program.signature import Argument, Constant, ExtentArgument, Kind, NumberArgument, Signature, Structure, TensorArgument
 from fusegen.schedule.names import plain, stride_name
@@ -52,24 +52,19 @@ class Wanted:
         function: the user's.
         arguments: by parameter; tensors may be meta ones.
         target: the machine.
-        mutates: parameters that the function may write to.
-        recompute: the rule by which backward passes compute values again.
-        fast_math: True if the kernel was declared so.
+        options: of its declaration; the way to compile is that of the settings.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     target: Target
-    mutates: Sequence[str] = ()
-    recompute: Recompute = "auto"
-    fast_math: bool = False
+    options: Options = DEFAULTS
 
     @property
     def dispatcher(self) -> Dispatcher:
         """A new dispatcher of the function, which knows no call."""
-        name = self.function.__name__
-        return Dispatcher(self.function, name, self.mutates, recompute=self.recompute, fast_math=self.fast_math)
+        return Dispatcher(self.function, self.function.__name__, self.options._replace(compiler=None))
 
 
 @dataclass(frozen=True)
@@ -218,7 +213,7 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: i
 def _passes(traced: TracedCall, parameters: Sequence[Parameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
     """The passes of a kernel, with the files of their kernels; None where there is no derivative."""
     variant, dispatcher = traced.variant, traced.dispatcher
-    passes = passes_of(dispatcher.passes, variant)
+    passes = passes_by_all(variant, dispatcher.options)
     if passes is None:
         return None, []
     count = len(dispatcher.parameters.names)

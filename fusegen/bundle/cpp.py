@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_structure
 from fusegen.bundle.build import TracedCall, Wanted, signature_of, traced_calls
 from fusegen.bundle.manifest import digest
 from fusegen.bundle.programs import limits as rows_of
-from fusegen.bundle.programs import new_folder, passes_of, require_name, require_new, tensor_argument, write, writing_to
+from fusegen.bundle.programs import new_folder, passes_by_all, require_name, require_new, tensor_argument, write, writing_to
 from fusegen.compiler.compile import Compiled, compile_graph
 from fusegen.compiler.extension import flags_of
 from fusegen.dtypes import DType
@@ -233,7 +233,7 @@ class Traced:
         names = dispatcher.parameters.names
         self._signature = signature_of(self._variant, names, call.values[: len(names)])
         self._given = dict(zip(names, self._signature.arguments, strict=True))
-        self._graph, self._known_passes = self._variant.traced, dispatcher.passes
+        self._graph, self._options = self._variant.traced, dispatcher.options
         self._mutates = dispatcher.parameters.mutates
         specs = {spec.name: spec for spec in self._graph.inputs}
         self._tensors = [n for n, a in self._given.items() if isinstance(a, TensorArgument)] + list(self._variant.state.names)
@@ -322,7 +322,7 @@ class Traced:
 
     def _passes(self) -> Passes | None:
         """The passes; None where there is no derivative."""
-        found = passes_of(self._known_passes, self._variant)
+        found = passes_by_all(self._variant, self._options)
         if found is None:
             return None
         derivative, forward, backward = found.derivative, found.forward.graph, in_row_major_order(found.backward.graph)

@@ -20,7 +20,7 @@ from fusegen.bundle.validate import check_call
 from fusegen.compiler.compile import Compiled, Variant, needs_wide
 from fusegen.compiler.extension import host_flags
 from fusegen.compiler.forms import Rows
-from fusegen.compiler.passes import GraphKernel, Passes, PassRules
+from fusegen.compiler.passes import GraphKernel, Passes, passes_of
 from fusegen.compiler.signature import with_layout_of
 from fusegen.emit.environment import unit_text
 from fusegen.errors import ArgumentError, BundleError, GradientError, UnsupportedError
@@ -28,6 +28,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec
 from fusegen.jit import nvrtc
 from fusegen.jit.host import compile_shared
+from fusegen.options import Options
 from fusegen.program.formula import Relation, formula_of
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Argument, ExtentArgument, NumberArgument, Signature, TensorArgument
@@ -133,11 +134,11 @@ class Example:
     signature: Signature
 
 
-def passes_of(rules: PassRules, variant: Variant) -> Passes | None:
+def passes_by_all(variant: Variant, options: Options) -> Passes | None:
     """The passes of a variant by all inputs that have gradients; None where there are none."""
     floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
     try:
-        return rules.of(variant, differentiated_inputs(variant.traced, floats))
+        return passes_of(variant, differentiated_inputs(variant.traced, floats), options)
     except (GradientError, UnsupportedError):
         return None
 

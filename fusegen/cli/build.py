@@ -118,7 +118,7 @@ def _wanted(
         check_complete(each, arguments)
         progress(f"building {each.name} for {', '.join(filter(None, (target.name, dtype, call)))} …")
         kernel = each.kernel
-        yield Wanted(each.name, kernel.function, arguments, target, kernel.mutates, kernel.recompute, kernel.fast_math)
+        yield Wanted(each.name, kernel.function, arguments, target, kernel.options)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:

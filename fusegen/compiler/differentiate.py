@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_unflatten
 
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.passes import Passes
+from fusegen.compiler.passes import Passes, passes_of
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.runtime.arguments import Values, check_tangent
@@ -151,7 +151,7 @@ class Calls(Plan):
         """The forward pass for the exact shapes of a call."""
         variant, hidden = self._variant_of(values)
         with self._lock:
-            passes = self.dispatcher.passes.of(variant, self._inputs(variant, hidden))
+            passes = passes_of(variant, self._inputs(variant, hidden), self.dispatcher.options)
         return Passed(self.dispatcher, variant, passes, hidden, self.dispatcher.variants.sizes(variant, values, hidden)), hidden
 
     def _inputs(self, variant: Variant, hidden: Hidden) -> list[str]:

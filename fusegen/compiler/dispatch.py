@@ -16,17 +16,17 @@ from torch._C import _len_torch_function_stack as function_modes
 from torch.utils._pytree import tree_map_only
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
-from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import builder, machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.parameters import KINDS, Layouts, Parameters, flat_function, flat_names, settled, spread
 from fusegen.compiler.parameters import KINDS as CONTAINERS
-from fusegen.compiler.passes import PassRules, require_history
+from fusegen.compiler.passes import passes_of, require_history
 from fusegen.compiler.signature import ITSELF
 from fusegen.compiler.tuned import in_measured_form
 from fusegen.compiler.variants import Variants
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
+from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program, condition_of
 from fusegen.runtime.callables import in_pairs, is_complex, of_pairs
@@ -35,7 +35,6 @@ from fusegen.runtime.instructions import Runner, Scalars
 from fusegen.runtime.node import Node, Recorded, Source
 from fusegen.runtime.watched import is_intercepted, is_recorded_as_operators, is_transformed, is_watched
 from fusegen.runtime.written import check_writable, refuse_gradients
-from fusegen.settings import Compiler
 from fusegen.threads import cached_property, new_lock
 from fusegen.trace import RUNNING
 from fusegen.trace.scalars import TracedScalar, stale
@@ -66,18 +65,14 @@ class Dispatcher(Plan):
     Args:
         function: the user's function.
         name: the kernel's name.
-        mutates: parameters that it may write to.
+        options: of its declaration, whose names are the function's.
         recorded: runs a call that is recorded in a graph of torch's operators, by this dispatcher; the function where there is
             nothing else.
         requires: refuses variants that the kernel must not have.
-        recompute: the rule by which backward passes compute values again.
-        compiler: the way to compile; None is that of the settings.
-        fast_math: True if the kernel was declared so.
         origin: as of `Variants`.
 
     Attributes:
         variants: of the function.
-        passes: of its graphs, for gradients.
         executable: runs the calls that nothing watches.
     """
 
@@ -85,22 +80,17 @@ class Dispatcher(Plan):
         self,
         function: Callable[..., Any],
         name: str,
-        mutates: Sequence[str] = (),
+        options: Options = DEFAULTS,
         recorded: RecordedCall | None = None,
         requires: Callable[[Variant], None] | None = None,
-        recompute: Recompute = "auto",
-        compiler: Compiler | None = None,
-        fast_math: bool = False,
         origin: tuple[Callable[..., Any], Layouts] | None = None,
     ) -> None:
-        self.function = function
-        self.name, self.recompute, self._compiler = name, recompute, compiler
+        self.function, self.name, self.options = function, name, options
         self._recorded_call, self._requires = recorded, requires
         self._flat: dict[Layouts, FlatDispatcher] = {}
         self._named: tuple[Named, FlatDispatcher] | None = None  # the last such call
-        self.variants = Variants(function, name, mutates, fast_math=fast_math, origin=origin)
+        self.variants = Variants(function, name, options, origin=origin)
         self.parameters = self.variants.parameters
-        self.passes = PassRules(recompute, compiler)
         self.executable = Executable(self)
         self._lock = new_lock()
         self._derived: dict[tuple[str, ...], Dispatcher] = {}  # by the parameters that are complex
@@ -108,9 +98,7 @@ class Dispatcher(Plan):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
         """One of the copied function, which knows no call."""
-        function = copy.deepcopy(self.function, memo)
-        rules = (self.recompute, self._compiler, self.variants.fast_math)
-        return Dispatcher(function, self.name, self.parameters.writable, None, None, *rules)
+        return Dispatcher(copy.deepcopy(self.function, memo), self.name, self.options)
 
     @cached_property
     def _positional(self) -> int | None:
@@ -153,8 +141,7 @@ class Dispatcher(Plan):
         with self._lock:
             if names not in self._derived:
                 function = of_pairs(self.function, names)
-                rules = (self.recompute, self._compiler, self.variants.fast_math)
-                self._derived[names] = Dispatcher(function, self.name, self.parameters.writable, None, self._requires, *rules)
+                self._derived[names] = Dispatcher(function, self.name, self.options, None, self._requires)
         return self._derived[names], in_pairs(values)
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -293,14 +280,14 @@ class Dispatcher(Plan):
             without_history: True if autograd would record what torch's own functions do, though no result has a gradient.
         """
         sizes = self.variants.sizes(variant, values, hidden)
-        program = machine_of(device, self._compiler).bound(variant, sizes, device)
+        program = machine_of(device, self.options.compiler).bound(variant, sizes, device)
         program = _WithoutHistory(program) if without_history else program
         facts = Facts(variant.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
         return Bound(program, facts, self._by_value(variant), variant.state, hidden)
 
     def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> Recorded:
         """The passes of a variant for the exact shapes of a call."""
-        passes, sizes = self.passes.of(variant, wrt), self.variants.sizes(variant, values, hidden)
+        passes, sizes = passes_of(variant, wrt, self.options), self.variants.sizes(variant, values, hidden)
         names, everything = self.parameters.names, (*values, *hidden)
         where = {name: place for place, name in enumerate((*names, *variant.state.names))}
         where |= {size: where[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
@@ -346,14 +333,13 @@ class FlatDispatcher(Dispatcher):
         self._kernel, self._layouts = kernel, layouts
         self._leaves = flat_names(layouts)
         parameters = kernel.parameters
-        mutates = [leaf for name in parameters.writable for leaf in self._leaves[name]]
+        mutates = tuple(leaf for name in parameters.writable for leaf in self._leaves[name])
         function = flat_function(kernel.function, layouts)
         function.__annotations__ = {
             n: parameters.annotations[n] for n, layout in layouts if layout is None and n in parameters.annotations
         }
-        rules = (kernel.recompute, kernel._compiler, kernel.variants.fast_math)
-        origin = kernel.function, layouts
-        super().__init__(function, kernel.name, mutates, kernel._recorded_call, kernel._requires, *rules, origin)
+        options, origin = kernel.options._replace(mutates=mutates), (kernel.function, layouts)
+        super().__init__(function, kernel.name, options, kernel._recorded_call, kernel._requires, origin)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatDispatcher:
         """The dispatcher of the copied kernel."""

@@ -21,6 +21,7 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec, Location
 from fusegen.ir.infer import shape_text
 from fusegen.ir.symbolic import literal
+from fusegen.options import Options
 from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Wiring
@@ -229,18 +230,16 @@ class Passes:
         sizes: Sequence[str],
         wrt: Sequence[str],
         target: Target,
-        recompute: Recompute,
-        compiler: Compiler | None,
+        options: Options,
     ) -> Passes:
         """The passes by some inputs.
 
         Args:
             sizes: symbolic sizes that no input has.
-            compiler: as of a kernel.
         """
-        derivative, forward, backward, further = named_passes(graph, sizes, wrt, target, recompute)
-        kernels = (GraphKernel(part, target, given, compiler=compiler) for part, given in ((forward, sizes), (backward, further)))
-        return cls(derivative, *kernels)
+        derivative, forward, backward, further = named_passes(graph, sizes, wrt, target, options.recompute)
+        parts = ((forward, sizes), (backward, further))
+        return cls(derivative, *(GraphKernel(part, target, given, compiler=options.compiler) for part, given in parts))
 
 
 def named_passes(
@@ -258,35 +257,23 @@ def named_passes(
     return derivative, forward, backward, tuple(symbol for symbol in (*placed, *sizes) if symbol not in given)
 
 
-@dataclass(frozen=True)
-class PassRules:
-    """The rules by which a kernel's graphs are differentiated.
+def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> Passes:
+    """The passes of a variant's graph, which others may have as well.
 
-    Attributes:
-        recompute: the rule by which the backward passes compute values again.
-        compiler: as of the kernel.
+    Raises:
+        GradientError: no result depends on one of these inputs.
+        UnsupportedError: there are none.
     """
-
-    recompute: Recompute
-    compiler: Compiler | None
-
-    def of(self, variant: Variant, wrt: Sequence[str]) -> Passes:
-        """The passes of a variant's graph, which others may have as well.
-
-        Raises:
-            GradientError: no result depends on one of these inputs.
-            UnsupportedError: there are none.
-        """
-        if variant.traced.writes:
-            what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
-            raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
-        require_history(variant)
-        if variant.state.has_backward_hooks:
-            what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
-            raise UnsupportedError(what, mend="remove the hooks, or call the module outside of the kernel")
-        sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
-        graph, target = variant.traced, variant.request.target
-        return _passes(graph, graph.locations, sizes, tuple(wrt), target, self.recompute, self.compiler)
+    if variant.traced.writes:
+        what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
+        raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
+    require_history(variant)
+    if variant.state.has_backward_hooks:
+        what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
+        raise UnsupportedError(what, mend="remove the hooks, or call the module outside of the kernel")
+    sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
+    graph, target = variant.traced, variant.request.target
+    return _passes(graph, graph.locations, sizes, tuple(wrt), target, options._replace(mutates=()))
 
 
 @lru_cache(maxsize=_MOST_KNOWN)
@@ -296,15 +283,14 @@ def _passes(
     sizes: Sequence[str],
     wrt: Sequence[str],
     target: Target,
-    recompute: Recompute,
-    compiler: Compiler | None,
+    options: Options,
 ) -> Passes:
     """The passes of all functions that are traced to this graph, as those of a model's layers are.
 
     Args:
         _locations: of the graph, which its equality leaves out, and the passes' texts name.
     """
-    return Passes.of(graph, sizes, wrt, target, recompute, compiler)
+    return Passes.of(graph, sizes, wrt, target, options)
 
 
 def forget_programs() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -22,6 +22,7 @@ from fusegen.errors import UnsupportedError
 from fusegen.guards import Recorder, State, is_plain
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
+from fusegen.options import Options
 from fusegen.runtime.arguments import WIDE, Key, Values, check_values, is_scalar, span, static_part
 from fusegen.runtime.bound import NOTHING, Hidden, condition_of
 from fusegen.schedule.names import stride_name
@@ -50,8 +51,7 @@ class Variants:
     Args:
         function: the user's.
         name: the kernel's.
-        mutates: parameters that it may write to.
-        fast_math: True if the kernel was declared so.
+        options: of the kernel.
         origin: the function that it was made of, and how; None where it is the user's own.
 
     Attributes:
@@ -63,13 +63,12 @@ class Variants:
         self,
         function: Callable[..., Any],
         name: str,
-        mutates: Sequence[str] = (),
+        options: Options,
         *,
-        fast_math: bool = False,
         origin: tuple[Callable[..., Any], Hashable] | None = None,
     ) -> None:
-        self.function, self.name, self.fast_math = function, name, fast_math
-        self.parameters = Parameters.of(function, mutates)
+        self.function, self.name, self._fast_math = function, name, options.fast_math
+        self.parameters = Parameters.of(function, options.mutates)
         self.history = History()
         self._variants: dict[tuple[Key, Key], dict[Key, list[Variant]]] = {}  # by what traces share, and what they don't know
         self._promotions = Promotions()
@@ -77,7 +76,7 @@ class Variants:
         self._warned = False  # about many variants
         made_of, how = origin or (function, None)
         alike = _ALIKE.setdefault(made_of, {}) if isinstance(made_of, FunctionType) else {}
-        self._alike = alike.setdefault((how, name, tuple(mutates), fast_math), [])
+        self._alike = alike.setdefault((how, name, options.mutates, options.fast_math), [])
 
     @property
     def known(self) -> list[Variant]:
@@ -338,7 +337,7 @@ class Variants:
             one_tensor_twice=twice,
             mutates=self.parameters.mutates,
             tied=frozenset(self.history.tied),
-            fast_math=self.fast_math,
+            fast_math=self._fast_math,
         )
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:

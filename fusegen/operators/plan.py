@@ -24,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar, has_static_value
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusegen.autodiff.derive import differentiated_inputs, draws, with_key
-from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.compile import Request, guards_of
 from fusegen.compiler.dispatch import Dispatcher
@@ -37,6 +36,7 @@ from fusegen.ir.index_map import in_row_major_order, owner
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal
 from fusegen.operators.gradients import Assumed, GraphOperator, operator_of, recording_operator_of
+from fusegen.options import Options
 from fusegen.runtime.arguments import GREATEST, LEAST
 from fusegen.runtime.bound import unfollowed
 from fusegen.runtime.watched import is_transformed
@@ -81,9 +81,7 @@ planned._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def plan_of(
     function: Callable[..., Any],
     name: str,
-    mutates: tuple[str, ...],
-    recompute: Recompute,
-    fast_math: bool,
+    options: tuple[Any, ...],
     given: tuple[str, ...],
     facts: tuple[tuple[Any, ...], ...],
     recording: bool,
@@ -94,9 +92,7 @@ def plan_of(
     Args:
         function: the kernel's.
         name: the kernel's.
-        mutates: the parameters that it writes to.
-        recompute: the rule by which a backward pass computes values again.
-        fast_math: True if the kernel was declared so.
+        options: the kernel's, as a plain tuple, which torch.compile takes for a constant; it is compiled as the settings say.
         given: the parameters that the call names.
         facts: about their values (`facts_of`).
         recording: whether gradients are recorded.
@@ -107,7 +103,7 @@ def plan_of(
     """
     if is_transformed():
         raise Unplanned("a transform of torch.func is under way")
-    dispatcher = partial(Dispatcher, function, name, mutates, recompute=recompute, fast_math=fast_math)
+    dispatcher = partial(Dispatcher, function, name, Options(*options)._replace(compiler=None))
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:
@@ -288,7 +284,7 @@ class _Plan:
         backward pass computes those that are wanted then.
         """
         tensors = {name for name, fact in self._facts.items() if fact[0] == TENSOR}
-        recompute = self._dispatcher.recompute
+        recompute = self._dispatcher.options.recompute
         with suppress(FusegenError):
             return recording_operator_of(assumed, differentiated_inputs(assumed.graph, needed | tensors), device, needed, recompute)
         wrt = differentiated_inputs(assumed.graph, needed)

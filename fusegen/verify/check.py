@@ -174,7 +174,7 @@ class _Yardstick:
     def _positions(self, graph: Graph) -> tuple[int, ...]:
         """The nodes of the results, and of what is left in each argument that is written to."""
         writes = {str(graph.nodes[owner(graph, put)].attr("name")): put for put in graph.writes}
-        return (*graph.outputs, *(writes[name] for name in self.spec.kernel.mutates))
+        return (*graph.outputs, *(writes[name] for name in self.spec.kernel.options.mutates))
 
     def _is_quantized(self, number: int) -> bool:
         """True if a result is made of floats that were converted to 8-bit integers."""
@@ -232,7 +232,7 @@ def _is_computed(dtype: torch.dtype) -> bool:
 def written(spec: Spec, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     """Copies, with the same strides, of the arguments that a spec writes to."""
     found = {}
-    for name in spec.kernel.mutates:
+    for name in spec.kernel.options.mutates:
         value = arguments[name]
         found[name] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
     return found
@@ -309,9 +309,9 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
     """
     values = materialize(arguments, device)
     parts = _Check(kernel, values, device).parts()
-    if not kernel.fast_math:
+    if not kernel.options.fast_math:
         return parts
-    accurate = _Check(kernel.fresh(fast_math=False), values, device)
+    accurate = _Check(kernel.fresh(options=kernel.options._replace(fast_math=False)), values, device)
     return (*parts, *(replace(part, what=f"{part.what}, accurate") for part in accurate.parts()))
 
 
@@ -438,7 +438,7 @@ class _Check:
         if not len(names) == len(got) == len(eager) == len(exact):
             what = f"{self.name} gives {len(got)} tensors where torch gives {len(eager)}"
             raise VerificationError(what, mend="please report the declaration and its shapes")
-        approximate = self.kernel.fast_math
+        approximate = self.kernel.options.fast_math
         verdicts = [judge_any(*tensors, approximate=approximate) for tensors in zip(got, eager, exact, strict=True)]
         return [Part(name, verdict, approximate=approximate) for name, verdict in zip(names, verdicts, strict=True)]
 

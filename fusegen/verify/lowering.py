@@ -131,7 +131,7 @@ def _shortened(text: str) -> str:
 def prepare(spec: Spec, case: Case, target: Target) -> Prepared:
     """Lowers a case by its layouts alone."""
     function = spec.kernel.function
-    dispatcher = Dispatcher(function, function.__name__, spec.kernel.mutates, fast_math=spec.kernel.fast_math)
+    dispatcher = Dispatcher(function, function.__name__, spec.kernel.options)
     shown = torch.device("cpu" if target.backend is Backend.CPU else "cuda")
     variant = None
     for arguments in (case.before, case.arguments):

@@ -13,6 +13,7 @@ from torch import Tensor
 from fusegen.bundle.build import Wanted, build
 from fusegen.bundle.load import BuiltFunction, load
 from fusegen.compiler.parameters import Parameters
+from fusegen.options import Options
 from fusegen.target import target
 from tests.unit.eager import ints, randn
 
@@ -97,7 +98,7 @@ def wanted(function: Function, arguments: tuple[Any, ...], architecture: str = "
     meta = {
         name: value.to("meta") if isinstance(value, Tensor) and value.is_contiguous() else value for name, value in given.items()
     }
-    return Wanted(function.__name__, function, meta, target(architecture), mutates)
+    return Wanted(function.__name__, function, meta, target(architecture), Options(tuple(mutates)))
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -39,6 +39,7 @@ ORDER = (
     ("ir",),
     ("passes", "trace"),
     ("autodiff",),
+    ("options",),
     ("schedule",),
     ("emit",),
     ("jit",),
