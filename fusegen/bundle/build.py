@@ -205,7 +205,7 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: i
     hints = dict(variant.request.sizes.hints)
     for count, (rows, form) in enumerate(variant.alternatives.general(hints).all(hints), number):
         limited = replace(signature, rows=limits(rows))
-        program, files = built_program(wanted.target, traced.names, limited, variant.in_form(form), f"{place}-{count}")
+        program, files = built_program(wanted.target, limited, variant.in_form(form), f"{place}-{count}")
         machine, structure = machine_of(wanted.target), structure_of(variant.structure)
         yield BuiltVariant(**vars(program), target=wanted.target.name, machine=machine, structure=structure, passes=passes), files
 

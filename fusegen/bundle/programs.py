@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.bundle.manifest import BuiltPasses, BuiltProgram, Code, Parameter, Program, digest, passes_mark_of
-from fusegen.bundle.validate import check_call
 from fusegen.compiler.compile import Compiled, Variant, needs_wide
 from fusegen.compiler.extension import host_flags
 from fusegen.compiler.forms import Rows
@@ -47,21 +46,17 @@ class File:
     content: bytes
 
 
-def built_program(
-    target: Target, names: Sequence[str], signature: Signature, compiled: Compiled, place: str
-) -> tuple[BuiltProgram, list[File]]:
+def built_program(target: Target, signature: Signature, compiled: Compiled, place: str) -> tuple[BuiltProgram, list[File]]:
     """A program, with the files of its kernels.
 
     Args:
         target: the machine.
-        names: of the values of a call, as texts call them.
-        signature: what the program assumes of them.
+        signature: what the program assumes of a call.
         compiled: its texts.
         place: the folder of the files.
     """
     make = _host_files if target.backend is Backend.CPU else _cuda_files
     code, files = make(compiled, target, place)
-    check_call(names, signature, compiled.call, place)
     return BuiltProgram(signature, compiled.call, tuple(code)), files
 
 
@@ -195,9 +190,7 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pla
     compiled = kernel.compiled(specs, sizes, wide=call.signature.wide)
     signature = _signature(kernel, specs, call.signature, wide=call.signature.wide or needs_wide(compiled, sizes))
     return [
-        built_program(
-            kernel.target, kernel.names, replace(signature, rows=limits(rows)), compiled.in_form(form), f"{place}-{number}"
-        )
+        built_program(kernel.target, replace(signature, rows=limits(rows)), compiled.in_form(form), f"{place}-{number}")
         for number, (rows, form) in enumerate(compiled.alternatives.general(sizes).all(sizes))
     ]
 
