@@ -16,7 +16,7 @@ from fusegen.api import Kernel, Method
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.tuned import Entry, Place, chosen, entries, entry_of, keep, place_of, remember
+from fusegen.compiler.tuned import TuningKey, TuningRecord, chosen, entries, entry_of, keep, place_of, remember
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.runtime.arguments import Values
 from fusegen.schedule.lower import Pins
@@ -64,7 +64,7 @@ class TunedLaunch:
     """
 
     name: str
-    place: Place
+    place: TuningKey
     candidates: tuple[Candidate, ...]
     plan: LanePlan
 
@@ -245,11 +245,11 @@ def _in_order(launch: Launch) -> list[LanePlan]:
     return sorted(launch.candidates, key=lambda plan: plan != launch.plan)
 
 
-def _here(place: Place) -> list[Entry]:
+def _here(place: TuningKey) -> list[TuningRecord]:
     return [entry for entry in entries(place) if entry.extents == place.extents]
 
 
-def _pinned(place: Place, candidates: Sequence[LanePlan]) -> LanePlan | None:
+def _pinned(place: TuningKey, candidates: Sequence[LanePlan]) -> LanePlan | None:
     return chosen(place, candidates) if any(entry.pinned for entry in _here(place)) else None
 
 

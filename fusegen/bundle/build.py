@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text, mark_of
+from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltParameter, BuiltPasses, BuiltVariant, Manifest, manifest_text, mark_of
 from fusegen.bundle.programs import (
     Example,
     File,
@@ -37,14 +37,23 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.options import DEFAULTS, Options
 from fusegen.program.formula import Relation
-from fusegen.program.signature import Argument, Constant, ExtentArgument, Kind, NumberArgument, Signature, Structure, TensorArgument
+from fusegen.program.signature import (
+    ArgumentSpec,
+    Constant,
+    ContainerKind,
+    ExtentArgument,
+    NumberArgument,
+    ResultStructure,
+    Signature,
+    TensorArgument,
+)
 from fusegen.schedule.names import plain, stride_name
 from fusegen.target import Backend, Target
 from fusegen.trace import run
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BuildRequest:
     """A kernel for some kind of calls.
 
     Attributes:
@@ -79,14 +88,14 @@ class TracedCall:
         values: one a name.
     """
 
-    wanted: Wanted
+    wanted: BuildRequest
     dispatcher: Dispatcher
     variant: Variant
     names: tuple[str, ...]
     values: tuple[Any, ...]
 
 
-def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
+def build(folder: Path, wanted: Iterable[BuildRequest], version: str) -> Manifest:
     """Compiles kernels into a new folder, which is there whole or not at all.
 
     Args:
@@ -126,7 +135,7 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
     return manifest
 
 
-def _traced(wanted: Wanted) -> TracedCall:
+def _traced(wanted: BuildRequest) -> TracedCall:
     dispatcher = wanted.dispatcher
     values = dispatcher.arguments((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
@@ -138,7 +147,7 @@ def _traced(wanted: Wanted) -> TracedCall:
     return TracedCall(wanted, dispatcher, variant, names, (*values, *captured))
 
 
-def traced_calls(wanted: Wanted) -> Iterator[TracedCall]:
+def traced_calls(wanted: BuildRequest) -> Iterator[TracedCall]:
     """A kernel traced for its arguments, and before that with 1 for the sizes of which the function asks whether they are 1: other
     sizes that may vary are served by one trace, from 1 on.
 
@@ -186,7 +195,7 @@ def _with_ones(traced: TracedCall, signature: Signature, ones: Sequence[str]) ->
     return found
 
 
-def _require_same(kernel: BuiltKernel, parameters: Sequence[Parameter]) -> None:
+def _require_same(kernel: BuiltKernel, parameters: Sequence[BuiltParameter]) -> None:
     """Refuses a program that captures other tensors than the earlier programs of its kernel.
 
     Raises:
@@ -210,7 +219,7 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: i
         yield BuiltVariant(**vars(program), target=wanted.target.name, machine=machine, structure=structure, passes=passes), files
 
 
-def _passes(traced: TracedCall, parameters: Sequence[Parameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
+def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
     """The passes of a kernel, with the files of their kernels; None where there is no derivative."""
     variant, dispatcher = traced.variant, traced.dispatcher
     passes = passes_by_all(variant, dispatcher.options)
@@ -225,16 +234,17 @@ def _passes(traced: TracedCall, parameters: Sequence[Parameter], place: str) -> 
 # Data.
 
 
-def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[Parameter, ...]:
+def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[BuiltParameter, ...]:
     """Those that a function declares, and behind them the tensors that it captures."""
     found = inspect.signature(parameters.function).parameters
     defaults = {name: Constant(value) for name, value in parameters.defaults.items()}
     is_named = {name: found[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
     both = zip(parameters.given, parameters.names, strict=True)
     declared = [
-        Parameter(given, name, is_named[given], defaults.get(given), written=name in parameters.mutates) for given, name in both
+        BuiltParameter(given, name, is_named[given], defaults.get(given), written=name in parameters.mutates)
+        for given, name in both
     ]
-    return (*declared, *(Parameter(name, name, True, None, captured=True) for name in captured))
+    return (*declared, *(BuiltParameter(name, name, True, None, captured=True) for name in captured))
 
 
 def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) -> Signature:
@@ -247,7 +257,7 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
     """
     request = variant.request
     lower = autocast_dtype(request.device.type)
-    known: dict[str, Argument] = {spec.name: tensor_argument(spec) for spec in (*request.specs, *variant.traced.inputs)}
+    known: dict[str, ArgumentSpec] = {spec.name: tensor_argument(spec) for spec in (*request.specs, *variant.traced.inputs)}
     takes_ints = _floats_meet_floats(variant.traced)
     known |= {name: NumberArgument(dtype.is_float, takes_ints and dtype.is_float) for name, dtype in request.scalars}
     known |= {name: ExtentArgument(size) for name, size in request.sizes.parameters.items()}
@@ -273,31 +283,31 @@ def _floats_meet_floats(graph: Graph) -> bool:
 
 
 _HOLDERS = {
-    run.Nothing: Kind.NONE,
-    run.Pairs: Kind.COMPLEX,
-    tuple: Kind.TUPLE,
-    list: Kind.LIST,
-    dict: Kind.DICT,
-    namedtuple: Kind.NAMED_TUPLE,
+    run.Nothing: ContainerKind.NONE,
+    run.Pairs: ContainerKind.COMPLEX,
+    tuple: ContainerKind.TUPLE,
+    list: ContainerKind.LIST,
+    dict: ContainerKind.DICT,
+    namedtuple: ContainerKind.NAMED_TUPLE,
 }
 
 
-def structure_of(structure: run.Structure) -> Structure:
+def structure_of(structure: run.Structure) -> ResultStructure:
     """The structure of results, as data.
 
     Raises:
         BundleError: by something else than tuples, lists, dicts and named tuples.
     """
     if structure.is_leaf():
-        return Structure(Kind.TENSOR)
+        return ResultStructure(ContainerKind.TENSOR)
     kind = _HOLDERS.get(structure.type)
     if kind is None:
         what = f"a result is a {structure.type.__name__}, which cannot be written down"
         raise BundleError(what, mend="return tuples, lists, dicts and named tuples")
-    keys: tuple[Any, ...] = tuple(structure.context) if kind is Kind.DICT else ()
-    if kind is Kind.NAMED_TUPLE:
+    keys: tuple[Any, ...] = tuple(structure.context) if kind is ContainerKind.DICT else ()
+    if kind is ContainerKind.NAMED_TUPLE:
         keys = structure.context._fields
     if not all(type(key) in (str, int) for key in keys):
         raise ArgumentError("a result is a dict whose keys are neither texts nor ints", mend="return a dict with such keys")
-    name = structure.context.__name__ if kind is Kind.NAMED_TUPLE else ""
-    return Structure(kind, tuple(map(structure_of, structure.children())), keys, name)
+    name = structure.context.__name__ if kind is ContainerKind.NAMED_TUPLE else ""
+    return ResultStructure(kind, tuple(map(structure_of, structure.children())), keys, name)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fusegen.errors import BundleError
-from fusegen.program.call import Call, LibraryCall
+from fusegen.program.call import LaunchPlan, LibraryCall
 from fusegen.program.codec import decode, encode
 from fusegen.program.numbers import Operation, arity
-from fusegen.program.signature import Constant, Signature, Structure, Wiring, builder
+from fusegen.program.signature import Constant, ResultStructure, Signature, Wiring, builder
 from fusegen.runtime.library import FUNCTIONS
 
 NAME = "manifest.json"
@@ -27,7 +27,7 @@ AGAIN = "build it again, or copy the whole folder"
 
 
 @dataclass(frozen=True)
-class Parameter:
+class BuiltParameter:
     """A parameter of a kernel's function, or a tensor that the function captures, which a call passes by keyword.
 
     Attributes:
@@ -75,7 +75,7 @@ class BuiltProgram:
     """
 
     signature: Signature
-    call: Call
+    call: LaunchPlan
     code: tuple[Code, ...]
 
 
@@ -114,7 +114,7 @@ class BuiltVariant(BuiltProgram):
 
     target: str
     machine: str
-    structure: Structure
+    structure: ResultStructure
     passes: BuiltPasses | None
 
 
@@ -123,7 +123,7 @@ class BuiltKernel:
     """A kernel with its parameters and its programs."""
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[BuiltParameter, ...]
     variants: tuple[BuiltVariant, ...]
 
 
@@ -222,23 +222,23 @@ def _check_variant(variant: BuiltVariant, where: str) -> None:
 # end the process, however well its own hash fits. So a binary ends with a mark: the digest of what the manifest says of its call.
 
 
-Program = TypeVar("Program", bound=BuiltProgram)
+AnyProgram = TypeVar("AnyProgram", bound=BuiltProgram)
 
 
-def mark_of(parameters: Sequence[Parameter], variant: BuiltVariant) -> bytes:
+def mark_of(parameters: Sequence[BuiltParameter], variant: BuiltVariant) -> bytes:
     """The mark of a program's binaries: a digest of all that the manifest says of it but names and digests of files."""
     passes = None if variant.passes is None else _nameless_passes(variant.passes)
     content = encode(BuiltKernel("", tuple(parameters), (replace(_nameless(variant), passes=passes),)), BuiltKernel)
     return _digest(content)
 
 
-def passes_mark_of(parameters: Sequence[Parameter], machine: str, passes: BuiltPasses) -> bytes:
+def passes_mark_of(parameters: Sequence[BuiltParameter], machine: str, passes: BuiltPasses) -> bytes:
     """The mark of the binaries of passes, likewise."""
     kernel = encode(BuiltKernel("", tuple(parameters), ()), BuiltKernel)
     return _digest([kernel, machine, encode(_nameless_passes(passes), BuiltPasses)])
 
 
-def _nameless(program: Program) -> Program:
+def _nameless(program: AnyProgram) -> AnyProgram:
     return replace(program, code=tuple(replace(each, file="", sha256="", source="") for each in program.code))
 
 

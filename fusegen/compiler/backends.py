@@ -11,15 +11,15 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from fusegen import target as targets
-from fusegen.compiler.compile import Compiled
-from fusegen.compiler.emulator import EARLY, EmulatorBackend, Timing, emulated_kernels
+from fusegen.compiler.compile import CompiledGraph
+from fusegen.compiler.emulator import EARLY, EmulatedTiming, EmulatorBackend, emulated_kernels
 from fusegen.compiler.extension import bound_extension, host_kernels
 from fusegen.errors import LaunchError
 from fusegen.extension.native import ensure_native
 from fusegen.jit import nvrtc
 from fusegen.program.call import KernelLaunch
 from fusegen.runtime import cuda, devices
-from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, PutTogether, bound_call
+from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend, PutTogether, bound_call
 from fusegen.runtime.instructions import Runner
 from fusegen.settings import Compiler, settings
 from fusegen.source import Source
@@ -56,12 +56,12 @@ class Machine:
     """
 
     target: Target
-    backend: Backend
+    backend: LaunchBackend
     kernels: Callable[[Sequence[Source], Sequence[KernelLaunch]], Sequence[Any]]
     prepare: Callable[[Sequence[Source]], object] = lambda _: None
     compiler: Compiler = "nvrtc"
 
-    def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Runner:
+    def bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
         """The program of a graph for exact sizes: the same for all functions that are traced to it."""
         key = (self.compiler, self.backend, device, str(compiled.structure), *sizes.items())
         known = compiled.form.bound
@@ -72,7 +72,7 @@ class Machine:
         found: Runner = known[key]
         return found
 
-    def _bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Runner:
+    def _bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
         sources = compiled.sources
         compiled.programs.keep(compiled.form, sources)
         if self.compiler == "extension":
@@ -124,7 +124,7 @@ def _loaded(source: Source, binary: nvrtc.Binary, launch: KernelLaunch, index: i
         return _loaded(source, nvrtc.compile_cubin(source, binary.architecture), launch, index)
 
 
-def emulated_machine(target: Target, timing: Timing = EARLY) -> Machine:
+def emulated_machine(target: Target, timing: EmulatedTiming = EARLY) -> Machine:
     """A machine that the emulator plays."""
     return Machine(target, EmulatorBackend(timing), lambda sources, _: emulated_kernels(sources), emulated_kernels)
 

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusegen.compiler.compile import Compiled
+from fusegen.compiler.compile import CompiledGraph
 from fusegen.emit.environment import unit_text
 from fusegen.errors import IndexRangeError
 from fusegen.extension.native import Texts, library_of
-from fusegen.extension.unit import LIBRARY, Given, Unit, unit_of
+from fusegen.extension.unit import LIBRARY, OperatorUnit, SizePlaces, unit_of
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
-from fusegen.program.call import Call
+from fusegen.program.call import LaunchPlan
 from fusegen.runtime.devices import host_kernel, instruction_set
 from fusegen.runtime.execute import PutTogether
 from fusegen.runtime.instructions import Runner, Scalars, integer
@@ -76,11 +76,11 @@ def host_flags() -> tuple[str, ...]:
 _FLAGS = ("-O2",)
 _NOT_FOR_TORCH = ("-std=", "-fno-exceptions")  # torch's headers have a standard of their own, and throw
 
-_operators: dict[tuple[Call, tuple[str, ...], str], tuple[Unit, Callable[..., Any]]] = {}
+_operators: dict[tuple[LaunchPlan, tuple[str, ...], str], tuple[OperatorUnit, Callable[..., Any]]] = {}
 _lock = new_lock()
 
 
-def bound_extension(compiled: Compiled, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Runner:
+def bound_extension(compiled: CompiledGraph, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Runner:
     """A program for exact sizes, as a call of its operator.
 
     Args:
@@ -104,7 +104,7 @@ class _Call:
         sizes: that it is given.
     """
 
-    unit: Unit
+    unit: OperatorUnit
     operator: Callable[..., Any]
     sizes: Sequence[int]
     put_together: PutTogether | None
@@ -124,7 +124,7 @@ class _Call:
         return self.put_together([found] if isinstance(found, Tensor) else list(found or ()))
 
 
-def _operator(compiled: Compiled, target: Target) -> tuple[Unit, Callable[..., Any]]:
+def _operator(compiled: CompiledGraph, target: Target) -> tuple[OperatorUnit, Callable[..., Any]]:
     """The operator of a program, which is built and loaded once."""
     call = compiled.call
     key = call, tuple(source.digest for source in compiled.sources), target.name
@@ -134,7 +134,7 @@ def _operator(compiled: Compiled, target: Target) -> tuple[Unit, Callable[..., A
         return _operators[key]
 
 
-def _loaded(compiled: Compiled, call: Call, target: Target) -> tuple[Unit, Callable[..., Any]]:
+def _loaded(compiled: CompiledGraph, call: LaunchPlan, target: Target) -> tuple[OperatorUnit, Callable[..., Any]]:
     given = given_of(compiled.traced, call)
     is_cpu = target.backend is Backend.CPU
     cubins = None if is_cpu else [binary.cubin for binary in nvrtc.compile_cubins(compiled.sources, target.name)]
@@ -150,7 +150,7 @@ def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
     return tuple(flag for flag in host_flags() if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
 
 
-def given_of(graph: Graph, call: Call) -> Given:
+def given_of(graph: Graph, call: LaunchPlan) -> SizePlaces:
     """The places of the sizes of a graph's call."""
     names = tuple(name for _, name in call.inputs)
     specs = {spec.name: spec for spec in graph.inputs}
@@ -158,4 +158,4 @@ def given_of(graph: Graph, call: Call) -> Given:
         (str(formula(extent).value), n, f"size({d})") for n, name in enumerate(names) for d, extent in enumerate(specs[name].shape)
     ]
     strides = [(stride_name(name, d), n, f"stride({d})") for n, name in enumerate(names) for d in range(len(specs[name].shape))]
-    return Given(names, tuple(dims + strides))
+    return SizePlaces(names, tuple(dims + strides))

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_structure
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import machine_of
-from fusegen.compiler.compile import Compiled, Variant, compile_graph, needs_wide, programs_of
+from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_wide, plans_of
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import ITSELF, with_layout_of
 from fusegen.compiler.tuned import in_measured_form
@@ -26,8 +26,8 @@ from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Wiring
 from fusegen.runtime.arguments import WIDE, Values, check_memory, check_recorded, check_surroundings, check_values, span
-from fusegen.runtime.bound import NOTHING, Bound, Facts
-from fusegen.runtime.executable import Executable, Found, Plan
+from fusegen.runtime.bound import NOTHING, BoundPlan, CallFacts
+from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.schedule.names import Namer, kernel_functions, stride_name
 from fusegen.settings import Compiler
 from fusegen.target import Target
@@ -39,7 +39,7 @@ from fusegen.threads import cached_property, new_lock
 # assumes of sizes is checked for each new shape.
 
 
-class GraphKernel(Plan):
+class GraphKernel(CallBinder):
     """A graph as a function of its tensors, of sizes that none of them has, and of its run-time numbers, in this order.
 
     Args:
@@ -69,7 +69,7 @@ class GraphKernel(Plan):
         self.further, self._relations = tuple(sizes), tuple(relations)
         dims = [(str(dim), n, d) for n, spec in enumerate(graph.inputs) for d, dim in enumerate(spec.shape)]
         self._places = {symbol: (n, d) for symbol, n, d in reversed(dims) if symbol.isidentifier()}
-        self._compiled: dict[tuple[tuple[InputSpec, ...], bool], Compiled] = {}
+        self._compiled: dict[tuple[tuple[InputSpec, ...], bool], CompiledGraph] = {}
         self._lock = new_lock()
         self.executable = Executable(self)
 
@@ -98,7 +98,7 @@ class GraphKernel(Plan):
         """
         return {symbol: tensors[n].shape[d] for symbol, (n, d) in self._places.items()}
 
-    def compiled(self, specs: Sequence[InputSpec], sizes: Mapping[str, int], *, wide: bool = False) -> Compiled:
+    def compiled(self, specs: Sequence[InputSpec], sizes: Mapping[str, int], *, wide: bool = False) -> CompiledGraph:
         """The graph as text.
 
         Args:
@@ -137,7 +137,7 @@ class GraphKernel(Plan):
 
     # Binding.
 
-    def bind(self, values: Values) -> Found:
+    def bind(self, values: Values) -> BoundMatch:
         """The graph for the exact shapes of some tensors.
 
         Raises:
@@ -157,8 +157,8 @@ class GraphKernel(Plan):
         with self._lock:
             compiled = self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors))
         measured = in_measured_form(compiled, known, device)
-        facts = Facts(measured.call, Numbers(), {}, known, self.names)
-        return Bound(machine.bound(measured, known, device), facts, None), NOTHING
+        facts = CallFacts(measured.call, Numbers(), {}, known, self.names)
+        return BoundPlan(machine.bound(measured, known, device), facts, None), NOTHING
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:
         """The sizes, where all shapes are of them and what the graph assumes of them holds."""
@@ -194,7 +194,7 @@ _MOST_KNOWN = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Passes:
+class ForwardBackward:
     """The passes of a graph.
 
     Attributes:
@@ -231,7 +231,7 @@ class Passes:
         wrt: Sequence[str],
         target: Target,
         options: Options,
-    ) -> Passes:
+    ) -> ForwardBackward:
         """The passes by some inputs.
 
         Args:
@@ -257,7 +257,7 @@ def named_passes(
     return derivative, forward, backward, tuple(symbol for symbol in (*placed, *sizes) if symbol not in given)
 
 
-def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> Passes:
+def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> ForwardBackward:
     """The passes of a variant's graph, which others may have as well.
 
     Raises:
@@ -284,18 +284,18 @@ def _passes(
     wrt: Sequence[str],
     target: Target,
     options: Options,
-) -> Passes:
+) -> ForwardBackward:
     """The passes of all functions that are traced to this graph, as those of a model's layers are.
 
     Args:
         _locations: of the graph, which its equality leaves out, and the passes' texts name.
     """
-    return Passes.of(graph, sizes, wrt, target, options)
+    return ForwardBackward.of(graph, sizes, wrt, target, options)
 
 
 def forget_programs() -> None:
     """Programs are laid out and emitted anew, though equal graphs had some before."""
-    programs_of.cache_clear()
+    plans_of.cache_clear()
     _passes.cache_clear()
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusegen.compiler.compile import Request, Variant, compile_trace, needs_wide
 from fusegen.compiler.parameters import Parameters
-from fusegen.compiler.signature import ITSELF, History, Place, Sum, hidden_spec, input_specs
+from fusegen.compiler.signature import ITSELF, DimRef, History, Sum, hidden_spec, input_specs
 from fusegen.compiler.tracing import Promotions, trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
@@ -23,7 +23,7 @@ from fusegen.guards import Recorder, State, is_plain
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.options import Options
-from fusegen.runtime.arguments import WIDE, Key, Values, check_values, is_scalar, span, static_part
+from fusegen.runtime.arguments import WIDE, CallKey, Values, check_values, is_scalar, span, static_part
 from fusegen.runtime.bound import NOTHING, Hidden, condition_of
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
@@ -41,11 +41,11 @@ _MOST_IN_ALL = 1024  # for all keys; all go
 
 _MOST_LEADERS = 8  # kernels of one function whose traces others take over
 
-_ALIKE: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[Variants]]]] = weakref.WeakKeyDictionary()
+_ALIKE: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[VariantCache]]]] = weakref.WeakKeyDictionary()
 """Kernels that have traced a function, by the function that they are made of, and by all else that is theirs."""
 
 
-class Variants:
+class VariantCache:
     """The compiled forms of a function.
 
     Args:
@@ -70,7 +70,9 @@ class Variants:
         self.function, self.name, self._fast_math = function, name, options.fast_math
         self.parameters = Parameters.of(function, options.mutates)
         self.history = History()
-        self._variants: dict[tuple[Key, Key], dict[Key, list[Variant]]] = {}  # by what traces share, and what they don't know
+        self._variants: dict[
+            tuple[CallKey, CallKey], dict[CallKey, list[Variant]]
+        ] = {}  # by what traces share, and what they don't know
         self._promotions = Promotions()
         self._lock = new_lock()
         self._warned = False  # about many variants
@@ -146,7 +148,7 @@ class Variants:
             self.history = known
         return None
 
-    def _leaders(self) -> list[Variants]:
+    def _leaders(self) -> list[VariantCache]:
         """Other kernels of this function that have traced it."""
         found = (reference() for reference in self._alike)
         return [other for other in found if other is not None and other is not self]
@@ -357,14 +359,14 @@ def _is_plain(structure: Structure) -> bool:
     return all(isinstance(part, type) or is_plain(part) for part in parts) and all(map(_is_plain, structure.children()))
 
 
-def _places(size: str | int, request: Request) -> list[Place]:
+def _places(size: str | int, request: Request) -> list[DimRef]:
     """The dims that a symbol is the size of, or the last dims of a literal extent."""
     dims = [((spec.name, dim), extent) for spec in request.specs for dim, extent in enumerate(spec.shape)]
     last = {(spec.name, len(spec.shape) - 1) for spec in request.specs}
     return [place for place, extent in dims if str(extent) == str(size) and (isinstance(size, str) or place in last)]
 
 
-def _facts(request: Request) -> Key:
+def _facts(request: Request) -> CallKey:
     """Facts that a trace does not depend on, though the kernels do: alignments, and numbers that divide and bound sizes."""
     return (tuple(spec.alignment for spec in request.specs), request.sizes.multiples, request.sizes.bounds)
 
@@ -378,7 +380,7 @@ def _with_facts_of(request: Request, variant: Variant) -> Trace:
     return replace(variant.trace, graph=graph)
 
 
-def _trace_key(request: Request) -> tuple[Key, Key]:
+def _trace_key(request: Request) -> tuple[CallKey, CallKey]:
     """All that a trace depends on, but for what its guards and conditions say, and what the function reads: values that select
     code, and the rest."""
     specs = tuple(replace(spec, alignment=1) for spec in request.specs)

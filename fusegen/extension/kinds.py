@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusegen.dtypes import DType
-from fusegen.extension.program_text import Assumed
-from fusegen.program.call import Call
+from fusegen.extension.program_text import CallGuards
+from fusegen.program.call import LaunchPlan
 from fusegen.program.formula import Formula
 from fusegen.source import Source
 
@@ -24,8 +24,8 @@ class Built:
         capability: of the GPU, such as 90; 0 is the CPU.
     """
 
-    call: Call
-    assumed: Assumed
+    call: LaunchPlan
+    assumed: CallGuards
     sources: tuple[Source, ...]
     cubins: tuple[bytes, ...] | None
     capability: int
@@ -40,7 +40,7 @@ class Shaped:
 
 
 @dataclass(frozen=True)
-class Passes:
+class OperatorPasses:
     """The two passes of a kind.
 
     Attributes:
@@ -70,7 +70,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Kind:
+class CallKind:
     """A kind of calls.
 
     Attributes:
@@ -90,12 +90,12 @@ class Kind:
     sizes: tuple[str, ...]
     programs: tuple[Built, ...]
     results: tuple[Shaped, ...]
-    passes: Passes | None
+    passes: OperatorPasses | None
     description: str
 
 
 @dataclass(frozen=True)
-class Parameter:
+class OperatorParameter:
     """A parameter of an operator.
 
     Attributes:
@@ -110,7 +110,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorSpec:
     """An operator.
 
     Attributes:
@@ -120,9 +120,9 @@ class Operator:
     """
 
     name: str
-    parameters: tuple[Parameter, ...]
-    kinds: tuple[Kind, ...]
+    parameters: tuple[OperatorParameter, ...]
+    kinds: tuple[CallKind, ...]
 
-    def of(self, *roles: str) -> Sequence[Parameter]:
+    def of(self, *roles: str) -> Sequence[OperatorParameter]:
         """The parameters of some roles."""
         return [parameter for parameter in self.parameters if parameter.role in roles]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fusegen.emit.environment import render, templates
 from fusegen.extension.call_text import (
     CallText,
-    Entry,
+    LaunchEntry,
     array_of,
     number_name,
     quoted,
@@ -20,7 +20,7 @@ from fusegen.extension.call_text import (
     size_name,
     sizes_text,
 )
-from fusegen.program.call import Call
+from fusegen.program.call import LaunchPlan
 from fusegen.source import Source
 
 LIBRARY = "fusegen_extension"
@@ -28,7 +28,7 @@ LIBRARY = "fusegen_extension"
 
 
 @dataclass(frozen=True)
-class Given:
+class SizePlaces:
     """The places of an operator's sizes.
 
     Attributes:
@@ -41,7 +41,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Unit:
+class OperatorUnit:
     """An operator as text.
 
     Attributes:
@@ -57,7 +57,9 @@ class Unit:
     numbers: tuple[tuple[str, bool], ...]
 
 
-def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubins: Sequence[bytes] | None) -> Unit:
+def unit_of(
+    name: str, call: LaunchPlan, given: SizePlaces, sources: Sequence[Source], cubins: Sequence[bytes] | None
+) -> OperatorUnit:
     """The operator of a call.
 
     Args:
@@ -67,7 +69,9 @@ def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubi
         sources: of its launches.
         cubins: their machine code; None on the CPU, where the texts are compiled beside the unit.
     """
-    entries = [Entry(source.entry if cubins is None else f"kernel_{n}", cubins is not None) for n, source in enumerate(sources)]
+    entries = [
+        LaunchEntry(source.entry if cubins is None else f"kernel_{n}", cubins is not None) for n, source in enumerate(sources)
+    ]
     text = CallText(call, entries)
     known = {size: f"{_tensor(call, place)}.{member}" for size, place, member in given.dims}
     further = tuple(size for size in text.sizes if size not in known)
@@ -105,10 +109,10 @@ def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubi
         programs=[program],
         library=LIBRARY,
     )
-    return Unit(operator, unit, further, numbers)
+    return OperatorUnit(operator, unit, further, numbers)
 
 
-def _tensor(call: Call, place: int) -> str:
+def _tensor(call: LaunchPlan, place: int) -> str:
     return f"b{call.inputs[place][0]}"
 
 
@@ -118,20 +122,20 @@ def _sizes(text: CallText, known: dict[str, str]) -> list[str]:
     return [*lines, sizes_text(list(text.sizes))] if checks else lines
 
 
-def _parameters(call: Call, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]]) -> list[str]:
+def _parameters(call: LaunchPlan, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]]) -> list[str]:
     found = [f"const at::Tensor& b{key}" for key, _ in call.inputs]
     found += [f"int64_t {size_name(size)}" for size in sizes]
     return found + [f"{'double' if is_float else 'int64_t'} {number_name(name)}" for name, is_float in numbers]
 
 
-def _schema(operator: str, given: Given, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]], count: int) -> str:
+def _schema(operator: str, given: SizePlaces, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]], count: int) -> str:
     found = [f"Tensor t{place}" for place in range(len(given.tensors))]
     found += [f"int s{place}" for place in range(len(sizes))]
     found += [f"{'float' if is_float else 'int'} n{place}" for place, (_, is_float) in enumerate(numbers)]
     return f"{operator}({', '.join(found)}) -> {results_schema(count)}"
 
 
-def _digest(call: Call, sources: Sequence[Source], lines: Sequence[str], cubins: Sequence[bytes] | None) -> str:
+def _digest(call: LaunchPlan, sources: Sequence[Source], lines: Sequence[str], cubins: Sequence[bytes] | None) -> str:
     parts = (repr(call), *lines, *(source.digest for source in sources), "" if cubins is None else "cuda")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

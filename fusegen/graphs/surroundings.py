@@ -108,7 +108,7 @@ def reason_of(error: Exception) -> str:
 # A training step: what it changes beside its arguments, which are gradients and an optimizer's state.
 
 
-class Step:
+class RecordedStep:
     """Gradients and optimizers around the recording of a step, which runs its Python and nothing on the GPU, and around replays.
 
     Args:

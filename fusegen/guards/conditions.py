@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fusegen.guards.places import Kind, Read, Slot
 from fusegen.guards.values import contents, is_a, is_plain, matcher, same
-from fusegen.native import Choice
+from fusegen.native import NativeChoice
 
 Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """A tensor, its address, its shape, its strides and its dtype."""
@@ -82,14 +82,14 @@ class Conditions:
         """Containers hold as many things."""
         self._sized |= {id(each): each for each in held}
 
-    def function(self) -> Choice[Callable[[], bool]]:
+    def function(self) -> NativeChoice[Callable[[], bool]]:
         """A function that tells if all of it is true still. It keeps all objects that it asks, but for those held weakly."""
         layouts = [(tensor, *_layout(tensor)) for tensor in self._tensors.values() if not tensor.is_nested]
         for tensor in (tensor for tensor in self._tensors.values() if tensor.is_nested):
             self.holds(lambda nested, *wanted: (nested.data_ptr(), nested.dtype) == wanted, tensor, tensor.data_ptr(), tensor.dtype)
         sizes = [_Asked(Slot(each, Kind.LENGTH), len(each)) for each in self._sized.values()]
         asked = [*sizes, *(self._asked(slot, value) for slot, value in self._places)]
-        return Choice(lambda module: _native(module, asked, layouts), lambda: _written(asked, layouts))
+        return NativeChoice(lambda module: _native(module, asked, layouts), lambda: _written(asked, layouts))
 
     def _asked(self, slot: Slot, value: Any) -> _Asked:
         owner, wanted = self._reference(slot.owner), self._reference(value)

@@ -35,7 +35,7 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import in_row_major_order, owner
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal
-from fusegen.operators.gradients import Assumed, GraphOperator, operator_of, recording_operator_of
+from fusegen.operators.gradients import AssumedGraph, GraphOperator, operator_of, recording_operator_of
 from fusegen.options import Options
 from fusegen.runtime.arguments import GREATEST, LEAST
 from fusegen.runtime.bound import unfollowed
@@ -166,7 +166,7 @@ class _Plan:
         of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
         graph_of_results = in_row_major_order(replace(graph, outputs=tuple(results)))
         boxed = tuple(name for name, _ in graph.scalars if self._is_boxed(name))
-        assumed = Assumed(graph_of_results, tuple(of_parameters), guards_of(found), boxed=boxed)
+        assumed = AssumedGraph(graph_of_results, tuple(of_parameters), guards_of(found), boxed=boxed)
         needed = self._needed(ways, found) if recording else set()
         if needed and graph.writes:
             raise Unplanned("it writes in place, of which no gradient is recorded")
@@ -277,7 +277,7 @@ class _Plan:
         given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[5]}
         return given | {name for name, tensor in zip(hidden, found.hidden, strict=True) if tensor.requires_grad}
 
-    def _recording(self, assumed: Assumed, needed: set[str], device: torch.device) -> GraphOperator:
+    def _recording(self, assumed: AssumedGraph, needed: set[str], device: torch.device) -> GraphOperator:
         """The operator that gives what the backward pass needs.
 
         Where one input requires a gradient, any argument may: torch.compile says otherwise of what a checkpoint returns. The

@@ -14,7 +14,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fusegen.compiler.parameters import Layouts, Parameters, flat_function, flat_names, spread
+from fusegen.compiler.parameters import ContainerLayouts, Parameters, flat_function, flat_names, spread
 from fusegen.errors import UnsupportedError
 from fusegen.operators.plan import (
     BOXED,
@@ -104,7 +104,7 @@ FLAT = SimpleNamespace()
 _numbers: dict[Any, int] = {}  # of what they were made of, which lives as long as they do
 
 
-def flat_one(function: Callable[..., Any], layouts: Layouts) -> str:
+def flat_one(function: Callable[..., Any], layouts: ContainerLayouts) -> str:
     """The name of a function of leaves among those of `FLAT`, made where it is not there yet."""
     number = _numbers.setdefault((function, layouts), len(_numbers))
     name = f"function_{number}"

@@ -85,7 +85,7 @@ class Scalar:
     name: str
 
 
-Leaf: TypeAlias = Scalar | Formula | int | float | bool
+NumberLeaf: TypeAlias = Scalar | Formula | int | float | bool
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Numbers:
         results: positions of what is wanted, by name.
     """
 
-    lines: tuple[Leaf | Operation, ...] = ()
+    lines: tuple[NumberLeaf | Operation, ...] = ()
     results: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -134,13 +134,13 @@ class Numbers:
         is_bracketed = isinstance(self.lines[position], Operation) and texts[position].startswith("(")
         return texts[position][1:-1] if is_bracketed else texts[position]
 
-    def _positive(self, line: Leaf | Operation) -> Leaf | Operation:
+    def _positive(self, line: NumberLeaf | Operation) -> NumberLeaf | Operation:
         """A number that is not another one as an equality."""
         denied = self.lines[line.operands[0]] if isinstance(line, Operation) and line.name == "logical_not" else None
         return replace(denied, name="eq") if isinstance(denied, Operation) and denied.name == "ne" else line
 
 
-def _written(line: Leaf | Operation, texts: Sequence[str]) -> str:
+def _written(line: NumberLeaf | Operation, texts: Sequence[str]) -> str:
     if isinstance(line, Scalar):
         return line.name
     if not isinstance(line, Operation):
@@ -229,7 +229,7 @@ class _Text:
             if isinstance(line, Operation):
                 yield f"t{current} = {self._spelled(line)}"
 
-    def _leaf(self, line: Leaf) -> str:
+    def _leaf(self, line: NumberLeaf) -> str:
         if isinstance(line, Scalar):
             return self._spelled_scalars[line.name]
         return str(line(self._sizes)) if isinstance(line, Formula) else f"({line!r})"

@@ -66,13 +66,13 @@ LEAST, GREATEST = -(2**63), 2**63 - 1
 """Run-time integers have 64 bits."""
 
 Values: TypeAlias = Sequence[Any]
-Key: TypeAlias = tuple[object, ...]
+CallKey: TypeAlias = tuple[object, ...]
 _NUMBERS = (int, float, np.float64)
 _ODD = "odd"  # a tensor that no kernel takes, likewise
 _TOO_WIDE = "too wide"  # an integer that no kernel takes is bound to nothing: the first call's checks see it
 
 
-def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
+def key_function(statics: Sequence[bool]) -> Callable[[Values], CallKey]:
     """From all arguments of a call to what the choice of a bound program depends on; written for a number of parameters, with what
     ordinary tensors and floats contribute in place.
 
@@ -91,7 +91,7 @@ def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
     scope |= {"recording": torch.is_grad_enabled, "default_dtype": torch.get_default_dtype}
     scope |= {"any_autocast": is_any_autocast_enabled, "autocast_dtypes": _autocast_dtypes}
     exec(compile("\n    ".join(["def key(values):", *lines]), "<key>", "exec"), scope)
-    function: Callable[[Values], Key] = scope["key"]
+    function: Callable[[Values], CallKey] = scope["key"]
     return function
 
 

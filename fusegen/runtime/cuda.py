@@ -30,7 +30,7 @@ MAP = f"{_MAP_BYTES}s"
 ADDRESS, INTEGER, REAL = "Q", "q", "d"
 """Kinds of arguments, as `struct` spells them."""
 
-Kind: TypeAlias = str
+ParameterKind: TypeAlias = str
 Frame: TypeAlias = tuple[Any, Any, Any]
 """Memory of one launch under way, and the addresses of its configuration and of its table of arguments, ready to be passed."""
 
@@ -100,7 +100,7 @@ def make_current(index: int) -> None:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedKernel:
     """A kernel that is loaded on a device.
 
     Attributes:
@@ -173,12 +173,12 @@ class LaunchSite:
 
     def __init__(
         self,
-        kernel: Loaded,
+        kernel: LoadedKernel,
         device: int,
         grid: int,
         block: int,
         shared_bytes: int,
-        arguments: Sequence[Kind | int],
+        arguments: Sequence[ParameterKind | int],
         *,
         overlaps: bool = False,
     ) -> None:
@@ -194,7 +194,7 @@ class LaunchSite:
         self.attributes = (ctypes.addressof(OVERLAPS), 1) if overlaps else ()
         self._lay_out(arguments)
 
-    def _lay_out(self, arguments: Sequence[Kind | int]) -> None:
+    def _lay_out(self, arguments: Sequence[ParameterKind | int]) -> None:
         """What is filled in stands in one piece: the stream, the attributes or zeros, what has a kind. The rest is behind it."""
         head, behind = f"={ADDRESS}{ADDRESS}I" if self.attributes else f"={ADDRESS}", ctypes.sizeof(LaunchConfig)
         spelled, places = f"{head}{behind - self.start - struct.calcsize(head)}x", dict[int, int]()
@@ -349,7 +349,7 @@ def encoded(
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
 
 
-def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int) -> Loaded:
+def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int) -> LoadedKernel:
     """A kernel that is loaded on a device.
 
     Args:
@@ -371,7 +371,7 @@ def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int)
         except Exception as error:
             raise LaunchError(f"the driver cannot load {entry}: {error}") from error
         request(kernel, launch, device)
-    return Loaded(entry, int(kernel.handle), kernel)
+    return LoadedKernel(entry, int(kernel.handle), kernel)
 
 
 def request(kernel: Any, launch: KernelLaunch, device: int) -> None:

@@ -20,10 +20,10 @@ from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.program.call import (
-    Call,
     CallStep,
     KernelLaunch,
     LaunchArgument,
+    LaunchPlan,
     LibraryCall,
     Loop,
     MapArgument,
@@ -195,7 +195,7 @@ def _plan_field(name: str, value: object) -> str:
 Sizes = Mapping[str, int]
 
 
-def call_words(call: Call, sizes: Sizes) -> Iterator[str]:
+def call_words(call: LaunchPlan, sizes: Sizes) -> Iterator[str]:
     """A line a buffer, a number that the host computes, and a step; equal lines are equal calls of equal kernels.
 
     Args:

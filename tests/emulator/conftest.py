@@ -13,7 +13,7 @@ from torch import Tensor
 from fusegen import target as targets
 from fusegen import tuning
 from fusegen.compiler import backends, forms
-from fusegen.compiler.emulator import Buffer, EmulatedSource, emulate
+from fusegen.compiler.emulator import EmulatedBuffer, EmulatedSource, emulate
 from fusegen.schedule.heuristics import rows
 from fusegen.schedule.plan import LanePlan
 from fusegen.timing import Call, Times
@@ -35,7 +35,7 @@ def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: i
         grid=grid,
         block=block,
         arguments=[value.data_ptr() if isinstance(value, Tensor) else value for value in arguments.values()],
-        buffers=[Buffer.of(name, tensor, writable=name.startswith("out")) for name, tensor in tensors.items()],
+        buffers=[EmulatedBuffer.of(name, tensor, writable=name.startswith("out")) for name, tensor in tensors.items()],
         **shape,
     )
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import forms, variants
-from fusegen.compiler.compile import Programs
-from fusegen.compiler.forms import Form, Forms
+from fusegen.compiler.compile import PlanCache
+from fusegen.compiler.forms import Specialization, Specializer
 from fusegen.compiler.passes import forget_programs
 from fusegen.lowered import Lowered
 from fusegen.schedule.bodies import ContractionBody
@@ -70,8 +70,8 @@ def test_the_forms_are_a_list_that_every_call_is_in() -> None:
 
 def test_a_loop_over_sizes_makes_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    original = Forms._lowered
-    monkeypatch.setattr(Forms, "_lowered", lambda self, *args: made.append(1) or original(self, *args))
+    original = Specializer._lowered
+    monkeypatch.setattr(Specializer, "_lowered", lambda self, *args: made.append(1) or original(self, *args))
     kernel = fg.kernel(lambda x, weight: linear_gelu(x, weight))  # under a name of its own: programs of equal graphs are shared
     for rows in range(2, 400):
         lowered(kernel, rows)
@@ -101,9 +101,9 @@ def test_sizes_of_what_is_not_read_make_no_program() -> None:
 
 def test_kernels_that_share_programs_make_them_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, most = [], []
-    original = Forms._lowered
+    original = Specializer._lowered
 
-    def watched(self: Forms, *args: Any) -> Form:
+    def watched(self: Specializer, *args: Any) -> Specialization:
         inside.append(1)
         most.append(len(inside))
         time.sleep(0.02)  # for the other thread to come in, if it can
@@ -113,7 +113,7 @@ def test_kernels_that_share_programs_make_them_one_at_a_time(monkeypatch: pytest
     kernels = [fg.kernel(lambda x, weight: linear_gelu(x, weight).neg()) for _ in range(2)]
     for kernel in kernels:
         lowered(kernel, 33)
-    monkeypatch.setattr(Forms, "_lowered", watched)
+    monkeypatch.setattr(Specializer, "_lowered", watched)
     with ThreadPoolExecutor(len(kernels)) as threads:
         found = list(threads.map(lowered, kernels, (512, 8192)))
     assert max(most) == 1 and found[0].program != found[1].program
@@ -172,8 +172,8 @@ def test_a_plan_that_is_asked_for_does_not_give_way_to_that_of_rows_beside_it() 
 def plans(kept_plans: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:  # noqa: ARG001
     """Begins a new process, as far as programs go; gives how many plans were made since."""
     made = []
-    original = Programs.planned
-    monkeypatch.setattr(Programs, "planned", lambda self, sizes: made.append(1) or original(self, sizes))
+    original = PlanCache.planned
+    monkeypatch.setattr(PlanCache, "planned", lambda self, sizes: made.append(1) or original(self, sizes))
 
     def begin() -> int:
         forget_programs()
