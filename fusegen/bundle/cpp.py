@@ -18,17 +18,16 @@ from fusegen.bundle.build import BuildRequest, TracedCall, signature_of, traced_
 from fusegen.bundle.manifest import digest
 from fusegen.bundle.programs import limits as rows_of
 from fusegen.bundle.programs import new_folder, passes_by_all, require_name, require_new, tensor_argument, write, writing_to
+from fusegen.compiler.backends import flags_of
 from fusegen.compiler.compile import CompiledGraph, compile_graph
-from fusegen.compiler.extension import flags_of
 from fusegen.dtypes import DType
 from fusegen.emit.environment import unit_text
 from fusegen.errors import BundleError
-from fusegen.extension.kinds import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, Shaped
 from fusegen.extension.native import Texts, library_of
 from fusegen.extension.operators_text import UnitText
 from fusegen.extension.program_text import CallGuards
 from fusegen.extension.sources_text import cmake_text, program_files
-from fusegen.extension.unit import header
+from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, Shaped, header
 from fusegen.files import unsealed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec

@@ -27,12 +27,21 @@ from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Constant, ExtentArgument, NumberArgument, builder
 from fusegen.runtime import devices
-from fusegen.runtime.arguments import Values, check, check_memory, check_recorded, check_surroundings, check_tangent, check_values
+from fusegen.runtime.arguments import (
+    Values,
+    check,
+    check_memory,
+    check_recorded,
+    check_surroundings,
+    check_tangent,
+    check_values,
+    check_writable,
+    refuse_gradients,
+)
 from fusegen.runtime.bound import NOTHING, BoundCall, BoundPlan, CallFacts, Condition, Hidden, both, condition_of
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.execute import bound_call
 from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
-from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.trace import is_tracing
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD

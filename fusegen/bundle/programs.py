@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
 from fusegen.bundle.manifest import AnyProgram, BuiltParameter, BuiltPasses, BuiltProgram, Code, digest, passes_mark_of
+from fusegen.compiler.backends import host_flags
 from fusegen.compiler.compile import CompiledGraph, Variant, needs_wide
-from fusegen.compiler.extension import host_flags
 from fusegen.compiler.forms import Rows
 from fusegen.compiler.passes import ForwardBackward, GraphKernel, passes_of
 from fusegen.compiler.signature import with_layout_of

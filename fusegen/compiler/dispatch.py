@@ -27,14 +27,20 @@ from fusegen.compiler.variants import VariantCache
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
 from fusegen.options import DEFAULTS, Options
-from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values
+from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values, check_writable, refuse_gradients
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, BoundPlan, ByValue, CallFacts, Hidden, condition_of
-from fusegen.runtime.callables import in_pairs, is_complex, of_pairs
+from fusegen.runtime.callables import (
+    in_pairs,
+    is_complex,
+    is_intercepted,
+    is_recorded_as_operators,
+    is_transformed,
+    is_watched,
+    of_pairs,
+)
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.instructions import Runner, Scalars
 from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
-from fusegen.runtime.watched import is_intercepted, is_recorded_as_operators, is_transformed, is_watched
-from fusegen.runtime.written import check_writable, refuse_gradients
 from fusegen.threads import cached_property, new_lock
 from fusegen.trace import RUNNING
 from fusegen.trace.scalars import TracedScalar, stale

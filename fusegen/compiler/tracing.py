@@ -151,7 +151,6 @@ def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 Compile: TypeAlias = Callable[[Request, Trace, State], Variant]
-Number: TypeAlias = int | float
 
 _ANY = "any"
 
@@ -292,5 +291,5 @@ def _with(
     )
 
 
-def _number(text: str) -> Number:
+def _number(text: str) -> int | float:
     return int(text) if text.lstrip("-").isdigit() else float(text)

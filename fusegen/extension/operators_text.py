@@ -19,9 +19,8 @@ from fusegen.extension.call_text import (
     size_name,
     spelled_list,
 )
-from fusegen.extension.kinds import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, Shaped
 from fusegen.extension.program_text import literal_of, program_lines
-from fusegen.extension.unit import header, runtime_for
+from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, Shaped, header, runtime_for
 from fusegen.program.formula import Formula
 from fusegen.program.formula import FormulaKind as Sign
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
 from fusegen.extension.call_text import CallText, LaunchEntry, number_name, size_name
-from fusegen.extension.kinds import Built
 from fusegen.extension.program_text import computed_name, computed_numbers, size_guards
+from fusegen.extension.unit import Built
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.program.call import KernelLaunch, LaunchPlan, PointerArgument, Role, ScalarArgument, SizeArgument
 from fusegen.program.numbers import BY_TORCH, Operation

@@ -33,7 +33,7 @@ from fusegen.graphs.surroundings import (
     with_whole_mask,
 )
 from fusegen.native import NativeChoice
-from fusegen.runtime.watched import is_intercepted, is_transformed
+from fusegen.runtime.callables import is_intercepted, is_transformed
 from fusegen.trace import is_tracing
 
 _MOST = 32  # recorded calls of one function

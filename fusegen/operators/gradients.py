@@ -24,7 +24,7 @@ from fusegen.ir.index_map import in_row_major_order, owner
 from fusegen.ir.symbolic import literal
 from fusegen.passes.rewrite import part_of
 from fusegen.program.formula import Relation
-from fusegen.runtime.written import check_apart
+from fusegen.runtime.arguments import check_apart
 from fusegen.schedule.names import plain
 from fusegen.threads import cached_property, new_lock
 

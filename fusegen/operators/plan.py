@@ -39,7 +39,7 @@ from fusegen.operators.gradients import AssumedGraph, GraphOperator, operator_of
 from fusegen.options import Options
 from fusegen.runtime.arguments import GREATEST, LEAST
 from fusegen.runtime.bound import unfollowed
-from fusegen.runtime.watched import is_transformed
+from fusegen.runtime.callables import is_transformed
 from fusegen.schedule.names import Namer
 from fusegen.trace.run import Trace
 

@@ -17,7 +17,6 @@ import torch
 from fusegen.errors import ArgumentError
 from fusegen.program.formula import Formula
 
-Values: TypeAlias = Sequence[Any]
 Number: TypeAlias = int | float | bool
 
 SPELLED: dict[str, str] = {
@@ -170,7 +169,7 @@ def _by_torch(name: str) -> Callable[..., Any]:
 
 def python_function(
     program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
-) -> Callable[[Values], dict[str, Any]]:
+) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """A function from a call's values to the program's results, by name.
 
     Args:
@@ -184,7 +183,7 @@ def python_function(
     return text.function([*lines, f"return {{{body}}}"])
 
 
-def python_condition(program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Values], bool]:
+def python_condition(program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Sequence[Any]], bool]:
     """Tells if the results of a program are true, one after the other: a later one may make sense only where the earlier hold.
 
     Arguments as of `python_function`.
@@ -207,11 +206,11 @@ class _Text:
         self._spelled_scalars |= {name: f"({value!r})" for name, value in constants.items()}
         self._sizes = sizes
 
-    def function(self, lines: Sequence[str]) -> Callable[[Values], Any]:
+    def function(self, lines: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
         """The function of a body."""
         text = "\n    ".join(["def computed(v):", *lines])
         exec(compile(text, "<scalars>", "exec"), self.globals)
-        function: Callable[[Values], Any] = self.globals["computed"]
+        function: Callable[[Sequence[Any]], Any] = self.globals["computed"]
         return function
 
     def lines_of(self, position: int) -> Iterator[str]:

@@ -40,6 +40,7 @@ from fusegen.program.call import (
     spans,
 )
 from fusegen.runtime import cuda
+from fusegen.runtime.arguments import check_apart, count_writes
 from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, LaunchSite, ParameterKind
 from fusegen.runtime.instructions import (
     Address,
@@ -65,7 +66,6 @@ from fusegen.runtime.instructions import (
 )
 from fusegen.runtime.library import BufferView, multiply_into, place_of, product_of
 from fusegen.runtime.workspace import OnWorkspace
-from fusegen.runtime.written import check_apart, count_writes
 
 PutTogether: TypeAlias = Callable[[list[Tensor]], Any]
 
