@@ -228,7 +228,7 @@ class _Tuner:
 
     def _form(self, pins: Pins) -> Variant:
         """The variant with some plans."""
-        return self.variant.in_form(self.variant.alternatives.of(self.sizes).pinned(self.sizes, pins))
+        return self.variant.in_form(self.variant.alternatives.of(self.sizes).at(self.sizes, pins))
 
     def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
         """A call of a variant, on copies of what it writes to; it gives its results and these."""

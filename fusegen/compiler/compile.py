@@ -304,7 +304,7 @@ class PlanCache:
         """
 
         def made() -> Specialization:
-            return self.alternatives.of(sizes).pinned(sizes, pins(self.planned(sizes).program))
+            return self.alternatives.of(sizes).at(sizes, pins(self.planned(sizes).program))
 
         return self._form(self._name(sizes, records), made, is_measured=True)
 

@@ -151,15 +151,12 @@ class Specializer:
         self._chosen: dict[tuple[int, Group, int, int], Choice] = {}
         self._bodies = bodies
 
-    def at(self, sizes: Mapping[str, int]) -> Specialization:
-        """The form for some sizes: its launches have the plans that are expected to be fastest."""
-        return self.pinned(sizes, _NO_PINS)
-
-    def pinned(self, sizes: Mapping[str, int], pins: Pins) -> Specialization:
-        """The form for some sizes, of which some launches have other plans.
+    def at(self, sizes: Mapping[str, int], pins: Pins = _NO_PINS) -> Specialization:
+        """The form for some sizes: of its candidates, a launch has the one that was measured or asked for, else the one that is
+        expected to be fastest, else the first.
 
         Args:
-            pins: candidates of launches of `at`, by the outputs of their groups.
+            pins: candidates of launches that were measured or asked for, by the outputs of their groups.
         """
         with self._lock:
             return self._laid_out(self._classes(sizes), sizes, pins)
@@ -220,21 +217,17 @@ class Specializer:
         return self._fused[by_library]
 
     @cached_property
-    def _rows(self) -> tuple[Dim, ...]:
-        """Sizes that choices go by and that are known at the call only: rows, and what is summed over."""
+    def _rows(self) -> dict[Dim, Formula]:
+        """Sizes that choices go by and that are known at the call only: rows, and what is summed over; each as a formula."""
         fused = self._fuse(frozenset())
         rows = dict.fromkeys(dim for group in _priced(fused.groups) for dim in _dims(fused.graph, group.anchors[0]))
-        return tuple(dim for dim in rows if literal(dim) is None)
-
-    @cached_property
-    def _formulas(self) -> tuple[Formula, ...]:
-        return tuple(map(formula, self._rows))
+        return {dim: formula(dim) for dim in rows if literal(dim) is None}
 
     def _classes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(class_of(rows(sizes)) for rows in self._formulas)
+        return tuple(class_of(rows(sizes)) for rows in self._rows.values()) if self._products else ()
 
     def _expected(self, classes: tuple[int, ...]) -> Expected:
-        return Expected(dict(zip(self._rows, classes, strict=True)))
+        return Expected(dict(zip(self._rows, classes, strict=True)) if classes else {})
 
     def _ranges(self) -> list[list[range]]:
         """For each of these sizes, numbers that make the same choices, whatever the others are."""
@@ -346,7 +339,7 @@ class GraphChoices:
         self._looped = in_blocks(graph, products_of_attention(graph, target), depth)
         self._known: dict[tuple[bool, SizeFacts | None, Cuts], Specializer] = {}
         self._bodies: dict[Blocks, GraphChoices] = {}
-        self._graph = graph
+        self._graphs = (graph, graph if self._looped is None else self._looped.graph)  # and with loops
         self._attentions = () if library is None else attentions_of(library)
         self._library = None
         if library is not None and self._attentions:
@@ -379,7 +372,7 @@ class GraphChoices:
 
     def _in_rows(self, sizes: SizeValues, *, is_general: bool, is_looped: bool) -> Specializer:
         """The forms, in which reductions go by rows that would leave most of the machine idle otherwise."""
-        graph = self._graph_of(is_looped)
+        graph = self._graphs[is_looped]
         cuts = cuts_of(graph, sizes, self._target.processors)
 
         def forms(cuts: Cuts) -> Specializer:
@@ -392,11 +385,8 @@ class GraphChoices:
         whole, apart = forms(()), forms(cuts)
         return apart if _is_faster(apart.at(sizes).program, whole.at(sizes).program, sizes, self._target) else whole
 
-    def _graph_of(self, is_looped: bool) -> Graph:
-        return self._looped.graph if is_looped and self._looped is not None else self._graph
-
     def _forms(self, facts: SizeFacts | None, cuts: Cuts, *, is_looped: bool) -> Specializer:
-        graph, key = self._graph_of(is_looped), (is_looped, facts, cuts)
+        graph, key = self._graphs[is_looped], (is_looped, facts, cuts)
         if key not in self._known:
             loops = dict.fromkeys(cast(Blocks, node.attr("blocks")) for node in graph.nodes if node.op is Op.BLOCKS)
 

@@ -193,9 +193,12 @@ class Promotions:
         for theirs, promoted, variant in family.members:
             if all(n in promoted or a == b for n, (a, b) in enumerate(zip(theirs, constants, strict=True))):
                 return _with(variant, request, found, state, constants, promoted)
-        promoted = _to_promote(family, constants)
-        variant, promoted = _compiled(request, found, state, compile, promoted)
-        variant = _with(variant, request, found, state, constants, promoted)
+        promoted = _to_promote(family, constants) if family.members else frozenset[int]()
+        if promoted:
+            variant, promoted = _compiled(request, found, state, compile, promoted)
+            variant = _with(variant, request, found, state, constants, promoted)
+        else:
+            variant = compile(request, found, state)
         family.members.append((constants, promoted, variant))
         return variant
 
@@ -222,8 +225,6 @@ def _literals(node: Node) -> tuple[str, ...]:
 
 def _to_promote(family: _Family, constants: tuple[str, ...]) -> frozenset[int]:
     """Constants in which a trace differs from the first one of its family, and those that were promoted before."""
-    if not family.members:
-        return frozenset()
     first = family.members[0][0]
     changed = {n for n, (a, b) in enumerate(zip(first, constants, strict=True)) if a != b}
     return frozenset(changed).union(*(promoted for _, promoted, _ in family.members))
@@ -233,12 +234,10 @@ def _compiled(
     request: Request, found: Trace, state: State, compile: Compile, promoted: frozenset[int]
 ) -> tuple[Variant, frozenset[int]]:
     """The variant with these constants as scalars, or with none where that cannot be compiled."""
-    if promoted:
-        try:
-            return compile(request, replace(found, graph=_promoted(found.graph, promoted)), state), promoted
-        except FusegenError:  # a constant that an emitted form depends on
-            pass
-    return compile(request, found, state), frozenset()
+    try:
+        return compile(request, replace(found, graph=_promoted(found.graph, promoted)), state), promoted
+    except FusegenError:  # a constant that an emitted form depends on
+        return compile(request, found, state), frozenset()
 
 
 def _name(number: int) -> str:

@@ -123,7 +123,8 @@ class VariantCache:
                 request = self._request(values, target, device, wide)
             try:
                 with self._lock:
-                    known = self._match(request, values) or self._of_kin(request, values) or self._of_alike(request, values)
+                    known = (self._match(request, values) or self._of_kin(request, values)) if self._variants else None
+                    known = known or (self._of_alike(request, values) if self._alike else None)
                 if known is not None:
                     return known
                 found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
@@ -281,7 +282,7 @@ class VariantCache:
             what = f"{self.name} asks whether two tensors are one, and is given one that it also closes over: {names}"
             raise UnsupportedError(what, mend="pass a flag in place of the comparison")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
-        known = None if changes else self._match(request, values)
+        known = self._match(request, values) if self._variants and not changes else None
         if known is not None:
             return known
         if changes:

@@ -108,7 +108,10 @@ class Executable:
         with self._lock:
             self._renew()
             if program.find(values) is not None:
-                self._keep(program, values)
+                if len(self._programs) >= _MOST_BOUND:
+                    self.forget()
+                key = self._key(values)
+                self._programs[key] = [program, *self._programs.get(key, ())[: _MOST_CANDIDATES - 1]]
         return program, hidden
 
     def _bind(self, values: Values) -> BoundMatch:
@@ -123,7 +126,7 @@ class Executable:
 
     def _earlier(self, values: Values) -> BoundMatch | None:
         recent = self.recent  # as it is before the look-up: a program that is forgotten meanwhile must not come back
-        for program in self._alike(values):
+        for program in self._alike(values) if self._programs else ():
             hidden = program.find(values)
             if hidden is not None:
                 if dispatch_modes() or forward_ad._current_level >= 0:  # which sees torch's operations, and none of a kernel
@@ -145,14 +148,8 @@ class Executable:
         statics = tuple(self._plan.statics())
         if self._key is _without_key or statics != self._statics:
             self._statics, self._key = statics, key_function(statics)
-            self.forget()
-
-    def _keep(self, program: BoundCall, values: Values) -> None:
-        """Remembers a program, before others of its key; where there are too many, they are forgotten."""
-        if len(self._programs) >= _MOST_BOUND:
-            self.forget()
-        key = self._key(values)
-        self._programs[key] = [program, *self._programs.get(key, ())[: _MOST_CANDIDATES - 1]]
+            if self._programs:
+                self.forget()
 
 
 def _without_key(_: Values) -> CallKey:
