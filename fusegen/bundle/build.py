@@ -60,7 +60,6 @@ class BuildRequest:
         name: by which it is loaded.
         function: the user's.
         arguments: by parameter; tensors may be meta ones.
-        target: the machine.
         options: of its declaration; the way to compile is that of the settings.
     """
 
@@ -81,7 +80,6 @@ class TracedCall:
     """A kernel for some kind of calls, as its dispatcher traced it.
 
     Attributes:
-        wanted: the kernel.
         dispatcher: of its function.
         variant: of the call.
         names: of the declared parameters and the captured tensors, as texts call them.
@@ -150,9 +148,6 @@ def _traced(wanted: BuildRequest) -> TracedCall:
 def traced_calls(wanted: BuildRequest) -> Iterator[TracedCall]:
     """A kernel traced for its arguments, and before that with 1 for the sizes of which the function asks whether they are 1: other
     sizes that may vary are served by one trace, from 1 on.
-
-    Args:
-        wanted: the kernel.
 
     Raises:
         BundleError: it depends on what a built kernel cannot look at.

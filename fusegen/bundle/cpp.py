@@ -292,7 +292,6 @@ class Traced:
         """A program for every number of rows.
 
         Args:
-            compiled: the programs.
             specs: of their tensors.
             relations, conditions: of sizes and of numbers, that must hold.
             sizes, numbers: that they take; by default those of the function.

@@ -31,7 +31,6 @@ class Kernels:
 
     Args:
         folder: where the binaries lie.
-        program: the program.
         mark: the mark of its binaries.
         machine: of a CPU: a digest of its instruction set; else empty.
     """
@@ -100,7 +99,6 @@ def choose(
     """The number of the first program that is good for a call, and the sizes of the call; the reasons where none is.
 
     Args:
-        programs: numbered.
         sizes_of: matches a program with the call.
         device: of the call.
     """

@@ -54,7 +54,6 @@ class Code:
     Attributes:
         file: of the folder.
         sha256: of the file.
-        entry: the symbol.
         source: the file of the text that it was compiled of, for reading.
     """
 

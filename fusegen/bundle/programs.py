@@ -50,9 +50,7 @@ def built_program(target: Target, signature: Signature, compiled: CompiledGraph,
     """A program, with the files of its kernels.
 
     Args:
-        target: the machine.
         signature: what the program assumes of a call.
-        compiled: its texts.
         place: the folder of the files.
     """
     make = _host_files if target.backend is Backend.CPU else _cuda_files
@@ -146,7 +144,6 @@ def built_passes(
     Args:
         passes: of the variant.
         variant: of the call.
-        call: an example.
         parameters: of the kernel.
         place: the beginning of the folders' names.
     """

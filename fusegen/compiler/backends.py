@@ -55,7 +55,7 @@ def target_of(device: torch.device) -> Target:
 
 @dataclass(frozen=True)
 class Machine:
-    """What runs code on a device.
+    """A device with the compiler and the launcher of its kernels.
 
     Attributes:
         target: what code is made for.
@@ -94,7 +94,7 @@ class Machine:
 
 
 def machine_of(device: torch.device, compiler: Compiler | None = None) -> Machine:
-    """What runs code on a device.
+    """The machine of a device.
 
     Args:
         compiler: the way to compile; by default that of the settings. The emulator has a way of its own.
@@ -201,10 +201,8 @@ def bound_extension(compiled: CompiledGraph, put_together: PutTogether | None, s
     """A program for exact sizes, as a call of its operator.
 
     Args:
-        compiled: the program.
         put_together: makes the function's results of their tensors; None where the only tensor, or none, is the result.
         sizes: values of all sizes and strides, by name.
-        target: the machine.
 
     Raises:
         ToolNotFoundError, CompileError: it cannot be built.

@@ -53,7 +53,6 @@ class Request:
         scalars: its run-time scalars, by parameter, with their dtypes.
         statics: everything else, by parameter.
         sizes: the symbolic sizes.
-        target: the machine.
         device: what ``x.device`` answers.
         wide: whether indices need 64 bits.
         numbers: values of the scalars in this call, and those of ints that are used as sizes.
@@ -202,7 +201,6 @@ def compile_graph(graph: Graph, structure: Structure, target: Target, sizes: Map
     Args:
         graph: as traced, or made otherwise.
         structure: how its results are put together.
-        target: the machine.
         sizes: for which it is laid out first.
         wide: whether indices need 64 bits.
 
@@ -268,7 +266,6 @@ class PlanCache:
 
     Args:
         graph: as traced, or made otherwise.
-        target: the machine.
         wide: whether indices need 64 bits.
 
     Attributes:

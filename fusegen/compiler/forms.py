@@ -124,7 +124,6 @@ class Specializer:
 
     Args:
         graph: in primitives.
-        target: the machine.
         wide: whether indices need 64 bits.
         choose: says who computes a launch of products, and by which plan.
         bodies: the programs of loops for some sizes.
@@ -313,7 +312,6 @@ class GraphChoices:
 
     Args:
         graph: in primitives, ready for fusion.
-        target: the machine.
         wide: whether indices need 64 bits.
         depth: how many loops it is the body of.
         library: the graph with attention by torch.

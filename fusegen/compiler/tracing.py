@@ -182,7 +182,6 @@ class Promotions:
 
         Args:
             request: what was asked for.
-            found: the trace.
             state: what else the function read.
             compile: makes a variant of a trace.
             fixed: values that the user wants to select code.

@@ -102,7 +102,6 @@ class VariantCache:
 
         Args:
             values: all arguments, in the order of the parameters.
-            target: the machine.
             device: what ``x.device`` answers.
         """
         variant, hidden = self._in_form(values, target, device, wide=False)
@@ -171,7 +170,6 @@ class VariantCache:
 
         Args:
             values: all arguments, in the order of the parameters.
-            target: the machine.
             device: what ``x.device`` answers.
         """
         while True:

@@ -225,7 +225,6 @@ class NumberText:
     """Numbers in the making.
 
     Args:
-        program: the arithmetic.
         numbers: the run-time numbers that there are, with whether each is a float.
         constants: values of the others.
         stem: of the variables.

@@ -90,7 +90,6 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
 
     Args:
         name: of the function.
-        target: the GPU.
         programs: in order of preference, for other numbers of rows.
 
     Raises:

@@ -424,7 +424,6 @@ class GraphedForward(Graphed):
     """Stands in the place of a model's forward pass, for calls without gradients.
 
     Args:
-        module: the model.
         pools: of its graphs.
 
     Attributes:

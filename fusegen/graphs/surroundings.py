@@ -112,7 +112,6 @@ class RecordedStep:
     """Gradients and optimizers around the recording of a step, which runs its Python and nothing on the GPU, and around replays.
 
     Args:
-        function: the step.
         roots: modules that it reads.
         device: of its graph.
     """

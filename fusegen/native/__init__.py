@@ -30,9 +30,6 @@ class NativeChoice(Generic[F]):
     Args:
         native: makes it of the native module.
         python: makes it without.
-
-    Attributes:
-        call: the function.
     """
 
     def __init__(self, native: Callable[[ModuleType], F], python: Callable[[], F]) -> None:

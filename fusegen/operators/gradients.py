@@ -92,7 +92,6 @@ class GraphOperator:
         """The operator of a graph, which is made once.
 
         Args:
-            assumed: the graph.
             finish: what else is registered for a new one.
         """
         with cls._lock:
@@ -237,7 +236,6 @@ def recording_operator_of(
     The operators of the backward pass are made as well: torch.compile takes a backward pass that it finds in its cache as it is.
 
     Args:
-        assumed: the graph.
         wrt: inputs by which there are gradients.
         device: where it will run.
         needed: inputs that require a gradient.
@@ -363,11 +361,7 @@ def _register_once(operator: GraphOperator) -> None:
 
 
 class _Again:
-    """The gradients of an operator that leaves nothing.
-
-    Args:
-        assumed: its graph.
-    """
+    """The gradients of an operator that leaves nothing."""
 
     def __init__(self, assumed: AssumedGraph) -> None:
         self._assumed = assumed
@@ -393,7 +387,6 @@ class _Kept:
     """The gradients of an operator that gives what the backward pass needs.
 
     Args:
-        assumed: the graph.
         passes: of it.
     """
 

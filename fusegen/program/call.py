@@ -189,10 +189,8 @@ class LibraryCall:
     """A function of torch, which allocates its results itself.
 
     Attributes:
-        function: its name.
         settings: its arguments that are literal numbers.
         sizes: those that are sizes.
-        operands: its tensors.
         results: those of its results that are wanted.
     """
 

@@ -149,7 +149,6 @@ def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
     """Refuses what no kernel can work on, naming the argument.
 
     Args:
-        kernel: its name.
         names: of the parameters.
         values: one a parameter.
 
@@ -279,7 +278,6 @@ def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, o
     """Refuses a tensor without memory, with less than its view spans, or on another device.
 
     Args:
-        kernel: its name.
         name: of the tensor.
         tensor: one that passed `check_values`.
         device: where it must be.
@@ -316,7 +314,6 @@ def refuse_gradients(kernel: str, names: Collection[str]) -> None:
     """Refuses to record a call that writes in place.
 
     Args:
-        kernel: its name.
         names: of the inputs that require a gradient.
 
     Raises:

@@ -104,7 +104,6 @@ class LoadedKernel:
     """A kernel that is loaded on a device.
 
     Attributes:
-        entry: its symbol.
         handle: a ``CUkernel``, which the driver launches as it does a ``CUfunction``.
         owner: with whose life the handle ends.
     """
@@ -195,7 +194,7 @@ class LaunchSite:
         self._lay_out(arguments)
 
     def _lay_out(self, arguments: Sequence[ParameterKind | int]) -> None:
-        """What is filled in stands in one piece: the stream, the attributes or zeros, what has a kind. The rest is behind it."""
+        """Values that are filled in stand in one piece: the stream, the attributes or zeros, what has a kind; then the rest."""
         head, behind = f"={ADDRESS}{ADDRESS}I" if self.attributes else f"={ADDRESS}", ctypes.sizeof(LaunchConfig)
         spelled, places = f"{head}{behind - self.start - struct.calcsize(head)}x", dict[int, int]()
         for number, kind in enumerate(arguments):
@@ -222,7 +221,6 @@ class LaunchSite:
         """Launches the kernel.
 
         Args:
-            stream: its handle.
             given: the arguments that have a kind.
 
         Raises:
@@ -240,7 +238,7 @@ class LaunchSite:
         self.frames.append(frame)
 
     def refused(self, status: int, frame: Frame) -> None:
-        """What follows a launch that the driver refused: another one, where the thread only had no context yet.
+        """Handles a launch that the driver refused: by another one, where the thread only had no context yet.
 
         Raises:
             LaunchError: it has, or that does not help.
@@ -355,7 +353,6 @@ def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int)
     Args:
         cubin: the machine code.
         name: of the kernel, for debuggers.
-        entry: its symbol.
         launch: says what its launches ask for: dynamic shared memory, and blocks of a cluster.
         device: the index.
 

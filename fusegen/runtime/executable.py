@@ -182,7 +182,6 @@ class Recent:
         """Notes that a look-up found a program; at the second time, and now and then after it, the program becomes a recent one.
 
         Args:
-            bound: the program.
             values: all arguments of the call.
             statics: for each parameter, whether programs are bound to its value.
         """

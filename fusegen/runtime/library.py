@@ -222,7 +222,6 @@ def attention_backward(
     """The gradients by q, k, v and bias (0 to 3), as far as they are wanted.
 
     Args:
-        wanted: which.
         scale, causal, dropout, q, k, v: as of the forward pass.
         gradient: by its values.
         values, sums: its results.
@@ -324,7 +323,6 @@ class LibraryFunction:
     """A function of the results that are wanted, with their dtypes, of numbers, of sizes and of tensors.
 
     Attributes:
-        run: it.
         settings, sizes: how many numbers and sizes it takes.
         operands: how many tensors.
         results: dims of each of its results; None of any number.
