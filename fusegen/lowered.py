@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.compiler.compile import CompiledGraph
-from fusegen.compiler.forms import Specialization, Specializer
+from fusegen.compiler.specialize import Specialization, Specializer
 from fusegen.describe import Stages, page, summary
 from fusegen.explain import SavedValue, explain, explain_saved
 from fusegen.ir.graph import Graph

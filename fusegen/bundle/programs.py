@@ -18,9 +18,9 @@ from fusegen.autodiff.derive import differentiated_inputs, differentiated_result
 from fusegen.bundle.manifest import AnyProgram, BuiltParameter, BuiltPasses, BuiltProgram, Code, digest, passes_mark_of
 from fusegen.compiler.backends import host_flags
 from fusegen.compiler.compile import CompiledGraph, Variant, needs_wide
-from fusegen.compiler.forms import Rows
 from fusegen.compiler.passes import ForwardBackward, GraphKernel, passes_of
 from fusegen.compiler.signature import with_layout_of
+from fusegen.compiler.specialize import Rows
 from fusegen.emit.environment import unit_text
 from fusegen.errors import ArgumentError, BundleError, GradientError, UnsupportedError
 from fusegen.ir.formula import formula

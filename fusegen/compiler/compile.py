@@ -14,9 +14,9 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
-from fusegen.compiler.forms import GraphChoices, Specialization
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import SymbolicSizes
+from fusegen.compiler.specialize import GraphChoices, Specialization
 from fusegen.dtypes import DType
 from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusegen import target as targets
 from fusegen import tuning
-from fusegen.compiler import backends, forms
+from fusegen.compiler import backends, specialize
 from fusegen.compiler.emulator import EmulatedBuffer, EmulatedSource, emulate
 from fusegen.schedule.heuristics import rows
 from fusegen.schedule.plan import LanePlan
@@ -43,15 +43,15 @@ def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: i
 @pytest.fixture
 def first_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches are not split, and have the first of their plans, whatever is expected at a test's small sizes."""
-    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
-    monkeypatch.setattr(forms, "preferred", lambda launch, *_: next(iter(launch.candidates), None))
+    monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
+    monkeypatch.setattr(specialize, "preferred", lambda launch, *_: next(iter(launch.candidates), None))
 
 
 @pytest.fixture
 def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """All plans are equally fast, so that the first is kept; their results are compared all the same. One multiprocessor, and
     launches are not split."""
-    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
+    monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
 
     def interleaved(calls: Mapping[str, Call], *_: Any, **__: Any) -> dict[str, Times]:
         return dict.fromkeys(calls, Times(1.0, 1.0, 1.0))

@@ -14,7 +14,7 @@ from fusegen import target as targets
 from fusegen.compiler.backends import Machine, emulated_machine
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.emulator import EARLY, EmulatedSource, EmulatedTiming, load_emulated
-from fusegen.compiler.forms import Specializer
+from fusegen.compiler.specialize import Specializer
 from fusegen.ir.graph import Graph
 from fusegen.passes.fuse import Group
 from fusegen.runtime.bound import scalars_of

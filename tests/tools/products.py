@@ -23,7 +23,7 @@ import fusegen as fg
 from fusegen.bench.record import Environment, environment
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
-from fusegen.compiler.forms import Choose, Specializer
+from fusegen.compiler.specialize import Choose, Specializer
 from fusegen.files import write_atomically
 from fusegen.runtime.instructions import Runner
 from fusegen.schedule.choose import Choice

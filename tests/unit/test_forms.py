@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler import forms, variants
+from fusegen.compiler import specialize, variants
 from fusegen.compiler.compile import PlanCache
-from fusegen.compiler.forms import Specialization, Specializer
 from fusegen.compiler.passes import forget_programs
+from fusegen.compiler.specialize import Specialization, Specializer
 from fusegen.lowered import Lowered
 from fusegen.schedule.bodies import ContractionBody
 from fusegen.schedule.heuristics.contraction import CLASSES
@@ -238,7 +238,7 @@ def test_texts_of_two_plans_with_one_call_stay_apart(plans: Callable[[], int], m
 
     def texts(first: LanePlan, second: LanePlan) -> list[tuple[Source, ...]]:
         chosen = {64: first, 128: second}
-        monkeypatch.setattr(forms, "preferred", lambda _, sizes, *__: chosen[sizes["x_dim0"]])
+        monkeypatch.setattr(specialize, "preferred", lambda _, sizes, *__: chosen[sizes["x_dim0"]])
         plans()
         kernel = fg.kernel(lambda x: F.gelu(x) * 2)
         return [kernel.lower(meta(rows, 1024), target="sm_90a").sources for rows in chosen]

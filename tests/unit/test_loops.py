@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler import forms
+from fusegen.compiler import specialize
 from fusegen.errors import BundleError
 from fusegen.extension import call_text
 from fusegen.passes.fuse import GroupKind
@@ -33,8 +33,8 @@ T[7] = -100
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for a few rows of the cases."""
-    monkeypatch.setattr(forms, "_WHOLE", 0)
-    for module in (call, call_text, forms):
+    monkeypatch.setattr(specialize, "_WHOLE", 0)
+    for module in (call, call_text, specialize):
         monkeypatch.setattr(module, "ROOM", 16 << 10)
         monkeypatch.setattr(module, "EVEN", 4, raising=False)
 
