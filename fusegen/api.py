@@ -17,7 +17,6 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from fusegen import target as targets
-from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
@@ -29,10 +28,10 @@ from fusegen.lowered import Lowered
 from fusegen.operators.named import autocasts, register, require_closed
 from fusegen.operators.plan import has_unknown_floats
 from fusegen.operators.recorded_call import operator_for, recorded_call, recorded_spread
+from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values
 from fusegen.runtime.bound import Hidden
 from fusegen.runtime.callables import OUT, filled, is_complex, with_out
-from fusegen.settings import Compiler
 from fusegen.target import Target
 from fusegen.threads import cached_property
 
@@ -53,19 +52,15 @@ class Kernel(Generic[P, R]):
     def __init__(
         self,
         function: Callable[P, R],
-        mutates: Sequence[str] = (),
         name: str | None = None,
         op: str | None = None,
-        recompute: Recompute = "auto",
-        compiler: Compiler | None = None,
-        fast_math: bool = False,
+        options: Options = DEFAULTS,
     ) -> None:
         functools.update_wrapper(self, function)
-        self.function = function
-        self.mutates, self.recompute, self.compiler, self.fast_math = tuple(mutates), recompute, compiler, fast_math
+        self.function, self.options = function, options
         name = name or str(getattr(function, "__name__", type(function).__name__))
         requires = None if op is None else partial(require_closed, op)
-        self._dispatcher = Dispatcher(function, name, self.mutates, self._recorded, requires, recompute, compiler, fast_math)
+        self._dispatcher = Dispatcher(function, name, options, self._recorded, requires)
         self.op = op
         self._operator = None if op is None else register(op, function, lambda *values: self._dispatcher.call(values, {}))
 
@@ -99,8 +94,7 @@ class Kernel(Generic[P, R]):
         if not (parameters.variadic or any([isinstance(value, CONTAINERS) for value in (*args, *kwargs.values())])):
             return self._recorded(self._dispatcher, args, kwargs)
         values = every_argument(parameters, args, kwargs)
-        rules = (self.mutates, self.recompute, self.fast_math)
-        return recorded_spread(self.function, parameters, self._dispatcher.name, *rules, values)
+        return recorded_spread(self.function, parameters, self._dispatcher.name, self.options, values)
 
     def _recorded(self, dispatcher: Dispatcher, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call of a dispatcher as an operator in the graph that is being recorded."""
@@ -109,10 +103,8 @@ class Kernel(Generic[P, R]):
             return self.function(*args, **kwargs)
         if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):  # a named operator knows neither
             return self._operator(*args, **kwargs)
-        parameters = dispatcher.parameters
-        mutates = self.mutates if dispatcher is self._dispatcher else parameters.writable
-        rules = (mutates, self.recompute, self.fast_math)
-        return recorded_call(dispatcher.function, parameters.given, dispatcher.name, *rules, args, kwargs)
+        names = dispatcher.parameters.given
+        return recorded_call(dispatcher.function, names, dispatcher.name, dispatcher.options, args, kwargs)
 
     def _named(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The named arguments of a call, without an ``out`` of None, which leaves it out as in torch."""
@@ -131,7 +123,8 @@ class Kernel(Generic[P, R]):
     @cached_property
     def _into_out(self) -> Dispatcher:
         function: Callable[..., Any] = with_out(self.function)  # type: ignore[arg-type]
-        return Dispatcher(function, self._dispatcher.name, (*self.mutates, OUT), compiler=self.compiler, fast_math=self.fast_math)
+        options = self.options._replace(mutates=(*self.options.mutates, OUT))
+        return Dispatcher(function, self._dispatcher.name, options)
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
         """Shows the stages of a call without running it.
@@ -175,8 +168,7 @@ class Kernel(Generic[P, R]):
         dispatcher, values = self._dispatcher.of_call(args, kwargs)
         if self._operator is not None:
             return self._operator
-        parameters = dispatcher.parameters
-        return operator_for(dispatcher.function, dispatcher.name, parameters.writable, self.fast_math, parameters.given, values)
+        return operator_for(dispatcher.function, dispatcher.name, dispatcher.options, dispatcher.parameters.given, values)
 
     def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
         """The variant of a call, and the tensors that the function closes over.
@@ -201,26 +193,13 @@ class Kernel(Generic[P, R]):
 
     # Copies: what was compiled stays where it is.
 
-    def fresh(
-        self,
-        function: Callable[P, R] | None = None,
-        *,
-        recompute: Recompute | None = None,
-        compiler: Compiler | None = None,
-        fast_math: bool | None = None,
-    ) -> Kernel[P, R]:
+    def fresh(self, function: Callable[P, R] | None = None, *, options: Options | None = None) -> Kernel[P, R]:
         """Such a kernel without memory of earlier calls, whose code follows from its arguments alone, and which is no operator.
 
         Args:
-            function: in place of its own, as the others in place of its own rules.
+            function, options: in place of its own.
         """
-        return Kernel(
-            self.function if function is None else function,
-            self.mutates,
-            recompute=recompute or self.recompute,
-            compiler=compiler or self.compiler,
-            fast_math=self.fast_math if fast_math is None else fast_math,
-        )
+        return Kernel(self.function if function is None else function, options=self.options if options is None else options)
 
     def __copy__(self) -> Kernel[P, R]:
         """The kernel itself, as a function's copy is the function."""
@@ -231,9 +210,9 @@ class Kernel(Generic[P, R]):
         return self if self.op else Kernel(copy.deepcopy(self.function, memo), *self._declared)
 
     @property
-    def _declared(self) -> tuple[tuple[str, ...], str, None, Recompute, Compiler | None, bool]:
+    def _declared(self) -> tuple[str, None, Options]:
         """The arguments behind the function that make such a kernel; an operator is there once."""
-        return self.mutates, self._dispatcher.name, None, self.recompute, self.compiler, self.fast_math
+        return self._dispatcher.name, None, self.options
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name, as functions are: that of the kernel, or of its function.

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from fusegen.api import BackwardPass, Kernel
-from fusegen.autodiff.keep import RECOMPUTES, Recompute
+from fusegen.autodiff.keep import Recompute
 from fusegen.errors import ArgumentError
 from fusegen.lowered import Lowered
+from fusegen.options import Options
 from fusegen.runtime.callables import name_of, python_function
-from fusegen.settings import COMPILERS, Compiler
+from fusegen.settings import Compiler
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,43 +82,30 @@ def kernel(
     Raises:
         ArgumentError: a name that no parameter has, or under which there is an operator; an unknown rule.
     """
-    if isinstance(mutates, str):
-        raise ArgumentError(f"mutates is {mutates!r}", mend=f"give a tuple of names: mutates=({mutates!r},)")
-    if recompute not in RECOMPUTES:
-        what = f"fg.kernel: recompute is {recompute!r}, which is no rule for what a backward pass computes again"
-        raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, RECOMPUTES))}")
-    if compiler not in (None, *COMPILERS):
-        what = f"fg.kernel: compiler is {compiler!r}, which is no way to compile"
-        raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, COMPILERS))}")
-    if not isinstance(fast_math, bool):
-        raise ArgumentError(f"fg.kernel: fast_math is {fast_math!r}", mend="give True or False")
-    if function is None:
-        return partial(kernel, mutates=mutates, op=op, recompute=recompute, compiler=compiler, fast_math=fast_math)
-    if op is not None and (mutates or isinstance(function, nn.Module)):
-        what = "a kernel that writes in place" if mutates else "a module"
+    options = Options(mutates, recompute, compiler, fast_math).checked()  # type: ignore[arg-type]  # any sequence of names
+    return partial(_declared, op, options) if function is None else _declared(op, options, function)
+
+
+def _declared(op: str | None, options: Options, function: Callable[..., Any] | nn.Module) -> Any:
+    if op is not None and (options.mutates or isinstance(function, nn.Module)):
+        what = "a kernel that writes in place" if options.mutates else "a module"
         raise ArgumentError(f"{what} cannot be the operator {op}", mend="declare it without op=")
     if isinstance(function, nn.Module):
-        return fused_module(function, mutates, recompute, compiler, fast_math)
-    return Kernel(python_function(function), mutates, name_of(function), op, recompute, compiler, fast_math)
+        return fused_module(function, options)
+    return Kernel(python_function(function), name_of(function), op, options)
 
 
 # A module as a kernel: the same parameters, buffers and submodules, and a forward pass that is fused.
 
 
-def fused_module(
-    module: M,
-    mutates: Sequence[str] = (),
-    recompute: Recompute = "auto",
-    compiler: Compiler | None = None,
-    fast_math: bool = False,
-) -> M:
+def fused_module(module: M, options: Options) -> M:
     """The module with a kernel for its ``forward``: an object of a class derived from the module's, that shares all that it holds.
     What changes in a parameter, a buffer, a submodule or a hook of one is seen in calls of the other. The mode and other plain
     attributes are each one's own.
 
     Args:
         module: of a class with a ``forward`` in Python.
-        mutates, recompute, compiler, fast_math: as of `fusegen.kernel`.
+        options: of the declaration.
 
     Raises:
         ArgumentError: the module is one of TorchScript, or its forward is no function of its class.
@@ -130,7 +118,7 @@ def fused_module(
     if "forward" in vars(module) or not is_function or cls.__module__.startswith("torch.jit"):
         what = f"the forward of this {cls.__name__} is no function of its class"
         raise ArgumentError(what, mend="declare a function that calls the module: fg.kernel(lambda x: module(x))")
-    kernel = _forward_of(cls, mutates, recompute, compiler, fast_math)
+    kernel = _forward_of(cls, options)
     members: dict[str, Any] = {"forward": _method(kernel, cls), "_kernel": staticmethod(kernel)}
     if not hasattr(cls, "backward"):
         members["backward"] = property(partial(BackwardPass, kernel), doc="The derived backward pass, as `Kernel.backward` has it.")
@@ -141,16 +129,13 @@ def fused_module(
     return fused
 
 
-def _forward_of(
-    cls: Any, mutates: Sequence[str], recompute: Recompute, compiler: Compiler | None, fast_math: bool
-) -> Kernel[..., Any]:
+def _forward_of(cls: Any, options: Options) -> Kernel[..., Any]:
     """The kernel of a module's forward: one that its class declares, unless another rule is asked for."""
     given = cls.forward
     if not isinstance(given, Kernel):
-        return Kernel(given, mutates, cls.__name__.lower(), None, recompute, compiler, fast_math)
-    if recompute in ("auto", given.recompute) and compiler in (None, given.compiler) and fast_math in (False, given.fast_math):
-        return given
-    return given.fresh(recompute=recompute, compiler=compiler, fast_math=fast_math or given.fast_math)
+        return Kernel(given, cls.__name__.lower(), options=options)
+    wanted = options.over(given.options)
+    return given if wanted == given.options else given.fresh(options=wanted)
 
 
 def _method(kernel: Kernel[..., Any], cls: Any) -> Callable[..., Any]:
@@ -188,5 +173,4 @@ class _FusedModule(nn.Module):
         cls: Any = type(self).__bases__[1]
         plain = cls.__new__(cls)
         plain.__dict__.update(self.__dict__)
-        kernel = self._kernel
-        return fused_module, (plain, kernel.mutates, kernel.recompute, kernel.compiler, kernel.fast_math)
+        return fused_module, (plain, self._kernel.options)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fusegen.compiler.differentiate import Calls, Left, Passed, VariantOf
+from fusegen.compiler.differentiate import BoundVjp, SavedForBackward, VariantOf, VjpCalls
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.passes import GraphKernel, Passes
+from fusegen.compiler.passes import ForwardBackward, GraphKernel
 from fusegen.describe import SavedValue
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph, InputSpec
@@ -32,7 +32,7 @@ def passes_of(
         values: all arguments of a call.
         wrt: as of `fusegen.vjp`.
     """
-    calls = Calls(dispatcher, variant_of, (wrt,) if isinstance(wrt, str) else wrt)
+    calls = VjpCalls(dispatcher, variant_of, (wrt,) if isinstance(wrt, str) else wrt)
     forward = Forward(calls, calls.of_shapes(values), instance)
     return Vjp(forward, Backward(forward))
 
@@ -47,12 +47,12 @@ class Saved:
         forward: the pass that left it.
     """
 
-    left: Left
+    left: SavedForBackward
     versions: tuple[int, ...]
     forward: Forward
 
     @classmethod
-    def of(cls, left: Left, forward: Forward) -> Saved:
+    def of(cls, left: SavedForBackward, forward: Forward) -> Saved:
         """The same as it is now.
 
         Raises:
@@ -121,7 +121,7 @@ class Forward:
         instance: the object, of a method.
     """
 
-    def __init__(self, calls: Calls, first: Passed, instance: tuple[object, ...] = ()) -> None:
+    def __init__(self, calls: VjpCalls, first: BoundVjp, instance: tuple[object, ...] = ()) -> None:
         self.name = calls.dispatcher.name
         self.wrt = tuple(calls.wrt or ())
         self._calls = calls
@@ -217,13 +217,13 @@ def _lowered(kernel: GraphKernel, sizes: Mapping[str, int], saved: Sequence[Save
     return Lowered(kernel.compiled(kernel.graph.inputs, sizes), sizes, saved)
 
 
-def _saved_values(passes: Passes) -> list[SavedValue]:
+def _saved_values(passes: ForwardBackward) -> list[SavedValue]:
     """The values that a forward pass saves, in the order in which the backward pass takes them."""
     kept = passes.derivative.kept
     return [_saved_value(passes, source, spec) for source, spec in zip(kept, passes.backward.graph.inputs, strict=False)]
 
 
-def _saved_value(passes: Passes, source: str | int, spec: InputSpec) -> SavedValue:
+def _saved_value(passes: ForwardBackward, source: str | int, spec: InputSpec) -> SavedValue:
     if isinstance(source, str):
         held = "the key of random bits" if source == passes.derivative.key else "an argument"
         return SavedValue(source, spec.dtype, spec.shape, held)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.compiler.compile import Compiled
-from fusegen.compiler.forms import Form, Forms
+from fusegen.compiler.compile import CompiledGraph
+from fusegen.compiler.specialize import Specialization, Specializer
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
 from fusegen.families.gemm.heuristics import ProductChoice
 from fusegen.fusion import Group
@@ -29,7 +29,7 @@ class Lowered:
         sizes: values of the symbolic sizes and strides of the example arguments.
     """
 
-    def __init__(self, compiled: Compiled, sizes: Mapping[str, int], saved: Sequence[SavedValue] | None = None) -> None:
+    def __init__(self, compiled: CompiledGraph, sizes: Mapping[str, int], saved: Sequence[SavedValue] | None = None) -> None:
         self._compiled, self._saved = compiled, saved
         self.traced: Graph = compiled.traced
         self.sizes = dict(sizes)
@@ -75,11 +75,11 @@ class Lowered:
         return Assembly(self.sources, self.target)
 
     @property
-    def _planned(self) -> Form:
+    def _planned(self) -> Specialization:
         return self._compiled.planned
 
     @property
-    def _forms(self) -> Forms:
+    def _forms(self) -> Specializer:
         return self._compiled.alternatives.of(self.sizes)
 
     def explain(self) -> str:

@@ -16,7 +16,7 @@ from fusegen.api import Kernel, Method
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.tuned import Entry, Place, chosen, entries, entry_of, keep, place_of, remember
+from fusegen.compiler.tuned import TuningKey, TuningRecord, chosen, entries, entry_of, keep, place_of, remember
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.runtime.arguments import Values
 from fusegen.schedule.context import Pins
@@ -63,7 +63,7 @@ class TunedLaunch:
     """
 
     name: str
-    place: Place
+    place: TuningKey
     candidates: tuple[Candidate, ...]
     plan: Plan
 
@@ -225,7 +225,7 @@ class _Tuner:
         return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(plans))
 
     def _form(self, pins: Pins) -> Variant:
-        return self.variant.in_form(self.variant.alternatives.of(self.sizes).pinned(self.sizes, pins))
+        return self.variant.in_form(self.variant.alternatives.of(self.sizes).at(self.sizes, pins))
 
     def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
         """A call of a variant, on copies of what it writes to; it gives its results and these."""
@@ -242,11 +242,11 @@ def _in_order(launch: Launch) -> list[Plan]:
     return sorted(launch.candidates, key=lambda plan: plan != launch.plan)
 
 
-def _here(place: Place) -> list[Entry]:
+def _here(place: TuningKey) -> list[TuningRecord]:
     return [entry for entry in entries(place) if entry.extents == place.extents]
 
 
-def _pinned(place: Place, candidates: Sequence[Plan]) -> Plan | None:
+def _pinned(place: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
     return chosen(place, candidates) if any(entry.pinned for entry in _here(place)) else None
 
 

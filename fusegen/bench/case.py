@@ -270,9 +270,10 @@ class OwnCase(BenchCase):
 
     def call(self, function: Callable[..., Any], arguments: Arguments) -> TimedCall:
         """A call on copies of the tensors that the kernel writes to; it returns the results and these."""
-        if not self.declared.mutates:
+        mutates = self.declared.options.mutates
+        if not mutates:
             return super().call(function, arguments)
-        written = {name: arguments[name].clone() for name in self.declared.mutates if isinstance(arguments.get(name), Tensor)}
+        written = {name: arguments[name].clone() for name in mutates if isinstance(arguments.get(name), Tensor)}
         own = arguments | written
         return lambda: (function(**own), *written.values())
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from fusegen.autodiff.keep import Recompute
-from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltPasses, BuiltVariant, Manifest, Parameter, manifest_text, mark_of
+from fusegen.bundle.manifest import NAME, BuiltKernel, BuiltParameter, BuiltPasses, BuiltVariant, Manifest, manifest_text, mark_of
 from fusegen.bundle.programs import (
     Example,
     File,
@@ -22,7 +21,7 @@ from fusegen.bundle.programs import (
     limits,
     machine_of,
     new_folder,
-    passes_of,
+    passes_by_all,
     require_new,
     tensor_argument,
     with_mark,
@@ -36,40 +35,44 @@ from fusegen.dtypes import autocast_dtype, from_torch
 from fusegen.errors import ArgumentError, BundleError
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
+from fusegen.options import DEFAULTS, Options
 from fusegen.program.formula import Relation
-from fusegen.program.signature import Argument, Constant, ExtentArgument, Kind, NumberArgument, Signature, Structure, TensorArgument
+from fusegen.program.signature import (
+    ArgumentSpec,
+    Constant,
+    ContainerKind,
+    ExtentArgument,
+    NumberArgument,
+    ResultStructure,
+    Signature,
+    TensorArgument,
+)
 from fusegen.schedule.names import plain, stride_name
 from fusegen.target import Backend, Target
 from fusegen.trace import run
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BuildRequest:
     """A kernel for some kind of calls.
 
     Attributes:
         name: by which it is loaded.
         function: the user's.
         arguments: by parameter; tensors may be meta ones.
-        target: the machine.
-        mutates: parameters that the function may write to.
-        recompute: the rule by which backward passes compute values again.
-        fast_math: True if the kernel was declared so.
+        options: of its declaration; the way to compile is that of the settings.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     target: Target
-    mutates: Sequence[str] = ()
-    recompute: Recompute = "auto"
-    fast_math: bool = False
+    options: Options = DEFAULTS
 
     @property
     def dispatcher(self) -> Dispatcher:
         """A new dispatcher of the function, which knows no call."""
-        name = self.function.__name__
-        return Dispatcher(self.function, name, self.mutates, recompute=self.recompute, fast_math=self.fast_math)
+        return Dispatcher(self.function, self.function.__name__, self.options._replace(compiler=None))
 
 
 @dataclass(frozen=True)
@@ -77,21 +80,20 @@ class TracedCall:
     """A kernel for some kind of calls, as its dispatcher traced it.
 
     Attributes:
-        wanted: the kernel.
         dispatcher: of its function.
         variant: of the call.
         names: of the declared parameters and the captured tensors, as texts call them.
         values: one a name.
     """
 
-    wanted: Wanted
+    wanted: BuildRequest
     dispatcher: Dispatcher
     variant: Variant
     names: tuple[str, ...]
     values: tuple[Any, ...]
 
 
-def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
+def build(folder: Path, wanted: Iterable[BuildRequest], version: str) -> Manifest:
     """Compiles kernels into a new folder, which is there whole or not at all.
 
     Args:
@@ -131,7 +133,7 @@ def build(folder: Path, wanted: Iterable[Wanted], version: str) -> Manifest:
     return manifest
 
 
-def _traced(wanted: Wanted) -> TracedCall:
+def _traced(wanted: BuildRequest) -> TracedCall:
     dispatcher = wanted.dispatcher
     values = dispatcher.arguments((), wanted.arguments)
     device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
@@ -143,12 +145,9 @@ def _traced(wanted: Wanted) -> TracedCall:
     return TracedCall(wanted, dispatcher, variant, names, (*values, *captured))
 
 
-def traced_calls(wanted: Wanted) -> Iterator[TracedCall]:
+def traced_calls(wanted: BuildRequest) -> Iterator[TracedCall]:
     """A kernel traced for its arguments, and before that with 1 for the sizes of which the function asks whether they are 1: other
     sizes that may vary are served by one trace, from 1 on.
-
-    Args:
-        wanted: the kernel.
 
     Raises:
         BundleError: it depends on what a built kernel cannot look at.
@@ -191,7 +190,7 @@ def _with_ones(traced: TracedCall, signature: Signature, ones: Sequence[str]) ->
     return found
 
 
-def _require_same(kernel: BuiltKernel, parameters: Sequence[Parameter]) -> None:
+def _require_same(kernel: BuiltKernel, parameters: Sequence[BuiltParameter]) -> None:
     """Refuses a program that captures other tensors than the earlier programs of its kernel.
 
     Raises:
@@ -210,15 +209,15 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: i
     hints = dict(variant.request.sizes.hints)
     for count, (rows, form) in enumerate(variant.alternatives.general(hints).all(hints), number):
         limited = replace(signature, rows=limits(rows))
-        program, files = built_program(wanted.target, traced.names, limited, variant.in_form(form), f"{place}-{count}")
+        program, files = built_program(wanted.target, limited, variant.in_form(form), f"{place}-{count}")
         machine, structure = machine_of(wanted.target), structure_of(variant.structure)
         yield BuiltVariant(**vars(program), target=wanted.target.name, machine=machine, structure=structure, passes=passes), files
 
 
-def _passes(traced: TracedCall, parameters: Sequence[Parameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
+def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
     """The passes of a kernel, with the files of their kernels; None where there is no derivative."""
     variant, dispatcher = traced.variant, traced.dispatcher
-    passes = passes_of(dispatcher.passes, variant)
+    passes = passes_by_all(variant, dispatcher.options)
     if passes is None:
         return None, []
     count = len(dispatcher.parameters.names)
@@ -230,16 +229,17 @@ def _passes(traced: TracedCall, parameters: Sequence[Parameter], place: str) -> 
 # Data.
 
 
-def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[Parameter, ...]:
+def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[BuiltParameter, ...]:
     """Those that a function declares, and behind them the tensors that it captures."""
     found = inspect.signature(parameters.function).parameters
     defaults = {name: Constant(value) for name, value in parameters.defaults.items()}
     is_named = {name: found[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
     both = zip(parameters.given, parameters.names, strict=True)
     declared = [
-        Parameter(given, name, is_named[given], defaults.get(given), written=name in parameters.mutates) for given, name in both
+        BuiltParameter(given, name, is_named[given], defaults.get(given), written=name in parameters.mutates)
+        for given, name in both
     ]
-    return (*declared, *(Parameter(name, name, True, None, captured=True) for name in captured))
+    return (*declared, *(BuiltParameter(name, name, True, None, captured=True) for name in captured))
 
 
 def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) -> Signature:
@@ -252,7 +252,7 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
     """
     request = variant.request
     lower = autocast_dtype(request.device.type)
-    known: dict[str, Argument] = {spec.name: tensor_argument(spec) for spec in (*request.specs, *variant.traced.inputs)}
+    known: dict[str, ArgumentSpec] = {spec.name: tensor_argument(spec) for spec in (*request.specs, *variant.traced.inputs)}
     takes_ints = _floats_meet_floats(variant.traced)
     known |= {name: NumberArgument(dtype.is_float, takes_ints and dtype.is_float) for name, dtype in request.scalars}
     known |= {name: ExtentArgument(size) for name, size in request.sizes.parameters.items()}
@@ -278,31 +278,31 @@ def _floats_meet_floats(graph: Graph) -> bool:
 
 
 _HOLDERS = {
-    run.Nothing: Kind.NONE,
-    run.ComplexResult: Kind.COMPLEX,
-    tuple: Kind.TUPLE,
-    list: Kind.LIST,
-    dict: Kind.DICT,
-    namedtuple: Kind.NAMED_TUPLE,
+    run.Nothing: ContainerKind.NONE,
+    run.ComplexResult: ContainerKind.COMPLEX,
+    tuple: ContainerKind.TUPLE,
+    list: ContainerKind.LIST,
+    dict: ContainerKind.DICT,
+    namedtuple: ContainerKind.NAMED_TUPLE,
 }
 
 
-def structure_of(structure: run.ResultTree) -> Structure:
+def structure_of(structure: run.ResultTree) -> ResultStructure:
     """The structure of results, as data.
 
     Raises:
         BundleError: by something else than tuples, lists, dicts and named tuples.
     """
     if structure.is_leaf():
-        return Structure(Kind.TENSOR)
+        return ResultStructure(ContainerKind.TENSOR)
     kind = _HOLDERS.get(structure.type)
     if kind is None:
         what = f"a result is a {structure.type.__name__}, which cannot be written down"
         raise BundleError(what, mend="return tuples, lists, dicts and named tuples")
-    keys: tuple[Any, ...] = tuple(structure.context) if kind is Kind.DICT else ()
-    if kind is Kind.NAMED_TUPLE:
+    keys: tuple[Any, ...] = tuple(structure.context) if kind is ContainerKind.DICT else ()
+    if kind is ContainerKind.NAMED_TUPLE:
         keys = structure.context._fields
     if not all(type(key) in (str, int) for key in keys):
         raise ArgumentError("a result is a dict whose keys are neither texts nor ints", mend="return a dict with such keys")
-    name = structure.context.__name__ if kind is Kind.NAMED_TUPLE else ""
-    return Structure(kind, tuple(map(structure_of, structure.children())), keys, name)
+    name = structure.context.__name__ if kind is ContainerKind.NAMED_TUPLE else ""
+    return ResultStructure(kind, tuple(map(structure_of, structure.children())), keys, name)

@@ -14,21 +14,20 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_structure
 
-from fusegen.bundle.build import TracedCall, Wanted, signature_of, traced_calls
+from fusegen.bundle.build import BuildRequest, TracedCall, signature_of, traced_calls
 from fusegen.bundle.manifest import digest
 from fusegen.bundle.programs import limits as rows_of
-from fusegen.bundle.programs import new_folder, passes_of, require_name, require_new, tensor_argument, write, writing_to
-from fusegen.compiler.compile import Compiled, compile_graph
-from fusegen.compiler.extension import flags_of
+from fusegen.bundle.programs import new_folder, passes_by_all, require_name, require_new, tensor_argument, write, writing_to
+from fusegen.compiler.backends import flags_of
+from fusegen.compiler.compile import CompiledGraph, compile_graph
 from fusegen.dtypes import DType
 from fusegen.emit.environment import unit_text
 from fusegen.errors import BundleError
-from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
 from fusegen.extension.native import Texts, library_of
 from fusegen.extension.operators_text import UnitText
-from fusegen.extension.program_text import Assumed
+from fusegen.extension.program_text import CallGuards
 from fusegen.extension.sources_text import cmake_text, program_files
-from fusegen.extension.unit import header
+from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, Shaped, header
 from fusegen.files import unsealed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
@@ -36,7 +35,7 @@ from fusegen.ir.index_map import in_row_major_order
 from fusegen.jit import nvrtc
 from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
-from fusegen.program.signature import Argument, Constant, ExtentArgument, NumberArgument, TensorArgument
+from fusegen.program.signature import ArgumentSpec, Constant, ExtentArgument, NumberArgument, TensorArgument
 from fusegen.schedule.names import plain
 from fusegen.target import Backend, Target
 
@@ -58,7 +57,7 @@ class Shipped:
     requires: str
 
 
-def build_extension(folder: Path, wanted: Iterable[Wanted], library: str, version: str) -> Shipped:
+def build_extension(folder: Path, wanted: Iterable[BuildRequest], library: str, version: str) -> Shipped:
     """Compiles kernels into a new folder with one shared library: there whole or not at all.
 
     Args:
@@ -88,7 +87,7 @@ def build_extension(folder: Path, wanted: Iterable[Wanted], library: str, versio
     return shipped
 
 
-def _manifest(shipped: Shipped, operators: Sequence[Operator], sha256: str, version: str) -> dict[str, Any]:
+def _manifest(shipped: Shipped, operators: Sequence[OperatorSpec], sha256: str, version: str) -> dict[str, Any]:
     return {
         "fusegen": version,
         "library": shipped.library,
@@ -115,8 +114,8 @@ def _kernels(program: Built, names: Sequence[tuple[str, str]]) -> str:
 # Operators.
 
 
-def _operators(wanted: Iterable[Wanted]) -> list[Operator]:
-    found: dict[str, Operator] = {}
+def _operators(wanted: Iterable[BuildRequest]) -> list[OperatorSpec]:
+    found: dict[str, OperatorSpec] = {}
     named: dict[str, str] = {}
     for call in (call for each in wanted for call in traced_calls(each)):
         each, traced = call.wanted, Traced(call)
@@ -124,7 +123,7 @@ def _operators(wanted: Iterable[Wanted]) -> list[Operator]:
             what = f"{first} and {each.name} would both be the operator {traced.name}"
             raise BundleError(what, mend="build them into two libraries, or give one a name of other Latin letters")
         parameters, kind = traced.parameters(), traced.kind()
-        known = found.get(traced.name, Operator(traced.name, parameters, ()))
+        known = found.get(traced.name, OperatorSpec(traced.name, parameters, ()))
         if known.parameters != parameters or (known.kinds and len(known.kinds[0].results) != len(kind.results)):
             what = f"{each.name} has other parameters or results for {kind.description} than before"
             raise BundleError(what, mend="build it into another library")
@@ -136,7 +135,7 @@ def _operators(wanted: Iterable[Wanted]) -> list[Operator]:
     return list(found.values())
 
 
-def _joined(kinds: tuple[Kind, ...], kind: Kind) -> tuple[Kind, ...]:
+def _joined(kinds: tuple[CallKind, ...], kind: CallKind) -> tuple[CallKind, ...]:
     """Kinds with one more: one for another GPU is the same kind with further programs."""
     for place, other in enumerate(kinds):
         if _without_programs(other) == _without_programs(kind):
@@ -154,7 +153,7 @@ def _joined(kinds: tuple[Kind, ...], kind: Kind) -> tuple[Kind, ...]:
     return (*kinds, kind)
 
 
-def _without_programs(kind: Kind) -> Kind:
+def _without_programs(kind: CallKind) -> CallKind:
     passes = kind.passes and replace(kind.passes, forward=(), backward=())
     return replace(kind, programs=(), passes=passes)
 
@@ -162,7 +161,7 @@ def _without_programs(kind: Kind) -> Kind:
 # CUDA files, with a CMake target.
 
 
-def build_sources(folder: Path, wanted: Iterable[Wanted], library: str) -> tuple[str, ...]:
+def build_sources(folder: Path, wanted: Iterable[BuildRequest], library: str) -> tuple[str, ...]:
     """Writes CUDA files, a header for launches and a CMake target into a new folder: there whole or not at all.
 
     Args:
@@ -233,7 +232,7 @@ class Traced:
         names = dispatcher.parameters.names
         self._signature = signature_of(self._variant, names, call.values[: len(names)])
         self._given = dict(zip(names, self._signature.arguments, strict=True))
-        self._graph, self._known_passes = self._variant.traced, dispatcher.passes
+        self._graph, self._options = self._variant.traced, dispatcher.options
         self._mutates = dispatcher.parameters.mutates
         specs = {spec.name: spec for spec in self._graph.inputs}
         self._tensors = [n for n, a in self._given.items() if isinstance(a, TensorArgument)] + list(self._variant.state.names)
@@ -247,29 +246,29 @@ class Traced:
 
     # Parameters.
 
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[OperatorParameter, ...]:
         """Parameters of the operator: those of the function, and the tensors that it closes over."""
         found = [self._parameter(name, argument) for name, argument in self._given.items()]
-        captured = [Parameter(plain(name), "tensor") for name in self._variant.state.names]
+        captured = [OperatorParameter(plain(name), "tensor") for name in self._variant.state.names]
         return (*(parameter for parameter in found if parameter is not None), *captured)
 
-    def _parameter(self, name: str, argument: Argument) -> Parameter | None:
+    def _parameter(self, name: str, argument: ArgumentSpec) -> OperatorParameter | None:
         """A parameter; none for a value that no schema has, which is fixed."""
         if isinstance(argument, TensorArgument):
-            return Parameter(name, "written" if name in self._mutates else "tensor")
+            return OperatorParameter(name, "written" if name in self._mutates else "tensor")
         if isinstance(argument, NumberArgument):
-            return Parameter(name, "float" if argument.is_float else "int")
+            return OperatorParameter(name, "float" if argument.is_float else "int")
         if isinstance(argument, ExtentArgument):
-            return Parameter(name, "size")
-        return Parameter(name, "constant", argument.value) if _is_plain(argument.value) else None
+            return OperatorParameter(name, "size")
+        return OperatorParameter(name, "constant", argument.value) if _is_plain(argument.value) else None
 
     # Calls.
 
-    def kind(self) -> Kind:
+    def kind(self) -> CallKind:
         """The calls, with the programs that run them."""
         constants = [(n, a.value) for n, a in self._given.items() if isinstance(a, Constant) and _is_plain(a.value)]
         fresh = [position for position in self._graph.outputs if position not in self._graph.puts]
-        return Kind(
+        return CallKind(
             on_gpu=not self._is_cpu,
             tensors=tuple(Shaped(tuple(map(formula, spec.shape)), spec.dtype) for spec in self._specs),
             constants=tuple(constants),
@@ -282,7 +281,7 @@ class Traced:
 
     def _programs(
         self,
-        compiled: Compiled,
+        compiled: CompiledGraph,
         specs: Sequence[InputSpec],
         relations: Sequence[Relation],
         conditions: Numbers = _NOTHING,
@@ -293,7 +292,6 @@ class Traced:
         """A program for every number of rows.
 
         Args:
-            compiled: the programs.
             specs: of their tensors.
             relations, conditions: of sizes and of numbers, that must hold.
             sizes, numbers: that they take; by default those of the function.
@@ -301,7 +299,7 @@ class Traced:
         found = []
         for rows, form in compiled.alternatives.general(self._hints).all(self._hints):
             made = compiled.in_form(form)
-            assumed = Assumed(
+            assumed = CallGuards(
                 tensors=tuple((spec.name, tensor_argument(spec)) for spec in specs),
                 sizes=self._extents if sizes is None else sizes,
                 numbers=self._numbers if numbers is None else numbers,
@@ -320,9 +318,9 @@ class Traced:
 
     # Gradients.
 
-    def _passes(self) -> Passes | None:
+    def _passes(self) -> OperatorPasses | None:
         """The passes; None where there is no derivative."""
-        found = passes_of(self._known_passes, self._variant)
+        found = passes_by_all(self._variant, self._options)
         if found is None:
             return None
         derivative, forward, backward = found.derivative, found.forward.graph, in_row_major_order(found.backward.graph)
@@ -335,7 +333,7 @@ class Traced:
         sources = dict(zip(derivative.wrt, derivative.gradients, strict=True))
         gradients = [sources.get(name) for name in self._tensors]
         numbers = tuple(name for name, _ in backward.scalars)
-        return Passes(
+        return OperatorPasses(
             forward=self._programs(self._compiled(forward), specs, relations, self._signature.conditions),
             backward=self._programs(self._compiled(backward), backward.inputs, (), sizes=further, numbers=backward.scalars),
             kept=tuple(names.index(k) if isinstance(k, str) else ~k for k in derivative.kept),
@@ -349,7 +347,7 @@ class Traced:
             draws=bool(keys),
         )
 
-    def _compiled(self, graph: Graph) -> Compiled:
+    def _compiled(self, graph: Graph) -> CompiledGraph:
         structure = tree_structure((0,) * len(graph.outputs))
         return compile_graph(graph, structure, self._target, self._hints, wide=self._variant.request.wide)
 

@@ -14,14 +14,14 @@ from fusegen.bundle.manifest import BuiltProgram, Code, binary
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import BundleError, LaunchError
 from fusegen.guards import same
-from fusegen.program.call import Call, KernelLaunch
-from fusegen.program.formula import Operator
+from fusegen.program.call import KernelLaunch, LaunchPlan
+from fusegen.program.formula import FormulaKind
 from fusegen.program.numbers import Numbers, python_condition
-from fusegen.program.signature import Argument, Constant, NumberArgument, Signature, TensorArgument
+from fusegen.program.signature import ArgumentSpec, Constant, NumberArgument, Signature, TensorArgument
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.arguments import WIDE, alignment, span
 from fusegen.runtime.devices import host_kernel, instruction_set
-from fusegen.runtime.execute import Backend, CudaBackend, HostBackend
+from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend
 from fusegen.schedule.names import stride_name
 from fusegen.threads import new_lock
 
@@ -31,7 +31,6 @@ class Kernels:
 
     Args:
         folder: where the binaries lie.
-        program: the program.
         mark: the mark of its binaries.
         machine: of a CPU: a digest of its instruction set; else empty.
     """
@@ -39,7 +38,7 @@ class Kernels:
     def __init__(self, folder: Path, program: BuiltProgram, mark: bytes, machine: str) -> None:
         self.program = program
         self._folder, self._mark, self._machine = folder, mark, machine
-        self._loaded: dict[int | None, tuple[Backend, list[Any]]] = {}
+        self._loaded: dict[int | None, tuple[LaunchBackend, list[Any]]] = {}
         self._lock = new_lock()
 
     def check(self) -> None:
@@ -51,7 +50,7 @@ class Kernels:
         for code in self.program.code:
             binary(self._folder, code, self._mark)
 
-    def on(self, device: torch.device) -> tuple[Backend, list[Any]]:
+    def on(self, device: torch.device) -> tuple[LaunchBackend, list[Any]]:
         """The backend of a device, and the kernels for it.
 
         Raises:
@@ -63,7 +62,7 @@ class Kernels:
                 self._loaded[index] = self._load(index)
             return self._loaded[index]
 
-    def _load(self, index: int | None) -> tuple[Backend, list[Any]]:
+    def _load(self, index: int | None) -> tuple[LaunchBackend, list[Any]]:
         if index is None:
             return HostBackend(), [self._host_kernel(code) for code in self.program.code]
         kernels = zip(self.program.code, self.program.call.launches, strict=True)
@@ -100,7 +99,6 @@ def choose(
     """The number of the first program that is good for a call, and the sizes of the call; the reasons where none is.
 
     Args:
-        programs: numbered.
         sizes_of: matches a program with the call.
         device: of the call.
     """
@@ -130,7 +128,7 @@ class OtherForm(Mismatch):
     """The program is good for the call, and another one is taken for as many rows."""
 
 
-def match(signature: Signature, call: Call, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
+def match(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
     """Values of all sizes and strides in a call.
 
     Args:
@@ -150,7 +148,7 @@ def match(signature: Signature, call: Call, names: Sequence[str], values: Sequen
     return fit(signature, call, names, values)
 
 
-def fit(signature: Signature, call: Call, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
+def fit(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
     """The same as `match` of the values alone, whatever torch's state is.
 
     Args:
@@ -189,7 +187,7 @@ def described(signature: Signature, names: Sequence[str]) -> str:
     return arguments + (f", where {', '.join(conditions)}" if conditions else "")
 
 
-def _match_value(name: str, argument: Argument, value: Any, sizes: dict[str, int]) -> None:
+def _match_value(name: str, argument: ArgumentSpec, value: Any, sizes: dict[str, int]) -> None:
     """Refuses a value of another kind; notes the sizes that it gives."""
     if isinstance(argument, TensorArgument):
         _match_tensor(name, argument, value, sizes)
@@ -213,7 +211,7 @@ def _match_tensor(name: str, argument: TensorArgument, value: Any, sizes: dict[s
         shape = ", ".join(map(str, value.shape))
         raise Mismatch(f"{name!r} is {str(value.dtype).removeprefix('torch.')}[{shape}], built for {argument}")
     for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
-        if wanted.operator is Operator.SIZE:
+        if wanted.operator is FormulaKind.SIZE:
             _note(f"dim {dim} of {name!r}", str(wanted.value), extent, sizes)
         elif not wanted.operands and wanted({}) != extent:
             raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
@@ -284,7 +282,7 @@ def _check_conditions(program: Numbers, names: Sequence[str], values: Sequence[A
             raise Mismatch(f"built for {program.text(result[1])}, which does not hold for {given}")
 
 
-def _check_narrow(call: Call, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
+def _check_narrow(call: LaunchPlan, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
     """Refuses tensors that indices of 32 bits cannot number."""
     spans = {name: span(value) for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)}
     spans["what kernels count"] = call.largest(sizes)

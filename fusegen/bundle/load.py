@@ -15,10 +15,10 @@ from torch import Tensor
 from fusegen.bundle.kernels import Kernels, Reasons, choose, described, fit, match
 from fusegen.bundle.manifest import (
     BuiltKernel,
+    BuiltParameter,
     BuiltPasses,
     BuiltProgram,
     BuiltVariant,
-    Parameter,
     mark_of,
     passes_mark_of,
     read_manifest,
@@ -27,12 +27,21 @@ from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Constant, ExtentArgument, NumberArgument, builder
 from fusegen.runtime import devices
-from fusegen.runtime.arguments import Values, check, check_memory, check_recorded, check_surroundings, check_tangent, check_values
-from fusegen.runtime.bound import NOTHING, Bound, Condition, Facts, Hidden, Program, both, condition_of
-from fusegen.runtime.executable import Executable, Found, Plan
+from fusegen.runtime.arguments import (
+    Values,
+    check,
+    check_memory,
+    check_recorded,
+    check_surroundings,
+    check_tangent,
+    check_values,
+    check_writable,
+    refuse_gradients,
+)
+from fusegen.runtime.bound import NOTHING, BoundCall, BoundPlan, CallFacts, Condition, Hidden, both, condition_of
+from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.execute import bound_call
-from fusegen.runtime.node import Node, Recorded, Source
-from fusegen.runtime.written import check_writable, refuse_gradients
+from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
 from fusegen.trace import is_tracing
 
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -97,7 +106,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Passes:
+class LoadedPasses:
     """The passes of a built kernel, ready to be called.
 
     Attributes:
@@ -112,7 +121,7 @@ class Passes:
     backward: BuiltPass
 
 
-def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> Passes | None:
+def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> LoadedPasses | None:
     built = variant.passes
     if built is None:
         return None
@@ -122,7 +131,7 @@ def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> Passes 
         for programs in (built.forward, built.backward)
     )
     gradients = range(len(wiring.saved), len(wiring.tensors))
-    return Passes(
+    return LoadedPasses(
         built,
         (*forward, *backward),
         BuiltPass(f"{kernel.name}_forward", wiring.inputs, forward),
@@ -136,7 +145,7 @@ def _wanted(names: Sequence[str], values: Values) -> set[str]:
     return {name for name, value in zip(names, values, strict=True) if isinstance(value, Tensor) and value.requires_grad}
 
 
-class BuiltFunction(Plan):
+class BuiltFunction(CallBinder):
     """A built kernel: what was declared, for the calls and the targets for which it was built.
 
     Args:
@@ -230,7 +239,7 @@ class BuiltFunction(Plan):
             check_writable(self.__name__, name, tensor)
         check_tangent(self.__name__, name, tensor)
 
-    def bind(self, values: Values) -> Found:
+    def bind(self, values: Values) -> BoundMatch:
         """The program of a call.
 
         Raises:
@@ -247,10 +256,10 @@ class BuiltFunction(Plan):
             return self._recorded(values, number, passes, sizes, both(condition, also)), NOTHING
         structure = self._kernel.variants[number].structure
         program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].on(device))
-        facts = Facts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
-        return Bound(program, facts, self._uncomputable, also=also), NOTHING
+        facts = CallFacts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
+        return BoundPlan(program, facts, self._uncomputable, also=also), NOTHING
 
-    def _recording(self, values: Values, program: BuiltProgram, passes: Passes | None) -> Passes | None:
+    def _recording(self, values: Values, program: BuiltProgram, passes: LoadedPasses | None) -> LoadedPasses | None:
         """The passes, where autograd wants gradients that they give.
 
         Raises:
@@ -267,8 +276,8 @@ class BuiltFunction(Plan):
         return passes if any(name in wanted for name, _ in passes.built.wiring.gradients) else None
 
     def _recorded(
-        self, values: Values, number: int, passes: Passes, sizes: dict[str, int], condition: Condition | None
-    ) -> Recorded:
+        self, values: Values, number: int, passes: LoadedPasses, sizes: dict[str, int], condition: Condition | None
+    ) -> BoundAutogradCall:
         """The passes of a program for the exact shapes of a call."""
         variant = self._kernel.variants[number]
         wiring, wanted = passes.built.wiring, _wanted(self._plain, values)
@@ -276,18 +285,18 @@ class BuiltFunction(Plan):
         extents = enumerate(variant.signature.arguments)
         where |= {argument.size: place for place, argument in extents if isinstance(argument, ExtentArgument)}
         device = next(value.device for value in values if isinstance(value, Tensor))
-        source = Source(tuple(where.get(name) for name in wiring.inputs), device)
+        source = ArgumentSource(tuple(where.get(name) for name in wiring.inputs), device)
         given = source.example(values)
         with torch.no_grad():
             forward, _ = passes.forward.bind(given)
         recorded = [not wanted.isdisjoint(names) for names in passes.built.derivatives]
         takes_numbers = any(isinstance(argument, NumberArgument) for argument in passes.built.forward[0].signature.arguments)
-        return Recorded(
+        return BoundAutogradCall(
             source=source,
             count=len(values),
             tensors=sum(isinstance(value, Tensor) for value in given),
             forward=forward,
-            node=Node(wiring, passes.backward.executable, recorded, sizes),
+            node=BackwardNode(wiring, passes.backward.executable, recorded, sizes),
             put_together=builder(variant.structure),
             by_value=self._uncomputable if takes_numbers else None,
             condition=condition,
@@ -326,7 +335,7 @@ def _found_again(folder: str, name: str) -> BuiltFunction:
     return load(folder)[name]
 
 
-def _signature(parameters: Sequence[Parameter]) -> inspect.Signature:
+def _signature(parameters: Sequence[BuiltParameter]) -> inspect.Signature:
     """A function's, from what the manifest says of its parameters.
 
     Raises:
@@ -357,7 +366,7 @@ def _alike(values: Values) -> Condition:
 # A built pass of a kernel: a function of its tensors, of sizes and of run-time numbers.
 
 
-class BuiltPass(Plan):
+class BuiltPass(CallBinder):
     """A forward or a backward pass.
 
     Args:
@@ -395,7 +404,7 @@ class BuiltPass(Plan):
                 check_memory(self._name, name, value, first.device, "the first tensor")
         check_surroundings(self._name)
 
-    def bind(self, values: Values) -> Found:
+    def bind(self, values: Values) -> BoundMatch:
         """The program for the exact shapes of some values.
 
         Raises:
@@ -424,7 +433,7 @@ class BuiltPass(Plan):
         programs = enumerate(each.program for each in self._kernels)
         return choose(programs, lambda program: fit(program.signature, program.call, self._names, values), _device(values))
 
-    def _bound(self, values: Values) -> Program | Reasons:
+    def _bound(self, values: Values) -> BoundCall | Reasons:
         found = self._chosen(values)
         if isinstance(found, list):
             return found
@@ -432,7 +441,7 @@ class BuiltPass(Plan):
         kernels, device = self._kernels[number], _device(values)
         call = kernels.program.call
         run = bound_call(call, tuple, sizes, device, *kernels.on(device))
-        return Bound(run, Facts(call, Numbers(), {}, sizes, self._names), None)
+        return BoundPlan(run, CallFacts(call, Numbers(), {}, sizes, self._names), None)
 
     def _unfit(self, reasons: Reasons) -> ArgumentError:
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons)) or "nothing was built for as many rows"
@@ -440,7 +449,7 @@ class BuiltPass(Plan):
         return ArgumentError(f"{self._name}: {what}", mend=f"build it for such a call too; it was built for {built}")
 
 
-class _Moving(Program):
+class _Moving(BoundCall):
     """A program before which some tensors are copied in row-major order.
 
     Args:
@@ -448,7 +457,7 @@ class _Moving(Program):
         places: of the tensors.
     """
 
-    def __init__(self, program: Program, places: range) -> None:
+    def __init__(self, program: BoundCall, places: range) -> None:
         super().__init__(None, None, NOTHING)
         self._program, self._places = program, places
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fusegen.bundle.validate import check_call, check_wiring
 from fusegen.errors import BundleError
-from fusegen.program.call import Call
+from fusegen.program.call import LaunchPlan, LibraryCall
 from fusegen.program.codec import decode, encode
-from fusegen.program.signature import Constant, Signature, Structure, Wiring, builder
+from fusegen.program.numbers import Operation, arity
+from fusegen.program.signature import Constant, ResultStructure, Signature, Wiring, builder
+from fusegen.runtime.library import FUNCTIONS
 
 NAME = "manifest.json"
 """The name of the file."""
@@ -26,7 +27,7 @@ AGAIN = "build it again, or copy the whole folder"
 
 
 @dataclass(frozen=True)
-class Parameter:
+class BuiltParameter:
     """A parameter of a kernel's function, or a tensor that the function captures, which a call passes by keyword.
 
     Attributes:
@@ -53,7 +54,6 @@ class Code:
     Attributes:
         file: of the folder.
         sha256: of the file.
-        entry: the symbol.
         source: the file of the text that it was compiled of, for reading.
     """
 
@@ -74,7 +74,7 @@ class BuiltProgram:
     """
 
     signature: Signature
-    call: Call
+    call: LaunchPlan
     code: tuple[Code, ...]
 
 
@@ -113,7 +113,7 @@ class BuiltVariant(BuiltProgram):
 
     target: str
     machine: str
-    structure: Structure
+    structure: ResultStructure
     passes: BuiltPasses | None
 
 
@@ -122,7 +122,7 @@ class BuiltKernel:
     """A kernel with its parameters and its programs."""
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[BuiltParameter, ...]
     variants: tuple[BuiltVariant, ...]
 
 
@@ -185,7 +185,7 @@ def _checked(document: Any, path: Path) -> Manifest:
         raise BundleError(f"{path} holds a kernel twice", mend=AGAIN)
     for kernel in manifest.kernels:
         for variant in kernel.variants:
-            _check_variant(kernel, variant, f"{path}: {kernel.name} for {variant.target}")
+            _check_variant(variant, f"{path}: {kernel.name} for {variant.target}")
     return manifest
 
 
@@ -193,38 +193,26 @@ def _canonical(content: object) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _check_program(names: Sequence[str], program: BuiltProgram, where: str) -> None:
-    check_call(names, program.signature, program.call, where)
+def _check_program(program: BuiltProgram, where: str) -> None:
+    """Refuses what no mark of a binary stands for: functions by name, and launches without a binary."""
+    for numbers in (program.call.scalars, program.signature.conditions):
+        for line in numbers.lines:
+            if isinstance(line, Operation) and arity(line.name) != len(line.operands):
+                raise BundleError(f"{where}: no operation {line.name!r} of {len(line.operands)} numbers", mend=AGAIN)
+    for step in program.call.steps:
+        if isinstance(step, LibraryCall) and step.function not in FUNCTIONS:
+            raise BundleError(f"{where}: there is no function {step.function!r}", mend=AGAIN)
     if len(program.code) != len(program.call.launches):
         raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", mend=AGAIN)
 
 
-def _check_passes(names: Sequence[str], variant: BuiltVariant, passes: BuiltPasses, where: str) -> None:
-    """Refuses passes that do not fit their variant or each other."""
-    wiring = passes.wiring
-    for program in passes.forward:
-        _check_program(wiring.inputs, program, f"{where}, forward pass")
-    for program in passes.backward:
-        _check_program(wiring.taken, program, f"{where}, backward pass")
-    calls = [program.call for program in passes.forward], [program.call for program in passes.backward]
-    check_wiring(wiring, names, variant.signature, passes.derivatives, *calls, where)
-    if wiring.results != variant.structure.tensors:
-        what = f"{where}: {wiring.results} results of the passes for {variant.structure.tensors} places"
-        raise BundleError(what, mend=AGAIN)
-
-
-def _check_variant(kernel: BuiltKernel, variant: BuiltVariant, where: str) -> None:
-    names = [parameter.plain for parameter in kernel.parameters]
-    _check_program(names, variant, where)
+def _check_variant(variant: BuiltVariant, where: str) -> None:
+    for program in (variant, *(variant.passes.programs if variant.passes else ())):
+        _check_program(program, where)
     try:
         builder(variant.structure)
     except ValueError as error:
         raise BundleError(f"{where}: {error}", mend=AGAIN) from None
-    if variant.structure.tensors != len(variant.call.results):
-        what = f"{where}: {len(variant.call.results)} results for {variant.structure.tensors} places"
-        raise BundleError(what, mend=AGAIN)
-    if variant.passes is not None:
-        _check_passes(names, variant, variant.passes, where)
 
 
 # Binaries of a folder, which know the call that they were compiled for.
@@ -233,23 +221,23 @@ def _check_variant(kernel: BuiltKernel, variant: BuiltVariant, where: str) -> No
 # end the process, however well its own hash fits. So a binary ends with a mark: the digest of what the manifest says of its call.
 
 
-Program = TypeVar("Program", bound=BuiltProgram)
+AnyProgram = TypeVar("AnyProgram", bound=BuiltProgram)
 
 
-def mark_of(parameters: Sequence[Parameter], variant: BuiltVariant) -> bytes:
+def mark_of(parameters: Sequence[BuiltParameter], variant: BuiltVariant) -> bytes:
     """The mark of a program's binaries: a digest of all that the manifest says of it but names and digests of files."""
     passes = None if variant.passes is None else _nameless_passes(variant.passes)
     content = encode(BuiltKernel("", tuple(parameters), (replace(_nameless(variant), passes=passes),)), BuiltKernel)
     return _digest(content)
 
 
-def passes_mark_of(parameters: Sequence[Parameter], machine: str, passes: BuiltPasses) -> bytes:
+def passes_mark_of(parameters: Sequence[BuiltParameter], machine: str, passes: BuiltPasses) -> bytes:
     """The mark of the binaries of passes, likewise."""
     kernel = encode(BuiltKernel("", tuple(parameters), ()), BuiltKernel)
     return _digest([kernel, machine, encode(_nameless_passes(passes), BuiltPasses)])
 
 
-def _nameless(program: Program) -> Program:
+def _nameless(program: AnyProgram) -> AnyProgram:
     return replace(program, code=tuple(replace(each, file="", sha256="", source="") for each in program.code))
 
 

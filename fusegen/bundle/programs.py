@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
-from fusegen.bundle.manifest import BuiltPasses, BuiltProgram, Code, Parameter, Program, digest, passes_mark_of
-from fusegen.bundle.validate import check_call
-from fusegen.compiler.compile import Compiled, Variant, needs_wide
-from fusegen.compiler.extension import host_flags
-from fusegen.compiler.forms import Rows
-from fusegen.compiler.passes import GraphKernel, Passes, PassRules
+from fusegen.bundle.manifest import AnyProgram, BuiltParameter, BuiltPasses, BuiltProgram, Code, digest, passes_mark_of
+from fusegen.compiler.backends import host_flags
+from fusegen.compiler.compile import CompiledGraph, Variant, needs_wide
+from fusegen.compiler.passes import ForwardBackward, GraphKernel, passes_of
 from fusegen.compiler.signature import with_layout_of
+from fusegen.compiler.specialize import Rows
 from fusegen.emit.environment import unit_text
 from fusegen.errors import ArgumentError, BundleError, GradientError, UnsupportedError
 from fusegen.families.gemm.heuristics import CLASSES
@@ -29,9 +28,10 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import InputSpec
 from fusegen.jit import nvrtc
 from fusegen.jit.host import compile_shared
+from fusegen.options import Options
 from fusegen.program.formula import Relation, formula_of
 from fusegen.program.numbers import Numbers
-from fusegen.program.signature import Argument, ExtentArgument, NumberArgument, Signature, TensorArgument
+from fusegen.program.signature import ArgumentSpec, ExtentArgument, NumberArgument, Signature, TensorArgument
 from fusegen.runtime.devices import instruction_set
 from fusegen.schedule.names import stride_name
 from fusegen.settings import cache_folder
@@ -46,21 +46,15 @@ class File:
     content: bytes
 
 
-def built_program(
-    target: Target, names: Sequence[str], signature: Signature, compiled: Compiled, place: str
-) -> tuple[BuiltProgram, list[File]]:
+def built_program(target: Target, signature: Signature, compiled: CompiledGraph, place: str) -> tuple[BuiltProgram, list[File]]:
     """A program, with the files of its kernels.
 
     Args:
-        target: the machine.
-        names: of the values of a call, as texts call them.
-        signature: what the program assumes of them.
-        compiled: its texts.
+        signature: what the program assumes of a call.
         place: the folder of the files.
     """
     make = _host_files if target.backend is Backend.CPU else _cuda_files
     code, files = make(compiled, target, place)
-    check_call(names, signature, compiled.call, place)
     return BuiltProgram(signature, compiled.call, tuple(code)), files
 
 
@@ -83,7 +77,7 @@ def tensor_argument(spec: InputSpec) -> TensorArgument:
     return TensorArgument(spec.dtype, tuple(map(formula, spec.shape)), tuple(map(formula, spec.strides)), spec.alignment)
 
 
-def with_mark(program: Program, files: Sequence[File], mark: bytes) -> tuple[Program, list[File]]:
+def with_mark(program: AnyProgram, files: Sequence[File], mark: bytes) -> tuple[AnyProgram, list[File]]:
     """A program whose binaries end with a mark."""
     binaries = {code.file for code in program.code}
     marked = [replace(file, content=file.content + mark) if file.path in binaries else file for file in files]
@@ -91,7 +85,7 @@ def with_mark(program: Program, files: Sequence[File], mark: bytes) -> tuple[Pro
     return replace(program, code=tuple(replace(code, sha256=digests[code.file]) for code in program.code)), marked
 
 
-def _cuda_files(compiled: Compiled, target: Target, place: str) -> tuple[list[Code], list[File]]:
+def _cuda_files(compiled: CompiledGraph, target: Target, place: str) -> tuple[list[Code], list[File]]:
     code, files = [], []
     for source in compiled.sources:
         cubin = nvrtc.compile_cubin(source, target.name).cubin
@@ -101,7 +95,7 @@ def _cuda_files(compiled: Compiled, target: Target, place: str) -> tuple[list[Co
     return code, files
 
 
-def _host_files(compiled: Compiled, _: Target, place: str) -> tuple[list[Code], list[File]]:
+def _host_files(compiled: CompiledGraph, _: Target, place: str) -> tuple[list[Code], list[File]]:
     """One library for all kernels of a program."""
     if not compiled.sources:
         return [], []
@@ -133,24 +127,23 @@ class Example:
     signature: Signature
 
 
-def passes_of(rules: PassRules, variant: Variant) -> Passes | None:
+def passes_by_all(variant: Variant, options: Options) -> ForwardBackward | None:
     """The passes of a variant by all inputs that have gradients; None where there are none."""
     floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
     try:
-        return rules.of(variant, differentiated_inputs(variant.traced, floats))
+        return passes_of(variant, differentiated_inputs(variant.traced, floats), options)
     except (GradientError, UnsupportedError):
         return None
 
 
 def built_passes(
-    passes: Passes, variant: Variant, call: Example, parameters: Sequence[Parameter], place: str
+    passes: ForwardBackward, variant: Variant, call: Example, parameters: Sequence[BuiltParameter], place: str
 ) -> tuple[BuiltPasses, list[File]]:
     """Passes as data, with the files of their kernels.
 
     Args:
         passes: of the variant.
         variant: of the call.
-        call: an example.
         parameters: of the kernel.
         place: the beginning of the folders' names.
     """
@@ -166,13 +159,13 @@ def built_passes(
     return replace(built, forward=tuple(p for p, _ in forward), backward=tuple(p for p, _ in backward)), files
 
 
-def _derivatives(passes: Passes, variant: Variant) -> tuple[tuple[str, ...], ...]:
+def _derivatives(passes: ForwardBackward, variant: Variant) -> tuple[tuple[str, ...], ...]:
     """For each result, the inputs by which it has a derivative."""
     found = {name: differentiated_results(variant.traced, (name,)) for name in passes.derivative.wrt}
     return tuple(tuple(name for name, has in found.items() if has[n]) for n in range(passes.derivative.results))
 
 
-def _saved(passes: Passes, inputs: Sequence[Tensor], call: Example) -> list[Tensor]:
+def _saved(passes: ForwardBackward, inputs: Sequence[Tensor], call: Example) -> list[Tensor]:
     """Tensors like those that the backward pass takes: saved ones, and gradients in row-major order."""
     named = dict(zip((spec.name for spec in passes.forward.graph.inputs), inputs, strict=True))
     specs, kept = passes.backward.graph.inputs, passes.derivative.kept
@@ -194,16 +187,14 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pla
     compiled = kernel.compiled(specs, sizes, wide=call.signature.wide)
     signature = _signature(kernel, specs, call.signature, wide=call.signature.wide or needs_wide(compiled, sizes))
     return [
-        built_program(
-            kernel.target, kernel.names, replace(signature, rows=limits(rows)), compiled.in_form(form), f"{place}-{number}"
-        )
+        built_program(kernel.target, replace(signature, rows=limits(rows)), compiled.in_form(form), f"{place}-{number}")
         for number, (rows, form) in enumerate(compiled.alternatives.general(sizes).all(sizes))
     ]
 
 
 def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signature, *, wide: bool) -> Signature:
     """The assumptions of a pass's programs; the kernel's own program has looked at everything else."""
-    arguments: list[Argument] = [*map(tensor_argument, specs), *map(ExtentArgument, kernel.further)]
+    arguments: list[ArgumentSpec] = [*map(tensor_argument, specs), *map(ExtentArgument, kernel.further)]
     arguments += [NumberArgument(dtype.is_float, takes_ints=dtype.is_float) for _, dtype in kernel.graph.scalars]
     return replace(
         signature,

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import fusegen
-from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.build import BuildRequest, build
 from fusegen.bundle.cpp import build_extension, build_sources
 from fusegen.bundle.kernels import described
 from fusegen.bundle.manifest import BuiltVariant, Manifest
@@ -108,7 +108,7 @@ def _kernels(options: argparse.Namespace) -> list[FoundKernel]:
 
 def _wanted(
     found: Sequence[FoundKernel], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
-) -> Iterator[Wanted]:
+) -> Iterator[BuildRequest]:
     """Each kernel for each target, dtype and kind of calls."""
     for each, target, dtype, call in product(found, targets, _words(options.dtype), options.call or [None]):
         shapes = [*options.shape, *(call.split(",") if call else ())]
@@ -116,7 +116,7 @@ def _wanted(
         check_complete(each, arguments)
         progress(f"building {each.name} for {', '.join(filter(None, (target.name, dtype, call)))} …")
         kernel = each.kernel
-        yield Wanted(each.name, kernel.function, arguments, target, kernel.mutates, kernel.recompute, kernel.fast_math)
+        yield BuildRequest(each.name, kernel.function, arguments, target, kernel.options)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:

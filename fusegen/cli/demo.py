@@ -25,8 +25,7 @@ from fusegen.bench.table import byte_rate
 from fusegen.cli.arguments import chosen_device
 from fusegen.cli.show import Saving, saving, saving_fields, stage_text
 from fusegen.cli.terminal import Terminal, print_document
-from fusegen.compiler.backends import target_of
-from fusegen.compiler.extension import host_flags
+from fusegen.compiler.backends import host_flags, target_of
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import from_torch
 from fusegen.errors import ToolNotFoundError

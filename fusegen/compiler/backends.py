@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from fusegen import target as targets
-from fusegen.compiler.compile import Compiled
-from fusegen.compiler.emulator import EARLY, EmulatorBackend, Timing, emulated_kernels
-from fusegen.compiler.extension import bound_extension, host_kernels
-from fusegen.errors import LaunchError
-from fusegen.extension.native import ensure_native
+from fusegen.compiler.compile import CompiledGraph
+from fusegen.compiler.emulator import EARLY, EmulatedTiming, EmulatorBackend, emulated_kernels
+from fusegen.emit.environment import unit_text
+from fusegen.errors import IndexRangeError, LaunchError
+from fusegen.extension.native import Texts, ensure_native, library_of
+from fusegen.extension.unit import LIBRARY, OperatorUnit, SizePlaces, unit_of
+from fusegen.ir.formula import formula
+from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
-from fusegen.program.call import KernelLaunch
+from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
+from fusegen.program.call import KernelLaunch, LaunchPlan
 from fusegen.runtime import cuda, devices
-from fusegen.runtime.execute import Backend, CudaBackend, HostBackend, PutTogether, bound_call
-from fusegen.runtime.instructions import Runner
-from fusegen.settings import Compiler, settings
+from fusegen.runtime.devices import host_kernel, instruction_set
+from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend, PutTogether, bound_call
+from fusegen.runtime.instructions import Runner, Scalars, integer
+from fusegen.schedule.names import plain, stride_name
+from fusegen.settings import Compiler, cache_folder, settings
 from fusegen.source import Source
-from fusegen.target import Target
+from fusegen.target import Backend, Target
+from fusegen.threads import new_lock
 from fusegen.trace.run import ResultTree
 
 _EMULATED = targets.target("sm_90a")
@@ -45,7 +55,7 @@ def target_of(device: torch.device) -> Target:
 
 @dataclass(frozen=True)
 class Machine:
-    """What runs code on a device.
+    """A device with the compiler and the launcher of its kernels.
 
     Attributes:
         target: what code is made for.
@@ -56,12 +66,12 @@ class Machine:
     """
 
     target: Target
-    backend: Backend
+    backend: LaunchBackend
     kernels: Callable[[Sequence[Source], Sequence[KernelLaunch]], Sequence[Any]]
     prepare: Callable[[Sequence[Source]], object] = lambda _: None
     compiler: Compiler = "nvrtc"
 
-    def bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Runner:
+    def bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
         """The program of a graph for exact sizes: the same for all functions that are traced to it."""
         key = (self.compiler, self.backend, device, str(compiled.structure), *sizes.items())
         known = compiled.form.bound
@@ -72,7 +82,7 @@ class Machine:
         found: Runner = known[key]
         return found
 
-    def _bound(self, compiled: Compiled, sizes: Mapping[str, int], device: torch.device) -> Runner:
+    def _bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
         sources = compiled.sources
         compiled.programs.keep(compiled.form, sources)
         if self.compiler == "extension":
@@ -84,7 +94,7 @@ class Machine:
 
 
 def machine_of(device: torch.device, compiler: Compiler | None = None) -> Machine:
-    """What runs code on a device.
+    """The machine of a device.
 
     Args:
         compiler: the way to compile; by default that of the settings. The emulator has a way of its own.
@@ -124,7 +134,7 @@ def _loaded(source: Source, binary: nvrtc.Binary, launch: KernelLaunch, index: i
         return _loaded(source, nvrtc.compile_cubin(source, binary.architecture), launch, index)
 
 
-def emulated_machine(target: Target, timing: Timing = EARLY) -> Machine:
+def emulated_machine(target: Target, timing: EmulatedTiming = EARLY) -> Machine:
     """A machine that the emulator plays."""
     return Machine(target, EmulatorBackend(timing), lambda sources, _: emulated_kernels(sources), emulated_kernels)
 
@@ -137,3 +147,130 @@ def builder(structure: ResultTree) -> PutTogether | None:
         kind: type = structure.type
         return kind
     return lambda tensors: tree_unflatten(tensors, structure)
+
+
+# Kernels of the CPU target.
+
+
+_HOST_FLAGS = (
+    "-std=c++17", "-O3", *ARITHMETIC, "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions",
+    "-fvisibility=default",
+)  # fmt: skip
+_X86 = ("x86_64", "AMD64")
+
+
+_LOADED: dict[Source, Any] = {}
+
+
+def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None) -> list[Any]:
+    """The kernels of some sources: those that this process does not have yet are compiled as one unit, unless they were before.
+
+    Args:
+        sources: emitted C++, with entries that differ.
+        flags: of the compiler; by default those of `host_flags`.
+
+    Raises:
+        ToolNotFoundError: there is no compiler.
+        CompileError: the compiler refused the text.
+    """
+    new = [source for source in dict.fromkeys(sources) if source not in _LOADED]
+    if new:
+        library = load_shared(compile_shared(unit_text(new), flags or host_flags(), cache_folder("cpu")))
+        _LOADED.update((source, host_kernel(getattr(library, source.entry))) for source in new)
+    return [_LOADED[source] for source in sources]
+
+
+@lru_cache(maxsize=1)
+def host_flags() -> tuple[str, ...]:
+    """The compiler's flags on this machine; the definition puts its instruction set into the key of what is compiled."""
+    vectors = ("-mprefer-vector-width=512",) if platform.machine() in _X86 else ()
+    return (*_HOST_FLAGS, "-march=native", *vectors, f"-DFG_MACHINE={instruction_set()}")
+
+
+# Operators.
+
+
+_FLAGS = ("-O2",)
+_NOT_FOR_TORCH = ("-std=", "-fno-exceptions")  # torch's headers have a standard of their own, and throw
+
+_operators: dict[tuple[LaunchPlan, tuple[str, ...], str], tuple[OperatorUnit, Callable[..., Any]]] = {}
+_lock = new_lock()
+
+
+def bound_extension(compiled: CompiledGraph, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Runner:
+    """A program for exact sizes, as a call of its operator.
+
+    Args:
+        put_together: makes the function's results of their tensors; None where the only tensor, or none, is the result.
+        sizes: values of all sizes and strides, by name.
+
+    Raises:
+        ToolNotFoundError, CompileError: it cannot be built.
+    """
+    unit, operator = _operator(compiled, target)
+    return _Call(unit, operator, [sizes[name] for name in unit.sizes], put_together)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of an operator.
+
+    Attributes:
+        sizes: that it is given.
+    """
+
+    unit: OperatorUnit
+    operator: Callable[..., Any]
+    sizes: Sequence[int]
+    put_together: PutTogether | None
+
+    def made(self, _: ModuleType) -> None:
+        """As of a `Runner`."""
+
+    def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
+        numbers = [float(scalars[name]) if is_float else integer(scalars[name]) for name, is_float in self.unit.numbers]
+        try:
+            found = self.operator(*tensors, *self.sizes, *numbers)
+        except IndexError as error:
+            what, _, mend = str(error).partition("\n  try: ")
+            raise IndexRangeError(what, mend=mend or None) from None
+        if self.put_together is None:
+            return found
+        return self.put_together([found] if isinstance(found, Tensor) else list(found or ()))
+
+
+def _operator(compiled: CompiledGraph, target: Target) -> tuple[OperatorUnit, Callable[..., Any]]:
+    """The operator of a program, which is built and loaded once."""
+    call = compiled.call
+    key = call, tuple(source.digest for source in compiled.sources), target.name
+    with _lock:
+        if key not in _operators:
+            _operators[key] = _loaded_operator(compiled, call, target)
+        return _operators[key]
+
+
+def _loaded_operator(compiled: CompiledGraph, call: LaunchPlan, target: Target) -> tuple[OperatorUnit, Callable[..., Any]]:
+    given = given_of(compiled.traced, call)
+    is_cpu = target.backend is Backend.CPU
+    cubins = None if is_cpu else [binary.cubin for binary in nvrtc.compile_cubins(compiled.sources, target.name)]
+    unit = unit_of(plain(compiled.traced.name), call, given, compiled.sources, cubins)
+    files = {"binding.cpp": unit.text} | ({"kernels.cpp": unit_text(compiled.sources)} if is_cpu and compiled.sources else {})
+    library = library_of(Texts(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
+    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    found: Callable[..., Any] = getattr(getattr(torch.ops, LIBRARY), unit.name).default
+    return unit, found
+
+
+def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
+    return tuple(flag for flag in host_flags() if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
+
+
+def given_of(graph: Graph, call: LaunchPlan) -> SizePlaces:
+    """The places of the sizes of a graph's call."""
+    names = tuple(name for _, name in call.inputs)
+    specs = {spec.name: spec for spec in graph.inputs}
+    dims = [
+        (str(formula(extent).value), n, f"size({d})") for n, name in enumerate(names) for d, extent in enumerate(specs[name].shape)
+    ]
+    strides = [(stride_name(name, d), n, f"stride({d})") for n, name in enumerate(names) for d in range(len(specs[name].shape))]
+    return SizePlaces(names, tuple(dims + strides))

@@ -14,9 +14,9 @@ from typing import Any, Self, TypeAlias
 
 import torch
 
-from fusegen.compiler.forms import Alternatives, Form
 from fusegen.compiler.pipeline import Rules, Stage, run
-from fusegen.compiler.signature import Sizes
+from fusegen.compiler.signature import SymbolicSizes
+from fusegen.compiler.specialize import GraphChoices, Specialization
 from fusegen.dtypes import DType
 from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError
@@ -24,7 +24,7 @@ from fusegen.files import read_regular, sealed, unsealed, write_atomically
 from fusegen.guards import StateGuard
 from fusegen.ir.formula import numbers_of, relation
 from fusegen.ir.graph import Graph, InputSpec, Location
-from fusegen.program.call import Call
+from fusegen.program.call import LaunchPlan
 from fusegen.program.codec import decode, encode
 from fusegen.program.formula import Relation
 from fusegen.program.numbers import Numbers
@@ -53,7 +53,6 @@ class Request:
         scalars: its run-time scalars, by parameter, with their dtypes.
         statics: everything else, by parameter.
         sizes: the symbolic sizes.
-        target: the machine.
         device: what ``x.device`` answers.
         wide: whether indices need 64 bits.
         numbers: values of the scalars in this call, and those of ints that are used as sizes.
@@ -69,7 +68,7 @@ class Request:
     arguments: tuple[CallerTensor, ...]
     scalars: tuple[tuple[str, DType], ...]
     statics: tuple[tuple[str, object], ...]
-    sizes: Sizes
+    sizes: SymbolicSizes
     target: Target
     device: torch.device
     wide: bool
@@ -81,7 +80,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledGraph:
     """A graph as text.
 
     Attributes:
@@ -94,8 +93,8 @@ class Compiled:
 
     traced: Graph
     structure: ResultTree
-    programs: Programs
-    form: AnyForm
+    programs: PlanCache
+    form: AnySpecialization
     sizes: Mapping[str, int]
 
     def at(self, sizes: Mapping[str, int]) -> Self:
@@ -103,7 +102,7 @@ class Compiled:
         form = self.programs.at(sizes)
         return self if form is self.form else replace(self, form=form, sizes=sizes)
 
-    def in_form(self, form: AnyForm) -> Self:
+    def in_form(self, form: AnySpecialization) -> Self:
         """The same in one of its forms."""
         return replace(self, form=form)
 
@@ -113,7 +112,7 @@ class Compiled:
         return self.programs.target
 
     @property
-    def call(self) -> Call:
+    def call(self) -> LaunchPlan:
         """The steps of a call, as data."""
         return self.form.call
 
@@ -123,14 +122,14 @@ class Compiled:
         return self.planned.sources if self.form.sources is None else self.form.sources
 
     @property
-    def alternatives(self) -> Alternatives:
+    def alternatives(self) -> GraphChoices:
         """The plans for other sizes."""
         return self.programs.alternatives
 
     @property
-    def planned(self) -> Form:
+    def planned(self) -> Specialization:
         """The form with all that it was made of, which takes time for one that the cache gave."""
-        return self.form if isinstance(self.form, Form) else self.programs.planned(self.sizes)
+        return self.form if isinstance(self.form, Specialization) else self.programs.planned(self.sizes)
 
     @property
     def graph(self) -> Graph:
@@ -144,7 +143,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Variant(Compiled):
+class Variant(CompiledGraph):
     """One compiled form of a function.
 
     Attributes:
@@ -196,24 +195,23 @@ def _compiled(request: Request, found: Trace, state: StateGuard) -> Variant:
     )
 
 
-def compile_graph(graph: Graph, structure: ResultTree, target: Target, sizes: Mapping[str, int], *, wide: bool) -> Compiled:
+def compile_graph(graph: Graph, structure: ResultTree, target: Target, sizes: Mapping[str, int], *, wide: bool) -> CompiledGraph:
     """Fuses, schedules and emits a graph.
 
     Args:
         graph: as traced, or made otherwise.
         structure: how its results are put together.
-        target: the machine.
         sizes: for which it is laid out first.
         wide: whether indices need 64 bits.
 
     Raises:
         UnsupportedError: values multiply without end.
     """
-    programs = programs_of(graph, graph.locations, target, wide)
-    return Compiled(graph, structure, programs, programs.at(sizes), sizes)
+    programs = plans_of(graph, graph.locations, target, wide)
+    return CompiledGraph(graph, structure, programs, programs.at(sizes), sizes)
 
 
-def needs_wide(compiled: Compiled, sizes: Mapping[str, int]) -> bool:
+def needs_wide(compiled: CompiledGraph, sizes: Mapping[str, int]) -> bool:
     """Tells if 31 bits cannot hold what kernels count.
 
     Args:
@@ -238,7 +236,7 @@ _MOST_KEPT = 256  # of them, by one process
 
 
 @dataclass(frozen=True, repr=False)
-class StoredForm:
+class StoredSpecialization:
     """A form as the cache keeps it: all that a call needs.
 
     Attributes:
@@ -246,7 +244,7 @@ class StoredForm:
         texts: of all launches; none of a form whose kernels nobody has run.
     """
 
-    call: Call
+    call: LaunchPlan
     texts: tuple[Source, ...] = ()
 
     @property
@@ -256,19 +254,18 @@ class StoredForm:
 
     @cached_property
     def bound(self) -> dict[object, Any]:
-        """As of a `Form`."""
+        """As of a `Specialization`."""
         return {}
 
 
-AnyForm: TypeAlias = Form | StoredForm
+AnySpecialization: TypeAlias = Specialization | StoredSpecialization
 
 
-class Programs:
+class PlanCache:
     """The programs of a graph for a machine, which kernels of equal graphs share.
 
     Args:
         graph: as traced, or made otherwise.
-        target: the machine.
         wide: whether indices need 64 bits.
 
     Attributes:
@@ -278,12 +275,12 @@ class Programs:
     def __init__(self, graph: Graph, target: Target, *, wide: bool) -> None:
         self._graph, self.target, self._wide = graph, target, wide
         self._lock = new_lock()
-        self._known: dict[str, AnyForm] = {}  # by the names of their files
-        self._stored: dict[str, StoredForm] = {}  # those with text, by their digests
-        self._without_text: dict[str, AnyForm] = {}  # of `_known`, those whose text is not in the cache
+        self._known: dict[str, AnySpecialization] = {}  # by the names of their files
+        self._stored: dict[str, StoredSpecialization] = {}  # those with text, by their digests
+        self._without_text: dict[str, AnySpecialization] = {}  # of `_known`, those whose text is not in the cache
         self._written: dict[tuple[int, bool], str] = {}  # digests, by the id of a form of `_known`, and whether with its text
 
-    def at(self, sizes: Mapping[str, int]) -> AnyForm:
+    def at(self, sizes: Mapping[str, int]) -> AnySpecialization:
         """The form for some sizes.
 
         Args:
@@ -294,7 +291,7 @@ class Programs:
         """
         return self._form(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
 
-    def measured(self, sizes: Mapping[str, int], records: str, pins: Callable[[Program], Pins]) -> AnyForm:
+    def measured(self, sizes: Mapping[str, int], records: str, pins: Callable[[Program], Pins]) -> AnySpecialization:
         """The form for some sizes of which some launches have plans that were measured; it is run, and never explained.
 
         Args:
@@ -303,16 +300,16 @@ class Programs:
             pins: gives these plans, by the outputs of their groups.
         """
 
-        def made() -> Form:
-            return self.alternatives.of(sizes).pinned(sizes, pins(self.planned(sizes).program))
+        def made() -> Specialization:
+            return self.alternatives.of(sizes).at(sizes, pins(self.planned(sizes).program))
 
         return self._form(self._name(sizes, records), made, is_measured=True)
 
-    def planned(self, sizes: Mapping[str, int]) -> Form:
+    def planned(self, sizes: Mapping[str, int]) -> Specialization:
         """The form for some sizes, with all that it was made of."""
         return self.alternatives.of(sizes).at(sizes)
 
-    def keep(self, form: AnyForm, sources: Sequence[Source]) -> None:
+    def keep(self, form: AnySpecialization, sources: Sequence[Source]) -> None:
         """Keeps a form in the cache, with its text."""
         with self._lock:
             names = [name for name, each in self._without_text.items() if each is form]
@@ -321,7 +318,7 @@ class Programs:
                 self._write(name, form, tuple(sources))
 
     @cached_property
-    def alternatives(self) -> Alternatives:
+    def alternatives(self) -> GraphChoices:
         """All that there are."""
         graph, target = self._graph, self.target
         if target.backend is Backend.CPU:  # it has no such functions
@@ -335,9 +332,9 @@ class Programs:
         has_choice = by_library != own and not self._wide
         library = run(by_library, rules, Stage.PRIMITIVE, Stage.READY) if has_choice else None
         ready = run(own, rules, Stage.PRIMITIVE, Stage.READY)
-        return Alternatives(ready, target, wide=self._wide, library=library)
+        return GraphChoices(ready, target, wide=self._wide, library=library)
 
-    def _form(self, name: str, make: Callable[[], Form], *, is_measured: bool) -> AnyForm:
+    def _form(self, name: str, make: Callable[[], Specialization], *, is_measured: bool) -> AnySpecialization:
         """The form of a file, or a new one; its plan is kept at once where its text can be made anew of it."""
         with self._lock:
             if name in self._known:
@@ -345,7 +342,7 @@ class Programs:
             if len(self._known) >= _MOST_KNOWN:
                 for known in (self._known, self._without_text, self._written):
                     known.clear()
-            form: AnyForm | None = self._recalled(name)
+            form: AnySpecialization | None = self._recalled(name)
             if form is None:
                 form = make()
                 if not is_measured or self._has_text(form):
@@ -355,29 +352,29 @@ class Programs:
             self._known[name] = form
             return form
 
-    def _recalled(self, name: str) -> StoredForm | None:
+    def _recalled(self, name: str) -> StoredSpecialization | None:
         """The form of a file; None where there is none, or it is damaged."""
         with suppress(OSError, ValueError, zlib.error, FusegenError, RecursionError):
             digest = _read(name).decode()
             if digest in self._stored:
                 return self._stored[digest]
-            form: StoredForm = decode(json.loads(zlib.decompress(_read(digest))), StoredForm, digest)
+            form: StoredSpecialization = decode(json.loads(zlib.decompress(_read(digest))), StoredSpecialization, digest)
             if form.sources is not None:  # else the text of another size, with the same call, may be another one
                 self._stored[digest] = form
             return form
         return None
 
-    def _has_text(self, form: AnyForm) -> bool:
+    def _has_text(self, form: AnySpecialization) -> bool:
         """True if the text of a form is in the cache, by another size perhaps."""
-        return (form.sources is not None) if isinstance(form, StoredForm) else (id(form), True) in self._written
+        return (form.sources is not None) if isinstance(form, StoredSpecialization) else (id(form), True) in self._written
 
-    def _write(self, name: str, form: AnyForm, texts: tuple[Source, ...] = ()) -> None:
+    def _write(self, name: str, form: AnySpecialization, texts: tuple[Source, ...] = ()) -> None:
         """Keeps a form, if that can be: else later processes plan it again, as they do for sizes of which there are very many."""
         with suppress(OSError, SettingsError):
             if len(self._known) < _MOST_KEPT:
                 folder, key = cache_folder("plans"), (id(form), bool(texts) or self._has_text(form))
                 if key not in self._written:
-                    self._written[key] = _write(folder, StoredForm(form.call, texts))
+                    self._written[key] = _write(folder, StoredSpecialization(form.call, texts))
                 write_atomically(folder / name, sealed(self._written[key].encode()))
 
     def _name(self, sizes: Mapping[str, int], records: str = "") -> str:
@@ -398,13 +395,13 @@ class Programs:
 
 
 @lru_cache(maxsize=256)
-def programs_of(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> Programs:
+def plans_of(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> PlanCache:
     """The programs of a graph: the same for all functions that are traced to it, as those of a model's layers are.
 
     Args:
         _locations: of the graph, which its equality leaves out, and its texts name.
     """
-    return Programs(graph, target, wide=wide)
+    return PlanCache(graph, target, wide=wide)
 
 
 def _read(name: str) -> bytes:
@@ -420,13 +417,13 @@ def _read(name: str) -> bytes:
     return content
 
 
-def _write(folder: Path, form: StoredForm) -> str:
+def _write(folder: Path, form: StoredSpecialization) -> str:
     """Writes a form; gives its digest, which names the file.
 
     Raises:
         OSError: it cannot be written.
     """
-    content = zlib.compress(json.dumps(encode(form, StoredForm), separators=(",", ":")).encode(), 1)
+    content = zlib.compress(json.dumps(encode(form, StoredSpecialization), separators=(",", ":")).encode(), 1)
     digest = hashlib.sha256(content).hexdigest()
     write_atomically(folder / digest, sealed(content))
     return digest

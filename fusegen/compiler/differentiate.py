@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_unflatten
 
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.passes import Passes
+from fusegen.compiler.passes import ForwardBackward, passes_of
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import ArgumentError, GradientError
 from fusegen.runtime.arguments import Values, check_tangent
-from fusegen.runtime.bound import Hidden, Program, condition_of
-from fusegen.runtime.executable import Executable, Plan
+from fusegen.runtime.bound import BoundCall, Hidden, condition_of
+from fusegen.runtime.executable import CallBinder, Executable
 from fusegen.runtime.instructions import drawn_key
 from fusegen.threads import new_lock
 
@@ -29,7 +29,7 @@ VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]
 _AGAIN = "call fg.vjp again with such arguments"
 
 
-class Passed(Program):
+class BoundVjp(BoundCall):
     """Runs the forward pass of a call.
 
     Args:
@@ -40,12 +40,14 @@ class Passed(Program):
         sizes: values of all sizes and strides.
     """
 
-    def __init__(self, dispatcher: Dispatcher, variant: Variant, passes: Passes, hidden: Hidden, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, variant: Variant, passes: ForwardBackward, hidden: Hidden, sizes: Mapping[str, int]
+    ) -> None:
         super().__init__(condition_of(variant.conditions, sizes, dispatcher.parameters.names), variant.state, hidden)
         self.passes, self.sizes = passes, sizes
         self._dispatcher, self._variant = dispatcher, variant
 
-    def __call__(self, values: Values, hidden: Hidden) -> tuple[Any, Left]:
+    def __call__(self, values: Values, hidden: Hidden) -> tuple[Any, SavedForBackward]:
         variant, passes = self._variant, self.passes
         named = dict(zip(self._dispatcher.parameters.names, values, strict=True)) | self._closed_over(hidden)
         named |= {size: named[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
@@ -55,7 +57,9 @@ class Passed(Program):
         kept = tuple(named[source] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept)
         named |= passes.forward.sizes([named[spec.name] for spec in passes.forward.graph.inputs])
         numbers = tuple(named[name] for name in (*passes.backward.further, *(name for name, _ in passes.backward.graph.scalars)))
-        return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), Left(passes, kept, numbers)
+        return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), SavedForBackward(
+            passes, kept, numbers
+        )
 
     def _closed_over(self, hidden: Hidden) -> dict[str, Tensor]:
         """The tensors that the function closes over, by name.
@@ -74,7 +78,7 @@ class Passed(Program):
 
 
 @dataclass(frozen=True)
-class Left:
+class SavedForBackward:
     """Tensors and numbers that a forward pass leaves to the backward pass.
 
     Attributes:
@@ -83,12 +87,12 @@ class Left:
         numbers: values of the sizes that none of them has, and of the run-time numbers.
     """
 
-    passes: Passes
+    passes: ForwardBackward
     tensors: tuple[Tensor, ...]
     numbers: tuple[Any, ...]
 
 
-class Calls(Plan):
+class VjpCalls(CallBinder):
     """Finds the passes for a call: the kernel's own dispatcher says which variant it is.
 
     Args:
@@ -111,13 +115,13 @@ class Calls(Plan):
         self._executable = Executable(self)
         self._lock = new_lock()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Calls:
+    def __deepcopy__(self, memo: dict[int, Any]) -> VjpCalls:
         """Those of the copied kernel, whose passes are made anew."""
-        copied = Calls(*copy.deepcopy((self.dispatcher, self._variant_of), memo), self.wrt)
+        copied = VjpCalls(*copy.deepcopy((self.dispatcher, self._variant_of), memo), self.wrt)
         copied._by_default = self._by_default
         return copied
 
-    def of_shapes(self, values: Values) -> Passed:
+    def of_shapes(self, values: Values) -> BoundVjp:
         """The forward pass for some arguments, which may be tensors without memory.
 
         Raises:
@@ -129,11 +133,11 @@ class Calls(Plan):
             passed, _ = self.bind(values)
         return passed
 
-    def __call__(self, values: Values) -> tuple[Any, Left]:
+    def __call__(self, values: Values) -> tuple[Any, SavedForBackward]:
         """Runs the forward pass: what the kernel returns, and what is left to the backward pass."""
         with torch.enable_grad():
             passed, hidden = self._executable.recently(values) or self._executable.found(values)
-        results: tuple[Any, Left] = passed(values, hidden)
+        results: tuple[Any, SavedForBackward] = passed(values, hidden)
         return results
 
     # As a plan of programs.
@@ -147,12 +151,12 @@ class Calls(Plan):
         self.dispatcher.check(values)
         _require_elements(self.dispatcher, values)
 
-    def bind(self, values: Values) -> tuple[Passed, Hidden]:
+    def bind(self, values: Values) -> tuple[BoundVjp, Hidden]:
         """The forward pass for the exact shapes of a call."""
         variant, hidden = self._variant_of(values)
         with self._lock:
-            passes = self.dispatcher.passes.of(variant, self._inputs(variant, hidden))
-        return Passed(self.dispatcher, variant, passes, hidden, self.dispatcher.variants.sizes(variant, values, hidden)), hidden
+            passes = passes_of(variant, self._inputs(variant, hidden), self.dispatcher.options)
+        return BoundVjp(self.dispatcher, variant, passes, hidden, self.dispatcher.variants.sizes(variant, values, hidden)), hidden
 
     def _inputs(self, variant: Variant, hidden: Hidden) -> list[str]:
         """The inputs by which gradients are wanted, as the graph calls them."""

@@ -16,26 +16,31 @@ from torch._C import _len_torch_function_stack as function_modes
 from torch.utils._pytree import tree_map_only
 
 from fusegen.autodiff.derive import differentiated_inputs, differentiated_results
-from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import builder, machine_of
 from fusegen.compiler.compile import Variant
-from fusegen.compiler.parameters import KINDS, Layouts, Parameters, flat_function, flat_names, settled, spread
+from fusegen.compiler.parameters import KINDS, ContainerLayouts, Parameters, flat_function, flat_names, settled, spread
 from fusegen.compiler.parameters import KINDS as CONTAINERS
-from fusegen.compiler.passes import PassRules, require_history
+from fusegen.compiler.passes import passes_of, require_history
 from fusegen.compiler.signature import ITSELF
 from fusegen.compiler.tuned import in_measured_form
-from fusegen.compiler.variants import Variants
+from fusegen.compiler.variants import VariantCache
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
-from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, Bound, ByValue, Facts, Hidden, Program, condition_of
-from fusegen.runtime.callables import in_pairs, is_complex, of_pairs
-from fusegen.runtime.executable import Executable, Found, Plan
+from fusegen.options import DEFAULTS, Options
+from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values, check_writable, refuse_gradients
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, BoundPlan, ByValue, CallFacts, Hidden, condition_of
+from fusegen.runtime.callables import (
+    in_pairs,
+    is_complex,
+    is_intercepted,
+    is_recorded_as_operators,
+    is_transformed,
+    is_watched,
+    of_pairs,
+)
+from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.instructions import Runner, Scalars
-from fusegen.runtime.node import Node, Recorded, Source
-from fusegen.runtime.watched import is_intercepted, is_recorded_as_operators, is_transformed, is_watched
-from fusegen.runtime.written import check_writable, refuse_gradients
-from fusegen.settings import Compiler
+from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
 from fusegen.threads import cached_property, new_lock
 from fusegen.trace import RUNNING
 from fusegen.trace.scalars import TracedScalar, stale
@@ -60,24 +65,20 @@ class _WithoutHistory:
             return self.runner.call(tensors, scalars)
 
 
-class Dispatcher(Plan):
+class Dispatcher(CallBinder):
     """Runs the calls of a kernel.
 
     Args:
         function: the user's function.
         name: the kernel's name.
-        mutates: parameters that it may write to.
+        options: of its declaration, whose names are the function's.
         recorded: runs a call that is recorded in a graph of torch's operators, by this dispatcher; the function where there is
             nothing else.
         requires: refuses variants that the kernel must not have.
-        recompute: the rule by which backward passes compute values again.
-        compiler: the way to compile; None is that of the settings.
-        fast_math: True if the kernel was declared so.
-        origin: as of `Variants`.
+        origin: as of `VariantCache`.
 
     Attributes:
         variants: of the function.
-        passes: of its graphs, for gradients.
         executable: runs the calls that nothing watches.
     """
 
@@ -85,22 +86,17 @@ class Dispatcher(Plan):
         self,
         function: Callable[..., Any],
         name: str,
-        mutates: Sequence[str] = (),
+        options: Options = DEFAULTS,
         recorded: RecordedCall | None = None,
         requires: Callable[[Variant], None] | None = None,
-        recompute: Recompute = "auto",
-        compiler: Compiler | None = None,
-        fast_math: bool = False,
-        origin: tuple[Callable[..., Any], Layouts] | None = None,
+        origin: tuple[Callable[..., Any], ContainerLayouts] | None = None,
     ) -> None:
-        self.function = function
-        self.name, self.recompute, self._compiler = name, recompute, compiler
+        self.function, self.name, self.options = function, name, options
         self._recorded_call, self._requires = recorded, requires
-        self._flat: dict[Layouts, FlatDispatcher] = {}
+        self._flat: dict[ContainerLayouts, FlatDispatcher] = {}
         self._named: tuple[Named, FlatDispatcher] | None = None  # the last such call
-        self.variants = Variants(function, name, mutates, fast_math=fast_math, origin=origin)
+        self.variants = VariantCache(function, name, options, origin=origin)
         self.parameters = self.variants.parameters
-        self.passes = PassRules(recompute, compiler)
         self.executable = Executable(self)
         self._lock = new_lock()
         self._derived: dict[tuple[str, ...], Dispatcher] = {}  # by the parameters that are complex
@@ -108,9 +104,7 @@ class Dispatcher(Plan):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
         """One of the copied function, which knows no call."""
-        function = copy.deepcopy(self.function, memo)
-        rules = (self.recompute, self._compiler, self.variants.fast_math)
-        return Dispatcher(function, self.name, self.parameters.writable, None, None, *rules)
+        return Dispatcher(copy.deepcopy(self.function, memo), self.name, self.options)
 
     @cached_property
     def _positional(self) -> int | None:
@@ -153,8 +147,7 @@ class Dispatcher(Plan):
         with self._lock:
             if names not in self._derived:
                 function = of_pairs(self.function, names)
-                rules = (self.recompute, self._compiler, self.variants.fast_math)
-                self._derived[names] = Dispatcher(function, self.name, self.parameters.writable, None, self._requires, *rules)
+                self._derived[names] = Dispatcher(function, self.name, self.options, None, self._requires)
         return self._derived[names], in_pairs(values)
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -245,7 +238,7 @@ class Dispatcher(Plan):
             if name in self.parameters.mutates and isinstance(value, Tensor):
                 check_writable(self.name, name, value)
 
-    def bind(self, values: Values) -> Found:
+    def bind(self, values: Values) -> BoundMatch:
         """The program of a call: of its variant, with the passes where autograd wants gradients; the function itself for empty
         tensors."""
         tensors = [value for value in values if isinstance(value, Tensor)]
@@ -286,36 +279,36 @@ class Dispatcher(Plan):
 
     def bound(
         self, variant: Variant, values: Values, hidden: Hidden, device: torch.device, *, without_history: bool = False
-    ) -> Bound:
+    ) -> BoundPlan:
         """A variant for the exact shapes of a call.
 
         Args:
             without_history: True if autograd would record what torch's own functions do, though no result has a gradient.
         """
         sizes = self.variants.sizes(variant, values, hidden)
-        program = machine_of(device, self._compiler).bound(variant, sizes, device)
+        program = machine_of(device, self.options.compiler).bound(variant, sizes, device)
         program = _WithoutHistory(program) if without_history else program
-        facts = Facts(variant.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
-        return Bound(program, facts, self._by_value(variant), variant.state, hidden)
+        facts = CallFacts(variant.call, variant.conditions, dict(variant.constants), sizes, self.parameters.names)
+        return BoundPlan(program, facts, self._by_value(variant), variant.state, hidden)
 
-    def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> Recorded:
+    def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> BoundAutogradCall:
         """The passes of a variant for the exact shapes of a call."""
-        passes, sizes = self.passes.of(variant, wrt), self.variants.sizes(variant, values, hidden)
+        passes, sizes = passes_of(variant, wrt, self.options), self.variants.sizes(variant, values, hidden)
         names, everything = self.parameters.names, (*values, *hidden)
         where = {name: place for place, name in enumerate((*names, *variant.state.names))}
         where |= {size: where[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
         device = next(value.device for value in everything if isinstance(value, Tensor))
-        source = Source(tuple(where.get(name) for name in passes.forward.names), device)
+        source = ArgumentSource(tuple(where.get(name) for name in passes.forward.names), device)
         given = source.example(everything)
         with torch.no_grad():
             forward, _ = passes.forward.executable.found(given)
         recorded = differentiated_results(variant.traced, wrt)
-        return Recorded(
+        return BoundAutogradCall(
             source=source,
             count=len(everything),
             tensors=len(passes.forward.graph.inputs),
             forward=forward,
-            node=Node(passes.wiring, passes.backward.executable, recorded, {**passes.forward.sizes(given), **sizes}),
+            node=BackwardNode(passes.wiring, passes.backward.executable, recorded, {**passes.forward.sizes(given), **sizes}),
             put_together=builder(variant.structure),
             by_value=self._by_value(variant) if passes.forward.graph.scalars else None,
             condition=condition_of(variant.conditions, sizes, names),
@@ -342,18 +335,17 @@ class FlatDispatcher(Dispatcher):
         layouts: of the arguments.
     """
 
-    def __init__(self, kernel: Dispatcher, layouts: Layouts) -> None:
+    def __init__(self, kernel: Dispatcher, layouts: ContainerLayouts) -> None:
         self._kernel, self._layouts = kernel, layouts
         self._leaves = flat_names(layouts)
         parameters = kernel.parameters
-        mutates = [leaf for name in parameters.writable for leaf in self._leaves[name]]
+        mutates = tuple(leaf for name in parameters.writable for leaf in self._leaves[name])
         function = flat_function(kernel.function, layouts)
         function.__annotations__ = {
             n: parameters.annotations[n] for n, layout in layouts if layout is None and n in parameters.annotations
         }
-        rules = (kernel.recompute, kernel._compiler, kernel.variants.fast_math)
-        origin = kernel.function, layouts
-        super().__init__(function, kernel.name, mutates, kernel._recorded_call, kernel._requires, *rules, origin)
+        options, origin = kernel.options._replace(mutates=mutates), (kernel.function, layouts)
+        super().__init__(function, kernel.name, options, kernel._recorded_call, kernel._requires, origin)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatDispatcher:
         """The dispatcher of the copied kernel."""
@@ -385,7 +377,7 @@ def _has_empty_result(graph: Graph) -> bool:
     return any(dim == 0 for position in graph.outputs for dim in graph.nodes[position].shape)
 
 
-class _OfNothing(Program):
+class _OfNothing(BoundCall):
     """Runs a function of empty tensors, or with empty results: there is nothing to fuse, and torch knows what comes of it.
 
     Args:
@@ -446,7 +438,7 @@ class Named:
     types: list[type]
 
     @classmethod
-    def of(cls, layouts: Layouts, leaves: Sequence[Any]) -> Named | None:
+    def of(cls, layouts: ContainerLayouts, leaves: Sequence[Any]) -> Named | None:
         """Those like a call of a function whose last parameter is ``**kwargs``; None where it has other containers."""
         *others, (_, last) = layouts
         if last is None or any(layout is not None for _, layout in others) or any(isinstance(leaf, KINDS) for leaf in leaves):

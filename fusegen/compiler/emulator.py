@@ -23,7 +23,7 @@ from fusegen.errors import EmulationError, IndexRangeError
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.program import call
 from fusegen.program.call import TensorMapSpec
-from fusegen.runtime.execute import Backend, Binder, out_of_range
+from fusegen.runtime.execute import Binder, LaunchBackend, out_of_range
 from fusegen.runtime.instructions import Do, Scalars, integer
 from fusegen.settings import cache_folder
 from fusegen.source import Source
@@ -48,19 +48,19 @@ _BAD_INDEX = 2  # what a launch gives that met one
 _MOST_THREADS, _LARGEST_CLUSTER = 1024, 16
 
 
-class Timing(Flag):
+class EmulatedTiming(Flag):
     """When things happen whose time is not settled; a kernel must be right with all of it."""
 
     LATE = 1  # what is asynchronous takes effect when somebody waits for it, not at once
     BACKWARDS = 2  # threads run from the last to the first
 
 
-EARLY = Timing(0)
+EARLY = EmulatedTiming(0)
 """All at once, threads from the first to the last."""
 
 
 @dataclass(frozen=True)
-class Buffer:
+class EmulatedBuffer:
     """Memory that a launch may touch: all of ``bytes`` from ``address``; stores only if ``writable``.
 
     Buffers may overlap, as an input that is also an output does.
@@ -72,7 +72,7 @@ class Buffer:
     writable: bool
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor, *, writable: bool) -> Buffer:
+    def of(cls, name: str, tensor: Tensor, *, writable: bool) -> EmulatedBuffer:
         """The memory from a CPU tensor's first to its last element."""
         span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         return cls(name, tensor.data_ptr(), span * tensor.element_size() if tensor.numel() else 0, writable)
@@ -100,8 +100,8 @@ def emulate(
     shared_bytes: int = 0,
     overlaps: bool = False,
     arguments: Sequence[int | float],
-    buffers: Sequence[Buffer],
-    timing: Timing = EARLY,
+    buffers: Sequence[EmulatedBuffer],
+    timing: EmulatedTiming = EARLY,
 ) -> None:
     """Runs a kernel on memory of this process, as a launch of ``grid`` blocks of ``block`` threads would.
 
@@ -245,7 +245,7 @@ def _argument(value: float) -> _Argument:
     return _Argument(0, value, 1) if isinstance(value, float) else _Argument(value, 0.0, 0)
 
 
-def _buffer_array(buffers: Sequence[Buffer]) -> ctypes.Array[_Buffer]:
+def _buffer_array(buffers: Sequence[EmulatedBuffer]) -> ctypes.Array[_Buffer]:
     rows = [_Buffer(each.name.encode(), each.address, each.bytes, each.writable) for each in buffers]
     return (_Buffer * len(rows))(*rows)
 
@@ -283,14 +283,14 @@ def emulated_kernels(sources: Sequence[Source]) -> list[EmulatedSource]:
     return kernels
 
 
-class EmulatorBackend(Backend):
+class EmulatorBackend(LaunchBackend):
     """Runs CUDA text on the CPU, with every access checked.
 
     Args:
         timing: when things happen whose time is not settled.
     """
 
-    def __init__(self, timing: Timing = EARLY) -> None:
+    def __init__(self, timing: EmulatedTiming = EARLY) -> None:
         self.timing = timing
 
     def add_launch(self, binder: Binder, launch: call.KernelLaunch, kernel: Any) -> None:
@@ -306,7 +306,7 @@ class EmulatorBackend(Backend):
             given = dict(zip(launch.touched, tensors, strict=True))
             maps = [encode(spec, given[spec.buffer], sizes=binder.sizes) for spec in launch.tensor_maps]
             arguments = [_value(argument, given, maps, binder.sizes, scalars) for argument in launch.arguments]
-            buffers = [Buffer.of(names[key], given[key], writable=written) for key, written in launch.touched.items()]
+            buffers = [EmulatedBuffer.of(names[key], given[key], writable=written) for key, written in launch.touched.items()]
             try:
                 run(arguments=arguments, buffers=buffers)
             except IndexRangeError as error:

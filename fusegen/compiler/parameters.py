@@ -246,11 +246,11 @@ def _dims(annotation: Any) -> tuple[str, ...]:
 # torch.compile reads `settled` and `spread` as it reads a user's function: they are plain Python.
 
 
-Layout: TypeAlias = tuple[Any, ...] | None
+ContainerLayout: TypeAlias = tuple[Any, ...] | None
 """The structure of an argument: a class, the keys, and the layouts of the elements; None for one that stays as it is; of an element
 that selects code the word "setting", what tells it from others, and itself."""
 
-Layouts: TypeAlias = tuple[tuple[str, Layout], ...]
+ContainerLayouts: TypeAlias = tuple[tuple[str, ContainerLayout], ...]
 """By parameter, in order."""
 
 KINDS = (list, tuple, dict)
@@ -271,7 +271,7 @@ def settled(value: Any) -> Any:
     return type(value)([guard_scalar(element) for element in value])
 
 
-def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str]) -> tuple[Layouts, list[Any]]:
+def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str]) -> tuple[ContainerLayouts, list[Any]]:
     """The layout of each argument, and all arguments with leaves in place of containers that hold tensors.
 
     Args:
@@ -279,7 +279,7 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
         values: one a parameter.
         variadic: the parameters ``*args`` and ``**kwargs``, which are always spread.
     """
-    layouts: list[tuple[str, Layout]] = []
+    layouts: list[tuple[str, ContainerLayout]] = []
     leaves: list[Any] = []
     for name, given in zip(names, values, strict=True):
         if not isinstance(given, KINDS):
@@ -296,7 +296,7 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
     return tuple(layouts), leaves
 
 
-def _layout(value: Any, leaves: list[Any]) -> Layout:
+def _layout(value: Any, leaves: list[Any]) -> ContainerLayout:
     """The layout of a value, whose leaves are added to a list."""
     kind = type(value)
     if kind in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
@@ -315,7 +315,7 @@ def _is_of_settings(value: Any, leaves: Sequence[Any]) -> bool:
     return isinstance(value, (list, dict)) and all([is_plain(leaf) for leaf in leaves])
 
 
-def _of_settings(value: Any) -> Layout:
+def _of_settings(value: Any) -> ContainerLayout:
     """The layout of an argument whose leaves select code."""
     leaves: list[Any] = []
     layout = _layout(value, leaves)
@@ -326,7 +326,7 @@ def _of_settings(value: Any) -> Layout:
     return kind, keys, tuple([_of_settings(element) for element in elements])
 
 
-def flat_function(function: Callable[..., Any], layouts: Layouts) -> Callable[..., Any]:
+def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Callable[..., Any]:
     """The function with a parameter for each leaf, all of them positional.
 
     Args:
@@ -363,7 +363,7 @@ def every_argument(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[
     return values
 
 
-def flat_names(layouts: Layouts) -> Mapping[str, tuple[str, ...]]:
+def flat_names(layouts: ContainerLayouts) -> Mapping[str, tuple[str, ...]]:
     """By parameter, the parameters of its leaves: ``xs_0``, ``cache_k``."""
     taken = {name for name, layout in layouts if layout is None}
     return {
@@ -379,7 +379,7 @@ def _free(name: str, taken: set[str]) -> str:
     return found
 
 
-def _leaves(name: str, layout: Layout) -> list[str]:
+def _leaves(name: str, layout: ContainerLayout) -> list[str]:
     """Names of the leaves of a container, by the way to them."""
     if layout is None:
         return [name]
@@ -401,7 +401,7 @@ class _Text:
         constants: what the text calls ``_constant_0`` and so on: classes, and keys.
     """
 
-    def __init__(self, function: Callable[..., Any], layouts: Layouts) -> None:
+    def __init__(self, function: Callable[..., Any], layouts: ContainerLayouts) -> None:
         self.constants: list[object] = []
         self._kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
         self._layouts = layouts
@@ -418,7 +418,7 @@ class _Text:
         body = [*self._made, f"_result = _function({given})", *self._checked, "return _result"]
         return "\n".join([*lines, *(f"        {line}" for line in body), "    return call", ""])
 
-    def _given(self, name: str, layout: Layout) -> Iterator[str]:
+    def _given(self, name: str, layout: ContainerLayout) -> Iterator[str]:
         """The arguments of the user's function for a parameter."""
         kind, leaves = self._kinds[name], iter(self._names[name])
         if layout is not None and kind in _VARIADIC:
@@ -430,7 +430,7 @@ class _Text:
             value = self._value(name, layout, leaves)
             yield f"{name}={value}" if kind is inspect.Parameter.KEYWORD_ONLY else value
 
-    def _value(self, name: str, layout: Layout, leaves: Iterator[str]) -> str:
+    def _value(self, name: str, layout: ContainerLayout, leaves: Iterator[str]) -> str:
         """A leaf, or the variable of a container: one that can change is compared with what it was, when the function has run."""
         if layout is None:
             return next(leaves)

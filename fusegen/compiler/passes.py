@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_structure
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import machine_of
-from fusegen.compiler.compile import Compiled, Variant, compile_graph, needs_wide, programs_of
+from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_wide, plans_of
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import ITSELF, with_layout_of
 from fusegen.compiler.tuned import in_measured_form
@@ -21,12 +21,13 @@ from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec, Location
 from fusegen.ir.infer import shape_text
 from fusegen.ir.symbolic import literal
+from fusegen.options import Options
 from fusegen.program.formula import Relation, limits
 from fusegen.program.numbers import Numbers
 from fusegen.program.signature import Wiring
 from fusegen.runtime.arguments import WIDE, Values, check_memory, check_recorded, check_surroundings, check_values, span
-from fusegen.runtime.bound import NOTHING, Bound, Facts
-from fusegen.runtime.executable import Executable, Found, Plan
+from fusegen.runtime.bound import NOTHING, BoundPlan, CallFacts
+from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.schedule.names import Namer, kernel_functions, stride_name
 from fusegen.settings import Compiler
 from fusegen.target import Target
@@ -38,7 +39,7 @@ from fusegen.threads import cached_property, new_lock
 # assumes of sizes is checked for each new shape.
 
 
-class GraphKernel(Plan):
+class GraphKernel(CallBinder):
     """A graph as a function of its tensors, of sizes that none of them has, and of its run-time numbers, in this order.
 
     Args:
@@ -68,7 +69,7 @@ class GraphKernel(Plan):
         self.further, self._relations = tuple(sizes), tuple(relations)
         dims = [(str(dim), n, d) for n, spec in enumerate(graph.inputs) for d, dim in enumerate(spec.shape)]
         self._places = {symbol: (n, d) for symbol, n, d in reversed(dims) if symbol.isidentifier()}
-        self._compiled: dict[tuple[tuple[InputSpec, ...], bool], Compiled] = {}
+        self._compiled: dict[tuple[tuple[InputSpec, ...], bool], CompiledGraph] = {}
         self._lock = new_lock()
         self.executable = Executable(self)
 
@@ -97,7 +98,7 @@ class GraphKernel(Plan):
         """
         return {symbol: tensors[n].shape[d] for symbol, (n, d) in self._places.items()}
 
-    def compiled(self, specs: Sequence[InputSpec], sizes: Mapping[str, int], *, wide: bool = False) -> Compiled:
+    def compiled(self, specs: Sequence[InputSpec], sizes: Mapping[str, int], *, wide: bool = False) -> CompiledGraph:
         """The graph as text.
 
         Args:
@@ -136,7 +137,7 @@ class GraphKernel(Plan):
 
     # Binding.
 
-    def bind(self, values: Values) -> Found:
+    def bind(self, values: Values) -> BoundMatch:
         """The graph for the exact shapes of some tensors.
 
         Raises:
@@ -156,8 +157,8 @@ class GraphKernel(Plan):
         with self._lock:
             compiled = self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors))
         measured = in_measured_form(compiled, known, device)
-        facts = Facts(measured.call, Numbers(), {}, known, self.names)
-        return Bound(machine.bound(measured, known, device), facts, None), NOTHING
+        facts = CallFacts(measured.call, Numbers(), {}, known, self.names)
+        return BoundPlan(machine.bound(measured, known, device), facts, None), NOTHING
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:
         """The sizes, where all shapes are of them and what the graph assumes of them holds."""
@@ -193,7 +194,7 @@ _MOST_KNOWN = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Passes:
+class ForwardBackward:
     """The passes of a graph.
 
     Attributes:
@@ -229,18 +230,16 @@ class Passes:
         sizes: Sequence[str],
         wrt: Sequence[str],
         target: Target,
-        recompute: Recompute,
-        compiler: Compiler | None,
-    ) -> Passes:
+        options: Options,
+    ) -> ForwardBackward:
         """The passes by some inputs.
 
         Args:
             sizes: symbolic sizes that no input has.
-            compiler: as of a kernel.
         """
-        derivative, forward, backward, further = named_passes(graph, sizes, wrt, target, recompute)
-        kernels = (GraphKernel(part, target, given, compiler=compiler) for part, given in ((forward, sizes), (backward, further)))
-        return cls(derivative, *kernels)
+        derivative, forward, backward, further = named_passes(graph, sizes, wrt, target, options.recompute)
+        parts = ((forward, sizes), (backward, further))
+        return cls(derivative, *(GraphKernel(part, target, given, compiler=options.compiler) for part, given in parts))
 
 
 def named_passes(
@@ -258,35 +257,23 @@ def named_passes(
     return derivative, forward, backward, tuple(symbol for symbol in (*placed, *sizes) if symbol not in given)
 
 
-@dataclass(frozen=True)
-class PassRules:
-    """The rules by which a kernel's graphs are differentiated.
+def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> ForwardBackward:
+    """The passes of a variant's graph, which others may have as well.
 
-    Attributes:
-        recompute: the rule by which the backward passes compute values again.
-        compiler: as of the kernel.
+    Raises:
+        GradientError: no result depends on one of these inputs.
+        UnsupportedError: there are none.
     """
-
-    recompute: Recompute
-    compiler: Compiler | None
-
-    def of(self, variant: Variant, wrt: Sequence[str]) -> Passes:
-        """The passes of a variant's graph, which others may have as well.
-
-        Raises:
-            GradientError: no result depends on one of these inputs.
-            UnsupportedError: there are none.
-        """
-        if variant.traced.writes:
-            what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
-            raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
-        require_history(variant)
-        if variant.state.has_backward_hooks:
-            what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
-            raise UnsupportedError(what, mend="remove the hooks, or call the module outside of the kernel")
-        sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
-        graph, target = variant.traced, variant.request.target
-        return _passes(graph, graph.locations, sizes, tuple(wrt), target, self.recompute, self.compiler)
+    if variant.traced.writes:
+        what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
+        raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
+    require_history(variant)
+    if variant.state.has_backward_hooks:
+        what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
+        raise UnsupportedError(what, mend="remove the hooks, or call the module outside of the kernel")
+    sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
+    graph, target = variant.traced, variant.request.target
+    return _passes(graph, graph.locations, sizes, tuple(wrt), target, options._replace(mutates=()))
 
 
 @lru_cache(maxsize=_MOST_KNOWN)
@@ -296,20 +283,19 @@ def _passes(
     sizes: Sequence[str],
     wrt: Sequence[str],
     target: Target,
-    recompute: Recompute,
-    compiler: Compiler | None,
-) -> Passes:
+    options: Options,
+) -> ForwardBackward:
     """The passes of all functions that are traced to this graph, as those of a model's layers are.
 
     Args:
         _locations: of the graph, which its equality leaves out, and the passes' texts name.
     """
-    return Passes.of(graph, sizes, wrt, target, recompute, compiler)
+    return ForwardBackward.of(graph, sizes, wrt, target, options)
 
 
 def forget_programs() -> None:
     """Programs are laid out and emitted anew, though equal graphs had some before."""
-    programs_of.cache_clear()
+    plans_of.cache_clear()
     _passes.cache_clear()
 
 

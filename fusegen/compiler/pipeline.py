@@ -45,7 +45,6 @@ class Rules:
     """All that passes go by beside the graph.
 
     Attributes:
-        target: the machine.
         wrt: inputs by which the graph will be differentiated.
         only_dropout: True if torch computes no attention but what drops weights.
     """

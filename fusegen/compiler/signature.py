@@ -24,7 +24,7 @@ from fusegen.ir.symbolic import Dim, literal, size_symbol, stride_symbol
 from fusegen.runtime.arguments import MOST_ALIGNED, alignment
 from fusegen.schedule.names import plain, stride_name
 
-Place: TypeAlias = tuple[str, int]
+DimRef: TypeAlias = tuple[str, int]
 """A dim of a parameter."""
 
 ITSELF = -1
@@ -32,7 +32,7 @@ ITSELF = -1
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SymbolicSizes:
     """The symbolic sizes of a call.
 
     Attributes:
@@ -46,7 +46,7 @@ class Sizes:
     hints: tuple[tuple[str, int], ...]
     multiples: tuple[tuple[str, int], ...]
     bounds: tuple[tuple[str, int], ...]
-    sources: tuple[tuple[str, Place], ...]
+    sources: tuple[tuple[str, DimRef], ...]
     shared: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -54,7 +54,7 @@ class Sizes:
         """Ints that are used as sizes, by parameter: their symbols."""
         return {name: symbol for symbol, (name, dim) in self.sources if dim == ITSELF} | dict(self.shared)
 
-    def with_parameters(self, numbers: Mapping[str, int], tied: Collection[str]) -> Sizes:
+    def with_parameters(self, numbers: Mapping[str, int], tied: Collection[str]) -> SymbolicSizes:
         """These and ints that are used as sizes, named as no dim is: they have none.
 
         Args:
@@ -78,7 +78,7 @@ class Sum:
         number: what is added.
     """
 
-    parts: tuple[Place, ...]
+    parts: tuple[DimRef, ...]
     number: int
 
 
@@ -98,15 +98,15 @@ class History:
         calls: the extents of the last few calls that differ.
     """
 
-    extents: dict[Place, int] = field(default_factory=dict)
-    run_time: set[Place] = field(default_factory=set)
-    literal: set[Place] = field(default_factory=set)
+    extents: dict[DimRef, int] = field(default_factory=dict)
+    run_time: set[DimRef] = field(default_factory=set)
+    literal: set[DimRef] = field(default_factory=set)
     static: set[str] = field(default_factory=set)
     sizes: set[str] = field(default_factory=set)
     tied: set[str] = field(default_factory=set)
-    sums: dict[Place, Sum] = field(default_factory=dict)
-    apart: set[Place] = field(default_factory=set)
-    calls: deque[dict[Place, int]] = field(default_factory=lambda: deque(maxlen=8))
+    sums: dict[DimRef, Sum] = field(default_factory=dict)
+    apart: set[DimRef] = field(default_factory=set)
+    calls: deque[dict[DimRef, int]] = field(default_factory=lambda: deque(maxlen=8))
 
     def with_facts_of(self, other: History) -> History:
         """A history that knows what traces of another kernel of the same function needed to know."""
@@ -120,13 +120,13 @@ class History:
             apart=self.apart | other.apart,
         )
 
-    def were_equal(self, one: Place, other: Place) -> bool:
+    def were_equal(self, one: DimRef, other: DimRef) -> bool:
         """True if two dims were equal wherever both were there, and may be one size."""
         if (one in self.apart) != (other in self.apart):
             return False
         return all(call[one] == call[other] for call in self.calls if one in call and other in call)
 
-    def had_another(self, place: Place, extent: int) -> bool:
+    def had_another(self, place: DimRef, extent: int) -> bool:
         """True if a dim had another extent before."""
         return any(call.get(place, extent) != extent for call in self.calls)
 
@@ -136,7 +136,7 @@ def input_specs(
     history: History,
     dim_names: Mapping[str, Sequence[str]],
     hidden: frozenset[str] = frozenset(),
-) -> tuple[tuple[InputSpec, ...], Sizes]:
+) -> tuple[tuple[InputSpec, ...], SymbolicSizes]:
     """The description of some tensors for the compiler.
 
     Args:
@@ -178,15 +178,15 @@ class _Sizes:
     """
 
     def __init__(
-        self, history: History, dim_names: Mapping[str, Sequence[str]], extents: Mapping[Place, int], ranks: Mapping[str, int]
+        self, history: History, dim_names: Mapping[str, Sequence[str]], extents: Mapping[DimRef, int], ranks: Mapping[str, int]
     ) -> None:
         self.history = history
         self.dim_names = dim_names
         self.extents, self.ranks = extents, ranks
         self.literal_values: set[int] = set()
         self.required: set[int] = set()  # extents of dims that must be literal, as whatever is as long then is
-        self.by_value: dict[tuple[int, bool], list[Place]] = {}  # the first place of each symbol
-        self.sources: dict[str, Place] = {}
+        self.by_value: dict[tuple[int, bool], list[DimRef]] = {}  # the first place of each symbol
+        self.sources: dict[str, DimRef] = {}
         self.hints: dict[str, int] = {}
         self.features: dict[str, int] = {}
 
@@ -200,7 +200,7 @@ class _Sizes:
             if extent in self.required or (is_last and not self._is_sum(place) and self._stays_literal(place, extent)):
                 self.literal_values.add(extent)
 
-    def _stays_literal(self, place: Place, extent: int) -> bool:
+    def _stays_literal(self, place: DimRef, extent: int) -> bool:
         first = self.history.extents.setdefault(place, extent)
         if first != extent and extent != 1:
             self.history.run_time.add(place)
@@ -210,7 +210,7 @@ class _Sizes:
         """A tensor's sizes, literal or symbolic."""
         return tuple(extent if is_hidden else self._dim((name, dim), extent) for dim, extent in enumerate(tensor.shape))
 
-    def _dim(self, place: Place, extent: int) -> Dim:
+    def _dim(self, place: DimRef, extent: int) -> Dim:
         if self._is_sum(place):
             return self._sum(place)
         is_last = place[1] == self.ranks[place[0]] - 1
@@ -227,7 +227,7 @@ class _Sizes:
             self.features[name] = extent
         return size_symbol(name)
 
-    def _symbol(self, place: Place, extent: int, is_feature: bool) -> str:
+    def _symbol(self, place: DimRef, extent: int, is_feature: bool) -> str:
         """The name of a dim's size: that of a dim that was equal in all calls, or its own."""
         alike = self.by_value.setdefault((extent, is_feature), [])
         first = next((other for other in alike if self.history.were_equal(place, other)), None)
@@ -238,14 +238,14 @@ class _Sizes:
         self.sources[name] = place
         return name
 
-    def _is_sum(self, place: Place) -> bool:
+    def _is_sum(self, place: DimRef) -> bool:
         """True if a dim is known as the sum of others, and is that in this call."""
         known = self.history.sums.get(place)
         if known is None or any(part not in self.extents for part in known.parts):
             return False
         return sum(self.extents[part] for part in known.parts) + known.number == self.extents[place]
 
-    def _sum(self, place: Place) -> Dim:
+    def _sum(self, place: DimRef) -> Dim:
         """The sum that a dim is. A part may be literal: one new position beside a cache of any length."""
         known = self.history.sums[place]
         total: Dim = known.number
@@ -253,15 +253,15 @@ class _Sizes:
             total = total + self._dim(part, self.extents[part])
         return total
 
-    def _name(self, place: Place) -> str:
+    def _name(self, place: DimRef) -> str:
         parameter, dim = place
         given = self.dim_names.get(parameter, ())
         wanted = given[dim] if dim < len(given) else f"{plain(parameter)}_dim{dim}"
         return wanted if wanted not in self.sources else f"{plain(parameter)}_dim{dim}"
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> SymbolicSizes:
         """All symbolic sizes."""
-        return Sizes(
+        return SymbolicSizes(
             hints=tuple(self.hints.items()),
             multiples=tuple((n, min(MOST_ALIGNED, e & -e)) for n, e in self.features.items()),
             bounds=tuple((n, 1 << (e - 1).bit_length()) for n, e in self.features.items()),

@@ -148,7 +148,6 @@ def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 Compile: TypeAlias = Callable[[Request, Trace, StateGuard], Variant]
-Number: TypeAlias = int | float
 
 _ANY = "any"
 
@@ -180,7 +179,6 @@ class Promotions:
 
         Args:
             request: what was asked for.
-            found: the trace.
             state: what else the function read.
             compile: makes a variant of a trace.
             fixed: values that the user wants to select code.
@@ -191,9 +189,12 @@ class Promotions:
         for theirs, promoted, variant in family.members:
             if all(n in promoted or a == b for n, (a, b) in enumerate(zip(theirs, constants, strict=True))):
                 return _with(variant, request, found, state, constants, promoted)
-        promoted = _to_promote(family, constants)
-        variant, promoted = _compiled(request, found, state, compile, promoted)
-        variant = _with(variant, request, found, state, constants, promoted)
+        promoted = _to_promote(family, constants) if family.members else frozenset[int]()
+        if promoted:
+            variant, promoted = _compiled(request, found, state, compile, promoted)
+            variant = _with(variant, request, found, state, constants, promoted)
+        else:
+            variant = compile(request, found, state)
         family.members.append((constants, promoted, variant))
         return variant
 
@@ -220,8 +221,6 @@ def _literals(node: Node) -> tuple[str, ...]:
 
 def _to_promote(family: _Family, constants: tuple[str, ...]) -> frozenset[int]:
     """Constants in which a trace differs from the first one of its family, and those that were promoted before."""
-    if not family.members:
-        return frozenset()
     first = family.members[0][0]
     changed = {n for n, (a, b) in enumerate(zip(first, constants, strict=True)) if a != b}
     return frozenset(changed).union(*(promoted for _, promoted, _ in family.members))
@@ -231,12 +230,10 @@ def _compiled(
     request: Request, found: Trace, state: StateGuard, compile: Compile, promoted: frozenset[int]
 ) -> tuple[Variant, frozenset[int]]:
     """The variant with these constants as scalars, or with none where that cannot be compiled."""
-    if promoted:
-        try:
-            return compile(request, replace(found, graph=_promoted(found.graph, promoted)), state), promoted
-        except FusegenError:  # a constant that an emitted form depends on
-            pass
-    return compile(request, found, state), frozenset()
+    try:
+        return compile(request, replace(found, graph=_promoted(found.graph, promoted)), state), promoted
+    except FusegenError:  # a constant that an emitted form depends on
+        return compile(request, found, state), frozenset()
 
 
 def _name(number: int) -> str:
@@ -289,5 +286,5 @@ def _with(
     )
 
 
-def _number(text: str) -> Number:
+def _number(text: str) -> int | float:
     return int(text) if text.lstrip("-").isdigit() else float(text)

@@ -20,13 +20,13 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from fusegen.compiler.compile import Compiled
+from fusegen.compiler.compile import CompiledGraph
 from fusegen.files import read_regular, write_atomically, writing_to
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch, Program, extents, likeness
 from fusegen.settings import cache_folder, settings
 
-C = TypeVar("C", bound=Compiled)
+C = TypeVar("C", bound=CompiledGraph)
 
 FORMAT = 2
 _FOLDER = "tuned"
@@ -38,7 +38,7 @@ Traits: TypeAlias = tuple[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class Place:
+class TuningKey:
     """The subject of a measurement: a kind of launch on a kind of device, at its extents.
 
     Attributes:
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TuningRecord:
     """The choice at some extents.
 
     Attributes:
@@ -81,14 +81,14 @@ class Entry:
     pinned: bool = False
 
 
-_OF_THIS_JOB: dict[Place, Entry] = {}
+_OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
 """Measurements of another rank: this process may see another disk."""
 
 
-def place_of(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> Place:
+def place_of(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> TuningKey:
     """The place of a launch's measurement."""
     machine = f"{program.target.name}, {_device_words(device)}"  # the emulator plays a GPU on a CPU
-    return Place(likeness(program.graph, launch.group), machine, extents(launch, sizes))
+    return TuningKey(likeness(program.graph, launch.group), machine, extents(launch, sizes))
 
 
 def described(plan: Plan) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def described(plan: Plan) -> dict[str, Any]:
     return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(plan).items()}
 
 
-def entry_of(at: Extents, plan: Plan, times: Sequence[tuple[str, float]], *, pinned: bool = False) -> Entry:
+def entry_of(at: Extents, plan: Plan, times: Sequence[tuple[str, float]], *, pinned: bool = False) -> TuningRecord:
     """An entry with a plan."""
-    return Entry(at, described(plan), plan.traits, tuple(times), pinned)
+    return TuningRecord(at, described(plan), plan.traits, tuple(times), pinned)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _pins(program: Program, sizes: Mapping[str, int], device: torch.device) -> I
                 yield launch.group.outputs, plan
 
 
-def chosen(place: Place, candidates: Sequence[Plan]) -> Plan | None:
+def chosen(place: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
     """The candidate that measurements speak for; None where there are none nearby."""
     near = [(_distance(entry.extents, place.extents), entry) for entry in entries(place)]
     distance, entry = min(near, key=lambda pair: pair[0], default=(math.inf, None))
@@ -162,7 +162,7 @@ def _distance(one: Extents, other: Extents) -> float:
 # Files.
 
 
-def entries(place: Place) -> list[Entry]:
+def entries(place: TuningKey) -> list[TuningRecord]:
     """All entries of a kind of launch on a kind of device."""
     files = sorted((settings().cache_dir / _FOLDER / place.folder).glob("*.json"))
     found = {entry.extents: entry for entry in map(_stored, files) if entry is not None}
@@ -170,7 +170,7 @@ def entries(place: Place) -> list[Entry]:
     return list(found.values())
 
 
-def keep(place: Place, entry: Entry) -> None:
+def keep(place: TuningKey, entry: TuningRecord) -> None:
     """Writes an entry, in place of an older one of the same extents.
 
     Raises:
@@ -182,12 +182,12 @@ def keep(place: Place, entry: Entry) -> None:
         write_atomically(folder / place.folder / place.file, (json.dumps(document, indent=1) + "\n").encode())
 
 
-def remember(found: Mapping[Place, Entry]) -> None:
+def remember(found: Mapping[TuningKey, TuningRecord]) -> None:
     """Takes what another rank of the job has measured."""
     _OF_THIS_JOB.update(found)
 
 
-def _stored(path: Path) -> Entry | None:
+def _stored(path: Path) -> TuningRecord | None:
     """The entry of a file; none of one that has just gone, or that something else has written to."""
     try:
         document = json.loads(read_regular(path))
@@ -199,11 +199,11 @@ def _stored(path: Path) -> Entry | None:
         return None
 
 
-def _entry(data: Mapping[str, Any]) -> Entry:
+def _entry(data: Mapping[str, Any]) -> TuningRecord:
     rows, columns = map(int, data["extents"])
     kind, numbers = data["traits"]
     times = tuple((str(words), float(time)) for words, time in data["times"])
-    return Entry((rows, columns), dict(data["plan"]), (str(kind), tuple(map(float, numbers))), times, bool(data["pinned"]))
+    return TuningRecord((rows, columns), dict(data["plan"]), (str(kind), tuple(map(float, numbers))), times, bool(data["pinned"]))
 
 
 def _device_words(device: torch.device) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -15,14 +15,15 @@ from torch import Tensor
 
 from fusegen.compiler.compile import Request, Variant, compile_trace, needs_wide
 from fusegen.compiler.parameters import Parameters
-from fusegen.compiler.signature import ITSELF, History, Place, Sum, hidden_spec, input_specs
+from fusegen.compiler.signature import ITSELF, DimRef, History, Sum, hidden_spec, input_specs
 from fusegen.compiler.tracing import Promotions, trace_function, watched_trace
 from fusegen.dtypes import DType, autocast_dtype
 from fusegen.errors import UnsupportedError
 from fusegen.guards import StateGuard, StateRecorder, is_plain
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
-from fusegen.runtime.arguments import WIDE, Key, Values, check_values, is_scalar, span, static_part
+from fusegen.options import Options
+from fusegen.runtime.arguments import WIDE, CallKey, Values, check_values, is_scalar, span, static_part
 from fusegen.runtime.bound import NOTHING, Hidden, condition_of
 from fusegen.schedule.names import stride_name
 from fusegen.target import Target
@@ -38,18 +39,17 @@ _MOST_IN_ALL = 1024  # for all keys; all go
 
 _MOST_LEADERS = 8  # kernels of one function whose traces others take over
 
-_ALIKE: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[Variants]]]] = weakref.WeakKeyDictionary()
+_ALIKE: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[VariantCache]]]] = weakref.WeakKeyDictionary()
 """Kernels that have traced a function, by the function that they are made of, and by all else that is theirs."""
 
 
-class Variants:
+class VariantCache:
     """The compiled forms of a function.
 
     Args:
         function: the user's.
         name: the kernel's.
-        mutates: parameters that it may write to.
-        fast_math: True if the kernel was declared so.
+        options: of the kernel.
         origin: the function that it was made of, and how; None where it is the user's own.
 
     Attributes:
@@ -61,21 +61,22 @@ class Variants:
         self,
         function: Callable[..., Any],
         name: str,
-        mutates: Sequence[str] = (),
+        options: Options,
         *,
-        fast_math: bool = False,
         origin: tuple[Callable[..., Any], Hashable] | None = None,
     ) -> None:
-        self.function, self.name, self.fast_math = function, name, fast_math
-        self.parameters = Parameters.of(function, mutates)
+        self.function, self.name, self._fast_math = function, name, options.fast_math
+        self.parameters = Parameters.of(function, options.mutates)
         self.history = History()
-        self._variants: dict[tuple[Key, Key], dict[Key, list[Variant]]] = {}  # by what traces share, and what they don't know
+        self._variants: dict[
+            tuple[CallKey, CallKey], dict[CallKey, list[Variant]]
+        ] = {}  # by what traces share, and what they don't know
         self._promotions = Promotions()
         self._lock = new_lock()
         self._warned = False  # about many variants
         made_of, how = origin or (function, None)
         alike = _ALIKE.setdefault(made_of, {}) if isinstance(made_of, FunctionType) else {}
-        self._alike = alike.setdefault((how, name, tuple(mutates), fast_math), [])
+        self._alike = alike.setdefault((how, name, options.mutates, options.fast_math), [])
 
     @property
     def known(self) -> list[Variant]:
@@ -99,7 +100,6 @@ class Variants:
 
         Args:
             values: all arguments, in the order of the parameters.
-            target: the machine.
             device: what ``x.device`` answers.
         """
         variant, hidden = self._in_form(values, target, device, wide=False)
@@ -120,7 +120,8 @@ class Variants:
                 request = self._request(values, target, device, wide)
             try:
                 with self._lock:
-                    known = self._match(request, values) or self._of_kin(request, values) or self._of_alike(request, values)
+                    known = (self._match(request, values) or self._of_kin(request, values)) if self._variants else None
+                    known = known or (self._of_alike(request, values) if self._alike else None)
                 if known is not None:
                     return known
                 found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
@@ -145,7 +146,7 @@ class Variants:
             self.history = known
         return None
 
-    def _leaders(self) -> list[Variants]:
+    def _leaders(self) -> list[VariantCache]:
         """Other kernels of this function that have traced it."""
         found = (reference() for reference in self._alike)
         return [other for other in found if other is not None and other is not self]
@@ -167,7 +168,6 @@ class Variants:
 
         Args:
             values: all arguments, in the order of the parameters.
-            target: the machine.
             device: what ``x.device`` answers.
         """
         while True:
@@ -263,7 +263,7 @@ class Variants:
             what = f"{self.name} asks whether two tensors are one, and is given one that it also closes over: {names}"
             raise UnsupportedError(what, mend="pass a flag in place of the comparison")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
-        known = None if changes else self._match(request, values)
+        known = self._match(request, values) if self._variants and not changes else None
         if known is not None:
             return known
         if changes:
@@ -321,7 +321,7 @@ class Variants:
             one_tensor_twice=twice,
             mutates=self.parameters.mutates,
             tied=frozenset(self.history.tied),
-            fast_math=self.fast_math,
+            fast_math=self._fast_math,
         )
 
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
@@ -341,14 +341,14 @@ def _is_plain(structure: ResultTree) -> bool:
     return all(isinstance(part, type) or is_plain(part) for part in parts) and all(map(_is_plain, structure.children()))
 
 
-def _places(size: str | int, request: Request) -> list[Place]:
+def _places(size: str | int, request: Request) -> list[DimRef]:
     """The dims that a symbol is the size of, or the last dims of a literal extent."""
     dims = [((spec.name, dim), extent) for spec in request.specs for dim, extent in enumerate(spec.shape)]
     last = {(spec.name, len(spec.shape) - 1) for spec in request.specs}
     return [place for place, extent in dims if str(extent) == str(size) and (isinstance(size, str) or place in last)]
 
 
-def _facts(request: Request) -> Key:
+def _facts(request: Request) -> CallKey:
     """Facts that a trace does not depend on, though the kernels do: alignments, and numbers that divide and bound sizes."""
     return (tuple(spec.alignment for spec in request.specs), request.sizes.multiples, request.sizes.bounds)
 
@@ -362,7 +362,7 @@ def _with_facts_of(request: Request, variant: Variant) -> Trace:
     return replace(variant.trace, graph=graph)
 
 
-def _trace_key(request: Request) -> tuple[Key, Key]:
+def _trace_key(request: Request) -> tuple[CallKey, CallKey]:
     """All that a trace depends on, but for what its guards and conditions say, and what the function reads: values that select
     code, and the rest."""
     specs = tuple(replace(spec, alignment=1) for spec in request.specs)

@@ -10,9 +10,9 @@ from fusegen.program.call import (
     EVEN,
     ROOM,
     Buffer,
-    Call,
     KernelLaunch,
     LaunchArgument,
+    LaunchPlan,
     LibraryCall,
     Loop,
     MapArgument,
@@ -27,7 +27,7 @@ from fusegen.program.call import (
     launches_of,
     spans,
 )
-from fusegen.program.formula import Formula, Operator, formula_of
+from fusegen.program.formula import Formula, FormulaKind, formula_of
 
 # Formulas, types and texts of a call as C++.
 
@@ -48,7 +48,7 @@ DTYPES: dict[DType, str] = {
 }
 """Element types as ATen has them."""
 
-_CALLED = {Operator.QUOTIENT: "fg::quotient", Operator.REMAINDER: "fg::remainder"}
+_CALLED = {FormulaKind.QUOTIENT: "fg::quotient", FormulaKind.REMAINDER: "fg::remainder"}
 
 
 def size_name(name: str) -> str:
@@ -63,14 +63,14 @@ def number_name(name: str) -> str:
 
 def spelled(formula: Formula) -> str:
     """A formula as an expression of 64-bit integers."""
-    if formula.operator is Operator.SIZE:
+    if formula.operator is FormulaKind.SIZE:
         return size_name(str(formula.value))
-    if formula.operator is Operator.INTEGER:
+    if formula.operator is FormulaKind.INTEGER:
         return f"int64_t({formula.value})"
     operands = [spelled(operand) for operand in formula.operands]
-    if formula.operator is Operator.NEGATION:
+    if formula.operator is FormulaKind.NEGATION:
         return f"(-{operands[0]})"
-    if formula.operator is Operator.MINIMUM:
+    if formula.operator is FormulaKind.MINIMUM:
         found = operands[0]
         for operand in operands[1:]:
             found = f"fg::least({found}, {operand})"
@@ -122,7 +122,7 @@ _KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
 
 
 @dataclass(frozen=True)
-class Entry:
+class LaunchEntry:
     """The kernel of a launch.
 
     Attributes:
@@ -150,7 +150,12 @@ class CallText:
     """
 
     def __init__(
-        self, call: Call, entries: Sequence[Entry], number: Callable[[str], str] = number_name, *, is_inside: bool = False
+        self,
+        call: LaunchPlan,
+        entries: Sequence[LaunchEntry],
+        number: Callable[[str], str] = number_name,
+        *,
+        is_inside: bool = False,
     ) -> None:
         self.call, self._named_number = call, number
         self._written = () if is_inside else call.written
@@ -294,7 +299,7 @@ class CallText:
 
     # Steps.
 
-    def _step(self, number: int, entries: Sequence[Entry]) -> list[str]:
+    def _step(self, number: int, entries: Sequence[LaunchEntry]) -> list[str]:
         step = self.call.steps[number]
         if isinstance(step, MatrixProduct):
             views = [self._strided(operand) for operand in (step.a, step.b, step.out)]
@@ -325,7 +330,7 @@ class CallText:
             lines.append(f"at::Tensor {_named(result.buffer)} = {moved}.view({self.formulas(spec.shape)});")
         return [*lines, f"made_{number}.clear();"]
 
-    def _loop(self, loop: Loop, entries: Sequence[Entry]) -> list[str]:
+    def _loop(self, loop: Loop, entries: Sequence[LaunchEntry]) -> list[str]:
         """A function of the buffers that are the body's inputs, called for each block."""
         body = CallText(loop.body, entries, self._named_number, is_inside=True)
         self.sizes |= {size: None for size in body.sizes if size not in (loop.start, loop.rows)}
@@ -353,7 +358,7 @@ class CallText:
         places = f"{self.formulas(operand.shape)}, {self.formulas(operand.strides)}, {self.formula(operand.offset)}"
         return f"fg::view({self.tensor(operand.buffer)}, {places})"
 
-    def _host_launch(self, launch: KernelLaunch, entry: Entry) -> list[str]:
+    def _host_launch(self, launch: KernelLaunch, entry: LaunchEntry) -> list[str]:
         arguments = [self._argument(argument) for argument in launch.arguments]
         lines = ["const char* failed = nullptr;"] if launch.checks else []
         arguments += ["reinterpret_cast<int64_t>(&failed)"] if launch.checks else []
@@ -362,7 +367,7 @@ class CallText:
             lines.append("if (failed) fg::out_of_range(failed, sizes());")
         return ["{", *(f"  {line}" for line in lines), "}"]
 
-    def _cuda_launch(self, launch: KernelLaunch, entry: Entry, place: int, overlaps: str) -> list[str]:
+    def _cuda_launch(self, launch: KernelLaunch, entry: LaunchEntry, place: int, overlaps: str) -> list[str]:
         lines, taken = [], []
         for number, argument in enumerate(launch.arguments):
             if isinstance(argument, MapArgument):
@@ -378,7 +383,7 @@ class CallText:
     def _made_map(self, name: str, arguments: str) -> list[str]:
         return [f"fg::TensorMap {name} = fg::tensor_map(device.index(), {arguments});"]
 
-    def _launched(self, launch: KernelLaunch, entry: Entry, place: int, overlaps: str) -> str:
+    def _launched(self, launch: KernelLaunch, entry: LaunchEntry, place: int, overlaps: str) -> str:
         return f"fg::launch({entry.name}, device.index(), grid_{place}, {launch.block}, arguments, stream, {overlaps});"
 
     def _map(self, spec: TensorMapSpec) -> str:

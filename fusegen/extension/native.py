@@ -30,8 +30,7 @@ from fusegen import native
 from fusegen.emit.environment import templates
 from fusegen.errors import CompileError, FusegenError, ToolNotFoundError
 from fusegen.files import is_whole, sealed, write_atomically, writing_to
-from fusegen.jit.host import find_compiler
-from fusegen.jit.process import Done, is_ending, run
+from fusegen.jit.host import Done, find_compiler, is_ending, run
 from fusegen.settings import cache_folder, settings
 from fusegen.threads import new_lock
 

@@ -10,7 +10,7 @@ from fusegen.emit.environment import render
 from fusegen.errors import BundleError
 from fusegen.extension.call_text import (
     DTYPES,
-    Entry,
+    LaunchEntry,
     array_of,
     quoted,
     results_schema,
@@ -19,11 +19,10 @@ from fusegen.extension.call_text import (
     size_name,
     spelled_list,
 )
-from fusegen.extension.kinds import Built, Kind, Operator, Parameter, Passes, Shaped
 from fusegen.extension.program_text import literal_of, program_lines
-from fusegen.extension.unit import header, runtime_for
+from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, Shaped, header, runtime_for
 from fusegen.program.formula import Formula
-from fusegen.program.formula import Operator as Sign
+from fusegen.program.formula import FormulaKind as Sign
 
 _TENSORS = ("tensor", "written")
 _WORDS = ("Tensor", "SymInt", "Scalar", "Device", "Layout", "float", "int", "bool", "str", "complex", "number", "out", "self")
@@ -57,7 +56,7 @@ class UnitText:
         BundleError: two arguments of an operator would have one name.
     """
 
-    def __init__(self, library: str, operators: Sequence[Operator]) -> None:
+    def __init__(self, library: str, operators: Sequence[OperatorSpec]) -> None:
         self._library = library
         self._kernels: list[dict[str, object]] = []
         self._programs: list[dict[str, object]] = []
@@ -100,7 +99,7 @@ class UnitText:
                     "cluster": launch.cluster,
                 }
             )
-            entries.append(Entry(name, built.cubins is not None))
+            entries.append(LaunchEntry(name, built.cubins is not None))
             names.append((source.entry, name))
         if built.cubins is None and names:
             self.kernels.append((built, tuple(names)))
@@ -110,7 +109,7 @@ class UnitText:
 
     # Operators.
 
-    def _operator(self, op: Operator) -> dict[str, object]:
+    def _operator(self, op: OperatorSpec) -> dict[str, object]:
         _check_names(op)
         tensors = op.of(*_TENSORS)
         first = op.kinds[0]
@@ -148,7 +147,7 @@ class UnitText:
         }
         return view | self._passes(op, qualified) if view["differentiable"] else view
 
-    def _passes(self, op: Operator, qualified: str) -> dict[str, object]:
+    def _passes(self, op: OperatorSpec, qualified: str) -> dict[str, object]:
         kinds = [(n, kind, kind.passes) for n, kind in enumerate(op.kinds) if kind.passes]
         further = [("key", "Tensor?", "const std::optional<at::Tensor>&"), ("kind", "int", "int64_t")]
         declared = [f"{kind} {name}" for name, _, kind in further]
@@ -184,11 +183,11 @@ class UnitText:
 # Parameters.
 
 
-def _variable(parameter: Parameter) -> str:
+def _variable(parameter: OperatorParameter) -> str:
     return f"p_{parameter.name}"
 
 
-def _type(parameter: Parameter, *, sym: bool) -> str:
+def _type(parameter: OperatorParameter, *, sym: bool) -> str:
     """A parameter's C++ type, with symbols for ints or without."""
     if parameter.role in _TENSORS:
         return "const at::Tensor&"
@@ -197,11 +196,11 @@ def _type(parameter: Parameter, *, sym: bool) -> str:
     return "c10::SymInt" if sym and parameter.role != "float" else _PLAIN[parameter.role]
 
 
-def _declared(parameter: Parameter, *, sym: bool) -> str:
+def _declared(parameter: OperatorParameter, *, sym: bool) -> str:
     return f"{_type(parameter, sym=sym)} {_variable(parameter)}"
 
 
-def _typed(parameter: Parameter, place: int = 0, *, default: bool = True) -> str:
+def _typed(parameter: OperatorParameter, place: int = 0, *, default: bool = True) -> str:
     name = _schema_name(parameter)
     if parameter.role == "written":
         return f"Tensor(a{place}!) {name}"
@@ -211,12 +210,12 @@ def _typed(parameter: Parameter, place: int = 0, *, default: bool = True) -> str
     return f"{_SCHEMA[parameter.role]} {name}"
 
 
-def _schema_name(parameter: Parameter) -> str:
+def _schema_name(parameter: OperatorParameter) -> str:
     """A parameter's name in schemas, which have words of their own."""
     return f"{parameter.name}_" if iskeyword(parameter.name) or parameter.name in _WORDS else parameter.name
 
 
-def _check_names(op: Operator) -> None:
+def _check_names(op: OperatorSpec) -> None:
     names = [*map(_schema_name, op.parameters), *_FURTHER]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BundleError(f"two arguments of {op.name} would be called {twice[0]}", mend="rename a parameter or a captured tensor")
@@ -226,7 +225,7 @@ def _default(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _schema(op: Operator) -> str:
+def _schema(op: OperatorSpec) -> str:
     last = max((place for place, parameter in enumerate(op.parameters) if parameter.role != "constant"), default=-1)
     taken = ", ".join(_typed(parameter, place, default=place > last) for place, parameter in enumerate(op.parameters))
     count = len(op.kinds[0].results)
@@ -236,7 +235,7 @@ def _schema(op: Operator) -> str:
 # Kinds.
 
 
-def _condition(kind: Kind) -> str:
+def _condition(kind: CallKind) -> str:
     """Asks if a call is of a kind: of tensors ``t`` and constants, on a device."""
     parts = [f"device != {0 if kind.on_gpu else 1}"]
     for n, tensor in enumerate(kind.tensors):
@@ -265,16 +264,16 @@ def _stand_ins(tensors: Sequence[Shaped]) -> Iterator[str]:
         yield f"out.push_back(fg::stand_in({spelled_list(tensor.shape)}, {DTYPES[tensor.dtype]}, t[0]));"
 
 
-def _shapes(number: int, kind: Kind, tensors: Sequence[Shaped]) -> dict[str, Any]:
+def _shapes(number: int, kind: CallKind, tensors: Sequence[Shaped]) -> dict[str, Any]:
     lines = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes), *_stand_ins(tensors)]
     return {"kind": number, "lines": lines}
 
 
-def _backward_shapes(number: int, passes: Passes) -> dict[str, Any]:
+def _backward_shapes(number: int, passes: OperatorPasses) -> dict[str, Any]:
     return {"kind": number, "lines": [*_sizes_of(passes.dims, passes.sizes), *_stand_ins(passes.wanted)]}
 
 
-def _words(number: int, op: Operator, passes: Passes) -> dict[str, Any]:
+def _words(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[str, Any]:
     """The sizes and numbers of the backward pass, of those that the node of autograd's graph kept."""
     places: Mapping[str, str] = {p.name: f"sizes[{len(passes.sizes) + n}]" for n, p in enumerate(op.of("int"))} | {
         p.name: f"numbers[{n}]" for n, p in enumerate(op.of("float"))
@@ -283,7 +282,7 @@ def _words(number: int, op: Operator, passes: Passes) -> dict[str, Any]:
     return {"kind": number, "lines": [f"z = {{{sizes}}};", f"n = {{{', '.join(places[name] for name in passes.numbers)}}};"]}
 
 
-def _keeping(number: int, kind: Kind, passes: Passes) -> dict[str, Any]:
+def _keeping(number: int, kind: CallKind, passes: OperatorPasses) -> dict[str, Any]:
     kept = ", ".join(f"t[{place}]" if place >= 0 else f"out[{~place}]" for place in passes.kept)
     sizes = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes)] if passes.sizes else []
     pushed = [f"sizes.push_back({size_name(name)});" for name in passes.sizes]
@@ -291,7 +290,7 @@ def _keeping(number: int, kind: Kind, passes: Passes) -> dict[str, Any]:
     return {"kind": number, "kept": kept, "plain_results": plain, "lines": [*sizes, *pushed]}
 
 
-def _gradients(number: int, op: Operator, passes: Passes) -> dict[str, Any]:
+def _gradients(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[str, Any]:
     """The results' gradients that a kind takes, and where the gradient of each argument is."""
     places = [place for place, p in enumerate(op.parameters) if p.role in _TENSORS]
     lines = []

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.dtypes import DType
-from fusegen.extension.call_text import DTYPES, CallText, Entry, number_name, size_name, sizes_text, spelled
-from fusegen.program.call import EVEN, ROOM, Call, Loop
-from fusegen.program.formula import Formula, Operator, Relation
+from fusegen.extension.call_text import DTYPES, CallText, LaunchEntry, number_name, size_name, sizes_text, spelled
+from fusegen.program.call import EVEN, ROOM, LaunchPlan, Loop
+from fusegen.program.formula import Formula, FormulaKind, Relation
 from fusegen.program.numbers import BY_TORCH, Numbers, Operation, Scalar
 from fusegen.program.signature import TensorArgument
 from fusegen.schedule.names import stride_name
@@ -18,7 +18,7 @@ _WIDE = 1 << 31
 
 
 @dataclass(frozen=True)
-class Assumed:
+class CallGuards:
     """The calls that a program is good for.
 
     Attributes:
@@ -44,7 +44,7 @@ class Assumed:
     distinct: bool = False
 
 
-def program_lines(call: Call, assumed: Assumed, entries: Sequence[Entry]) -> list[str]:
+def program_lines(call: LaunchPlan, assumed: CallGuards, entries: Sequence[LaunchEntry]) -> list[str]:
     """The body of a function of tensors ``t``, sizes ``z``, numbers ``n`` and results ``out``, which returns false where it is not
     good for a call."""
     names = [name for name, _ in assumed.tensors]
@@ -63,7 +63,7 @@ def computed_name(name: str) -> str:
     return f"k_{name}"
 
 
-def computed_numbers(call: Call, assumed: Assumed, wanted: Mapping[str, bool]) -> list[str]:
+def computed_numbers(call: LaunchPlan, assumed: CallGuards, wanted: Mapping[str, bool]) -> list[str]:
     """Statements that define the numbers that kernels take.
 
     Args:
@@ -79,13 +79,13 @@ def computed_numbers(call: Call, assumed: Assumed, wanted: Mapping[str, bool]) -
     return [*scalars.lines, *defined]
 
 
-def size_guards(assumed: Assumed, call: Call) -> list[str]:
+def size_guards(assumed: CallGuards, call: LaunchPlan) -> list[str]:
     """Statements that return false where sizes, which are variables, and numbers are none that a program is good for; where
     ``any`` is true, the number of rows does not count."""
     return _Guards(assumed, call).of_sizes()
 
 
-def _around(entries: Sequence[Entry]) -> list[str]:
+def _around(entries: Sequence[LaunchEntry]) -> list[str]:
     lines = ["const at::Device device = t[0].device();"]
     if any(entry.is_cuda for entry in entries):
         lines += ["const c10::DeviceGuard guard(device);", "void* const stream = fg::current_stream(device.index());"]
@@ -95,7 +95,7 @@ def _around(entries: Sequence[Entry]) -> list[str]:
 class _Guards:
     """Statements that return false where a program is not good for a call."""
 
-    def __init__(self, assumed: Assumed, call: Call) -> None:
+    def __init__(self, assumed: CallGuards, call: LaunchPlan) -> None:
         self._assumed, self._call = assumed, call
 
     def lines(self) -> list[str]:
@@ -130,7 +130,7 @@ class _Guards:
         known = set(sizes)
         for n, (_, tensor) in enumerate(self._assumed.tensors):
             for d, extent in enumerate(tensor.shape):
-                if extent.operator is Operator.SIZE and str(extent.value) not in known:
+                if extent.operator is FormulaKind.SIZE and str(extent.value) not in known:
                     known.add(str(extent.value))
                     lines.append(f"const int64_t {size_name(str(extent.value))} = t[{n}].size({d});")
                     continue
@@ -182,7 +182,7 @@ class _Guards:
         return _narrow_counts(self._call)
 
 
-def _narrow_counts(call: Call) -> list[str]:
+def _narrow_counts(call: LaunchPlan) -> list[str]:
     """Likewise, where 31 bits cannot hold an index of the call, or of what its loops do with their first blocks."""
     lines = [_unless(f"{' * '.join(map(spelled, b.shape))} < int64_t({_WIDE})") for b in call.buffers if b.shape]
     lines += [_unless(f"{spelled(count)} < int64_t({_WIDE})") for count in call.counts]
@@ -198,7 +198,7 @@ def _narrow_counts(call: Call) -> list[str]:
 
 def _is_own(stride: Formula, shape: Sequence[Formula]) -> bool:
     """Tells if a stride is a name of its own, which may be any."""
-    return stride.operator is Operator.SIZE and not any(stride.sizes <= extent.sizes for extent in shape)
+    return stride.operator is FormulaKind.SIZE and not any(stride.sizes <= extent.sizes for extent in shape)
 
 
 def _unless(condition: str) -> str:
@@ -225,7 +225,6 @@ class NumberText:
     """Numbers in the making.
 
     Args:
-        program: the arithmetic.
         numbers: the run-time numbers that there are, with whether each is a float.
         constants: values of the others.
         stem: of the variables.

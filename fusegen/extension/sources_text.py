@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from fusegen.emit.environment import render
 from fusegen.errors import BundleError
-from fusegen.extension.call_text import CallText, Entry, number_name, size_name
-from fusegen.extension.kinds import Built
+from fusegen.extension.call_text import CallText, LaunchEntry, number_name, size_name
 from fusegen.extension.program_text import computed_name, computed_numbers, size_guards
+from fusegen.extension.unit import Built
 from fusegen.jit.nvrtc import FLAGS
-from fusegen.program.call import Call, KernelLaunch, PointerArgument, Role, ScalarArgument, SizeArgument
+from fusegen.program.call import KernelLaunch, LaunchPlan, PointerArgument, Role, ScalarArgument, SizeArgument
 from fusegen.program.numbers import BY_TORCH, Operation
 
 _INVALID = "return cudaErrorInvalidValue;"
@@ -30,7 +30,7 @@ class Field:
 class SourcesCall(CallText):
     """The statements of a call on addresses ``a``, which end with a status."""
 
-    def __init__(self, call: Call, entries: Sequence[Entry], number: Callable[[str], str]) -> None:
+    def __init__(self, call: LaunchPlan, entries: Sequence[LaunchEntry], number: Callable[[str], str]) -> None:
         self.fields: dict[str, Field] = {}
         self._seeds = {key.buffer: key.source.buffer for key in call.keys if isinstance(key.source, PointerArgument)}
         super().__init__(call, entries, number)
@@ -79,7 +79,7 @@ class SourcesCall(CallText):
     def _made_map(self, name: str, arguments: str) -> list[str]:
         return [f"fg::TensorMap {name};", f"if (const cudaError_t status = fg::tensor_map({name}, {arguments})) return status;"]
 
-    def _launched(self, launch: KernelLaunch, entry: Entry, place: int, overlaps: str) -> str:
+    def _launched(self, launch: KernelLaunch, entry: LaunchEntry, place: int, overlaps: str) -> str:
         shape = f"grid_{place}, {launch.block}, {launch.shared_bytes}, {launch.cluster}"
         called = f"fg::launch(reinterpret_cast<const void*>(&{entry.name}), {shape}, arguments, stream, {overlaps})"
         return f"if (const cudaError_t status = {called}) return status;"
@@ -90,7 +90,6 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
 
     Args:
         name: of the function.
-        target: the GPU.
         programs: in order of preference, for other numbers of rows.
 
     Raises:
@@ -104,7 +103,7 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
             entry = f"{source.entry}_{name}_{number}_{place}"
             renamed = re.sub(rf"\b{source.entry}\b", entry, source.text)
             kernels.append({"space": f"kernel_{name}_{number}_{place}", "text": renamed})
-            entries.append(Entry(f"kernel_{name}_{number}_{place}::{entry}", True))
+            entries.append(LaunchEntry(f"kernel_{name}_{number}_{place}::{entry}", True))
         text = SourcesCall(built.call, entries, computed_name)
         sizes = [size_name(size) for size in dict.fromkeys([*_sizes(built), *text.sizes])]
         lines = [f"[[maybe_unused]] const int64_t {size} = a.{size.removeprefix('s_')};" for size in sizes]

@@ -1,4 +1,4 @@
-"""The C++ unit of an extension that runs one call: an operator of tensors, sizes and numbers."""
+"""Operators as data, and the C++ unit of one that runs one call: of tensors, sizes and numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fusegen.dtypes import DType
 from fusegen.emit.environment import render, templates
 from fusegen.extension.call_text import (
     CallText,
-    Entry,
+    LaunchEntry,
     array_of,
     number_name,
     quoted,
@@ -20,15 +21,139 @@ from fusegen.extension.call_text import (
     size_name,
     sizes_text,
 )
-from fusegen.program.call import Call
+from fusegen.extension.program_text import CallGuards
+from fusegen.program.call import LaunchPlan
+from fusegen.program.formula import Formula
 from fusegen.source import Source
+
+# Kinds of calls that an operator is built for, with their programs, as data.
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program of an operator.
+
+    Attributes:
+        call: what is done.
+        assumed: the calls that it is good for.
+        sources: of its launches.
+        cubins: their machine code; None on the CPU.
+        capability: of the GPU, such as 90; 0 is the CPU.
+    """
+
+    call: LaunchPlan
+    assumed: CallGuards
+    sources: tuple[Source, ...]
+    cubins: tuple[bytes, ...] | None
+    capability: int
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A tensor that an operator gives: its shape, of the sizes of a kind, and its dtype."""
+
+    shape: tuple[Formula, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class OperatorPasses:
+    """The two passes of a kind.
+
+    Attributes:
+        forward, backward: their programs, for each machine in order of preference.
+        kept: where the backward pass's first tensors come from: an input of the forward pass by its place, or a result by `~place`.
+        sizes: names of the sizes that the backward pass takes.
+        numbers: names of the numbers that it takes.
+        gradients: for each input its gradient: a result of the backward pass, a given gradient by `~place`, or None.
+        given: places of the results by which it takes gradients.
+        outputs: what the forward pass gives: results, and what it leaves.
+        wanted: what the backward pass gives.
+        dims: its inputs' shapes, in order.
+        draws: whether the forward pass takes a key of random bits behind its tensors.
+    """
+
+    forward: tuple[Built, ...]
+    backward: tuple[Built, ...]
+    kept: tuple[int, ...]
+    sizes: tuple[str, ...]
+    numbers: tuple[str, ...]
+    gradients: tuple[int | None, ...]
+    given: tuple[int, ...]
+    outputs: tuple[Shaped, ...]
+    wanted: tuple[Shaped, ...]
+    dims: tuple[tuple[Formula, ...], ...]
+    draws: bool
+
+
+@dataclass(frozen=True)
+class CallKind:
+    """A kind of calls.
+
+    Attributes:
+        on_gpu: where they run.
+        tensors: dtypes and shapes, one a tensor, captured ones behind.
+        constants: values of the parameters that selected code, by name.
+        sizes: names of the sizes that no tensor has.
+        programs: without gradients, in order of preference.
+        results: what they give that is fresh.
+        passes: for gradients; None where there is no derivative.
+        description: in words, for messages.
+    """
+
+    on_gpu: bool
+    tensors: tuple[Shaped, ...]
+    constants: tuple[tuple[str, object], ...]
+    sizes: tuple[str, ...]
+    programs: tuple[Built, ...]
+    results: tuple[Shaped, ...]
+    passes: OperatorPasses | None
+    description: str
+
+
+@dataclass(frozen=True)
+class OperatorParameter:
+    """A parameter of an operator.
+
+    Attributes:
+        name: in the schema.
+        role: ``tensor``, ``written``, ``size``, ``int``, ``float``, or ``constant``.
+        default: of a constant; where it has one.
+    """
+
+    name: str
+    role: str
+    default: object = None
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """An operator.
+
+    Attributes:
+        name: in its library.
+        parameters: in order.
+        kinds: of calls.
+    """
+
+    name: str
+    parameters: tuple[OperatorParameter, ...]
+    kinds: tuple[CallKind, ...]
+
+    def of(self, *roles: str) -> Sequence[OperatorParameter]:
+        """The parameters of some roles."""
+        return [parameter for parameter in self.parameters if parameter.role in roles]
+
+
+# A unit that runs one call.
+
 
 LIBRARY = "fusegen_extension"
 """The library of torch's that these operators are in: ``torch.ops.fusegen_extension``."""
 
 
 @dataclass(frozen=True)
-class Given:
+class SizePlaces:
     """The places of an operator's sizes.
 
     Attributes:
@@ -41,7 +166,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Unit:
+class OperatorUnit:
     """An operator as text.
 
     Attributes:
@@ -57,7 +182,9 @@ class Unit:
     numbers: tuple[tuple[str, bool], ...]
 
 
-def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubins: Sequence[bytes] | None) -> Unit:
+def unit_of(
+    name: str, call: LaunchPlan, given: SizePlaces, sources: Sequence[Source], cubins: Sequence[bytes] | None
+) -> OperatorUnit:
     """The operator of a call.
 
     Args:
@@ -67,7 +194,9 @@ def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubi
         sources: of its launches.
         cubins: their machine code; None on the CPU, where the texts are compiled beside the unit.
     """
-    entries = [Entry(source.entry if cubins is None else f"kernel_{n}", cubins is not None) for n, source in enumerate(sources)]
+    entries = [
+        LaunchEntry(source.entry if cubins is None else f"kernel_{n}", cubins is not None) for n, source in enumerate(sources)
+    ]
     text = CallText(call, entries)
     known = {size: f"{_tensor(call, place)}.{member}" for size, place, member in given.dims}
     further = tuple(size for size in text.sizes if size not in known)
@@ -105,10 +234,10 @@ def unit_of(name: str, call: Call, given: Given, sources: Sequence[Source], cubi
         programs=[program],
         library=LIBRARY,
     )
-    return Unit(operator, unit, further, numbers)
+    return OperatorUnit(operator, unit, further, numbers)
 
 
-def _tensor(call: Call, place: int) -> str:
+def _tensor(call: LaunchPlan, place: int) -> str:
     return f"b{call.inputs[place][0]}"
 
 
@@ -118,20 +247,20 @@ def _sizes(text: CallText, known: dict[str, str]) -> list[str]:
     return [*lines, sizes_text(list(text.sizes))] if checks else lines
 
 
-def _parameters(call: Call, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]]) -> list[str]:
+def _parameters(call: LaunchPlan, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]]) -> list[str]:
     found = [f"const at::Tensor& b{key}" for key, _ in call.inputs]
     found += [f"int64_t {size_name(size)}" for size in sizes]
     return found + [f"{'double' if is_float else 'int64_t'} {number_name(name)}" for name, is_float in numbers]
 
 
-def _schema(operator: str, given: Given, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]], count: int) -> str:
+def _schema(operator: str, given: SizePlaces, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]], count: int) -> str:
     found = [f"Tensor t{place}" for place in range(len(given.tensors))]
     found += [f"int s{place}" for place in range(len(sizes))]
     found += [f"{'float' if is_float else 'int'} n{place}" for place, (_, is_float) in enumerate(numbers)]
     return f"{operator}({', '.join(found)}) -> {results_schema(count)}"
 
 
-def _digest(call: Call, sources: Sequence[Source], lines: Sequence[str], cubins: Sequence[bytes] | None) -> str:
+def _digest(call: LaunchPlan, sources: Sequence[Source], lines: Sequence[str], cubins: Sequence[bytes] | None) -> str:
     parts = (repr(call), *lines, *(source.digest for source in sources), "" if cubins is None else "cuda")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

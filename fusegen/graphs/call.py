@@ -15,7 +15,7 @@ from torch.utils._pytree import SUPPORTED_NODES, tree_map_only
 
 from fusegen.errors import UnsupportedError
 from fusegen.guards import Conditions, PlaceKind, StatePlace, StateRead, exact, is_plain, same
-from fusegen.native import Choice, loaded
+from fusegen.native import NativeChoice, loaded
 
 # Memory of a static cache of keys and values, which recorded graphs own: whichever cache a call brings lies in it.
 #
@@ -48,7 +48,7 @@ class CacheView:
         UnsupportedError: it holds something else than tensors, plain values and layers that do.
     """
 
-    is_current: Choice[Callable[[], bool]]
+    is_current: NativeChoice[Callable[[], bool]]
 
     def __init__(self, cache: object) -> None:
         self.cache = weakref.ref(cache)
@@ -219,7 +219,7 @@ class Views(dict[int, CacheView]):
 
 
 @dataclass
-class Call:
+class GraphCall:
     """A call taken apart.
 
     Attributes:
@@ -235,7 +235,7 @@ class Call:
     modules: list[nn.Module]
 
     @classmethod
-    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> Call:
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall:
         """Takes a call apart.
 
         Raises:
@@ -298,10 +298,10 @@ class SameForm:
     """
 
     def __init__(
-        self, call: Call, form: Callable[..., tuple[list[Tensor], list[object]] | None], kwargs: Mapping[str, Any]
+        self, call: GraphCall, form: Callable[..., tuple[list[Tensor], list[object]] | None], kwargs: Mapping[str, Any]
     ) -> None:
         self._form = form
-        self._call = Call(call.form, [], call.views, call.modules)  # the caller's tensors are freed as soon as it drops them
+        self._call = GraphCall(call.form, [], call.views, call.modules)  # the caller's tensors are freed as soon as it drops them
         self._tokens = _new_tokens(kwargs)
         self._phases = [view.phase(*self._tokens) for view in call.views]
         conditions = Conditions()
@@ -310,7 +310,7 @@ class SameForm:
         self._has_settings = conditions.function()
 
     @classmethod
-    def of(cls, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SameForm | None:
+    def of(cls, call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SameForm | None:
         """Makes one of a call; None without the native module, and for arguments that it does not know."""
         module = loaded()
         try:
@@ -318,7 +318,7 @@ class SameForm:
         except UnsupportedError:
             return None
 
-    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> Call | None:
+    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall | None:
         """A later call taken apart; None where it is another one."""
         found = self._form(args, kwargs)
         if found is None or not self._has_settings.call():
@@ -328,7 +328,7 @@ class SameForm:
         for cache, view, phase in zip(caches, call.views, self._phases, strict=True):
             if known.of(cache) is not view or view.phase(*self._tokens) != phase:
                 return None
-        return Call(call.form, tensors, call.views, call.modules)
+        return GraphCall(call.form, tensors, call.views, call.modules)
 
 
 def _node(value: Any) -> tuple[Any, ...]:
@@ -353,7 +353,7 @@ def _node(value: Any) -> tuple[Any, ...]:
     raise UnsupportedError(f"the native module knows no {kind.__name__}")
 
 
-def key_of(call: Call, kwargs: Mapping[str, Any]) -> object:
+def key_of(call: GraphCall, kwargs: Mapping[str, Any]) -> object:
     """All that tells a call from others but what it reads of models."""
     count, is_prepared = _new_tokens(kwargs)
     caches = tuple((view.layout, view.phase(count, is_prepared)) for view in call.views)

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fusegen.errors import UnsupportedError
 from fusegen.guards import Conditions, PlaceKind, StateGuard, StatePlace, StateRead, cell_contents
-from fusegen.native import Choice
+from fusegen.native import NativeChoice
 from fusegen.runtime.executable import Executable
 from fusegen.trace import is_tracing
 
@@ -78,7 +78,7 @@ class Reads:
         if (id(held), name) not in self.items:
             self.items[id(held), name] = held, name, _variables(held)[name]
 
-    def facts(self, also: Sequence[Callable[[], bool]] = ()) -> Choice[Callable[[], bool]]:
+    def facts(self, also: Sequence[Callable[[], bool]] = ()) -> NativeChoice[Callable[[], bool]]:
         """A function that says whether a later run would read the same.
 
         Args:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from fusegen.errors import FusegenError, GradientError, TraceError, UnsupportedError
 from fusegen.graphs.recording import (
-    Argument,
+    ArgumentResult,
     GraphPool,
     checked,
     have_changed,
@@ -33,7 +33,7 @@ from fusegen.graphs.recording import (
 )
 from fusegen.guards.changes import Generators
 
-Run: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
+ReplayFunction: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
 
 _NUMBERS = count(1)  # of replays
 _ORDERS = count()  # of recordings
@@ -42,7 +42,7 @@ _REPLAYS: weakref.WeakValueDictionary[int, GradientRecording] = weakref.WeakValu
 
 
 @dataclass(frozen=True)
-class Result:
+class TensorResult:
     """A part of a result that is a tensor of the graph, by its position among them."""
 
     number: int
@@ -82,7 +82,7 @@ class GradientRecording:
         sources: positions of these gradients' tensors among `inputs` and `parameters`.
         saved: parameters whose values the backward pass reads.
         written: tensors beside the arguments that the forward pass writes to.
-        leaves: of the result: a `Result`, an `Argument`, or a plain value.
+        leaves: of the result: a `TensorResult`, an `ArgumentResult`, or a plain value.
         put_together: makes the result of its leaves.
     """
 
@@ -107,7 +107,7 @@ class GradientRecording:
     def of(
         cls,
         pool: GraphPool,
-        run: Run,
+        run: ReplayFunction,
         tensors: Sequence[Tensor],
         parameters: Sequence[Tensor],
         others: Sequence[object],
@@ -141,12 +141,14 @@ class GradientRecording:
                 forward, result = pool.record_saving(lambda: run(inputs, aliases))
             require_same_tensors(leaves, (*tensors, *parameters), held)
             written = [tensor for tensor, version in zip(state, versions, strict=True) if tensor._version != version]
-            places: dict[int, Argument | Result] = {id(value): Argument(number) for number, value in enumerate((*leaves, *others))}
+            places: dict[int, ArgumentResult | TensorResult] = {
+                id(value): ArgumentResult(number) for number, value in enumerate((*leaves, *others))
+            }
             flat, put_together = taken_apart(result)
             results: list[Tensor] = []
             for leaf in flat:
                 if id(leaf) not in places and isinstance(checked(leaf), Tensor):
-                    places[id(leaf)] = Result(len(results))
+                    places[id(leaf)] = TensorResult(len(results))
                     results.append(leaf)
             incoming = [pool.handed(n, each) if each.requires_grad else None for n, each in enumerate(results)]
             backward: Callable[[], None] = _nothing
@@ -271,9 +273,9 @@ def put_in(modules: Sequence[nn.Module], parameters: Sequence[Tensor], aliases: 
 
 
 def _given(leaf: object, arguments: Sequence[object], filled: Sequence[Tensor]) -> object:
-    if type(leaf) is Argument:
+    if type(leaf) is ArgumentResult:
         return arguments[leaf.number]
-    return filled[leaf.number] if type(leaf) is Result else leaf
+    return filled[leaf.number] if type(leaf) is TensorResult else leaf
 
 
 def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -304,7 +306,7 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _warm_up(pool: GraphPool, run: Run, inputs: Sequence[Tensor], aliases: Sequence[Tensor]) -> set[int]:
+def _warm_up(pool: GraphPool, run: ReplayFunction, inputs: Sequence[Tensor], aliases: Sequence[Tensor]) -> set[int]:
     """Runs both passes once; gives the addresses of what the backward pass reads.
 
     Raises:

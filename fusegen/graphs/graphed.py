@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import UnsupportedError
 from fusegen.extension.native import ensure_native
-from fusegen.graphs.call import CacheMemory, CacheView, Call, SameForm, Views, key_of, run_with, without_tensors
+from fusegen.graphs.call import CacheMemory, CacheView, GraphCall, SameForm, Views, key_of, run_with, without_tensors
 from fusegen.graphs.facts import reached, watching
 from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
-from fusegen.graphs.recording import GraphPool, PlainGraph, Pools, Recording, others
+from fusegen.graphs.recording import GraphPool, GraphRecording, PlainGraph, Pools, others
 from fusegen.graphs.surroundings import (
-    Step,
+    RecordedStep,
     lengths_added,
     masks_left_out,
     reason_of,
@@ -32,8 +32,8 @@ from fusegen.graphs.surroundings import (
     same_settings,
     with_whole_mask,
 )
-from fusegen.native import Choice
-from fusegen.runtime.watched import is_intercepted, is_transformed
+from fusegen.native import NativeChoice
+from fusegen.runtime.callables import is_intercepted, is_transformed
 from fusegen.trace import is_tracing
 
 _MOST = 32  # recorded calls of one function
@@ -53,11 +53,11 @@ class GradientGraph:
     """
 
     recordings: list[GradientRecording]
-    facts: Choice[Callable[[], bool]]
-    another: Callable[[Call], GradientRecording]
+    facts: NativeChoice[Callable[[], bool]]
+    another: Callable[[GraphCall], GradientRecording]
     memories: Sequence[CacheMemory] = ()
 
-    def replay(self, call: Call) -> Any:
+    def replay(self, call: GraphCall) -> Any:
         """The result of a call of the same form, with a node of autograd's graph behind it.
 
         Raises:
@@ -73,14 +73,14 @@ class GradientGraph:
             raise UnsupportedError("another thread has taken the graph")
         return result
 
-    def _replayed(self, call: Call) -> Any:
+    def _replayed(self, call: GraphCall) -> Any:
         """The result of a recording that no backward pass waits for."""
         with self.recordings[0].pool.in_order():
             free = next((each for each in self.recordings if not each.is_busy()), None)
             return _BUSY if free is None else free(call.tensors, others(call))
 
 
-Graph: TypeAlias = PlainGraph | GradientGraph
+CapturedGraph: TypeAlias = PlainGraph | GradientGraph
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Latest:
     """
 
     key: object
-    graph: Graph
+    graph: CapturedGraph
     form: SameForm | None = None
     is_tried: bool = False
 
@@ -196,7 +196,7 @@ class Graphed:
         """Frees all graphs."""
         self.recorded = self.replayed = 0
         self.reasons: dict[str, int] = {}
-        self._graphs: OrderedDict[object, Graph] = OrderedDict()
+        self._graphs: OrderedDict[object, CapturedGraph] = OrderedDict()
         self._met: OrderedDict[object, Met] = OrderedDict()
         self._memories: dict[object, CacheMemory] = {}
         self._views = Views()
@@ -221,7 +221,7 @@ class Graphed:
             self.reasons[error.what] = self.reasons.pop(error.what, 0) + 1
         return self.original(*args, **kwargs)
 
-    def _again(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Graph] | None:
+    def _again(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[GraphCall, CapturedGraph] | None:
         """A call of the form of the last ones taken apart, and its graph.
 
         Raises:
@@ -233,17 +233,17 @@ class Graphed:
         _require_recordable(call)
         return (call, latest.graph) if latest.graph.facts.call() else None
 
-    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Call, Graph | None]:
+    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[GraphCall, CapturedGraph | None]:
         """A call taken apart, and its graph.
 
         Raises:
             UnsupportedError: it cannot be recorded.
         """
-        call = Call.of(args, kwargs, self._views)
+        call = GraphCall.of(args, kwargs, self._views)
         _require_recordable(call)
         return call, self._graph(call, args, kwargs)
 
-    def _graph(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph | None:
+    def _graph(self, call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedGraph | None:
         """The graph of a call; None the first time.
 
         Raises:
@@ -276,7 +276,7 @@ class Graphed:
         self._memories = {key: memory for key, memory in self._memories.items() if id(memory) in used}
         return graph
 
-    def _recorded(self, met: Met, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:
+    def _recorded(self, met: Met, call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedGraph:
         """The graph of a call, which has not run yet.
 
         Raises:
@@ -290,7 +290,7 @@ class Graphed:
                 pool = self.pools.of(call.tensors[0].device)
                 leaves = (*call.tensors, *(parameter for root in roots for parameter in root.parameters()))
                 if torch.is_grad_enabled() and not self._is_step and any(leaf.requires_grad for leaf in leaves):
-                    record: Callable[..., Graph] = self._with_gradients
+                    record: Callable[..., CapturedGraph] = self._with_gradients
                 else:
                     record = self._plain
                 with same_settings(pool.device.type), masks_left_out(self.original, args, kwargs):
@@ -304,17 +304,17 @@ class Graphed:
         return graph
 
     def _plain(
-        self, pool: GraphPool, roots: Sequence[nn.Module], call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, pool: GraphPool, roots: Sequence[nn.Module], call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> PlainGraph:
         memories = [self._memory(view, number) for number, view in enumerate(call.views)]
         saved = [(held, dict(held)) for view in call.views for held in view.parts]
-        step = Step(self._declared, roots, pool.device) if self._is_step else None
+        step = RecordedStep(self._declared, roots, pool.device) if self._is_step else None
         try:
             stepping = nullcontext() if step is None else step.recording()
             drawing = no_draws_on_the_host(pool.device)
             with watching(self._declared, roots) as reads, stepping, drawing:
                 record = pool.record if step is None else pool.record_alone  # its gradients stay in the graph's memory
-                recording = Recording.of(record, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
+                recording = GraphRecording.of(record, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
             facts = reads.facts(() if step is None else (step.is_ready,))
             advances = [lengths_added(view, saved) for view in call.views]
             return PlainGraph(pool, recording, facts, memories, advances, self._roots, step)
@@ -324,7 +324,7 @@ class Graphed:
                 held.update(before)
 
     def _with_gradients(
-        self, pool: GraphPool, roots: Sequence[nn.Module], call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, pool: GraphPool, roots: Sequence[nn.Module], call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> GradientGraph:
         if call.views:
             raise UnsupportedError("it has a cache and gradients", mend="pass use_cache=False")
@@ -337,7 +337,7 @@ class Graphed:
             with put_in(roots, parameters, aliases):
                 return run_with(original, args, kwargs, inputs)
 
-        def another(call: Call) -> GradientRecording:
+        def another(call: GraphCall) -> GradientRecording:
             return GradientRecording.of(pool, run, call.tensors, parameters, others(call), state)
 
         with watching(self._declared, roots) as reads:
@@ -368,7 +368,7 @@ class Graphed:
         return words([self])
 
 
-def _require_recordable(call: Call) -> None:
+def _require_recordable(call: GraphCall) -> None:
     """Refuses calls that cannot be recorded.
 
     Raises:
@@ -424,7 +424,6 @@ class GraphedForward(Graphed):
     """Stands in the place of a model's forward pass, for calls without gradients.
 
     Args:
-        module: the model.
         pools: of its graphs.
 
     Attributes:

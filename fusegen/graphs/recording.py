@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fusegen.errors import UnsupportedError
-from fusegen.graphs.call import CacheMemory, Call, NewCaches, is_cache
-from fusegen.graphs.surroundings import Step
+from fusegen.graphs.call import CacheMemory, GraphCall, NewCaches, is_cache
+from fusegen.graphs.surroundings import RecordedStep
 from fusegen.guards import is_plain
-from fusegen.native import Choice
+from fusegen.native import NativeChoice
 from fusegen.threads import new_lock
 
 T = TypeVar("T")
@@ -204,7 +204,7 @@ def own_casts() -> Iterator[None]:
 
 
 @dataclass
-class Recording:
+class GraphRecording:
     """A recorded run.
 
     Attributes:
@@ -228,7 +228,7 @@ class Recording:
         run: Callable[[Sequence[Tensor]], Any],
         tensors: Sequence[Tensor],
         others: Sequence[object],
-    ) -> Recording:
+    ) -> GraphRecording:
         """Records a run; its kernels have not run yet.
 
         Args:
@@ -249,7 +249,7 @@ class Recording:
         require_same_tensors(inputs, tensors, held)
         written = [number for number, tensor in enumerate(inputs) if tensor._version != versions[number]]
         leaves, put_together = taken_apart(result)
-        known = {id(value): Argument(number) for number, value in enumerate((*inputs, *others))}
+        known = {id(value): ArgumentResult(number) for number, value in enumerate((*inputs, *others))}
         return cls(replay, held, written, [known.get(id(leaf)) or _kept(leaf) for leaf in leaves], put_together)
 
     def __call__(self, tensors: Sequence[Tensor], others: Sequence[object]) -> Any:
@@ -280,14 +280,14 @@ class PlainGraph:
     """
 
     pool: GraphPool
-    recording: Recording
-    facts: Choice[Callable[[], bool]]
+    recording: GraphRecording
+    facts: NativeChoice[Callable[[], bool]]
     memories: Sequence[CacheMemory]
     advances: Sequence[Sequence[int]]
     roots: Sequence[nn.Module]
-    step: Step | None
+    step: RecordedStep | None
 
-    def replay(self, call: Call) -> Any:
+    def replay(self, call: GraphCall) -> Any:
         """The result of a call of the same form.
 
         Raises:
@@ -306,7 +306,7 @@ class PlainGraph:
                 held[name] += number
         return result
 
-    def require_own_memory(self, call: Call) -> None:
+    def require_own_memory(self, call: GraphCall) -> None:
         """Refuses a call whose recorded form writes to an argument that shares its memory: the graph has copies of them."""
         held = (value for root in (*self.roots, *call.modules) for value in (*root.parameters(), *root.buffers()))
         cached = (variables[name] for view in call.views for variables, name in view.slots)
@@ -315,7 +315,7 @@ class PlainGraph:
             raise UnsupportedError("it writes to an argument whose memory something else reads", mend="pass a clone")
 
 
-def others(call: Call) -> list[object]:
+def others(call: GraphCall) -> list[object]:
     """The arguments that are no tensors and may be a part of the result."""
     return [*(view.cache() for view in call.views), *call.modules]
 
@@ -374,7 +374,7 @@ def _has_same_attributes(one: Any, other: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Argument:
+class ArgumentResult:
     """A part of a result that is an argument itself, by its position."""
 
     number: int
@@ -391,7 +391,7 @@ def _kept(leaf: object) -> object:
 
 
 def _given(leaf: object, arguments: Sequence[object]) -> object:
-    if type(leaf) is Argument:
+    if type(leaf) is ArgumentResult:
         return arguments[leaf.number]
     if type(leaf) is NewCaches:
         return leaf()

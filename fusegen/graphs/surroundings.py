@@ -108,11 +108,10 @@ def reason_of(error: Exception) -> str:
 # A training step: what it changes beside its arguments, which are gradients and an optimizer's state.
 
 
-class Step:
+class RecordedStep:
     """Gradients and optimizers around the recording of a step, which runs its Python and nothing on the GPU, and around replays.
 
     Args:
-        function: the step.
         roots: modules that it reads.
         device: of its graph.
     """

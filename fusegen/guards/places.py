@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fusegen.guards.values import contents, has_identity, is_a, is_plain, matcher, same, weak
 from fusegen.guards.watch import is_closed
-from fusegen.native import Choice
+from fusegen.native import NativeChoice
 
 GONE = (AttributeError, LookupError, ValueError, TypeError, NameError)
 """Errors of a place that holds nothing any more."""
@@ -264,14 +264,14 @@ class Conditions:
         """Containers hold as many things."""
         self._sized |= {id(each): each for each in held}
 
-    def function(self) -> Choice[Callable[[], bool]]:
+    def function(self) -> NativeChoice[Callable[[], bool]]:
         """A function that tells if all of it is true still. It keeps all objects that it asks, but for those held weakly."""
         layouts = [(tensor, *_layout(tensor)) for tensor in self._tensors.values() if not tensor.is_nested]
         for tensor in (tensor for tensor in self._tensors.values() if tensor.is_nested):
             self.holds(lambda nested, *wanted: (nested.data_ptr(), nested.dtype) == wanted, tensor, tensor.data_ptr(), tensor.dtype)
         sizes = [_Asked(StatePlace(each, PlaceKind.LENGTH), len(each)) for each in self._sized.values()]
         asked = [*sizes, *(self._asked(slot, value) for slot, value in self._places)]
-        return Choice(lambda module: _native(module, asked, layouts), lambda: _in_python(asked, layouts))
+        return NativeChoice(lambda module: _native(module, asked, layouts), lambda: _in_python(asked, layouts))
 
     def _asked(self, slot: StatePlace, value: Any) -> _Asked:
         owner, wanted = self._reference(slot.owner), self._reference(value)

@@ -13,8 +13,8 @@ from fusegen.ir.graph import Node, ScalarProgram
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, FloorDiv, Index, Modulo
 from fusegen.program import numbers
-from fusegen.program.formula import Formula, Operator, Relation, formula_of, size
-from fusegen.program.numbers import Leaf, Numbers, Operation, Scalar
+from fusegen.program.formula import Formula, FormulaKind, Relation, formula_of, size
+from fusegen.program.numbers import NumberLeaf, Numbers, Operation, Scalar
 
 _SIGNS = {sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">="}
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
@@ -30,7 +30,7 @@ def _formula(expr: sympy.Expr) -> Formula:
     if not isinstance(expr, sympy.Add):
         return _term(expr)
     first, *others = sorted(expr.args, key=_order)
-    return Formula(Operator.SUM, (_term(first), *map(_signed, others)))
+    return Formula(FormulaKind.SUM, (_term(first), *map(_signed, others)))
 
 
 def ceil_div(expr: Dim, divisor: int) -> Formula:
@@ -60,13 +60,13 @@ def _order(expr: sympy.Expr) -> tuple[bool, str]:
 
 def _signed(term: sympy.Expr) -> Formula:
     """A term of a sum that is not the first: subtracted where it has a minus."""
-    return Formula(Operator.NEGATION, (_term(-term),)) if term.could_extract_minus_sign() else _term(term)
+    return Formula(FormulaKind.NEGATION, (_term(-term),)) if term.could_extract_minus_sign() else _term(term)
 
 
 def _term(expr: sympy.Expr) -> Formula:
     """A term of a sum; a power is a product."""
     factors = [f for arg in sorted(sympy.Mul.make_args(expr), key=_order) for f in _factors(arg)]
-    return factors[0] if len(factors) == 1 else Formula(Operator.PRODUCT, tuple(factors))
+    return factors[0] if len(factors) == 1 else Formula(FormulaKind.PRODUCT, tuple(factors))
 
 
 def _factors(expr: sympy.Expr) -> list[Formula]:
@@ -81,7 +81,7 @@ def _atom(expr: sympy.Expr) -> Formula:
     if isinstance(expr, sympy.Symbol):
         return size(str(expr.name))
     if isinstance(expr, (FloorDiv, Modulo)):
-        operator = Operator.QUOTIENT if isinstance(expr, FloorDiv) else Operator.REMAINDER
+        operator = FormulaKind.QUOTIENT if isinstance(expr, FloorDiv) else FormulaKind.REMAINDER
         return Formula(operator, tuple(map(formula, expr.args)))
     if isinstance(expr, sympy.Add):
         return formula(expr)
@@ -117,7 +117,7 @@ def numbers_of(program: ScalarProgram) -> Numbers:
     return Numbers(tuple(map(_line, program.nodes)), program.results)
 
 
-def _line(node: Node) -> Leaf | Operation:
+def _line(node: Node) -> NumberLeaf | Operation:
     if node.op is Op.SCALAR:
         return Scalar(str(node.attr("name")))
     if node.op is Op.SIZE:

@@ -19,7 +19,7 @@ _STALE_SECONDS = 3600  # after which a half-written file belongs to nobody
 
 
 @dataclass(frozen=True)
-class Kind:
+class CacheFolder:
     """One folder of the cache.
 
     Attributes:
@@ -39,22 +39,22 @@ _LIBRARY = re.compile(r"[0-9a-f]{64}\.(so|cpp)")
 _BUILDING = re.compile(r"building-\w+/[0-9a-f]{64}\.(so|cpp)")
 
 KINDS = (
-    Kind("cubin", "machine code for GPUs", re.compile(r"entries/[0-9a-f]{2}/[0-9a-f]{62}"),
+    CacheFolder("cubin", "machine code for GPUs", re.compile(r"entries/[0-9a-f]{2}/[0-9a-f]{62}"),
          re.compile(r"tmp/entry-\w+")),
-    Kind("cuda", "its CUDA text", re.compile(r"[0-9a-f]{32}\.cu"),
+    CacheFolder("cuda", "its CUDA text", re.compile(r"[0-9a-f]{32}\.cu"),
          re.compile(r"building-\w+/.+|\.[0-9a-f]{32}\.cu-\w+")),
-    Kind("cpu", "libraries of the CPU target, with their C++", _LIBRARY, _BUILDING),
-    Kind("extension", "operators of torch, with their C++", _LIBRARY,
+    CacheFolder("cpu", "libraries of the CPU target, with their C++", _LIBRARY, _BUILDING),
+    CacheFolder("extension", "operators of torch, with their C++", _LIBRARY,
          re.compile(r"building-\w+/.+|\.[0-9a-f]{64}\.(so|cpp)-\w+")),
-    Kind("native", "the native module",
+    CacheFolder("native", "the native module",
          re.compile(r"[0-9a-f]{64}\.[\w-]+\.(so|txt|lock)"),
          re.compile(r"building-\w+/.+|\.[0-9a-f]{64}\..+")),
-    Kind("emulator", "libraries of the emulator, with their C++", _LIBRARY, _BUILDING),
-    Kind("emitted", "digests of what prebuilt kernels become", re.compile(r"\w+-\w+-\w+\.json"),
+    CacheFolder("emulator", "libraries of the emulator, with their C++", _LIBRARY, _BUILDING),
+    CacheFolder("emitted", "digests of what prebuilt kernels become", re.compile(r"\w+-\w+-\w+\.json"),
          re.compile(r"\.\w+-\w+-\w+\.json-\w+")),
-    Kind("plans", "plans of kernels, with their text", re.compile(r"[0-9a-f]{64}"), re.compile(r"\.[0-9a-f]{64}-\w+")),
-    Kind("templates", "templates of kernels, compiled", re.compile(r"[0-9a-f]{64}"), re.compile(r"\.[0-9a-f]{64}-\w+")),
-    Kind("tuned", "plans that were measured", re.compile(r"[0-9a-f]{32}/\d+x\d+\.json"),
+    CacheFolder("plans", "plans of kernels, with their text", re.compile(r"[0-9a-f]{64}"), re.compile(r"\.[0-9a-f]{64}-\w+")),
+    CacheFolder("templates", "templates of kernels, compiled", re.compile(r"[0-9a-f]{64}"), re.compile(r"\.[0-9a-f]{64}-\w+")),
+    CacheFolder("tuned", "plans that were measured", re.compile(r"[0-9a-f]{32}/\d+x\d+\.json"),
          re.compile(r"[0-9a-f]{32}/\.\d+x\d+\.json-\w+")),
 )  # fmt: skip
 """All folders of the cache."""
@@ -106,7 +106,7 @@ def clear(root: Path) -> tuple[Usage, ...]:
     return tuple(_clear(root, kind) for kind in KINDS)
 
 
-def _clear(root: Path, kind: Kind) -> Usage:
+def _clear(root: Path, kind: CacheFolder) -> Usage:
     ours = _ours(root, kind)
     try:
         for path in sorted(ours, key=lambda path: path.suffix, reverse=True):  # a library before the source that it names
@@ -116,12 +116,12 @@ def _clear(root: Path, kind: Kind) -> Usage:
     return _usage(root, kind, ours)
 
 
-def _usage(root: Path, kind: Kind, ours: dict[Path, int]) -> Usage:
+def _usage(root: Path, kind: CacheFolder, ours: dict[Path, int]) -> Usage:
     entries = {path.with_suffix("") for path in ours if kind.entry.fullmatch(path.relative_to(root / kind.name).as_posix())}
     return Usage(kind.name, kind.holds, root / kind.name, len(entries), sum(ours.values()))
 
 
-def _ours(root: Path, kind: Kind) -> dict[Path, int]:
+def _ours(root: Path, kind: CacheFolder) -> dict[Path, int]:
     try:
         if root.exists() and not root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -132,7 +132,7 @@ def _ours(root: Path, kind: Kind) -> dict[Path, int]:
         ) from None
 
 
-def _files(folder: Path, kind: Kind) -> Iterator[tuple[Path, int]]:
+def _files(folder: Path, kind: CacheFolder) -> Iterator[tuple[Path, int]]:
     now = time.time()
     for path in _all_files(folder):
         name = path.relative_to(folder).as_posix()

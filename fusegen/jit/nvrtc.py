@@ -24,7 +24,7 @@ from typing import Any
 
 from fusegen.errors import CompileError, ToolNotFoundError
 from fusegen.files import sealed, unsealed, write_atomically, writing_to
-from fusegen.jit.process import run
+from fusegen.jit.host import run
 from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 

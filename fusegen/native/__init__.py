@@ -20,19 +20,16 @@ SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.
 NAME = "fusegen_native"
 
 _lock = new_lock()
-_waiting: weakref.WeakSet[Choice] = weakref.WeakSet()  # type: ignore[type-arg]
+_waiting: weakref.WeakSet[NativeChoice] = weakref.WeakSet()  # type: ignore[type-arg]
 _module: ModuleType | None = None
 
 
-class Choice(Generic[F]):
+class NativeChoice(Generic[F]):
     """A function that is Python until the native module is loaded.
 
     Args:
         native: makes it of the native module.
         python: makes it without.
-
-    Attributes:
-        call: the function.
     """
 
     def __init__(self, native: Callable[[ModuleType], F], python: Callable[[], F]) -> None:

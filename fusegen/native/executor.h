@@ -194,9 +194,9 @@ std::vector<Argument> arguments_of(PyObject *instruction, PyObject *unreachable)
     const std::string kind = Py_TYPE(item.get())->tp_name;
     Argument each{Argument::Kind::constant};
     each.unreachable = unreachable;
-    if (kind == "Constant") {
+    if (kind == "ConstantValue") {
       each.number = integer(item, "number");
-    } else if (kind == "Scalar") {
+    } else if (kind == "ScalarValue") {
       each.kind = truth(item, "is_float") ? Argument::Kind::real : Argument::Kind::integer;
       each.name = attribute(item, "name");
     } else if (kind == "Address" || kind == "TensorMap") {
@@ -530,8 +530,8 @@ struct Program {
     if (kind == "Allocate") return std::make_unique<Allocate>(given);
     if (kind == "View") return std::make_unique<View>(given);
     if (kind == "Release") return std::make_unique<Release>(given);
-    if (kind == "Key") return std::make_unique<Key>(given);
-    if (kind == "Launch") return std::make_unique<Launch>(given, stream_now, unreachable);
+    if (kind == "MakeKey") return std::make_unique<Key>(given);
+    if (kind == "LaunchKernel") return std::make_unique<Launch>(given, stream_now, unreachable);
     if (kind == "HostLaunch") return std::make_unique<HostLaunch>(given, unreachable);
     if (kind == "Product") return std::make_unique<Product>(given);
     if (kind == "Multiply") return std::make_unique<Multiply>(given);

@@ -243,7 +243,7 @@ struct Backward : torch::autograd::Node {
     return found;
   }
 
-  // By `Node.gradients_by`, which also says what may not be.
+  // By `BackwardNode.gradients_by`, which also says what may not be.
   variable_list by_python(const variable_list &values, const variable_list &floats) const {
     const Object made = checked(PyObject_CallMethod(plan->node, "gradients_by", "OOO", executor::list_of(values).get(),
                                                     executor::list_of(floats).get(), list_of(numbers).get()));

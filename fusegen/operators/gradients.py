@@ -24,7 +24,7 @@ from fusegen.ir.index_map import in_row_major_order, owner
 from fusegen.ir.symbolic import literal
 from fusegen.passes.rewrite import part_of
 from fusegen.program.formula import Relation
-from fusegen.runtime.written import check_apart
+from fusegen.runtime.arguments import check_apart
 from fusegen.schedule.names import plain
 from fusegen.threads import cached_property, new_lock
 
@@ -36,7 +36,7 @@ LIBRARY: Any = torch.library.Library("fusegen", "FRAGMENT")  # type: ignore[no-u
 
 
 @dataclass(frozen=True)
-class Assumed:
+class AssumedGraph:
     """A graph, and the calls that it is good for.
 
     Attributes:
@@ -74,7 +74,7 @@ class GraphOperator:
     _known: ClassVar[dict[str, GraphOperator]] = {}
     _lock: ClassVar[threading.RLock] = new_lock()
 
-    def __init__(self, assumed: Assumed) -> None:
+    def __init__(self, assumed: AssumedGraph) -> None:
         self.assumed, self.graph, self.name = assumed, assumed.graph, assumed.name
         self._kernels: dict[str, GraphKernel] = {}
         self._places = {
@@ -88,11 +88,10 @@ class GraphOperator:
         torch.library.register_fake(self.qualified, self._shapes, lib=LIBRARY)
 
     @classmethod
-    def of(cls, assumed: Assumed, finish: Callable[[GraphOperator], None]) -> GraphOperator:
+    def of(cls, assumed: AssumedGraph, finish: Callable[[GraphOperator], None]) -> GraphOperator:
         """The operator of a graph, which is made once.
 
         Args:
-            assumed: the graph.
             finish: what else is registered for a new one.
         """
         with cls._lock:
@@ -118,7 +117,7 @@ class GraphOperator:
 
         Args:
             tensors: one an input.
-            numbers: values of `Assumed.sizes` and of the scalars.
+            numbers: values of `AssumedGraph.sizes` and of the scalars.
         """
         found = self.overload(*tensors, *numbers)
         return (found,) if isinstance(found, Tensor) else tuple(found)
@@ -219,7 +218,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 _WORDS = ("Tensor", "SymInt", "float", "int", "bool", "str", "out", "None", "self")
 
 
-def operator_of(assumed: Assumed) -> GraphOperator:
+def operator_of(assumed: AssumedGraph) -> GraphOperator:
     """The operator of a graph. Its backward pass runs the forward pass once more, for what that leaves."""
     if assumed.graph.writes:
         return GraphOperator.of(assumed, lambda _: None)  # a kernel that writes in place refuses tensors that require a gradient
@@ -230,14 +229,13 @@ def operator_of(assumed: Assumed) -> GraphOperator:
 
 
 def recording_operator_of(
-    assumed: Assumed, wrt: Sequence[str], device: torch.device, needed: Collection[str], recompute: Recompute
+    assumed: AssumedGraph, wrt: Sequence[str], device: torch.device, needed: Collection[str], recompute: Recompute
 ) -> GraphOperator:
     """The operator of a graph's forward pass: behind the graph's results it gives what the backward pass needs.
 
     The operators of the backward pass are made as well: torch.compile takes a backward pass that it finds in its cache as it is.
 
     Args:
-        assumed: the graph.
         wrt: inputs by which there are gradients.
         device: where it will run.
         needed: inputs that require a gradient.
@@ -249,14 +247,14 @@ def recording_operator_of(
     return _recording(assumed, passes)
 
 
-def _recording(assumed: Assumed, passes: _Passes) -> GraphOperator:
+def _recording(assumed: AssumedGraph, passes: _Passes) -> GraphOperator:
     return GraphOperator.of(passes.forward, partial(_register, _Kept(assumed, passes)))
 
 
 _known: dict[tuple[str, tuple[str, ...], str, Recompute], _Passes] = {}
 
 
-def _passes_of(assumed: Assumed, wrt: tuple[str, ...], device: torch.device, recompute: Recompute = "auto") -> _Passes:
+def _passes_of(assumed: AssumedGraph, wrt: tuple[str, ...], device: torch.device, recompute: Recompute = "auto") -> _Passes:
     """The passes by some inputs, made once for each kind of device."""
     key = assumed.name, wrt, device.type, recompute
     if key not in _known:
@@ -274,19 +272,19 @@ class _Passes:
     """
 
     derivative: Derivative
-    forward: Assumed
-    backward: Assumed
+    forward: AssumedGraph
+    backward: AssumedGraph
     _operators: dict[tuple[int, ...], GraphOperator] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, assumed: Assumed, wrt: Sequence[str], device: torch.device, recompute: Recompute) -> _Passes:
+    def of(cls, assumed: AssumedGraph, wrt: Sequence[str], device: torch.device, recompute: Recompute) -> _Passes:
         """The passes by some inputs, as they are on a device."""
         target = target_of(device)
         derivative, forward, backward, further = named_passes(assumed.graph, assumed.sizes, wrt, target, recompute)
         return cls(
             derivative,
-            Assumed(in_row_major_order(forward), assumed.sizes, assumed.relations, tuple(wrt), recompute, assumed.boxed),
-            Assumed(in_row_major_order(backward), further, boxed=assumed.boxed),
+            AssumedGraph(in_row_major_order(forward), assumed.sizes, assumed.relations, tuple(wrt), recompute, assumed.boxed),
+            AssumedGraph(in_row_major_order(backward), further, boxed=assumed.boxed),
         )
 
     def gradients(
@@ -363,13 +361,9 @@ def _register_once(operator: GraphOperator) -> None:
 
 
 class _Again:
-    """The gradients of an operator that leaves nothing.
+    """The gradients of an operator that leaves nothing."""
 
-    Args:
-        assumed: its graph.
-    """
-
-    def __init__(self, assumed: Assumed) -> None:
+    def __init__(self, assumed: AssumedGraph) -> None:
         self._assumed = assumed
         self._names = [spec.name for spec in assumed.graph.inputs]
 
@@ -393,11 +387,10 @@ class _Kept:
     """The gradients of an operator that gives what the backward pass needs.
 
     Args:
-        assumed: the graph.
         passes: of it.
     """
 
-    def __init__(self, assumed: Assumed, passes: _Passes) -> None:
+    def __init__(self, assumed: AssumedGraph, passes: _Passes) -> None:
         self._assumed, self._passes = assumed, passes
         self._names = [spec.name for spec in passes.forward.graph.inputs]
 
@@ -440,7 +433,7 @@ def _selected(passes: _Passes, names: Sequence[str], tensors: Sequence[Tensor], 
     return [tensors[names.index(source)] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept]
 
 
-def _of_floats(assumed: Assumed, gradients: Sequence[Tensor]) -> list[Tensor]:
+def _of_floats(assumed: AssumedGraph, gradients: Sequence[Tensor]) -> list[Tensor]:
     """The gradients by results that are floats; those by what else a pass gives are of nothing."""
     outputs = assumed.graph.outputs
     return [g for g, p in zip(gradients, outputs, strict=False) if assumed.graph.nodes[p].dtype.is_float]

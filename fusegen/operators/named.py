@@ -27,7 +27,6 @@ def register(name: str, function: Callable[..., Any], run: Callable[..., Any]) -
     Args:
         name: ``library::name``.
         function: the user's, whose annotations say what the operator takes and gives.
-        run: the kernel.
 
     Returns:
         What torch calls.
@@ -164,11 +163,7 @@ class _Recorded:
 
 
 class _Gradients:
-    """The backward pass: the kernel's own, behind its forward pass.
-
-    Args:
-        run: the kernel.
-    """
+    """The backward pass: the kernel's own, behind its forward pass."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run

@@ -24,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar, has_static_value
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusegen.autodiff.derive import differentiated_inputs, draws, with_key
-from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import target_of
 from fusegen.compiler.compile import Request, guards_of
 from fusegen.compiler.dispatch import Dispatcher
@@ -36,10 +35,11 @@ from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import in_row_major_order, owner
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import literal
-from fusegen.operators.gradients import Assumed, GraphOperator, operator_of, recording_operator_of
+from fusegen.operators.gradients import AssumedGraph, GraphOperator, operator_of, recording_operator_of
+from fusegen.options import Options
 from fusegen.runtime.arguments import GREATEST, LEAST
 from fusegen.runtime.bound import unfollowed
-from fusegen.runtime.watched import is_transformed
+from fusegen.runtime.callables import is_transformed
 from fusegen.schedule.names import Namer
 from fusegen.trace.run import Trace
 
@@ -81,9 +81,7 @@ planned._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def plan_of(
     function: Callable[..., Any],
     name: str,
-    mutates: tuple[str, ...],
-    recompute: Recompute,
-    fast_math: bool,
+    options: tuple[Any, ...],
     given: tuple[str, ...],
     facts: tuple[tuple[Any, ...], ...],
     recording: bool,
@@ -94,9 +92,7 @@ def plan_of(
     Args:
         function: the kernel's.
         name: the kernel's.
-        mutates: the parameters that it writes to.
-        recompute: the rule by which a backward pass computes values again.
-        fast_math: True if the kernel was declared so.
+        options: the kernel's, as a plain tuple, which torch.compile takes for a constant; it is compiled as the settings say.
         given: the parameters that the call names.
         facts: about their values (`facts_of`).
         recording: whether gradients are recorded.
@@ -107,7 +103,7 @@ def plan_of(
     """
     if is_transformed():
         raise Unplanned("a transform of torch.func is under way")
-    dispatcher = partial(Dispatcher, function, name, mutates, recompute=recompute, fast_math=fast_math)
+    dispatcher = partial(Dispatcher, function, name, Options(*options)._replace(compiler=None))
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:
@@ -170,7 +166,7 @@ class _Plan:
         of_parameters = {symbol: name for symbol, (name, dim) in request.sizes.sources if dim == ITSELF}
         graph_of_results = in_row_major_order(replace(graph, outputs=tuple(results)))
         boxed = tuple(name for name, _ in graph.scalars if self._is_boxed(name))
-        assumed = Assumed(graph_of_results, tuple(of_parameters), guards_of(found), boxed=boxed)
+        assumed = AssumedGraph(graph_of_results, tuple(of_parameters), guards_of(found), boxed=boxed)
         needed = self._needed(ways, found) if recording else set()
         if needed and graph.writes:
             raise Unplanned("it writes in place, of which no gradient is recorded")
@@ -281,14 +277,14 @@ class _Plan:
         given = {name for name, fact in self._facts.items() if fact[0] == TENSOR and fact[5]}
         return given | {name for name, tensor in zip(hidden, found.hidden, strict=True) if tensor.requires_grad}
 
-    def _recording(self, assumed: Assumed, needed: set[str], device: torch.device) -> GraphOperator:
+    def _recording(self, assumed: AssumedGraph, needed: set[str], device: torch.device) -> GraphOperator:
         """The operator that gives what the backward pass needs.
 
         Where one input requires a gradient, any argument may: torch.compile says otherwise of what a checkpoint returns. The
         backward pass computes those that are wanted then.
         """
         tensors = {name for name, fact in self._facts.items() if fact[0] == TENSOR}
-        recompute = self._dispatcher.recompute
+        recompute = self._dispatcher.options.recompute
         with suppress(FusegenError):
             return recording_operator_of(assumed, differentiated_inputs(assumed.graph, needed | tensors), device, needed, recompute)
         wrt = differentiated_inputs(assumed.graph, needed)

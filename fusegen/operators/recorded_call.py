@@ -14,8 +14,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fusegen.autodiff.keep import Recompute
-from fusegen.compiler.parameters import Layouts, Parameters, flat_function, flat_names, spread
+from fusegen.compiler.parameters import ContainerLayouts, Parameters, flat_function, flat_names, spread
 from fusegen.errors import UnsupportedError
 from fusegen.operators.plan import (
     BOXED,
@@ -31,15 +30,14 @@ from fusegen.operators.plan import (
     plan_of,
     planned,
 )
+from fusegen.options import Options
 
 
 def recorded_call(
     function: Callable[..., Any],
     names: Sequence[str],
     name: str,
-    mutates: tuple[str, ...],
-    recompute: Recompute,
-    fast_math: bool,
+    options: Options,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
@@ -48,10 +46,10 @@ def recorded_call(
     Args:
         function: the kernel's.
         names: of its parameters.
-        name, mutates, recompute, fast_math: the kernel's.
+        name, options: the kernel's.
         args, kwargs: of the call.
     """
-    is_compiled = is_dynamo_compiling()
+    is_compiled, mutates = is_dynamo_compiling(), options.mutates
     if is_compiled:
         expected = _expected(
             function, names, mutates, args, kwargs
@@ -64,7 +62,7 @@ def recorded_call(
     facts = facts_of(values)
     recording = torch.is_grad_enabled()
     constants = constants_of(values, facts)
-    plan = planned(function, name, mutates, recompute, fast_math, tuple(given), tuple(facts), recording, *constants)
+    plan = planned(function, name, tuple(options), tuple(given), tuple(facts), recording, *constants)
     if not plan:
         return expected if is_compiled and not mutates else function(*args, **kwargs)
     if not is_compiled:
@@ -83,27 +81,21 @@ def recorded_call(
 
 
 def recorded_spread(
-    function: Callable[..., Any],
-    parameters: Parameters,
-    name: str,
-    mutates: tuple[str, ...],
-    recompute: Recompute,
-    fast_math: bool,
-    values: Sequence[Any],
+    function: Callable[..., Any], parameters: Parameters, name: str, options: Options, values: Sequence[Any]
 ) -> Any:
     """The same of arguments that hold tensors: each of these is an argument of the operator.
 
     Args:
-        function, name, mutates, recompute, fast_math: as of `recorded_call`.
+        function, name, options: as of `recorded_call`.
         parameters: of the function.
         values: all arguments, in the order of the parameters.
     """
     layouts, leaves = spread(parameters.given, values, parameters.variadic)
     flat = getattr(FLAT, flat_one(function, layouts))
     names = flat_names(layouts)
-    writable = tuple([leaf for parameter in mutates for leaf in names[parameter]])
+    writable = tuple([leaf for parameter in options.mutates for leaf in names[parameter]])
     given = [leaf for each in names.values() for leaf in each]
-    return recorded_call(flat, given, name, writable, recompute, fast_math, leaves, {})
+    return recorded_call(flat, given, name, Options(writable, *options[1:]), leaves, {})
 
 
 FLAT = SimpleNamespace()
@@ -112,7 +104,7 @@ FLAT = SimpleNamespace()
 _numbers: dict[Any, int] = {}  # of what they were made of, which lives as long as they do
 
 
-def flat_one(function: Callable[..., Any], layouts: Layouts) -> str:
+def flat_one(function: Callable[..., Any], layouts: ContainerLayouts) -> str:
     """The name of a function of leaves among those of `FLAT`, made where it is not there yet."""
     number = _numbers.setdefault((function, layouts), len(_numbers))
     name = f"function_{number}"
@@ -141,18 +133,13 @@ def _copied(value: Any) -> Any:
 
 
 def operator_for(
-    function: Callable[..., Any],
-    name: str,
-    mutates: tuple[str, ...],
-    fast_math: bool,
-    parameters: Sequence[str],
-    values: Sequence[Any],
+    function: Callable[..., Any], name: str, options: Options, parameters: Sequence[str], values: Sequence[Any]
 ) -> torch._ops.OpOverload[..., Any]:
     """The operator of a call.
 
     Args:
         function: the kernel's.
-        name, mutates, fast_math: the kernel's.
+        name, options: the kernel's.
         parameters: of the function.
         values: one a parameter.
 
@@ -162,7 +149,7 @@ def operator_for(
     facts = facts_of(values)
     constants = constants_of(values, facts)
     try:
-        plan = plan_of(function, name, mutates, "auto", fast_math, tuple(parameters), tuple(facts), False, *constants)
+        plan = plan_of(function, name, tuple(options), tuple(parameters), tuple(facts), False, *constants)
     except Unplanned as reason:
         what = f"{name} is no operator for such a call: {reason}"
         raise UnsupportedError(what, mend="call its function, kernel.function(...), in a graph that torch records") from reason

@@ -189,10 +189,8 @@ class LibraryCall:
     """A function of torch, which allocates its results itself.
 
     Attributes:
-        function: its name.
         settings: its arguments that are literal numbers.
         sizes: those that are sizes.
-        operands: its tensors.
         results: those of its results that are wanted.
     """
 
@@ -223,7 +221,7 @@ class Loop:
         sum_bytes: of all that blocks add to.
     """
 
-    body: Call
+    body: LaunchPlan
     start: str
     rows: str
     extent: Formula
@@ -253,7 +251,7 @@ CallStep: TypeAlias = "KernelLaunch | MatrixProduct | LibraryCall | Loop"
 
 
 @dataclass(frozen=True)
-class Call:
+class LaunchPlan:
     """The steps of one call.
 
     Attributes:
@@ -370,7 +368,7 @@ APART = 16 << 20
 
 
 @dataclass(frozen=True)
-class Slot:
+class BufferSlot:
     """A value's place.
 
     Attributes:
@@ -387,31 +385,31 @@ class Slot:
     first: int
     last: int
 
-    def meets(self, other: Slot) -> bool:
+    def meets(self, other: BufferSlot) -> bool:
         """Tells if both are needed in one step."""
         return self.first <= other.last and other.first <= self.last
 
 
-_ORDERS: tuple[Callable[[Slot], tuple[int, ...]], ...] = (
+_ORDERS: tuple[Callable[[BufferSlot], tuple[int, ...]], ...] = (
     lambda slot: (-slot.size, slot.first, slot.key),
     lambda slot: (slot.first - slot.last, -slot.size, slot.key),
     lambda slot: (slot.first, -slot.size, slot.key),
 )
 
 
-def arrange(call: Call, sizes: Mapping[str, int]) -> tuple[tuple[Slot, ...], int]:
+def arrange(call: LaunchPlan, sizes: Mapping[str, int]) -> tuple[tuple[BufferSlot, ...], int]:
     """The places of a call's temporaries, but for what a library allocates, and the bytes that they take together."""
     return packed(slots_of(call, sizes))
 
 
-def bytes_of(call: Call, sizes: Mapping[str, int]) -> int:
+def bytes_of(call: LaunchPlan, sizes: Mapping[str, int]) -> int:
     """The bytes of all temporaries of a call, those of its loops' bodies among them."""
     _, own = arrange(call, sizes)
     bodies = ((step.body, step.blocks(sizes)) for step in call.steps if isinstance(step, Loop))
     return own + max((bytes_of(body, blocks[n]) for body, blocks in bodies for n in (0, -1)), default=0)
 
 
-def peak_of(call: Call, sizes: Mapping[str, int]) -> str:
+def peak_of(call: LaunchPlan, sizes: Mapping[str, int]) -> str:
     """The bytes of the temporaries that a call needs at once, as a formula of its sizes; nothing where they depend on none.
 
     The step at which they are most is that of the sizes given. The workspace is that, each value rounded up to a multiple of 256.
@@ -429,24 +427,24 @@ def peak_of(call: Call, sizes: Mapping[str, int]) -> str:
     return " + ".join(" * ".join((str(factor), *symbols)) for symbols, factor in found) if any(terms) else ""
 
 
-def _total(slots: Iterable[Slot]) -> int:
+def _total(slots: Iterable[BufferSlot]) -> int:
     return sum(slot.size for slot in slots)
 
 
-def slots_of(call: Call, sizes: Mapping[str, int]) -> tuple[Slot, ...]:
+def slots_of(call: LaunchPlan, sizes: Mapping[str, int]) -> tuple[BufferSlot, ...]:
     """A call's temporaries, but for what a library allocates, that have no places yet."""
     first, last = spans(call)
     found = (spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in call.made)
     return tuple(_slot(spec, first[spec.key], last[spec.key], sizes) for spec in found)
 
 
-def spans(call: Call) -> tuple[dict[int, int], dict[int, int]]:
+def spans(call: LaunchPlan) -> tuple[dict[int, int], dict[int, int]]:
     """The first step that touches a buffer, and the last one, by its key."""
     touched = [(key, number) for number, step in enumerate(call.steps) for key in step.touched]
     return {key: number for key, number in reversed(touched)}, dict(touched)
 
 
-def packed(slots: Iterable[Slot]) -> tuple[tuple[Slot, ...], int]:
+def packed(slots: Iterable[BufferSlot]) -> tuple[tuple[BufferSlot, ...], int]:
     """Values in places of their own as long as they are needed, and the bytes that they take together.
 
     One after the other, each as far in front as those that are needed at the same time let it: the largest first, or those that
@@ -458,8 +456,8 @@ def packed(slots: Iterable[Slot]) -> tuple[tuple[Slot, ...], int]:
     return min(arranged, key=lambda found: found[1])
 
 
-def _placed(slots: Iterable[Slot]) -> tuple[tuple[Slot, ...], int]:
-    placed: list[Slot] = []
+def _placed(slots: Iterable[BufferSlot]) -> tuple[tuple[BufferSlot, ...], int]:
+    placed: list[BufferSlot] = []
     for slot in slots:
         offset = 0
         for other in sorted((o for o in placed if o.meets(slot)), key=lambda o: o.offset):
@@ -474,6 +472,6 @@ def _aligned(offset: int) -> int:
     return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
-def _slot(spec: Buffer, first: int, last: int, sizes: Mapping[str, int]) -> Slot:
+def _slot(spec: Buffer, first: int, last: int, sizes: Mapping[str, int]) -> BufferSlot:
     shape = tuple(extent(sizes) for extent in spec.shape)
-    return Slot(spec.key, 0, spec.dtype.itemsize * prod(shape), shape, first, last)
+    return BufferSlot(spec.key, 0, spec.dtype.itemsize * prod(shape), shape, first, last)

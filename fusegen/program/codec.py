@@ -16,11 +16,11 @@ import torch
 
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import BundleError
-from fusegen.program.formula import Formula, Operator, formula_of, size
+from fusegen.program.formula import Formula, FormulaKind, formula_of, size
 from fusegen.program.signature import Constant
 
-_LEAVES = (Operator.INTEGER, Operator.SIZE)
-_OPERATORS = {operator.value: operator for operator in Operator if operator not in _LEAVES}
+_LEAVES = (FormulaKind.INTEGER, FormulaKind.SIZE)
+_OPERATORS = {operator.value: operator for operator in FormulaKind if operator not in _LEAVES}
 
 
 def encode(value: Any, kind: Any) -> Any:
@@ -134,7 +134,7 @@ def _encoded_formula(formula: Formula) -> Any:
     return [formula.operator.value, *map(_encoded_formula, formula.operands)]
 
 
-_COUNTS = {Operator.NEGATION: 1, Operator.QUOTIENT: 2, Operator.REMAINDER: 2}
+_COUNTS = {FormulaKind.NEGATION: 1, FormulaKind.QUOTIENT: 2, FormulaKind.REMAINDER: 2}
 """Operands of operations that do not take any number of them."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Operator(Enum):
+class FormulaKind(Enum):
     """The kind of a formula, as written in text and in files; a leaf by a word."""
 
     INTEGER = "integer"
@@ -36,31 +36,31 @@ class Formula:
         value: of a leaf: the integer, or the name of the size.
     """
 
-    operator: Operator
+    operator: FormulaKind
     operands: tuple[Formula, ...] = ()
     value: int | str = 0
 
     def __call__(self, sizes: Mapping[str, int]) -> int:
         """The value for some sizes."""
-        if self.operator is Operator.SIZE:
+        if self.operator is FormulaKind.SIZE:
             return sizes[str(self.value)]
-        if self.operator is Operator.INTEGER:
+        if self.operator is FormulaKind.INTEGER:
             return int(self.value)
         return _COMPUTED[self.operator]([operand(sizes) for operand in self.operands])
 
     def __add__(self, other: Formula | int) -> Formula:
-        return Formula(Operator.SUM, (self, formula_of(other)))
+        return Formula(FormulaKind.SUM, (self, formula_of(other)))
 
     def __mul__(self, other: Formula | int) -> Formula:
-        return Formula(Operator.PRODUCT, (self, formula_of(other)))
+        return Formula(FormulaKind.PRODUCT, (self, formula_of(other)))
 
     def __floordiv__(self, other: Formula | int) -> Formula:
-        return Formula(Operator.QUOTIENT, (self, formula_of(other)))
+        return Formula(FormulaKind.QUOTIENT, (self, formula_of(other)))
 
     @property
     def sizes(self) -> frozenset[str]:
         """Names of the sizes in it."""
-        if self.operator is Operator.SIZE:
+        if self.operator is FormulaKind.SIZE:
             return frozenset((str(self.value),))
         return frozenset[str]().union(*(operand.sizes for operand in self.operands))
 
@@ -70,11 +70,11 @@ class Formula:
         Args:
             division: how the language writes a quotient of integers.
         """
-        if self.operator is not Operator.SUM:
+        if self.operator is not FormulaKind.SUM:
             return self._product(division)
         text = self.operands[0]._product(division)
         for term in self.operands[1:]:
-            if term.operator is Operator.NEGATION:
+            if term.operator is FormulaKind.NEGATION:
                 text += f" - {term.operands[0]._product(division)}"
             else:
                 text += f" + {term._product(division)}"
@@ -82,19 +82,19 @@ class Formula:
 
     def _product(self, division: str) -> str:
         """As a term of a sum."""
-        factors = self.operands if self.operator is Operator.PRODUCT else (self,)
+        factors = self.operands if self.operator is FormulaKind.PRODUCT else (self,)
         return " * ".join(factor._atom(division) for factor in factors)
 
     def _atom(self, division: str) -> str:
         """As a factor of a product."""
-        if self.operator in (Operator.INTEGER, Operator.SIZE):
+        if self.operator in (FormulaKind.INTEGER, FormulaKind.SIZE):
             return f"({self.value})" if isinstance(self.value, int) and self.value < 0 else str(self.value)
-        if self.operator is Operator.MINIMUM:
+        if self.operator is FormulaKind.MINIMUM:
             return f"min({', '.join(operand.text(division) for operand in self.operands)})"
-        if self.operator is Operator.NEGATION:
+        if self.operator is FormulaKind.NEGATION:
             return f"(-{self.operands[0]._atom(division)})"
-        if self.operator in (Operator.QUOTIENT, Operator.REMAINDER):
-            sign = division if self.operator is Operator.QUOTIENT else self.operator.value
+        if self.operator in (FormulaKind.QUOTIENT, FormulaKind.REMAINDER):
+            sign = division if self.operator is FormulaKind.QUOTIENT else self.operator.value
             return f"({self.operands[0]._atom(division)} {sign} {self.operands[1]._atom(division)})"
         return f"({self.text(division)})"
 
@@ -110,34 +110,34 @@ def _remainder(values: Sequence[int]) -> int:
     return values[0] % values[1] if values[1] else 0
 
 
-_COMPUTED: dict[Operator, Callable[[Sequence[int]], int]] = {
-    Operator.SUM: sum,
-    Operator.NEGATION: lambda values: -values[0],
-    Operator.PRODUCT: math.prod,
-    Operator.QUOTIENT: _quotient,
-    Operator.REMAINDER: _remainder,
-    Operator.MINIMUM: min,
+_COMPUTED: dict[FormulaKind, Callable[[Sequence[int]], int]] = {
+    FormulaKind.SUM: sum,
+    FormulaKind.NEGATION: lambda values: -values[0],
+    FormulaKind.PRODUCT: math.prod,
+    FormulaKind.QUOTIENT: _quotient,
+    FormulaKind.REMAINDER: _remainder,
+    FormulaKind.MINIMUM: min,
 }
 
 
 def formula_of(value: Formula | int) -> Formula:
     """A number as a formula."""
-    return value if isinstance(value, Formula) else Formula(Operator.INTEGER, value=value)
+    return value if isinstance(value, Formula) else Formula(FormulaKind.INTEGER, value=value)
 
 
 def size(name: str) -> Formula:
     """A size, by its name."""
-    return Formula(Operator.SIZE, value=name)
+    return Formula(FormulaKind.SIZE, value=name)
 
 
 def remainder(value: Formula, divisor: int) -> Formula:
     """The remainder of a value."""
-    return Formula(Operator.REMAINDER, (value, formula_of(divisor)))
+    return Formula(FormulaKind.REMAINDER, (value, formula_of(divisor)))
 
 
 def minimum(*values: Formula | int) -> Formula:
     """The least of some values."""
-    return Formula(Operator.MINIMUM, tuple(map(formula_of, values)))
+    return Formula(FormulaKind.MINIMUM, tuple(map(formula_of, values)))
 
 
 _COMPARED: dict[str, Callable[[int, int], bool]] = {

@@ -17,7 +17,6 @@ import torch
 from fusegen.errors import ArgumentError
 from fusegen.program.formula import Formula
 
-Values: TypeAlias = Sequence[Any]
 Number: TypeAlias = int | float | bool
 
 SPELLED: dict[str, str] = {
@@ -85,7 +84,7 @@ class Scalar:
     name: str
 
 
-Leaf: TypeAlias = Scalar | Formula | int | float | bool
+NumberLeaf: TypeAlias = Scalar | Formula | int | float | bool
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Numbers:
         results: positions of what is wanted, by name.
     """
 
-    lines: tuple[Leaf | Operation, ...] = ()
+    lines: tuple[NumberLeaf | Operation, ...] = ()
     results: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -134,13 +133,13 @@ class Numbers:
         is_bracketed = isinstance(self.lines[position], Operation) and texts[position].startswith("(")
         return texts[position][1:-1] if is_bracketed else texts[position]
 
-    def _positive(self, line: Leaf | Operation) -> Leaf | Operation:
+    def _positive(self, line: NumberLeaf | Operation) -> NumberLeaf | Operation:
         """A number that is not another one as an equality."""
         denied = self.lines[line.operands[0]] if isinstance(line, Operation) and line.name == "logical_not" else None
         return replace(denied, name="eq") if isinstance(denied, Operation) and denied.name == "ne" else line
 
 
-def _written(line: Leaf | Operation, texts: Sequence[str]) -> str:
+def _written(line: NumberLeaf | Operation, texts: Sequence[str]) -> str:
     if isinstance(line, Scalar):
         return line.name
     if not isinstance(line, Operation):
@@ -170,7 +169,7 @@ def _by_torch(name: str) -> Callable[..., Any]:
 
 def python_function(
     program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
-) -> Callable[[Values], dict[str, Any]]:
+) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """A function from a call's values to the program's results, by name.
 
     Args:
@@ -184,7 +183,7 @@ def python_function(
     return text.function([*lines, f"return {{{body}}}"])
 
 
-def python_condition(program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Values], bool]:
+def python_condition(program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Sequence[Any]], bool]:
     """Tells if the results of a program are true, one after the other: a later one may make sense only where the earlier hold.
 
     Arguments as of `python_function`.
@@ -207,11 +206,11 @@ class _Text:
         self._spelled_scalars |= {name: f"({value!r})" for name, value in constants.items()}
         self._sizes = sizes
 
-    def function(self, lines: Sequence[str]) -> Callable[[Values], Any]:
+    def function(self, lines: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
         """The function of a body."""
         text = "\n    ".join(["def computed(v):", *lines])
         exec(compile(text, "<scalars>", "exec"), self.globals)
-        function: Callable[[Values], Any] = self.globals["computed"]
+        function: Callable[[Sequence[Any]], Any] = self.globals["computed"]
         return function
 
     def lines_of(self, position: int) -> Iterator[str]:
@@ -229,7 +228,7 @@ class _Text:
             if isinstance(line, Operation):
                 yield f"t{current} = {self._spelled(line)}"
 
-    def _leaf(self, line: Leaf) -> str:
+    def _leaf(self, line: NumberLeaf) -> str:
         if isinstance(line, Scalar):
             return self._spelled_scalars[line.name]
         return str(line(self._sizes)) if isinstance(line, Formula) else f"({line!r})"

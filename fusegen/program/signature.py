@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from fusegen.dtypes import DType
-from fusegen.program.formula import Formula, Operator, Relation
+from fusegen.program.formula import Formula, FormulaKind, Relation
 from fusegen.program.numbers import Numbers
 
 
@@ -78,7 +78,7 @@ class Constant:
         return repr(self.value)
 
 
-Argument: TypeAlias = TensorArgument | NumberArgument | ExtentArgument | Constant
+ArgumentSpec: TypeAlias = TensorArgument | NumberArgument | ExtentArgument | Constant
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Signature:
         distinct: whether no tensor may be given twice, since the function asks whether two things are one.
     """
 
-    arguments: tuple[Argument, ...]
+    arguments: tuple[ArgumentSpec, ...]
     default_dtype: DType
     autocast: DType | None
     multiples: tuple[tuple[str, int], ...]
@@ -113,14 +113,14 @@ class Signature:
     def sizes(self) -> frozenset[str]:
         """Names of the sizes that dims and ints give."""
         tensors = [a for a in self.arguments if isinstance(a, TensorArgument)]
-        dims = {str(dim.value) for tensor in tensors for dim in tensor.shape if dim.operator is Operator.SIZE}
+        dims = {str(dim.value) for tensor in tensors for dim in tensor.shape if dim.operator is FormulaKind.SIZE}
         return frozenset(dims | {a.size for a in self.arguments if isinstance(a, ExtentArgument)})
 
 
 # How the results of a function are put together of tensors, as data.
 
 
-class Kind(Enum):
+class ContainerKind(Enum):
     """The kind of container that holds the parts."""
 
     TENSOR = "tensor"
@@ -133,7 +133,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Structure:
+class ResultStructure:
     """A tensor, None, or something that holds structures.
 
     Attributes:
@@ -143,18 +143,18 @@ class Structure:
         name: of a named tuple's class.
     """
 
-    kind: Kind
-    parts: tuple[Structure, ...] = ()
+    kind: ContainerKind
+    parts: tuple[ResultStructure, ...] = ()
     keys: tuple[str | int, ...] = ()
     name: str = ""
 
     @property
     def tensors(self) -> int:
         """The number of tensors that it holds."""
-        return 1 if self.kind is Kind.TENSOR else sum(part.tensors for part in self.parts)
+        return 1 if self.kind is ContainerKind.TENSOR else sum(part.tensors for part in self.parts)
 
 
-def builder(structure: Structure) -> Callable[[list[Any]], Any] | None:
+def builder(structure: ResultStructure) -> Callable[[list[Any]], Any] | None:
     """The constructor of results of their tensors; None where the tensor is the result.
 
     A named tuple is of a class of its own, with the name and the fields of the function's.
@@ -162,31 +162,31 @@ def builder(structure: Structure) -> Callable[[list[Any]], Any] | None:
     Raises:
         ValueError: a named tuple's class or fields cannot have their names, or there are more keys than parts.
     """
-    if structure.kind is Kind.TENSOR:
+    if structure.kind is ContainerKind.TENSOR:
         return None
     make = _maker(structure)
     return lambda tensors: make(iter(tensors))
 
 
-def _maker(structure: Structure) -> Callable[[Iterator[Any]], Any]:
-    if structure.kind is Kind.TENSOR:
+def _maker(structure: ResultStructure) -> Callable[[Iterator[Any]], Any]:
+    if structure.kind is ContainerKind.TENSOR:
         return next
     parts = [_maker(part) for part in structure.parts]
-    if len(structure.keys) != (len(parts) if structure.kind in (Kind.DICT, Kind.NAMED_TUPLE) else 0):
+    if len(structure.keys) != (len(parts) if structure.kind in (ContainerKind.DICT, ContainerKind.NAMED_TUPLE) else 0):
         raise ValueError(f"{len(structure.keys)} keys for {len(parts)} parts of a {structure.kind.value}")
-    if structure.kind is Kind.NONE:
+    if structure.kind is ContainerKind.NONE:
         return lambda tensors: None
-    if structure.kind is Kind.COMPLEX:
+    if structure.kind is ContainerKind.COMPLEX:
         if len(parts) != 1:
             raise ValueError(f"{len(parts)} parts of a complex tensor")
         return lambda tensors: torch.view_as_complex(parts[0](tensors))
-    if structure.kind is Kind.DICT:
+    if structure.kind is ContainerKind.DICT:
         keys = structure.keys
         return lambda tensors: {key: part(tensors) for key, part in zip(keys, parts, strict=True)}
-    if structure.kind is Kind.NAMED_TUPLE:
+    if structure.kind is ContainerKind.NAMED_TUPLE:
         named: Any = namedtuple(structure.name, [str(key) for key in structure.keys])  # type: ignore[misc]
         return lambda tensors: named(*(part(tensors) for part in parts))
-    holder = tuple if structure.kind is Kind.TUPLE else list
+    holder = tuple if structure.kind is ContainerKind.TUPLE else list
     return lambda tensors: holder(part(tensors) for part in parts)
 
 

@@ -7,8 +7,8 @@ that a transform of torch.func watches) would be read wrongly, and one without m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -66,13 +66,13 @@ LEAST, GREATEST = -(2**63), 2**63 - 1
 """Run-time integers have 64 bits."""
 
 Values: TypeAlias = Sequence[Any]
-Key: TypeAlias = tuple[object, ...]
+CallKey: TypeAlias = tuple[object, ...]
 _NUMBERS = (int, float, np.float64)
 _ODD = "odd"  # a tensor that no kernel takes, likewise
 _TOO_WIDE = "too wide"  # an integer that no kernel takes is bound to nothing: the first call's checks see it
 
 
-def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
+def key_function(statics: Sequence[bool]) -> Callable[[Values], CallKey]:
     """From all arguments of a call to what the choice of a bound program depends on; written for a number of parameters, with what
     ordinary tensors and floats contribute in place.
 
@@ -91,7 +91,7 @@ def key_function(statics: Sequence[bool]) -> Callable[[Values], Key]:
     scope |= {"recording": torch.is_grad_enabled, "default_dtype": torch.get_default_dtype}
     scope |= {"any_autocast": is_any_autocast_enabled, "autocast_dtypes": _autocast_dtypes}
     exec(compile("\n    ".join(["def key(values):", *lines]), "<key>", "exec"), scope)
-    function: Callable[[Values], Key] = scope["key"]
+    function: Callable[[Values], CallKey] = scope["key"]
     return function
 
 
@@ -149,7 +149,6 @@ def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
     """Refuses what no kernel can work on, naming the argument.
 
     Args:
-        kernel: its name.
         names: of the parameters.
         values: one a parameter.
 
@@ -279,7 +278,6 @@ def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, o
     """Refuses a tensor without memory, with less than its view spans, or on another device.
 
     Args:
-        kernel: its name.
         name: of the tensor.
         tensor: one that passed `check_values`.
         device: where it must be.
@@ -296,3 +294,105 @@ def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, o
     if tensor.numel() and end > there:
         what = f"{kernel}: {name!r} ends at byte {end} of a storage of {there} bytes: it was freed or made smaller"
         raise ArgumentError(what, mend="bring the storage back to its size before the call, as the module's own forward does")
+
+
+# Tensors that a call writes to, and the counts of writes that autograd reads.
+
+
+def check_writable(kernel: str, name: str, tensor: Tensor) -> None:
+    """Refuses a tensor that cannot be written to, as torch does.
+
+    Raises:
+        ArgumentError: several of its elements are one in memory.
+    """
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        what = f"{kernel}: {name!r} is written to, and several of its elements are one in memory, as expand() gives them"
+        raise ArgumentError(what, mend=f"pass {name}.clone()")
+
+
+def refuse_gradients(kernel: str, names: Collection[str]) -> None:
+    """Refuses to record a call that writes in place.
+
+    Args:
+        names: of the inputs that require a gradient.
+
+    Raises:
+        GradientError: there are some.
+    """
+    if names:
+        what = f"{kernel} writes in place, of which no gradient is recorded, and {', '.join(sorted(names))} requires one"
+        raise GradientError(what, mend="return new values, and write them outside of it; or call it under torch.no_grad()")
+
+
+def check_apart(names: Sequence[str], tensors: Sequence[Tensor], written: Sequence[int]) -> None:
+    """Refuses tensors in memory that a call writes to under another name: what would be read there depends on when.
+
+    Args:
+        names: of the tensors.
+        tensors: of the call.
+        written: which of them are written to.
+
+    Raises:
+        ArgumentError: two share elements, or one cannot be written to outside of inference mode.
+    """
+    for place in written:
+        if tensors[place].is_inference() and not torch.is_inference_mode_enabled():
+            what = f"{names[place]!r} is written to, and is a tensor of inference mode"
+            raise ArgumentError(what, mend="call the kernel in inference mode, or pass a clone")
+        for other, tensor in enumerate(tensors):
+            if other != place and overlap(tensors[place], tensor):
+                what = f"{names[place]!r} is written to, and shares memory with {names[other]!r}"
+                raise ArgumentError(what, mend=f"pass {names[other]}.clone(), or one parameter for both")
+
+
+def count_writes(tensors: Sequence[Tensor]) -> None:
+    """Lets autograd know that tensors were written to, as torch's own functions do."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Tells if two tensors may share an element: they do not where they lie apart, or side by side in rows of one pitch."""
+    if not (one.numel() and other.numel()) or not _have_one_storage(one, other):
+        return False
+    distance = _offset(other) - _offset(one)
+    if distance >= span(one) * one.element_size() or -distance >= span(other) * other.element_size():
+        return False
+    pitches = [pitch for tensor in (one, other) for _, pitch in _dims(tensor) if pitch]  # symbols perhaps, of which there is no set
+    return not any(_are_beside(one, other, distance % pitch, pitch) for pitch in pitches)
+
+
+def _have_one_storage(one: Tensor, other: Tensor) -> bool:
+    storages = one.untyped_storage(), other.untyped_storage()
+    if storages[0]._cdata == storages[1]._cdata:
+        return True
+    has_no_address = any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in (one, other))
+    return not has_no_address and storages[0].data_ptr() == storages[1].data_ptr()
+
+
+def _offset(tensor: Tensor) -> int:
+    """Bytes from the begin of the storage."""
+    return cast(int, tensor.storage_offset()) * tensor.element_size()
+
+
+def _are_beside(one: Tensor, other: Tensor, distance: int, pitch: int) -> bool:
+    """Tells if two tensors are rows of a pitch, in bytes, the parts of which do not meet.
+
+    Args:
+        distance: from a row of the first to the next one of the other.
+    """
+    widths = [_width(tensor, pitch) for tensor in (one, other)]
+    return None not in widths and (widths[0] or 0) <= distance and distance + (widths[1] or 0) <= pitch
+
+
+def _width(tensor: Tensor, pitch: int) -> int | None:
+    """The bytes of a row; None where the dims are not made of rows of this pitch."""
+    outer = [stride for _, stride in _dims(tensor) if stride >= pitch]
+    if any(stride % pitch for stride in outer):
+        return None
+    return tensor.element_size() + sum((size - 1) * stride for size, stride in _dims(tensor) if stride < pitch)
+
+
+def _dims(tensor: Tensor) -> list[tuple[int, int]]:
+    """Sizes and strides in bytes, where there is more than one element."""
+    itemsize = tensor.element_size()
+    return [(size, stride * itemsize) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch._C._dynamo import guards
 
 from fusegen.guards import StateGuard
-from fusegen.program.call import Call
+from fusegen.program.call import LaunchPlan
 from fusegen.program.numbers import ERRORS, Numbers, python_condition, python_function
 from fusegen.runtime.arguments import Values, tensor_part
-from fusegen.runtime.instructions import GivenAway, Run, Runner
+from fusegen.runtime.instructions import GivenAway, RunCall, Runner
 
 ScalarsOf: TypeAlias = Callable[[Values], Mapping[str, Any]]
 Condition: TypeAlias = Callable[[Values], bool]
@@ -28,7 +28,7 @@ def scalars_of(
     """From a call's values to the scalars of its kernels, by the names that kernels use; None where there are none.
 
     Args:
-        program: of a `Call`.
+        program: of a `LaunchPlan`.
         sizes: values of symbolic sizes.
         parameters: names of the values.
         constants: scalars that are not among the values.
@@ -58,7 +58,7 @@ NO_SCALARS: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
-class Facts:
+class CallFacts:
     """Facts about the calls that a bound program is good for.
 
     Attributes:
@@ -69,7 +69,7 @@ class Facts:
         parameters: names, in order.
     """
 
-    call: Call
+    call: LaunchPlan
     conditions: Numbers
     constants: Mapping[str, int | float]
     sizes: Mapping[str, int]
@@ -86,12 +86,12 @@ class Native:
         scalars: makes the scalars of all values; None where there are none.
     """
 
-    executor: Run
+    executor: RunCall
     order: tuple[int, ...]
     scalars: ScalarsOf | None
 
 
-class Program:
+class BoundCall:
     """Something that runs calls: those of one key (`fusegen.runtime.arguments`) that are alike in what else counts.
 
     Args:
@@ -155,7 +155,7 @@ def _always(_: Values) -> Hidden:
     return NOTHING
 
 
-class Bound(Program):
+class BoundPlan(BoundCall):
     """A bound program.
 
     Args:
@@ -170,7 +170,7 @@ class Bound(Program):
     def __init__(
         self,
         program: Runner,
-        facts: Facts,
+        facts: CallFacts,
         by_value: ByValue | None,
         state: StateGuard | None = None,
         hidden: Hidden = NOTHING,
@@ -225,15 +225,15 @@ def unfollowed(function: Callable[..., Any]) -> Callable[..., Any]:
 # made them, which say what a negated view is as well, and if autocast is on. It is false where a tensor stands twice.
 
 
-Check: TypeAlias = Callable[..., bool]
+TensorCheck: TypeAlias = Callable[..., bool]
 """A check of tensors, one an argument."""
 
 
-def check_of(tensors: Sequence[Tensor]) -> Check | None:
+def check_of(tensors: Sequence[Tensor]) -> TensorCheck | None:
     """The check of tensors like these, whose addresses it does not look at; None where some are no plain memory on 16 bytes."""
     if not tensors or any(not tensor.data_ptr() or tensor.data_ptr() & 15 for tensor in tensors):
         return None
-    check: Check = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    check: TensorCheck = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 

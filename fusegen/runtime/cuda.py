@@ -30,7 +30,7 @@ MAP = f"{_MAP_BYTES}s"
 ADDRESS, INTEGER, REAL = "Q", "q", "d"
 """Kinds of arguments, as `struct` spells them."""
 
-Kind: TypeAlias = str
+ParameterKind: TypeAlias = str
 Frame: TypeAlias = tuple[Any, Any, Any]
 """Memory of one launch under way, and the addresses of its configuration and of its table of arguments, ready to be passed."""
 
@@ -100,11 +100,10 @@ def make_current(index: int) -> None:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedKernel:
     """A kernel that is loaded on a device.
 
     Attributes:
-        entry: its symbol.
         handle: a ``CUkernel``, which the driver launches as it does a ``CUfunction``.
         owner: with whose life the handle ends.
     """
@@ -173,12 +172,12 @@ class LaunchSite:
 
     def __init__(
         self,
-        kernel: Loaded,
+        kernel: LoadedKernel,
         device: int,
         grid: int,
         block: int,
         shared_bytes: int,
-        arguments: Sequence[Kind | int],
+        arguments: Sequence[ParameterKind | int],
         *,
         overlaps: bool = False,
     ) -> None:
@@ -194,8 +193,8 @@ class LaunchSite:
         self.attributes = (ctypes.addressof(OVERLAPS), 1) if overlaps else ()
         self._lay_out(arguments)
 
-    def _lay_out(self, arguments: Sequence[Kind | int]) -> None:
-        """What is filled in stands in one piece: the stream, the attributes or zeros, what has a kind. The rest is behind it."""
+    def _lay_out(self, arguments: Sequence[ParameterKind | int]) -> None:
+        """Values that are filled in stand in one piece: the stream, the attributes or zeros, what has a kind; then the rest."""
         head, behind = f"={ADDRESS}{ADDRESS}I" if self.attributes else f"={ADDRESS}", ctypes.sizeof(LaunchConfig)
         spelled, places = f"{head}{behind - self.start - struct.calcsize(head)}x", dict[int, int]()
         for number, kind in enumerate(arguments):
@@ -222,7 +221,6 @@ class LaunchSite:
         """Launches the kernel.
 
         Args:
-            stream: its handle.
             given: the arguments that have a kind.
 
         Raises:
@@ -240,7 +238,7 @@ class LaunchSite:
         self.frames.append(frame)
 
     def refused(self, status: int, frame: Frame) -> None:
-        """What follows a launch that the driver refused: another one, where the thread only had no context yet.
+        """Handles a launch that the driver refused: by another one, where the thread only had no context yet.
 
         Raises:
             LaunchError: it has, or that does not help.
@@ -349,13 +347,12 @@ def encoded(
 _SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
 
 
-def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int) -> Loaded:
+def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int) -> LoadedKernel:
     """A kernel that is loaded on a device.
 
     Args:
         cubin: the machine code.
         name: of the kernel, for debuggers.
-        entry: its symbol.
         launch: says what its launches ask for: dynamic shared memory, and blocks of a cluster.
         device: the index.
 
@@ -371,7 +368,7 @@ def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int)
         except Exception as error:
             raise LaunchError(f"the driver cannot load {entry}: {error}") from error
         request(kernel, launch, device)
-    return Loaded(entry, int(kernel.handle), kernel)
+    return LoadedKernel(entry, int(kernel.handle), kernel)
 
 
 def request(kernel: Any, launch: KernelLaunch, device: int) -> None:

@@ -18,11 +18,11 @@ from torch.autograd import forward_ad
 from fusegen.dtypes import autocast_dtype
 from fusegen.errors import FusegenError
 from fusegen.progress import first_call
-from fusegen.runtime.arguments import GREATEST, LEAST, Key, Values, is_scalar, key_function
-from fusegen.runtime.bound import NO_SCALARS, Hidden, Program, check_of, unfollowed
+from fusegen.runtime.arguments import GREATEST, LEAST, CallKey, Values, is_scalar, key_function
+from fusegen.runtime.bound import NO_SCALARS, BoundCall, Hidden, check_of, unfollowed
 from fusegen.threads import new_lock
 
-Found: TypeAlias = tuple[Program, Hidden]
+BoundMatch: TypeAlias = tuple[BoundCall, Hidden]
 """The program of a call, and the tensors that its function closes over, as they are now."""
 
 _MOST_BOUND = 1024  # exact shapes that are remembered
@@ -30,7 +30,7 @@ _MOST_CANDIDATES = 32  # for one key, which differ in scalars and in what the fu
 _NO_KEY = (TypeError, RuntimeError, ValueError, FusegenError)  # raised by making one for arguments that no kernel takes
 
 
-class Plan:
+class CallBinder:
     """Checks and binds calls that are like no earlier one, for an executable.
 
     Attributes:
@@ -51,7 +51,7 @@ class Plan:
         """
         raise NotImplementedError
 
-    def bind(self, values: Values) -> Found:
+    def bind(self, values: Values) -> BoundMatch:
         """Makes the program of a call, unlocked: it may wait for another thread's call."""
         raise NotImplementedError
 
@@ -66,11 +66,11 @@ class Executable:
         recent: the programs of the last few calls.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CallBinder) -> None:
         self._plan = plan
-        self._programs: dict[Key, list[Program]] = {}
+        self._programs: dict[CallKey, list[BoundCall]] = {}
         self._statics: Sequence[bool] = ()
-        self._key: Callable[[Values], Key] = _without_key
+        self._key: Callable[[Values], CallKey] = _without_key
         self._lock = new_lock()
         self.recent = Recent()
 
@@ -86,7 +86,7 @@ class Executable:
         program, hidden = self.recently(values) or self.found(values)
         return program(values, hidden) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
-    def recently(self, values: Values) -> Found | None:
+    def recently(self, values: Values) -> BoundMatch | None:
         """The program of one of the last few calls, where this one is like it."""
         for knows, program in self.recent.known:
             hidden = knows(values)
@@ -94,11 +94,11 @@ class Executable:
                 return program, hidden
         return None
 
-    def found(self, values: Values) -> Found:
+    def found(self, values: Values) -> BoundMatch:
         """The program of a call: that of an earlier one, or one that is made."""
         return self._earlier(values) or self.first(values)
 
-    def first(self, values: Values) -> Found:
+    def first(self, values: Values) -> BoundMatch:
         """Makes the program of a call, from now on known.
 
         One that is not even good for its own call, since its function changes what it reads, is not remembered.
@@ -108,10 +108,13 @@ class Executable:
         with self._lock:
             self._renew()
             if program.find(values) is not None:
-                self._keep(program, values)
+                if len(self._programs) >= _MOST_BOUND:
+                    self.forget()
+                key = self._key(values)
+                self._programs[key] = [program, *self._programs.get(key, ())[: _MOST_CANDIDATES - 1]]
         return program, hidden
 
-    def _bind(self, values: Values) -> Found:
+    def _bind(self, values: Values) -> BoundMatch:
         with first_call(self._plan.name):
             return self._plan.bind(values)
 
@@ -121,9 +124,9 @@ class Executable:
             self._programs.clear()
             self.recent = Recent()  # behind the look-ups, one of which may be under way: what it notes stays in what was there
 
-    def _earlier(self, values: Values) -> Found | None:
+    def _earlier(self, values: Values) -> BoundMatch | None:
         recent = self.recent  # as it is before the look-up: a program that is forgotten meanwhile must not come back
-        for program in self._alike(values):
+        for program in self._alike(values) if self._programs else ():
             hidden = program.find(values)
             if hidden is not None:
                 if dispatch_modes() or forward_ad._current_level >= 0:  # which sees torch's operations, and none of a kernel
@@ -133,7 +136,7 @@ class Executable:
                 return program, hidden
         return None
 
-    def _alike(self, values: Values) -> Sequence[Program]:
+    def _alike(self, values: Values) -> Sequence[BoundCall]:
         """The programs of the call's key; none of what no kernel takes."""
         try:
             return self._programs.get(self._key(values), ())
@@ -145,17 +148,11 @@ class Executable:
         statics = tuple(self._plan.statics())
         if self._key is _without_key or statics != self._statics:
             self._statics, self._key = statics, key_function(statics)
-            self.forget()
-
-    def _keep(self, program: Program, values: Values) -> None:
-        """Remembers a program, before others of its key; where there are too many, they are forgotten."""
-        if len(self._programs) >= _MOST_BOUND:
-            self.forget()
-        key = self._key(values)
-        self._programs[key] = [program, *self._programs.get(key, ())[: _MOST_CANDIDATES - 1]]
+            if self._programs:
+                self.forget()
 
 
-def _without_key(_: Values) -> Key:
+def _without_key(_: Values) -> CallKey:
     """Before the first call: annotations, by which parameters select code, cannot be resolved until then."""
     return ()
 
@@ -179,13 +176,12 @@ class Recent:
     """
 
     def __init__(self) -> None:
-        self.known: tuple[tuple[Knows, Program], ...] = ()
+        self.known: tuple[tuple[Knows, BoundCall], ...] = ()
 
-    def found(self, bound: Program, values: Values, statics: Sequence[bool]) -> None:
+    def found(self, bound: BoundCall, values: Values, statics: Sequence[bool]) -> None:
         """Notes that a look-up found a program; at the second time, and now and then after it, the program becomes a recent one.
 
         Args:
-            bound: the program.
             values: all arguments of the call.
             statics: for each parameter, whether programs are bound to its value.
         """
@@ -203,7 +199,7 @@ def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows
     Args:
         values: all arguments of a call that the program is good for.
         statics: for each parameter, whether programs are bound to its value.
-        find: tells of calls of this key whether they are like this one in all else (`fusegen.runtime.bound.Program`).
+        find: tells of calls of this key whether they are like this one in all else (`fusegen.runtime.bound.BoundCall`).
     """
     tensors, conditions, addresses = [], [], []
     scope: dict[str, Any] = {"find": find, "forward_ad": forward_ad, "default_dtype": torch.get_default_dtype}

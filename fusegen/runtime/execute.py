@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from fusegen.errors import IndexRangeError
-from fusegen.native import Choice
+from fusegen.native import NativeChoice
 from fusegen.program.call import (
     APART,
     Buffer,
-    Call,
+    BufferSlot,
     CallStep,
     KernelLaunch,
     LaunchArgument,
+    LaunchPlan,
     LibraryCall,
     Loop,
     MapArgument,
@@ -32,7 +33,6 @@ from fusegen.program.call import (
     PointerArgument,
     Role,
     SizeArgument,
-    Slot,
     TensorMapSpec,
     bytes_of,
     packed,
@@ -40,42 +40,42 @@ from fusegen.program.call import (
     spans,
 )
 from fusegen.runtime import cuda
-from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
+from fusegen.runtime.arguments import check_apart, count_writes
+from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, LaunchSite, ParameterKind
 from fusegen.runtime.instructions import (
     Address,
     Allocate,
-    Argument,
-    Constant,
+    ArgumentValue,
+    ConstantValue,
     Do,
     HostLaunch,
     Instruction,
     Instructions,
-    Key,
-    Launch,
+    LaunchKernel,
     Library,
+    MakeKey,
     Multiply,
     Product,
     Release,
-    Run,
+    RunCall,
     Runner,
-    Scalar,
+    ScalarValue,
     TensorMap,
     View,
     contiguous,
 )
-from fusegen.runtime.library import Place, multiply_into, place_of, product_of
+from fusegen.runtime.library import BufferView, multiply_into, place_of, product_of
 from fusegen.runtime.workspace import OnWorkspace
-from fusegen.runtime.written import check_apart, count_writes
 
 PutTogether: TypeAlias = Callable[[list[Tensor]], Any]
 
 
 def bound_call(
-    call: Call,
+    call: LaunchPlan,
     put_together: PutTogether | None,
     sizes: Mapping[str, int],
     device: torch.device,
-    backend: Backend,
+    backend: LaunchBackend,
     kernels: Sequence[Any],
     name: str = "this call",
 ) -> Runner:
@@ -94,7 +94,7 @@ def bound_call(
 
     def bound(memory: Tensor | None) -> Runner:
         instructions = Binder(call, sizes, device, backend, memory=memory).instructions(kernels, put_together)
-        return Choice[Run](lambda module: module.Executor(instructions), lambda: instructions)
+        return NativeChoice[RunCall](lambda module: module.Executor(instructions), lambda: instructions)
 
     own, needed = bound(None), bytes_of(call, sizes)
     return OnWorkspace(name, own, needed, device, bound) if needed else own
@@ -114,10 +114,10 @@ class Binder:
 
     def __init__(
         self,
-        call: Call,
+        call: LaunchPlan,
         sizes: Mapping[str, int],
         device: torch.device,
-        backend: Backend,
+        backend: LaunchBackend,
         *,
         is_inside: bool = False,
         memory: Tensor | None = None,
@@ -127,7 +127,7 @@ class Binder:
         temporaries = slots_of(call, sizes)
         slots, self._workspace_bytes = packed(slot for slot in temporaries if memory is not None or slot.size < APART)
         self._written = () if is_inside else call.written
-        self._slots: dict[int, Slot] = {slot.key: slot for slot in slots}
+        self._slots: dict[int, BufferSlot] = {slot.key: slot for slot in slots}
         self._first_of, self._last_of = spans(call)
         self._late = {slot.key for slot in temporaries if slot.key not in self._slots} | self._large_results()
         self._held: list[Tensor | None] = []
@@ -173,9 +173,9 @@ class Binder:
         if key not in self._slots:
             return self._register(key)
         shape = self.shape(key)
-        return self.view(Place(key, shape, contiguous(shape), 0))
+        return self.view(BufferView(key, shape, contiguous(shape), 0))
 
-    def view(self, place: Place) -> int:
+    def view(self, place: BufferView) -> int:
         """The register of a view of a buffer: as few operations of torch's as it takes, each of which costs microseconds."""
         spec, slot = self.spec(place.buffer), self._slots.get(place.buffer)
         shape, strides = place.shape, place.strides
@@ -227,7 +227,7 @@ class Binder:
         slot = self._slots.get(key)
         return Address(self._register(key)) if slot is None else Address(self._part(), slot.offset)
 
-    def argument(self, argument: LaunchArgument, maps: Sequence[TensorMap] = ()) -> Argument:
+    def argument(self, argument: LaunchArgument, maps: Sequence[TensorMap] = ()) -> ArgumentValue:
         """An argument of a launch.
 
         Args:
@@ -238,8 +238,8 @@ class Binder:
         if isinstance(argument, MapArgument):
             return maps[argument.number]
         if isinstance(argument, SizeArgument):
-            return Constant(argument.formula(self.sizes))
-        return Scalar(argument.name, argument.is_float)
+            return ConstantValue(argument.formula(self.sizes))
+        return ScalarValue(argument.name, argument.is_float)
 
     # Steps.
 
@@ -263,8 +263,8 @@ class Binder:
                 self._registers[key.buffer] = drawn
             else:
                 number = None if source is None else self.argument(source)
-                assert number is None or isinstance(number, (Scalar, Constant))
-                self.add(Key(self._register(key.buffer), self.device, number))
+                assert number is None or isinstance(number, (ScalarValue, ConstantValue))
+                self.add(MakeKey(self._register(key.buffer), self.device, number))
                 drawn = self._register(key.buffer) if source is None else drawn
 
     def _allocation(self, spec: Buffer) -> Allocate:
@@ -339,7 +339,7 @@ def _zero(tensors: Sequence[Tensor], _: object) -> None:
 # Backends: how a launch becomes an instruction.
 
 
-class Backend:
+class LaunchBackend:
     """Makes instructions of launches.
 
     Attributes:
@@ -359,7 +359,7 @@ class Backend:
         raise NotImplementedError
 
 
-class CudaBackend(Backend):
+class CudaBackend(LaunchBackend):
     """Launches on a GPU, which must be the current one: the driver launches in the current context only.
 
     Args:
@@ -378,7 +378,7 @@ class CudaBackend(Backend):
         arguments = tuple(binder.argument(argument, maps) for argument in launch.arguments)
         kinds = list(map(_kind, arguments))
         site = LaunchSite(kernel, self.gpu, grid, launch.block, launch.shared_bytes, kinds, overlaps=launch.overlaps)
-        binder.add(Launch(site, arguments))
+        binder.add(LaunchKernel(site, arguments))
 
     def _map(self, binder: Binder, spec: TensorMapSpec) -> TensorMap:
         sizes, dtype = binder.sizes, binder.spec(spec.buffer).dtype
@@ -387,22 +387,22 @@ class CudaBackend(Backend):
         return TensorMap(binder.address(spec.buffer), maps)
 
 
-def _kind(argument: Argument) -> Kind | int:
+def _kind(argument: ArgumentValue) -> ParameterKind | int:
     """An argument's kind; its value where shapes determine it."""
-    if isinstance(argument, Constant):
+    if isinstance(argument, ConstantValue):
         return argument.number
-    if isinstance(argument, Scalar):
+    if isinstance(argument, ScalarValue):
         return REAL if argument.is_float else INTEGER
     return MAP if isinstance(argument, TensorMap) else ADDRESS
 
 
-class HostBackend(Backend):
+class HostBackend(LaunchBackend):
     """Runs kernels of the CPU target."""
 
     def add_launch(self, binder: Binder, launch: KernelLaunch, kernel: Any) -> None:
         """A call of the kernel's entry with its arguments packed."""
         arguments = tuple(map(binder.argument, launch.arguments))
-        kinds = ["d" if isinstance(a, Scalar) and a.is_float else "q" for a in arguments]
+        kinds = ["d" if isinstance(a, ScalarValue) and a.is_float else "q" for a in arguments]
         pack = struct.Struct("".join([*kinds, "q"] if launch.checks else kinds)).pack
         refusal = partial(out_of_range, sizes=binder.sizes) if launch.checks else None
         binder.add(HostLaunch(kernel, arguments, pack, refusal))

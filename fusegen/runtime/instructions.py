@@ -42,16 +42,16 @@ class GivenAway(list[Any]):
 
 Scalars: TypeAlias = Mapping[str, float]
 Registers: TypeAlias = list[Any]
-Run: TypeAlias = Callable[[Sequence[Tensor], Scalars], Any]
+RunCall: TypeAlias = Callable[[Sequence[Tensor], Scalars], Any]
 
 
 class Runner(Protocol):
     """A bound call, whose ``call`` runs it; it may be another function after the native module is loaded."""
 
     @property
-    def call(self) -> Run: ...
+    def call(self) -> RunCall: ...
 
-    def made(self, module: ModuleType) -> Run | None:
+    def made(self, module: ModuleType) -> RunCall | None:
         """The same on memory of its own, by the native module alone; None where there is no such thing."""
 
 
@@ -91,7 +91,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Scalar:
+class ScalarValue:
     """A run-time scalar, as a float or an integer of 64 bits."""
 
     name: str
@@ -103,7 +103,7 @@ class Scalar:
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantValue:
     """An integer."""
 
     number: int
@@ -124,10 +124,10 @@ class TensorMap:
         return self.maps.known(at) or self.maps.make(at)
 
 
-Argument: TypeAlias = Address | Scalar | Constant | TensorMap
+ArgumentValue: TypeAlias = Address | ScalarValue | ConstantValue | TensorMap
 
 
-def values_of(arguments: Sequence[Argument], registers: Registers, scalars: Scalars) -> list[Any]:
+def values_of(arguments: Sequence[ArgumentValue], registers: Registers, scalars: Scalars) -> list[Any]:
     """Evaluates arguments."""
     return [argument.value(registers, scalars) for argument in arguments]
 
@@ -201,7 +201,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Key:
+class MakeKey:
     """Makes the key of random bits, one int64: a number, or what torch's generator of the device gives.
 
     Attributes:
@@ -210,7 +210,7 @@ class Key:
 
     register: int
     device: torch.device
-    number: Scalar | Constant | None
+    number: ScalarValue | ConstantValue | None
 
     def run(self, registers: Registers, scalars: Scalars) -> None:
         registers[self.register] = self.made(scalars)
@@ -223,7 +223,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchKernel:
     """Launches a kernel on the stream that torch uses now.
 
     Attributes:
@@ -231,11 +231,11 @@ class Launch:
     """
 
     site: LaunchSite
-    arguments: tuple[Argument, ...]
+    arguments: tuple[ArgumentValue, ...]
 
     @cached_property
-    def _differing(self) -> list[Argument]:
-        return [argument for argument in self.arguments if not isinstance(argument, Constant)]
+    def _differing(self) -> list[ArgumentValue]:
+        return [argument for argument in self.arguments if not isinstance(argument, ConstantValue)]
 
     def run(self, registers: Registers, scalars: Scalars) -> None:
         self.site(cuda.queries()[0](self.site.device), values_of(self._differing, registers, scalars))
@@ -252,7 +252,7 @@ class HostLaunch:
     """
 
     kernel: Callable[[bytes], None]
-    arguments: tuple[Argument, ...]
+    arguments: tuple[ArgumentValue, ...]
     pack: Callable[..., bytes]
     refusal: Callable[[str], IndexRangeError] | None
 
@@ -342,14 +342,14 @@ class Library:
 class Do:
     """Calls a function on tensors that it may write to."""
 
-    function: Run
+    function: RunCall
     tensors: tuple[int, ...]
 
     def run(self, registers: Registers, scalars: Scalars) -> None:
         self.function([registers[register] for register in self.tensors], scalars)
 
 
-Instruction: TypeAlias = Allocate | View | Release | Key | Launch | HostLaunch | Product | Multiply | Library | Do
+Instruction: TypeAlias = Allocate | View | Release | MakeKey | LaunchKernel | HostLaunch | Product | Multiply | Library | Do
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fusegen.errors import UnsupportedError
 from fusegen.program.call import MatrixProduct, StridedOperand
 
-Wanted: TypeAlias = Sequence[tuple[int, torch.dtype]]
+ResultTypes: TypeAlias = Sequence[tuple[int, torch.dtype]]
 """Results by number, each with the dtype in which it will lie."""
 
 _ATEN: Any = torch.ops.aten
@@ -70,7 +70,7 @@ def _near(operand: Tensor) -> Tensor:
     return operand if reach < FAR or operand.is_contiguous() else operand.contiguous()
 
 
-def scatter_add(wanted: Wanted, length: int, rows: Tensor, index: Tensor) -> list[Tensor]:
+def scatter_add(wanted: ResultTypes, length: int, rows: Tensor, index: Tensor) -> list[Tensor]:
     """Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call: (length, width).
 
     Args:
@@ -86,7 +86,7 @@ def scatter_add(wanted: Wanted, length: int, rows: Tensor, index: Tensor) -> lis
     return [rows.new_zeros(shape, dtype=total).index_add_(0, index, rows.to(total)).to(dtype)]
 
 
-def last(_: Wanted, length: int, index: Tensor) -> list[Tensor]:
+def last(_: ResultTypes, length: int, index: Tensor) -> list[Tensor]:
     """The last place of each number below the length in the index; -1 for a number that is not there: (length,).
 
     Args:
@@ -96,7 +96,7 @@ def last(_: Wanted, length: int, index: Tensor) -> list[Tensor]:
     return [index.new_full((length,), -1).scatter_reduce_(0, index, places, "amax")]
 
 
-def topk(wanted: Wanted, descending: float, length: int, rows: Tensor) -> list[Tensor]:
+def topk(wanted: ResultTypes, descending: float, length: int, rows: Tensor) -> list[Tensor]:
     """The first of each row, in order, and where they stand: (…, length). Equal values of whole rows keep their order; torch says
     nothing of that of others.
 
@@ -160,7 +160,7 @@ _ROWS = 32  # the efficient kernel's logsumexp has a multiple of so many
 
 
 def attention(
-    wanted: Wanted, scale: float, causal: float, dropout: float, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None
+    wanted: ResultTypes, scale: float, causal: float, dropout: float, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None
 ) -> list[Tensor]:
     """softmax(scale q kᵀ + bias) v and the logsumexp of the scores, in float32 at least: by the kernel that torch would take.
 
@@ -207,7 +207,7 @@ def attention(
 
 
 def attention_backward(
-    wanted: Wanted,
+    wanted: ResultTypes,
     scale: float,
     causal: float,
     dropout: float,
@@ -222,7 +222,6 @@ def attention_backward(
     """The gradients by q, k, v and bias (0 to 3), as far as they are wanted.
 
     Args:
-        wanted: which.
         scale, causal, dropout, q, k, v: as of the forward pass.
         gradient: by its values.
         values, sums: its results.
@@ -263,7 +262,7 @@ def attention_backward(
     return [found[number] for number, _ in wanted]
 
 
-def _by_autograd(wanted: Wanted, scale: float, is_causal: bool, gradient: Tensor, operands: list[Tensor]) -> list[Tensor]:
+def _by_autograd(wanted: ResultTypes, scale: float, is_causal: bool, gradient: Tensor, operands: list[Tensor]) -> list[Tensor]:
     with torch.enable_grad():
         q, k, v, bias = given = [x.detach().requires_grad_() for x in operands]
         values, _ = _ATEN._scaled_dot_product_attention_math(
@@ -320,11 +319,10 @@ def _aligned(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Function:
+class LibraryFunction:
     """A function of the results that are wanted, with their dtypes, of numbers, of sizes and of tensors.
 
     Attributes:
-        run: it.
         settings, sizes: how many numbers and sizes it takes.
         operands: how many tensors.
         results: dims of each of its results; None of any number.
@@ -338,11 +336,11 @@ class Function:
 
 
 FUNCTIONS = {
-    "scatter_add": Function(scatter_add, 0, 1, range(2, 3), (2,)),
-    "last": Function(last, 0, 1, range(1, 2), (1,)),
-    "topk": Function(topk, 1, 1, range(1, 2), (None, None)),
-    "attention": Function(attention, 3, 0, range(3, 5), (4, 3, 1)),
-    "attention_backward": Function(attention_backward, 3, 0, range(6, 8), (4, 4, 4, 4)),
+    "scatter_add": LibraryFunction(scatter_add, 0, 1, range(2, 3), (2,)),
+    "last": LibraryFunction(last, 0, 1, range(1, 2), (1,)),
+    "topk": LibraryFunction(topk, 1, 1, range(1, 2), (None, None)),
+    "attention": LibraryFunction(attention, 3, 0, range(3, 5), (4, 3, 1)),
+    "attention_backward": LibraryFunction(attention_backward, 3, 0, range(6, 8), (4, 4, 4, 4)),
 }
 """Functions by name."""
 
@@ -353,7 +351,7 @@ FUNCTIONS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferView:
     """A view of a buffer, in elements."""
 
     buffer: int
@@ -367,13 +365,15 @@ class Place:
         return sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)) < FAR
 
 
-def place_of(operand: StridedOperand, sizes: Mapping[str, int]) -> Place:
+def place_of(operand: StridedOperand, sizes: Mapping[str, int]) -> BufferView:
     """An operand at the sizes of a call."""
     shape, strides = (tuple(formula(sizes) for formula in formulas) for formulas in (operand.shape, operand.strides))
-    return Place(operand.buffer, shape, strides, operand.offset(sizes))
+    return BufferView(operand.buffer, shape, strides, operand.offset(sizes))
 
 
-def product_of(product: MatrixProduct, sizes: Mapping[str, int], *, is_rounded_once: bool) -> tuple[Any, Place, Place, Place]:
+def product_of(
+    product: MatrixProduct, sizes: Mapping[str, int], *, is_rounded_once: bool
+) -> tuple[Any, BufferView, BufferView, BufferView]:
     """The function that computes a product, and its views of both operands and of the result.
 
     Args:
@@ -387,7 +387,7 @@ def product_of(product: MatrixProduct, sizes: Mapping[str, int], *, is_rounded_o
     return _function_of(a, b, out) if is_rounded_once and a.is_near and b.is_near else (multiply, a, b, out)
 
 
-def _function_of(a: Place, b: Place, out: Place) -> tuple[Any, Place, Place, Place]:
+def _function_of(a: BufferView, b: BufferView, out: BufferView) -> tuple[Any, BufferView, BufferView, BufferView]:
     """torch's own function, where one takes such views."""
     rows, results = _as_matrix(a), _as_matrix(out)
     if math.prod(b.shape[:-2]) == 1 and rows is not None and results is not None:
@@ -398,14 +398,14 @@ def _function_of(a: Place, b: Place, out: Place) -> tuple[Any, Place, Place, Pla
     return multiply, a, b, out
 
 
-def _as_matrix(place: Place) -> Place | None:
+def _as_matrix(place: BufferView) -> BufferView | None:
     """Leading dims as one, where their strides allow it."""
     shape, strides = place.shape, place.strides
     merged = _merged(shape[:-1], strides[:-1])
     return None if merged is None else replace(place, shape=(merged[0], shape[-1]), strides=(merged[1], strides[-1]))
 
 
-def _as_planes(place: Place, batch: Sequence[int]) -> Place | None:
+def _as_planes(place: BufferView, batch: Sequence[int]) -> BufferView | None:
     """Leading dims as one, of as many as a result has, where their strides allow it; over dims that an operand lacks it repeats."""
     missing = len(batch) + 2 - len(place.shape)
     extents, steps = (1,) * missing + place.shape[:-2], (0,) * missing + place.strides[:-2]

@@ -19,11 +19,11 @@ from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 from fusegen import native
 from fusegen.errors import GradientError
 from fusegen.guards import StateGuard
-from fusegen.native import Choice
+from fusegen.native import NativeChoice
 from fusegen.program.numbers import ERRORS
 from fusegen.program.signature import Wiring
 from fusegen.runtime.arguments import Values
-from fusegen.runtime.bound import NO_SCALARS, NOTHING, ByValue, Condition, Hidden, Program, ScalarsOf
+from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, ByValue, Condition, Hidden, ScalarsOf
 from fusegen.runtime.executable import Executable
 from fusegen.runtime.execute import PutTogether
 from fusegen.runtime.instructions import GivenAway, drawn_key
@@ -32,7 +32,7 @@ from fusegen.runtime.workspace import held
 _OWN: AbstractContextManager[Any] = nullcontext()  # in place of a workspace: memory that is allocated
 
 
-class Node:
+class BackwardNode:
     """The parts of the passes that a node of autograd's graph needs.
 
     Args:
@@ -107,7 +107,7 @@ class NodeCall(torch.autograd.Function):
     """Runs the forward pass of a node, and records it."""
 
     @staticmethod
-    def forward(ctx: Any, node: Node, run: Any, nothing: Any, *values: Any) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, node: BackwardNode, run: Any, nothing: Any, *values: Any) -> tuple[Tensor, ...]:
         outputs = run(values, nothing)
         results: tuple[Tensor, ...] = outputs[: node.count]
         ctx.workspace = held()
@@ -122,7 +122,7 @@ class NodeCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        node: Node = ctx.node
+        node: BackwardNode = ctx.node
         given = [_zeros(*ctx.like[n]) if (gradient := gradients[n]) is None else gradient for n in node.floats]
         saved = ctx.saved_tensors if node.kept else ()  # torch refuses to read none for the second time
         values = GivenAway((*saved, *given, *node.sizes, *ctx.numbers))
@@ -176,7 +176,7 @@ class _Once(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Source:
+class ArgumentSource:
     """The source of a forward pass's values in a call.
 
     Attributes:
@@ -201,7 +201,7 @@ class Source:
         return self.values(everything, torch.empty(1, dtype=torch.int64, device=self.device))
 
 
-class Recorded(Program):
+class BoundAutogradCall(BoundCall):
     """The passes of a kernel, bound to the exact shapes of a call.
 
     Args:
@@ -219,11 +219,11 @@ class Recorded(Program):
 
     def __init__(
         self,
-        source: Source,
+        source: ArgumentSource,
         count: int,
         tensors: int,
-        forward: Program,
-        node: Node,
+        forward: BoundCall,
+        node: BackwardNode,
         put_together: PutTogether | None,
         by_value: ByValue | None,
         condition: Condition | None,
@@ -237,7 +237,7 @@ class Recorded(Program):
         self._forward = forward
         self._put_together, self._by_value = put_together, by_value
         self.node = node
-        self._native: Choice[tuple[Callable[..., Any], ScalarsOf | None] | None] = Choice(self._made, lambda: None)
+        self._native: NativeChoice[tuple[Callable[..., Any], ScalarsOf | None] | None] = NativeChoice(self._made, lambda: None)
 
     def _made(self, module: ModuleType) -> tuple[Callable[..., Any], ScalarsOf | None] | None:
         found = self._forward.native(module)

@@ -13,7 +13,7 @@ import torch
 
 from fusegen.errors import ArgumentError
 from fusegen.runtime.cuda import queries
-from fusegen.runtime.instructions import Run, Runner
+from fusegen.runtime.instructions import RunCall, Runner
 from fusegen.threads import new_lock
 from fusegen.units import human_bytes
 
@@ -88,7 +88,7 @@ class Workspace:
             what = f"{name} runs on {device}, and its workspace is on {self.memory.device}"
             raise ArgumentError(what, mend=f"make one there: fg.Workspace({needed}, device={str(device)!r})")
 
-    def run(self, run: Run, tensors: Any, scalars: Any) -> Any:
+    def run(self, run: RunCall, tensors: Any, scalars: Any) -> Any:
         """Makes a call that uses the memory, when no other thread's does, and behind what the last stream does with it."""
         with self._lock:
             if self._stream_now is not None and (stream := self._stream_now()) != self._raw_stream:
@@ -137,7 +137,7 @@ class OnWorkspace:
         self._name, self._own, self._needed, self._device, self._make = name, own, needed, device, make
         self._made: WeakKeyDictionary[Workspace, Runner] = WeakKeyDictionary()  # they hold the memory
 
-    def made(self, module: ModuleType) -> Run | None:
+    def made(self, module: ModuleType) -> RunCall | None:
         """As of a `Runner`."""
         return self._own.made(module)
 

@@ -20,10 +20,10 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Dim, literal, product, simplify_dim
 from fusegen.program.call import (
     Buffer,
-    Call,
     CallStep,
     KernelLaunch,
     LaunchArgument,
+    LaunchPlan,
     LibraryCall,
     LibraryResult,
     Loop,
@@ -335,10 +335,10 @@ class Program:
         return tuple(found)
 
     @cached_property
-    def call(self) -> Call:
+    def call(self) -> LaunchPlan:
         """The instructions that run it, without what it was made of."""
         derived = numbers_of(self.graph.derived)
-        return Call(
+        return LaunchPlan(
             buffers=tuple(Buffer(b.key, b.name, b.dtype, b.shape, b.role) for b in self.buffers),
             inputs=self.inputs,
             steps=tuple(_call_of(step) for step in self._together),

@@ -439,7 +439,7 @@ class _Cases:
 
     def of_rank(self, least: int, move: Move) -> dict[str, Move]:
         """A change of memory for all tensors of so many dims and more that are not written to."""
-        written = self.spec.kernel.mutates
+        written = self.spec.kernel.options.mutates
         return {name: move for name, dims in dependencies(self.spec).items() if len(dims) >= least and name not in written}
 
     def case(self, name: str, sizes: NamedSizes, moves: Mapping[str, Move] | None = None, **fields: Any) -> Case:

@@ -102,11 +102,11 @@ class _Call:
         device: torch.device,
     ) -> None:
         self.arguments = {n: v.contiguous() if isinstance(v, Tensor) else v for n, v in arguments.items()}
-        self.device, self.function, self.approximate = device, inlined(kernel.function), kernel.fast_math
+        self.device, self.function, self.approximate = device, inlined(kernel.function), kernel.options.fast_math
         self.name, parameters = kernel.function.__name__, dispatcher.parameters
         self.given = dict(zip(parameters.names, parameters.given, strict=True))
         self.graph = None if variant is None else variant.traced
-        self.written, self.puts = tuple(kernel.mutates), dict[str, int]()
+        self.written, self.puts = tuple(kernel.options.mutates), dict[str, int]()
         if variant is not None:
             self.captured = dict(zip(variant.state.names, captured, strict=True))
             self.sizes = dispatcher.variants.sizes(variant, dispatcher.arguments((), arguments), captured)
@@ -336,8 +336,8 @@ def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.
     """
     values = materialize(arguments, device)
     found = _own_outcomes(kernel, values, device)
-    if kernel.fast_math:
-        accurate = _own_outcomes(kernel.fresh(fast_math=False), values, device)
+    if kernel.options.fast_math:
+        accurate = _own_outcomes(kernel.fresh(options=kernel.options._replace(fast_math=False)), values, device)
         found |= {f"{name}, accurate": outcome for name, outcome in accurate.items()}
     return found
 

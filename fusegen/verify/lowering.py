@@ -20,10 +20,10 @@ from fusegen.errors import VerificationError
 from fusegen.ir.graph import Graph
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.program.call import (
-    Call,
     CallStep,
     KernelLaunch,
     LaunchArgument,
+    LaunchPlan,
     LibraryCall,
     Loop,
     MapArgument,
@@ -130,7 +130,7 @@ def _shortened(text: str) -> str:
 def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
     """Lowers a case by its layouts alone."""
     function = spec.kernel.function
-    dispatcher = Dispatcher(function, function.__name__, spec.kernel.mutates, fast_math=spec.kernel.fast_math)
+    dispatcher = Dispatcher(function, function.__name__, spec.kernel.options)
     shown = torch.device(target.device)
     variant = None
     for arguments in (case.before, case.arguments):
@@ -192,7 +192,7 @@ def _plan_field(name: str, value: object) -> str:
 # Calls in words, for records: what reaches the device beside the texts of kernels, at the sizes of one call.
 
 
-def call_words(call: Call, sizes: NamedSizes) -> Iterator[str]:
+def call_words(call: LaunchPlan, sizes: NamedSizes) -> Iterator[str]:
     """A line a buffer, a number that the host computes, and a step; equal lines are equal calls of equal kernels.
 
     Args:

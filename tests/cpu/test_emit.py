@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler.extension import host_kernels
+from fusegen.compiler.backends import host_kernels
 from fusegen.errors import CompileError
 from fusegen.source import Source
 from tests.unit.gate import some

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fusegen import target as targets
 from fusegen import tuning
-from fusegen.compiler import backends, forms
-from fusegen.compiler.emulator import Buffer, EmulatedSource, emulate
+from fusegen.compiler import backends, specialize
+from fusegen.compiler.emulator import EmulatedBuffer, EmulatedSource, emulate
 from fusegen.families.rows import heuristics
 from fusegen.schedule.kernel import Plan
 from fusegen.timing import RoundTimes, TimedCall
@@ -35,7 +35,7 @@ def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: i
         grid=grid,
         block=block,
         arguments=[value.data_ptr() if isinstance(value, Tensor) else value for value in arguments.values()],
-        buffers=[Buffer.of(name, tensor, writable=name.startswith("out")) for name, tensor in tensors.items()],
+        buffers=[EmulatedBuffer.of(name, tensor, writable=name.startswith("out")) for name, tensor in tensors.items()],
         **shape,
     )
 
@@ -43,15 +43,15 @@ def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: i
 @pytest.fixture
 def first_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches are not split, and have the first of their plans, whatever is expected at a test's small sizes."""
-    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
-    monkeypatch.setattr(forms, "preferred", lambda launch, *_: next(iter(launch.candidates), None))
+    monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
+    monkeypatch.setattr(specialize, "preferred", lambda launch, *_: next(iter(launch.candidates), None))
 
 
 @pytest.fixture
 def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """All plans are equally fast, so that the first is kept; their results are compared all the same. One multiprocessor, and
     launches are not split."""
-    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
+    monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
 
     def interleaved(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes]:
         return dict.fromkeys(calls, RoundTimes(1.0, 1.0, 1.0))

@@ -13,8 +13,8 @@ import fusegen as fg
 from fusegen import target as targets
 from fusegen.compiler.backends import Machine, emulated_machine
 from fusegen.compiler.compile import Variant
-from fusegen.compiler.emulator import EARLY, EmulatedSource, Timing, load_emulated
-from fusegen.compiler.forms import Forms
+from fusegen.compiler.emulator import EARLY, EmulatedSource, EmulatedTiming, load_emulated
+from fusegen.compiler.specialize import Specializer
 from fusegen.families.gemm.heuristics import Expected, ProductChoice, choose
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
@@ -26,8 +26,8 @@ from tests.naming import case
 Call: TypeAlias = Callable[[], Any]
 
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18}
-EVERY_TIMING = (EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS)
-ONCE = (Timing.LATE | Timing.BACKWARDS,)
+EVERY_TIMING = (EARLY, EmulatedTiming.LATE, EmulatedTiming.BACKWARDS, EmulatedTiming.LATE | EmulatedTiming.BACKWARDS)
+ONCE = (EmulatedTiming.LATE | EmulatedTiming.BACKWARDS,)
 """For what differs in what is computed, and not in who waits for whom."""
 
 
@@ -50,7 +50,7 @@ class Ready:
         inputs = [named[name] for _, name in call.inputs]
         return lambda: program.call(inputs, scalars(self.values) if scalars else {})
 
-    def results(self, target: Target, timings: Sequence[Timing]) -> Iterator[Any]:
+    def results(self, target: Target, timings: Sequence[EmulatedTiming]) -> Iterator[Any]:
         """What it gives in the emulator, in each timing."""
         for timing in timings:
             call = self.on(emulated_machine(target, timing))
@@ -67,7 +67,7 @@ def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Targ
     values = dispatcher.arguments(arguments, {})
     variant, hidden = dispatcher.variants.of(values, target, device)
     sizes = dispatcher.variants.sizes(variant, values, hidden)
-    forms = Forms(variant.alternatives.whole.graph, target, wide=variant.request.wide, choose=ours)
+    forms = Specializer(variant.alternatives.whole.graph, target, wide=variant.request.wide, choose=ours)
     variant = variant.in_form(forms.at(sizes))
     assert len(variant.program.launches) == len(variant.program.steps)
     return Ready(variant, values, sizes, dispatcher.parameters.names, device)
@@ -79,7 +79,7 @@ def bound(function: Callable[..., Any], arguments: Sequence[Any], target: Target
 
 
 def results(
-    cases: Mapping[Callable[..., Any], Sequence[Any]], target: str, processors: int, timings: Sequence[Timing]
+    cases: Mapping[Callable[..., Any], Sequence[Any]], target: str, processors: int, timings: Sequence[EmulatedTiming]
 ) -> Iterator[tuple[Callable[..., Any], Any]]:
     """Each of some functions, whose kernels are compiled as one unit, and what it gives in each timing on a machine of some
     multiprocessors."""
@@ -96,7 +96,9 @@ def load_together(sources: Iterable[Source]) -> None:
     load_emulated([EmulatedSource(source.kernel_text, source.entry) for source in sources])
 
 
-def run(function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", processors: int = 1, timing: Timing = EARLY) -> Any:
+def run(
+    function: Callable[..., Any], *arguments: Any, target: str = "sm_90a", processors: int = 1, timing: EmulatedTiming = EARLY
+) -> Any:
     """What a kernel gives whose program is launches alone, on a machine of some multiprocessors."""
     ((_, got),) = results({function: arguments}, target, processors, (timing,))
     return got
@@ -112,7 +114,7 @@ def check(
     *arguments: Any,
     target: str = "sm_90a",
     processors: int = 1,
-    timings: tuple[Timing, ...] = EVERY_TIMING,
+    timings: tuple[EmulatedTiming, ...] = EVERY_TIMING,
     unit: float = 0.0,
 ) -> None:
     """The kernel gives what torch gives in float64, whatever the timing.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import backends
-from fusegen.compiler.emulator import EARLY, Timing
+from fusegen.compiler.emulator import EARLY, EmulatedTiming
 from fusegen.families.rows import heuristics
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.lowered import Lowered
@@ -114,8 +114,10 @@ def test_what_torch_gives(name: str, shared_by: Callable[[int], list[RowPlan]]) 
 
 
 @emulated
-@pytest.mark.parametrize("timing", [Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS])
-def test_whenever_things_arrive(timing: Timing, shared_by: Callable[[int], list[RowPlan]], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("timing", [EmulatedTiming.LATE, EmulatedTiming.BACKWARDS, EmulatedTiming.LATE | EmulatedTiming.BACKWARDS])
+def test_whenever_things_arrive(
+    timing: EmulatedTiming, shared_by: Callable[[int], list[RowPlan]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = backends.emulated_machine
     monkeypatch.setattr(backends, "emulated_machine", lambda target, _=EARLY: machine(target, timing))
     for name in ("a norm", "several odd results", "rows that loop"):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler import forms
+from fusegen.compiler import specialize
 from fusegen.families.rows.plan import RowPlan
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
@@ -63,7 +63,7 @@ def test_rows_are_worked_on_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(next(plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.threads < 32))
         return found[-1]
 
-    monkeypatch.setattr(forms, "preferred", preferred)
+    monkeypatch.setattr(specialize, "preferred", preferred)
 
     def normalize(x: Tensor, w: Tensor) -> None:
         x.copy_(F.layer_norm(x, x.shape[-1:], w))

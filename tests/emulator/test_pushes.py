@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusegen.compiler.emulator import EARLY, EmulatedSource, Timing, load_emulated
+from fusegen.compiler.emulator import EARLY, EmulatedSource, EmulatedTiming, load_emulated
 from fusegen.errors import EmulationError
 from tests.naming import case
 
 Launch = Callable[..., None]
-TIMINGS = [EARLY, Timing.LATE, Timing.BACKWARDS, Timing.LATE | Timing.BACKWARDS]
+TIMINGS = [EARLY, EmulatedTiming.LATE, EmulatedTiming.BACKWARDS, EmulatedTiming.LATE | EmulatedTiming.BACKWARDS]
 
 SUM = """
 extern "C" __global__ void __cluster_dims__(4) fg_sum(const double* x, double* out) {
@@ -38,7 +38,7 @@ extern "C" __global__ void __cluster_dims__(4) fg_sum(const double* x, double* o
 """
 
 
-def run(launch: Launch, text: str, timing: Timing = EARLY) -> tuple[Tensor, Tensor]:
+def run(launch: Launch, text: str, timing: EmulatedTiming = EARLY) -> tuple[Tensor, Tensor]:
     """What each of eight blocks in two clusters has summed, and what it should have."""
     x, out = torch.randint(-9, 9, (2, 128)).double(), torch.empty(8, dtype=torch.float64)
     launch(text, {"x": x, "out": out}, grid=8, cluster=4, shared_bytes=40, timing=timing)

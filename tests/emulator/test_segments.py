@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler import forms
+from fusegen.compiler import specialize
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
@@ -140,7 +140,7 @@ def test_rows_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
             return next(plan for plan in plans if plan.cluster > 1)
 
         with case(name):
-            monkeypatch.setattr(forms, "preferred", preferred)
+            monkeypatch.setattr(specialize, "preferred", preferred)
             agree(lambda x: scaled(x, 128), (randn(3, 32768, dtype=BF16),))
 
 

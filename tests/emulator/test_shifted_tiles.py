@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import backends
-from fusegen.compiler.emulator import EARLY, Timing
+from fusegen.compiler.emulator import EARLY, EmulatedTiming
 from fusegen.families.rows.plan import RowPlan
 from fusegen.schedule import context
 from tests.naming import case
@@ -77,9 +77,9 @@ def test_every_plan(name: str, shifted: list[RowPlan]) -> None:
 
 
 @emulated
-@pytest.mark.parametrize("timing", [Timing.LATE, Timing.LATE | Timing.BACKWARDS])
+@pytest.mark.parametrize("timing", [EmulatedTiming.LATE, EmulatedTiming.LATE | EmulatedTiming.BACKWARDS])
 @pytest.mark.parametrize("name", ["a norm's weights", "results of rows too"])
-def test_whenever_things_arrive(name: str, timing: Timing, shifted: list[RowPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whenever_things_arrive(name: str, timing: EmulatedTiming, shifted: list[RowPlan], monkeypatch: pytest.MonkeyPatch) -> None:
     machine = backends.emulated_machine
     monkeypatch.setattr(backends, "emulated_machine", lambda target, _=EARLY: machine(target, timing))
     agree(*CASES[name])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fusegen.compiler import backends
-from fusegen.compiler.emulator import EARLY, Timing
+from fusegen.compiler.emulator import EARLY, EmulatedTiming
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.schedule import context
 from tests.emulator.test_clusters import greatest, norm_gelu_add, norm_inputs, rms_norm, several
@@ -60,9 +60,11 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Way], list[RowPlan
 
 @pytest.mark.usefixtures("own_cache", "emulated", "made_up_times", "small_clusters")
 @pytest.mark.parametrize(("name", "way"), [(name, way) for name, case in CASES.items() for way in case[3]])
-@pytest.mark.parametrize(("shares", "timing"), [(False, EARLY), (True, Timing.LATE | Timing.BACKWARDS)], ids=["a block", "blocks"])
+@pytest.mark.parametrize(
+    ("shares", "timing"), [(False, EARLY), (True, EmulatedTiming.LATE | EmulatedTiming.BACKWARDS)], ids=["a block", "blocks"]
+)
 def test_staged_rows(
-    name: str, way: str, shares: bool, timing: Timing, staged: Callable[..., list[RowPlan]], monkeypatch: pytest.MonkeyPatch
+    name: str, way: str, shares: bool, timing: EmulatedTiming, staged: Callable[..., list[RowPlan]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = backends.emulated_machine
     monkeypatch.setattr(backends, "emulated_machine", lambda target, _=EARLY: machine(target, timing))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusegen import target as targets
-from fusegen.compiler import backends, forms
+from fusegen.compiler import backends, specialize
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch
@@ -25,7 +25,7 @@ Choose = Callable[[Callable[[RowPlan], bool]], list[RowPlan]]
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """One multiprocessor, so that each of its few blocks has several rows to work on, and sums their columns as well."""
-    monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
+    monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
     monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))
 
 
@@ -41,7 +41,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Choose:
             found.extend([plan for plan in rows if wanted(plan)][:1])
             return found[-1] if rows else None
 
-        monkeypatch.setattr(forms, "preferred", preferred)
+        monkeypatch.setattr(specialize, "preferred", preferred)
         return found
 
     return planned

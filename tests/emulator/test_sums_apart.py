@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler import forms
+from fusegen.compiler import specialize
 from fusegen.families import rows
 from fusegen.families.rows.match import COLUMN, ROW
 from fusegen.specs import SPECS
@@ -55,7 +55,7 @@ def test_two_kernels_give_what_torch_gives(names: Sequence[str]) -> None:
 
 @pytest.mark.usefixtures("made_up_times", "compared")
 def test_two_kernels_can_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forms, "is_faster_apart", rows.is_faster_apart)  # which `made_up_times` does not ask
+    monkeypatch.setattr(specialize, "is_faster_apart", rows.is_faster_apart)  # which `made_up_times` does not ask
     function, inputs = CASES["a norm"]
     tuned = fg.tune(fg.kernel(function), *inputs)
     assert len(tuned.launches) == 2

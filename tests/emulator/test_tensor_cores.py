@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.compiler.emulator import Timing
+from fusegen.compiler.emulator import EmulatedTiming
 from fusegen.families.attention.lower import _PLANS
 from fusegen.families.gemm.heuristics import Expected, ProductChoice, candidates, shape_of
 from fusegen.fusion import Group
@@ -34,7 +34,7 @@ def randn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(*shape).to(dtype)
 
 
-def in_one_launch(function: Callable[..., Any], *arguments: Any, timings: tuple[Timing, ...] = EVERY_TIMING[1:3]) -> None:
+def in_one_launch(function: Callable[..., Any], *arguments: Any, timings: tuple[EmulatedTiming, ...] = EVERY_TIMING[1:3]) -> None:
     assert len(fg.kernel(function).lower(*arguments, target="sm_90a").program.steps) == 1
     check(function, *arguments, timings=timings)
 
@@ -248,7 +248,7 @@ def test_a_sink(function: Callable[..., Tensor]) -> None:
 def test_a_sink_that_takes_all_of_the_weight_leaves_nothing() -> None:
     """Its weight relative to the others' peak is beyond what a float holds."""
     values = (*(randn(2, HEADS, length, 64) for length in (70, 140, 140)), randn(HEADS) + 300)
-    assert not run(WAYS[0], *values, timing=Timing.LATE).any()
+    assert not run(WAYS[0], *values, timing=EmulatedTiming.LATE).any()
 
 
 def test_a_float32_result_of_ragged_heads_with_an_epilogue() -> None:

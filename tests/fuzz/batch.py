@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import fusegen as fg
+from fusegen.compiler.backends import host_kernels
 from fusegen.compiler.emulator import EmulatedSource, load_emulated
-from fusegen.compiler.extension import host_kernels
 from fusegen.errors import CompileError, FusegenError
 from fusegen.source import Source
 from tests.fuzz.check import Prepared, Refused, judge, prepare

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusegen.compiler import backends, forms
+from fusegen.compiler import backends, specialize
 from fusegen.settings import settings
 from tests.fuzz.batch import QUICK, Judge, judge_all
 
@@ -32,5 +32,5 @@ def test_tiny_programs_in_the_emulator(
     monkeypatch.setattr(backends, "settings", lambda: replace(settings(), emulate=True))
     number, count = emulated
     if number % 2:
-        monkeypatch.setattr(forms, "is_faster_apart", lambda *_: False)
+        monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
     judge_all(Judge(emulated=True), first_seed + 500_000 + number, count, tiny=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from fusegen.compiler import extension
+from fusegen.compiler import backends
 from tests.fuzz.batch import QUICK
 from tests.fuzz.scenario import World, declared_nothing, replay, settings_kept
 from tests.fuzz.state_draw import KINDS, Scenario, drawn, tour
@@ -24,7 +24,7 @@ PER_SCENARIOS = 10
 @pytest.fixture(autouse=True)
 def quick_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is computed is tested elsewhere."""
-    monkeypatch.setattr(extension, "host_flags", lambda: QUICK)
+    monkeypatch.setattr(backends, "host_flags", lambda: QUICK)
 
 
 def right(scenario: Scenario) -> None:

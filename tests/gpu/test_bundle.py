@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.build import BuildRequest, build
 from fusegen.compiler.parameters import Parameters
 from fusegen.errors import ArgumentError, BundleError
 from fusegen.runtime.devices import target_of
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wanted = []
     for function in FUNCTIONS:
         shown = [tensor.to("meta") for tensor in inputs(function, 0)]
-        wanted.append(Wanted(function.__name__, function, dict(zip(Parameters.of(function).given, shown, strict=True)), here))
+        wanted.append(BuildRequest(function.__name__, function, dict(zip(Parameters.of(function).given, shown, strict=True)), here))
     build(out, wanted, fg.__version__)
     return out
 
@@ -67,7 +67,7 @@ def test_numbers_structures_and_workspaces(name: str, tmp_path: Path) -> None:
     function, made, other = CASES[name]
     here = target_of(torch.device("cuda"))
     given = dict(zip(Parameters.of(function).given, made, strict=False))
-    build(tmp_path / "kernels", [Wanted(name, function, given, here)], fg.__version__)
+    build(tmp_path / "kernels", [BuildRequest(name, function, given, here)], fg.__version__)
     kernel = fg.load(tmp_path / "kernels")[name]
     on_gpu = [value.cuda() if isinstance(value, Tensor) else value for value in other]
     assert equal(fg.kernel(function)(*on_gpu), kernel(*on_gpu))

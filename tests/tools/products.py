@@ -23,7 +23,7 @@ import fusegen as fg
 from fusegen.bench.record import Environment, environment
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
-from fusegen.compiler.forms import Choose, Forms
+from fusegen.compiler.specialize import Choose, Specializer
 from fusegen.families.gemm.heuristics import ProductChoice, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.files import write_atomically
@@ -173,7 +173,7 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
     plans = candidates(shape_of(whole.graph, group, whole.expected(sizes)), machine.target)
     choices = [*(ProductChoice(plan) for plan in plans), ProductChoice(plans[0], ours=1.0, library=0.0)]
     for choice in choices:
-        forms = Forms(whole.graph, machine.target, wide=False, choose=_always(choice))
+        forms = Specializer(whole.graph, machine.target, wide=False, choose=_always(choice))
         chosen = variant.in_form(forms.at(sizes))
         yield None if choice.takes_library else choice.plan, machine.bound(chosen, sizes, device)
 

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.build import BuildRequest, build
 from fusegen.bundle.load import BuiltFunction, load
 from fusegen.compiler.parameters import Parameters
+from fusegen.options import Options
 from fusegen.target import target
 from tests.unit.eager import ints, randn
 
@@ -91,13 +92,13 @@ def built(
     return load(folder)[name]
 
 
-def wanted(function: Function, arguments: tuple[Any, ...], architecture: str = "cpu", mutates: Sequence[str] = ()) -> Wanted:
+def wanted(function: Function, arguments: tuple[Any, ...], architecture: str = "cpu", mutates: Sequence[str] = ()) -> BuildRequest:
     """A function for a kind of calls."""
     given = dict(zip(Parameters.of(function).given, arguments, strict=False))
     meta = {
         name: value.to("meta") if isinstance(value, Tensor) and value.is_contiguous() else value for name, value in given.items()
     }
-    return Wanted(function.__name__, function, meta, target(architecture), mutates)
+    return BuildRequest(function.__name__, function, meta, target(architecture), Options(tuple(mutates)))
 
 
 def equal(one: Any, other: Any) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusegen.jit.host import compile_shared
-from fusegen.runtime.cuda import Driver, Loaded
+from fusegen.runtime.cuda import Driver, LoadedKernel
 from fusegen.settings import cache_folder
 
 _MOST_BYTES = 1024
@@ -182,7 +182,7 @@ class StubDriver(Driver):
         ctypes.c_int.in_dll(self._library, "stub_pause").value = microseconds
 
 
-def loaded(entry: str, sizes: Sequence[int]) -> Loaded:
+def loaded(entry: str, sizes: Sequence[int]) -> LoadedKernel:
     """A kernel with parameters of these sizes, in bytes."""
     owner = (ctypes.c_int64 * (len(sizes) + 1))(len(sizes), *sizes)
-    return Loaded(entry, ctypes.addressof(owner), owner)
+    return LoadedKernel(entry, ctypes.addressof(owner), owner)

@@ -22,7 +22,7 @@ import torch
 import fusegen as fg
 from fusegen import files
 from fusegen.errors import CompileError, FusegenError, SettingsError, ToolNotFoundError
-from fusegen.jit import host, nvrtc, process
+from fusegen.jit import host, nvrtc
 from fusegen.settings import cache_folder, settings
 from fusegen.source import Source
 
@@ -114,7 +114,7 @@ def test_an_interrupt_ends_the_compiler_and_what_it_has_started(tmp_path: Path) 
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            process.run(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], 30)
+            host.run(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], 30)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.build import BuildRequest, build
 from fusegen.bundle.kernels import Mismatch, match
 from fusegen.bundle.load import load
 from fusegen.bundle.manifest import BuiltVariant, read_manifest
@@ -31,7 +31,7 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.emulator import EmulatorBackend, emulated_kernels
 from fusegen.errors import ArgumentError, BundleError, TraceError
 from fusegen.jit import nvrtc
-from fusegen.program.call import Call
+from fusegen.program.call import LaunchPlan
 from fusegen.program.codec import decode, encode
 from fusegen.program.formula import size
 from fusegen.program.numbers import Numbers, Scalar
@@ -134,7 +134,7 @@ def test_cuda_of_a_folder_under_the_emulator(name: str, tmp_path: Path) -> None:
     assert equal(theirs.call(tensors, scalars), program.call(tensors, scalars))
 
 
-def _scalars(call: Call, sizes: dict[str, int], dispatcher: Dispatcher, values: Any) -> dict[str, Any]:
+def _scalars(call: LaunchPlan, sizes: dict[str, int], dispatcher: Dispatcher, values: Any) -> dict[str, Any]:
     from fusegen.runtime.bound import scalars_of
 
     found = scalars_of(call.scalars, sizes, dispatcher.parameters.names)
@@ -305,7 +305,7 @@ def test_a_folder_that_is_built_anew_is_loaded_anew(tmp_path: Path, monkeypatch:
     x = torch.ones(4, 8)
     monkeypatch.chdir(tmp_path)
     for factor, function in ((2, lambda x: x * 2), (3, lambda x: x * 3)):
-        build(Path("kernels"), [Wanted("f", function, {"x": x}, target("cpu"))], "0")
+        build(Path("kernels"), [BuildRequest("f", function, {"x": x}, target("cpu"))], "0")
         kernel = load("kernels").f
         monkeypatch.chdir("/")  # a kernel knows where it lies
         assert kernel(x)[0, 0] == factor
@@ -322,7 +322,7 @@ def test_every_form_is_built_and_found_by_the_number_of_rows(tmp_path: Path, mon
     def arguments(rows: int) -> dict[str, Tensor]:
         return {"x": torch.empty(rows, 2048, device="meta").half(), "weight": torch.empty(4096, 2048, device="meta").half()}
 
-    build(tmp_path / "built", [Wanted("linear_gelu", linear_gelu, arguments(512), target("sm_90a"))], "0")
+    build(tmp_path / "built", [BuildRequest("linear_gelu", linear_gelu, arguments(512), target("sm_90a"))], "0")
     (kernel,) = read_manifest(tmp_path / "built").kernels
     calls = []
     for rows in (2, 33, 512, 200000):

@@ -105,7 +105,7 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path: Path) -> None:
 def test_a_library_appears_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler writes elsewhere: the library's own name is taken by a rename."""
     written: list[list[str]] = []
-    compile_now = host.run  # type: ignore[attr-defined]  # where it is called
+    compile_now = host.run
 
     def noted(command: list[str], *rest: Any, **named: Any) -> Any:
         written.append(command)

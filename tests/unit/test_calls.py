@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusegen.program.formula import Formula, Operator, Relation, formula_of, minimum, size
+from fusegen.program.formula import Formula, FormulaKind, Relation, formula_of, minimum, size
 from fusegen.program.numbers import Numbers, Operation, Scalar, python_condition, python_function
 
 
@@ -13,8 +13,8 @@ def test_formulas_are_computed_and_written() -> None:
         (n + 3) // 4: (3, "((n + 3) // 4)"),
         (n + m) * 2: (34, "(n + m) * 2"),
         minimum(n * m, 5): (5, "min(n * m, 5)"),
-        Formula(Operator.SUM, (n, Formula(Operator.NEGATION, (m * 2,)))): (-4, "n - m * 2"),
-        Formula(Operator.REMAINDER, (n * n, formula_of(7))): (2, "((n * n) % 7)"),
+        Formula(FormulaKind.SUM, (n, Formula(FormulaKind.NEGATION, (m * 2,)))): (-4, "n - m * 2"),
+        Formula(FormulaKind.REMAINDER, (n * n, formula_of(7))): (2, "((n * n) % 7)"),
         formula_of(-3) * n: (-30, "(-3) * n"),
         n // (m + -7): (0, "(n // (m + (-7)))"),
     }

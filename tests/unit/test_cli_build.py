@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import fusegen as fg
-from fusegen.bundle.build import Wanted
+from fusegen.bundle.build import BuildRequest
 from fusegen.bundle.cpp import build_extension
 from fusegen.cli.main import main
 from fusegen.errors import BundleError
@@ -60,7 +60,7 @@ def test_specs_for_several_architectures(tmp_path: Path, run: Run) -> None:
 
 def test_names_that_are_one_operator_are_refused(tmp_path: Path) -> None:
     functions = {"naive": lambda x: x + 1, "naïve": lambda x: x + 2}
-    wanted = [Wanted(name, function, {"x": torch.ones(4, 8)}, target("cpu")) for name, function in functions.items()]
+    wanted = [BuildRequest(name, function, {"x": torch.ones(4, 8)}, target("cpu")) for name, function in functions.items()]
     with pytest.raises(BundleError, match="naive and naïve would both be the operator naive"):
         build_extension(tmp_path / "built", wanted, "library", "0")
 

@@ -189,4 +189,4 @@ def test_a_kernel_keeps_what_it_was_declared_with(tmp_path: Path) -> None:
     path.write_text(KEPT)
     for name in ("plus", "adder.plus", "block"):
         kernel = load(f"{path}:{name}").kernel
-        assert (kernel.compiler, kernel.recompute) == ("extension", "all"), name
+        assert (kernel.options.compiler, kernel.options.recompute) == ("extension", "all"), name

@@ -22,9 +22,9 @@ from fusegen.dtypes import DType
 from fusegen.errors import LaunchError
 from fusegen.program.call import MapArgument, ScalarArgument, SizeArgument
 from fusegen.runtime import cuda, instructions
-from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, Kind, LaunchSite
+from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, LaunchSite, ParameterKind
 from fusegen.runtime.execute import CudaBackend, bound_call
-from fusegen.runtime.instructions import Run
+from fusegen.runtime.instructions import RunCall
 from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.stub_driver import Launched, StubDriver, loaded
@@ -81,7 +81,7 @@ class Bound:
         low: what it was made of.
     """
 
-    run: Run
+    run: RunCall
     low: Any
 
     @property
@@ -214,7 +214,7 @@ def test_the_key_of_random_bits_is_a_pointer(machine: Machine, monkeypatch: pyte
     assert {key.data_ptr(), x.data_ptr(), result.data_ptr()} <= set(got.read(call.spelled[0]))
 
 
-KINDS: dict[str, tuple[list[Kind | int], list[Any], str]] = {
+KINDS: dict[str, tuple[list[ParameterKind | int], list[Any], str]] = {
     "constants in between": ([ADDRESS, 5, REAL, -1, ADDRESS], [1 << 47, 0.1, (1 << 64) - 1], "QqdqQ"),
     "a tensor map first": ([MAP, 1 << 40, ADDRESS], [bytes(range(128)), 8], "128sqQ"),
     "tensor maps apart": ([ADDRESS, MAP, INTEGER, MAP], [16, b"a" * 128, -9, b"b" * 128], "Q128sq128s"),

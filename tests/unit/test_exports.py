@@ -55,15 +55,12 @@ def test_kernels() -> None:
     assert isinstance(kernel, fg.Kernel)
     assert public(kernel) == {
         "backward",
-        "compiler",
-        "fast_math",
         "fresh",
         "function",
         "lower",
-        "mutates",
         "op",
         "operator",
-        "recompute",
+        "options",
     }
     lowered = kernel.lower(torch.empty(4, 8, device="meta"), target="sm_90a")
     assert isinstance(lowered, fg.Lowered)

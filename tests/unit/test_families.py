@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen import families
-from fusegen.compiler import forms, pipeline
+from fusegen.compiler import pipeline, specialize
 from fusegen.emit import cpu, cuda
 from fusegen.emit.views import entry, kernel_parameters
 from fusegen.families.base import KernelFamily
@@ -105,7 +105,7 @@ class RowSums(KernelFamily):
 
 @pytest.fixture
 def row_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (families, forms, pipeline):
+    for module in (families, specialize, pipeline):
         monkeypatch.setattr(module, "FAMILIES", (RowSums(), *families.FAMILIES))
 
 

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fusegen as fg
-from fusegen.bundle.build import Wanted, build
+from fusegen.bundle.build import BuildRequest, build
+from fusegen.options import Options
 from fusegen.source import strip_comments
 from fusegen.target import target
 from tests.naming import case
@@ -168,7 +169,7 @@ def test_an_operator_is_that_of_the_rule() -> None:
 def test_what_is_built_keeps_it(tmp_path: Path) -> None:
     pytest.importorskip("cuda.core", reason="NVRTC does not exist for this platform")
     arguments = {"x": f32(4, 64), "y": f32(4, 64)}
-    build(tmp_path / "built", [Wanted("gated", gated, arguments, target(HOPPER), fast_math=True)], "0")
+    build(tmp_path / "built", [BuildRequest("gated", gated, arguments, target(HOPPER), Options(fast_math=True))], "0")
     texts = [path.read_text() for path in (tmp_path / "built").rglob("*.cu")]
     assert (
         texts and all("fast_exp(" in text or "expf(" not in text for text in texts) and any("fast_exp(" in text for text in texts)
@@ -191,6 +192,7 @@ def test_explain_states_the_error_beside_the_accurate_one() -> None:
 
 OWN = """
 import torch
+from fusegen.options import Options
 import fusegen as fg
 
 @fg.kernel(fast_math=True)

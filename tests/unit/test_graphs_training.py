@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import fusegen as fg
 from fusegen.errors import FusegenError, GradientError, UnsupportedError
 from fusegen.graphs.gradients import GradientRecording, put_in
-from fusegen.graphs.recording import Recording
+from fusegen.graphs.recording import GraphRecording
 from tests.unit.tapes import Reruns, Tapes
 
 Run = Callable[[Sequence[Tensor], Sequence[Tensor]], Any]
@@ -144,7 +144,7 @@ def test_casts_by_autocast_are_part_of_the_graph() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         run(hidden(0), parameters)
         recording = record(run, parameters)
-        plain = Recording.of(Tapes(torch.device("cpu")).record, lambda tensors: run(tensors, parameters), hidden(99), ())
+        plain = GraphRecording.of(Tapes(torch.device("cpu")).record, lambda tensors: run(tensors, parameters), hidden(99), ())
     for seed in range(3):
         with torch.no_grad():
             parameters[0].mul_(1.25)

@@ -35,6 +35,7 @@ ORDER = (
     ("ir",),
     ("passes", "trace"),
     ("autodiff",),
+    ("options",),
     ("fusion",),
     ("schedule",),
     ("emit",),

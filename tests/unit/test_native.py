@@ -172,7 +172,7 @@ class Owner:
         self.function.__closure__[0].cell_contents = value
 
 
-def conditions(owner: Owner, weak: Callable[[object], bool] = lambda _: False) -> native.Choice[Callable[[], bool]]:
+def conditions(owner: Owner, weak: Callable[[object], bool] = lambda _: False) -> native.NativeChoice[Callable[[], bool]]:
     asked = Conditions(weak)
     for key in owner.held:
         asked.item(owner.held, key)
@@ -352,10 +352,10 @@ def test_what_the_module_does_not_take_is_python() -> None:
     def refused(_: object) -> Callable[[], int]:
         raise TypeError("no such argument")
 
-    at_once = native.Choice(refused, lambda: lambda: 1)
+    at_once = native.NativeChoice(refused, lambda: lambda: 1)
     native.use(None)
     try:
-        later = [native.Choice(refused, lambda: lambda: 2), native.Choice(lambda _: lambda: 4, lambda: lambda: 3)]
+        later = [native.NativeChoice(refused, lambda: lambda: 2), native.NativeChoice(lambda _: lambda: 4, lambda: lambda: 3)]
     finally:
         native.use(module)
     assert [each.call() for each in (at_once, *later)] == [1, 2, 4]

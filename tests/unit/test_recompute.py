@@ -16,6 +16,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 
 import fusegen as fg
 from fusegen.errors import ArgumentError
+from fusegen.options import Options
 from tests.unit.eager import randn
 
 Rule = Literal["auto", "all", "none"]
@@ -160,11 +161,11 @@ def test_explain_tells_a_result() -> None:
 def test_copies_keep_the_rule_and_the_name() -> None:
     double = fg.kernel(plain, recompute="all")
     for copied in (copy.deepcopy(double), pickle.loads(pickle.dumps(double))):
-        assert copied.recompute == "all"
+        assert copied.options.recompute == "all"
         assert copied.lower(torch.ones(4)).program.graph.name == "plain"
-    named = fg.Kernel(plain, name="other", recompute="none")
+    named = fg.Kernel(plain, name="other", options=Options(recompute="none"))
     for copied in (copy.deepcopy(named), pickle.loads(pickle.dumps(named))):
-        assert copied.recompute == "none"
+        assert copied.options.recompute == "none"
         assert copied.lower(torch.ones(4)).program.graph.name == "other"
     assert pickle.loads(pickle.dumps(declared)) is declared
 

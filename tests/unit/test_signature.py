@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fusegen.compiler.signature import History, Sizes, input_specs
+from fusegen.compiler.signature import History, SymbolicSizes, input_specs
 from fusegen.ir.graph import InputSpec
 from tests.naming import case
 
 
 def specs(
     history: History | None = None, names: dict[str, Sequence[str]] | None = None, **tensors: Tensor
-) -> tuple[dict[str, InputSpec], Sizes]:
+) -> tuple[dict[str, InputSpec], SymbolicSizes]:
     found, sizes = input_specs(tensors, history or History(), names or {})
     return {s.name: s for s in found}, sizes
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusegen as fg
-from fusegen.program.call import Call, KernelLaunch, MatrixProduct
+from fusegen.program.call import KernelLaunch, LaunchPlan, MatrixProduct
 from fusegen.program.formula import formula_of
 from fusegen.verify.lowering import call_words
 from tests.naming import case
@@ -27,8 +27,8 @@ def low() -> fg.Lowered:
     return fg.kernel(block).lower(meta(4096, 4096), meta(4096, 4096), meta(4096, 8), 0.5, target="sm_90a")
 
 
-def changed_step(kind: type, **fields: Callable[[Any], Any]) -> Callable[[Call], Call]:
-    def change(call: Call) -> Call:
+def changed_step(kind: type, **fields: Callable[[Any], Any]) -> Callable[[LaunchPlan], LaunchPlan]:
+    def change(call: LaunchPlan) -> LaunchPlan:
         number = next(n for n, step in enumerate(call.steps) if isinstance(step, kind))
         step: Any = call.steps[number]
         new = replace(step, **{name: of(getattr(step, name)) for name, of in fields.items()})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError, ShapeError, TraceError, UnsupportedError
-from fusegen.runtime.written import overlap
+from fusegen.runtime.arguments import overlap
 from tests.naming import case
 from tests.unit import written
 from tests.unit.eager import expressions, randn

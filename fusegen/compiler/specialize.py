@@ -21,8 +21,8 @@ from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.families.rows import is_faster_apart
 from fusegen.families.rows.match import apart
 from fusegen.families.rows.plan import RowPlan
-from fusegen.fusion import Group, fuse
-from fusegen.fusion.groups import products_of
+from fusegen.fusion.driver import fuse
+from fusegen.fusion.groups import Group, products_of
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -30,7 +30,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import InBlocks, in_blocks
 from fusegen.passes.full_reductions import Cuts, by_rows, cuts_of
-from fusegen.program.call import ROOM, Call, Role, rows_of_block
+from fusegen.program.call import ROOM, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.context import Bodies, Pins
 from fusegen.schedule.kernel import Plan
@@ -39,7 +39,7 @@ from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-Key: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
+ProductsKey: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
 Split: TypeAlias = frozenset[tuple[int, ...]]
 """Groups that are two kernels, by their outputs."""
 _NO_PINS: Pins = {}
@@ -86,13 +86,13 @@ class _Decision:
     choices: Mapping[int, ProductChoice]
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ProductsKey:
         """The part that makes a difference to the program."""
         return self.by_library, tuple(self.plans.values())
 
 
 @dataclass(frozen=True)
-class Form:
+class Specialization:
     """One way to compute a graph.
 
     Attributes:
@@ -111,7 +111,7 @@ class Form:
         return {}
 
     @property
-    def call(self) -> Call:
+    def call(self) -> LaunchPlan:
         """The steps of a call, as data."""
         return self.program.call
 
@@ -121,12 +121,11 @@ class Form:
         return tuple(emit(parts, self.program.target) for parts in self.program.kernels)
 
 
-class Forms:
+class Specializer:
     """All forms of a graph for a machine. Threads may share them: one at a time makes a form.
 
     Args:
         graph: in primitives.
-        target: the machine.
         wide: whether indices need 64 bits.
         choose: says who computes a launch of products, and by which plan.
         bodies: the programs of loops for some sizes.
@@ -145,28 +144,25 @@ class Forms:
     ) -> None:
         self._lock = lock or new_lock()
         self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
-        self._made: dict[tuple[object, ...], Form] = {}
-        self._first: dict[tuple[object, ...], Form] = {}  # with the first plan of each launch
+        self._made: dict[tuple[object, ...], Specialization] = {}
+        self._first: dict[tuple[object, ...], Specialization] = {}  # with the first plan of each launch
         self._products = products_of(graph)
         self._fused: dict[frozenset[int], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._chosen: dict[tuple[int, Group, int, int], ProductChoice] = {}
         self._bodies = bodies
 
-    def at(self, sizes: Mapping[str, int]) -> Form:
-        """The form for some sizes: its launches have the plans that are expected to be fastest."""
-        return self.pinned(sizes, _NO_PINS)
-
-    def pinned(self, sizes: Mapping[str, int], pins: Pins) -> Form:
-        """The form for some sizes, of which some launches have other plans.
+    def at(self, sizes: Mapping[str, int], pins: Pins = _NO_PINS) -> Specialization:
+        """The form for some sizes: of its candidates, a launch has the one that was measured or asked for, else the one that is
+        expected to be fastest, else the first.
 
         Args:
-            pins: candidates of launches of `at`, by the outputs of their groups.
+            pins: candidates of launches that were measured or asked for, by the outputs of their groups.
         """
         with self._lock:
             return self._laid_out(self._classes(sizes), sizes, pins)
 
-    def _laid_out(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Form:
+    def _laid_out(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Specialization:
         """The form of some classes, with the kernels and the plans that launches should have at some sizes."""
         bodies = self._bodies(sizes)
         fused = self._with_first_plans(classes, _NONE, bodies).program.launches
@@ -180,7 +176,7 @@ class Forms:
         beside = {outputs: plan for outputs, plan in agreed(form.program.steps, self._target).items() if outputs not in pins}
         return self._form(classes, split, bodies, plans | beside) if beside else form
 
-    def _with_first_plans(self, classes: tuple[int, ...], split: Split, bodies: Bodies) -> Form:
+    def _with_first_plans(self, classes: tuple[int, ...], split: Split, bodies: Bodies) -> Specialization:
         key = classes, split, tuple(id(program) for program, _ in bodies.values())
         if key not in self._first:
             self._first[key] = self._form(classes, split, bodies)
@@ -198,7 +194,7 @@ class Forms:
         places = zip(self._products, decision.fused.products, strict=True)
         return {place: decision.choices[product] for product, place in places if product in decision.choices}
 
-    def all(self, sizes: Mapping[str, int]) -> Iterator[tuple[Rows, Form]]:
+    def all(self, sizes: Mapping[str, int]) -> Iterator[tuple[Rows, Specialization]]:
         """A form for every choice of who computes products, and by which plan, with the numbers of rows that make it; what is above
         all classes counts as the last.
 
@@ -222,30 +218,26 @@ class Forms:
         return self._fused[by_library]
 
     @cached_property
-    def _rows(self) -> tuple[Dim, ...]:
-        """Sizes that choices go by and that are known at the call only: rows, and what is summed over."""
+    def _rows(self) -> dict[Dim, Formula]:
+        """Sizes that choices go by and that are known at the call only: rows, and what is summed over; each as a formula."""
         fused = self._fuse(frozenset())
         rows = dict.fromkeys(dim for group in _priced(fused.groups) for dim in _dims(fused.graph, group.anchors[0]))
-        return tuple(dim for dim in rows if literal(dim) is None)
-
-    @cached_property
-    def _formulas(self) -> tuple[Formula, ...]:
-        return tuple(map(formula, self._rows))
+        return {dim: formula(dim) for dim in rows if literal(dim) is None}
 
     def _classes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(class_of(rows(sizes)) for rows in self._formulas)
+        return tuple(class_of(rows(sizes)) for rows in self._rows.values()) if self._products else ()
 
     def _expected(self, classes: tuple[int, ...]) -> Expected:
-        return Expected(dict(zip(self._rows, classes, strict=True)))
+        return Expected(dict(zip(self._rows, classes, strict=True)) if classes else {})
 
     def _ranges(self) -> list[list[range]]:
         """For each of these sizes, numbers that make the same choices, whatever the others are."""
         keys = {c: self._decision(self._expected(c)).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
         return [self._merged(place, keys) for place in range(len(self._rows))]
 
-    def _merged(self, place: int, keys: Mapping[tuple[int, ...], Key]) -> list[range]:
+    def _merged(self, place: int, keys: Mapping[tuple[int, ...], ProductsKey]) -> list[range]:
         found: list[range] = []
-        before: list[Key] = []
+        before: list[ProductsKey] = []
         for first, last in zip((1, *(c + 1 for c in CLASSES)), CLASSES, strict=False):
             now = [key for classes, key in keys.items() if classes[place] == last]
             if now == before:
@@ -278,18 +270,20 @@ class Forms:
             self._chosen[key] = self._choose(fused.graph, group, self._target, expected)
         return self._chosen[key]
 
-    def _form(self, classes: tuple[int, ...], split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Form:
+    def _form(self, classes: tuple[int, ...], split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
         decision = self._decision(self._expected(classes))
         key = decision.key, split, frozenset(pins.items()), tuple(id(program) for program, _ in bodies.values())
         if key not in self._made:
             self._made[key] = self._lowered(decision, split, bodies, pins)
         return self._made[key]
 
-    def _lowered(self, decision: _Decision, split: Split, bodies: Bodies, pins: Pins) -> Form:
+    def _lowered(self, decision: _Decision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
         graph, fused = decision.fused.graph, decision.fused.groups
         parts = (apart(graph, group) if group.outputs in split else (group,) for group in fused)
         groups = tuple(itertools.chain.from_iterable(parts))
-        return Form(graph, groups, lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins, bodies=bodies))
+        return Specialization(
+            graph, groups, lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins, bodies=bodies)
+        )
 
 
 def _priced(groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -304,8 +298,8 @@ def _dims(graph: Graph, product: int) -> tuple[Dim, Dim]:
 # The graphs that compute one thing: which a call runs is known when its sizes are.
 
 
-Sizes: TypeAlias = Mapping[str, int]
-Facts: TypeAlias = tuple[tuple[str, int, int], ...]
+SizeValues: TypeAlias = Mapping[str, int]
+SizeFacts: TypeAlias = tuple[tuple[str, int, int], ...]
 """Sizes, or what is computed of them, each with a bound and a divisor."""
 
 _WHOLE = 64 << 20  # bytes up to which a value may lie in memory whole, though a loop could compute it in blocks
@@ -313,14 +307,13 @@ _TRIED = 1024  # rows of a block for which a loop is laid out before it is known
 _DIVISORS = (16, 8, 4, 2, 1)
 
 
-class Alternatives:
+class GraphChoices:
     """A graph, the same with torch's attention in place of ours, and with loops in place of values that are too large to lie in
     memory whole; each also for sizes of which a bound and a divisor are known. Kernels of equal graphs share it: one thread at a
     time makes a form.
 
     Args:
         graph: in primitives, ready for fusion.
-        target: the machine.
         wide: whether indices need 64 bits.
         depth: how many loops it is the body of.
         library: the graph with attention by torch.
@@ -344,45 +337,45 @@ class Alternatives:
         self._target, self._wide, self._depth = target, wide, depth
         self._lengths = _lengths(graph)
         self._looped = in_blocks(graph, products_of_attention(graph, target), depth)
-        self._known: dict[tuple[bool, Facts | None, Cuts], Forms] = {}
-        self._bodies: dict[Blocks, Alternatives] = {}
-        self._graph = graph
+        self._known: dict[tuple[bool, SizeFacts | None, Cuts], Specializer] = {}
+        self._bodies: dict[Blocks, GraphChoices] = {}
+        self._graphs = (graph, graph if self._looped is None else self._looped.graph)  # and with loops
         self._attentions = () if library is None else attentions_of(library)
         self._library = None
         if library is not None and self._attentions:
-            self._library = Alternatives(library, target, wide=wide, lock=self._lock)
+            self._library = GraphChoices(library, target, wide=wide, lock=self._lock)
         self.whole = self._forms(None, (), is_looped=False)
 
-    def of(self, sizes: Sizes) -> Forms:
+    def of(self, sizes: SizeValues) -> Specializer:
         """The forms for some sizes, and for others with the same bounds and divisors."""
         with self._lock:
             return self._chosen(sizes, is_general=False)
 
-    def general(self, sizes: Sizes) -> Forms:
+    def general(self, sizes: SizeValues) -> Specializer:
         """Forms for all sizes, with loops if these sizes need them."""
         with self._lock:
             return self._chosen(sizes, is_general=True)
 
-    def _chosen(self, sizes: Sizes, *, is_general: bool) -> Forms:
+    def _chosen(self, sizes: SizeValues, *, is_general: bool) -> Specializer:
         if self._library is not None and takes_library([size(sizes) for size in self._attentions], self._target.processors):
             return self._library._chosen(sizes, is_general=is_general)
         whole = self._in_rows(sizes, is_general=is_general, is_looped=False)
         is_looped = self._looped is not None and self._is_stored(self._looped, whole.at(sizes).program, sizes)
         return self._in_rows(sizes, is_general=is_general, is_looped=True) if is_looped else whole
 
-    def _is_stored(self, looped: InBlocks, program: Program, sizes: Sizes) -> bool:
+    def _is_stored(self, looped: InBlocks, program: Program, sizes: SizeValues) -> bool:
         """True if a program keeps a value, of those that loops would compute in blocks, that is too large."""
         large, most = {formula(elements)(sizes) for elements in looped.large}, ROOM if self._depth else _WHOLE
         kept = ((program.graph.nodes[b.node], b) for b in program.buffers if b.role is Role.TEMPORARY and b.node is not None)
         values = ((formula(product(node.shape))(sizes), b.dtype) for node, b in kept)
         return any(count in large and count * dtype.itemsize > most for count, dtype in values)
 
-    def _in_rows(self, sizes: Sizes, *, is_general: bool, is_looped: bool) -> Forms:
+    def _in_rows(self, sizes: SizeValues, *, is_general: bool, is_looped: bool) -> Specializer:
         """The forms, in which reductions go by rows that would leave most of the machine idle otherwise."""
-        graph = self._graph_of(is_looped)
+        graph = self._graphs[is_looped]
         cuts = cuts_of(graph, sizes, self._target.processors)
 
-        def forms(cuts: Cuts) -> Forms:
+        def forms(cuts: Cuts) -> Specializer:
             lengths = dict.fromkeys((*self._lengths, *(extent for _, cut in cuts for extent in cut.extents)))
             facts = None if is_general else tuple(_fact(extent, sizes) for extent in lengths)
             return self._forms(facts, cuts, is_looped=is_looped)
@@ -392,26 +385,23 @@ class Alternatives:
         whole, apart = forms(()), forms(cuts)
         return apart if _is_faster(apart.at(sizes).program, whole.at(sizes).program, sizes, self._target) else whole
 
-    def _graph_of(self, is_looped: bool) -> Graph:
-        return self._looped.graph if is_looped and self._looped is not None else self._graph
-
-    def _forms(self, facts: Facts | None, cuts: Cuts, *, is_looped: bool) -> Forms:
-        graph, key = self._graph_of(is_looped), (is_looped, facts, cuts)
+    def _forms(self, facts: SizeFacts | None, cuts: Cuts, *, is_looped: bool) -> Specializer:
+        graph, key = self._graphs[is_looped], (is_looped, facts, cuts)
         if key not in self._known:
             loops = dict.fromkeys(cast(Blocks, node.attr("blocks")) for node in graph.nodes if node.op is Op.BLOCKS)
 
-            def bodies(sizes: Sizes) -> Bodies:
+            def bodies(sizes: SizeValues) -> Bodies:
                 return {blocks: self._program(blocks, sizes, is_general=facts is None) for blocks in loops}
 
             known = by_rows(_knowing(graph, facts or ()), cuts)
-            self._known[key] = Forms(known, self._target, wide=self._wide, bodies=bodies, lock=self._lock)
+            self._known[key] = Specializer(known, self._target, wide=self._wide, bodies=bodies, lock=self._lock)
         return self._known[key]
 
-    def _program(self, blocks: Blocks, sizes: Sizes, *, is_general: bool) -> tuple[Program, Formula]:
+    def _program(self, blocks: Blocks, sizes: SizeValues, *, is_general: bool) -> tuple[Program, Formula]:
         """The program of a loop's body, laid out for the first block at some sizes, and the bytes of a row."""
         if blocks not in self._bodies:
             body = run(blocks.body, Rules(self._target), Stage.READY)
-            self._bodies[blocks] = Alternatives(body, self._target, wide=self._wide, depth=self._depth + 1, lock=self._lock)
+            self._bodies[blocks] = GraphChoices(body, self._target, wide=self._wide, depth=self._depth + 1, lock=self._lock)
         loop, extent = self._bodies[blocks], formula(blocks.extent)(sizes)
         tried = loop.whole.at({**sizes, **blocks.first(min(extent, _TRIED))})
         taken = row_bytes(tried.program, blocks)
@@ -427,7 +417,7 @@ def _lengths(graph: Graph) -> tuple[Dim, ...]:
     return tuple(sorted({extent for extent in extents if literal(extent) is None}, key=str))
 
 
-def _is_faster(apart: Program, whole: Program, sizes: Sizes, target: Target) -> bool:
+def _is_faster(apart: Program, whole: Program, sizes: SizeValues, target: Target) -> bool:
     """True if reductions by rows are expected to take less time; where nothing is known of it, if they were few blocks."""
     time, other = program_time(apart, sizes, target), program_time(whole, sizes, target)
     if time is not None and other is not None:
@@ -436,13 +426,13 @@ def _is_faster(apart: Program, whole: Program, sizes: Sizes, target: Target) -> 
     return any(launch.cluster == 1 and launch.grid(sizes) < target.processors for launch in rows)
 
 
-def _fact(extent: Dim, sizes: Sizes) -> tuple[str, int, int]:
+def _fact(extent: Dim, sizes: SizeValues) -> tuple[str, int, int]:
     """An extent with the next power of two, and the largest of some divisors; what is computed of sizes has those of these."""
     size, name = formula(extent)(sizes), str(extent)
     return name, 1 << (size - 1).bit_length(), next(d for d in _DIVISORS if size % d == 0) if name.isidentifier() else 1
 
 
-def _knowing(graph: Graph, facts: Facts) -> Graph:
+def _knowing(graph: Graph, facts: SizeFacts) -> Graph:
     """A graph of which bounds and divisors of some sizes are known."""
     bounds, multiples = dict(graph.bounds), dict(graph.multiples)
     for name, bound, divisor in facts:
