@@ -19,7 +19,7 @@ from fusegen.runtime.library import FUNCTIONS
 NAME = "manifest.json"
 """The name of the file."""
 
-FORMAT = 8
+FORMAT = 9
 """The version of the manifest's format; another one is refused."""
 
 AGAIN = "build it again, or copy the whole folder"
