@@ -1,1 +1,1 @@
-"""Graph to graph, and graph to groups: expansion, simplification, fusion, traffic."""
+"""Rewrites of graphs, one file a pass: expansion, simplification, layouts, reductions, writes."""

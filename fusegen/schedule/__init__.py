@@ -1,1 +1,1 @@
-"""Groups to programs: the math over fragments, the plan of each kernel, and the steps of a call."""
+"""Kernels and programs as values: terms, accesses, math functions, launches, and the context in which families lower groups."""
