@@ -26,6 +26,7 @@ from fusegen.ir.index_map import (
     may_pad,
     memory_shape,
     memory_strides,
+    owner,
     strided_view,
 )
 from fusegen.ir.ops import Family, Op
@@ -104,7 +105,11 @@ def accumulation(graph: Graph, put: int) -> int | None:
     is_own = graph.nodes[place].op is Op.INPUT and all(len(graph.users[p]) == 1 for p in chain)
     is_wide = graph.nodes[place].dtype in (DType.FLOAT32, DType.FLOAT64)
     are_matrices = node.op is Op.MATMUL and all(len(operand.shape) == 2 for operand in graph.operands(chain[-1]))
-    return chain[-1] if added == 1 and is_own and is_wide and are_matrices else None
+    if not (added == 1 and is_own and is_wide and are_matrices):
+        return None
+    written = owner(graph, place)  # a library that adds as it writes would read what it has written
+    is_read = any(owner(graph, operand_base(graph, operand)) == written for operand in node.args)
+    return None if is_read else chain[-1]
 
 
 def accumulation_group(graph: Graph, position: int) -> Group | None:
