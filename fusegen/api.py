@@ -314,7 +314,7 @@ def vjp(
         kernel = Method(declared, kernel)
     if not isinstance(kernel, (Kernel, Method)):
         what = f"fg.vjp differentiates what fg.kernel declared, and is given {kernel!r}"
-        raise ArgumentError(what, mend="declare it: fg.kernel(function), fg.kernel(module)")
+        raise ArgumentError(what, hint="declare it: fg.kernel(function), fg.kernel(module)")
     _require_name(kernel.function.__name__, target)
     instance = (kernel.instance,) if isinstance(kernel, Method) else ()
     kernel = kernel.kernel if isinstance(kernel, Method) else kernel
@@ -367,7 +367,7 @@ def _require_name(kernel: str, target: object) -> None:
     """
     if target is not None and not isinstance(target, str):
         what = f"{kernel}: target= names a machine, and is given a {type(target).__name__}"
-        raise ArgumentError(what, mend="give the kernel's own parameter of that name by its position")
+        raise ArgumentError(what, hint="give the kernel's own parameter of that name by its position")
 
 
 def _default_target(device: torch.device) -> Target:

@@ -89,7 +89,7 @@ def kernel(
 def _declared(op: str | None, options: Options, function: Callable[..., Any] | nn.Module) -> Any:
     if op is not None and (options.mutates or isinstance(function, nn.Module)):
         what = "a kernel that writes in place" if options.mutates else "a module"
-        raise ArgumentError(f"{what} cannot be the operator {op}", mend="declare it without op=")
+        raise ArgumentError(f"{what} cannot be the operator {op}", hint="declare it without op=")
     if isinstance(function, nn.Module):
         return fused_module(function, options)
     return Kernel(python_function(function), name_of(function), op, options)
@@ -112,12 +112,12 @@ def fused_module(module: M, options: Options) -> M:
     """
     cls = type(module)
     if isinstance(module, _FusedModule):
-        raise ArgumentError(f"{cls.__name__} is a kernel already", mend="call it as it is")
+        raise ArgumentError(f"{cls.__name__} is a kernel already", hint="call it as it is")
     given = getattr(cls, "forward", None)
     is_function = isinstance(given, Kernel) or hasattr(given, "__code__")
     if "forward" in vars(module) or not is_function or cls.__module__.startswith("torch.jit"):
         what = f"the forward of this {cls.__name__} is no function of its class"
-        raise ArgumentError(what, mend="declare a function that calls the module: fg.kernel(lambda x: module(x))")
+        raise ArgumentError(what, hint="declare a function that calls the module: fg.kernel(lambda x: module(x))")
     kernel = _forward_of(cls, options)
     members: dict[str, Any] = {"forward": _method(kernel, cls), "_kernel": staticmethod(kernel)}
     if not hasattr(cls, "backward"):
@@ -147,7 +147,7 @@ def _method(kernel: Kernel[..., Any], cls: Any) -> Callable[..., Any]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if cls.forward is not given:
             what = f"the forward of {cls.__name__} has been replaced since fg.kernel was given the module"
-            raise ArgumentError(what, mend="call fg.kernel on the module again")
+            raise ArgumentError(what, hint="call fg.kernel on the module again")
         return kernel(self, *args, **kwargs)
 
     return forward

@@ -85,8 +85,8 @@ def from_torch(dtype: torch.dtype) -> DType:
     """
     if dtype not in _BY_TORCH:
         known = f"convert the tensor to one of: {', '.join(map(str, DType))}"
-        mend = "pass it to a call as an argument, or use torch.view_as_real(z)" if dtype.is_complex else known
-        raise UnsupportedError(f"dtype {dtype} is not supported", mend=mend)
+        hint = "pass it to a call as an argument, or use torch.view_as_real(z)" if dtype.is_complex else known
+        raise UnsupportedError(f"dtype {dtype} is not supported", hint=hint)
     return _BY_TORCH[dtype]
 
 
@@ -126,7 +126,7 @@ def _join(dtypes: Sequence[DType]) -> DType:
     for dtype in dtypes[1:]:
         if dtype.torch is not result and (dtype.is_float8 or from_torch(result).is_float8):
             what = f"{from_torch(result)} and {dtype} have no common dtype, in torch neither"
-            raise TraceError(what, mend="convert both to one dtype first, x.float() say")
+            raise TraceError(what, hint="convert both to one dtype first, x.float() say")
         result = torch.promote_types(result, dtype.torch)
     return from_torch(result)
 

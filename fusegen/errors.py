@@ -1,4 +1,4 @@
-"""Every error that a user can meet: what went wrong, where, and how to mend it.
+"""Every error that a user can meet: what went wrong, where, and a hint.
 
 One class a kind of mistake, so that callers can catch what they can handle. A message is always built from the same
 three parts; nothing in the package raises a bare ``Exception`` or uses ``assert`` for a mistake of the user's.
@@ -13,19 +13,19 @@ class FusegenError(Exception):
     Args:
         what: what went wrong, in one sentence.
         where: the place, usually the user's file and line.
-        mend: what the user can do about it.
+        hint: what the user can do about it.
     """
 
-    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None) -> None:
-        self.what, self.where, self.mend = what, where, mend
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.what, self.where, self.hint = what, where, hint
         super().__init__("\n".join(self._parts()))
 
     def _parts(self) -> list[str]:
         parts = [self.what]
         if self.where:
             parts.append(f"  at: {self.where}")
-        if self.mend:
-            parts.append(f"  try: {self.mend}")
+        if self.hint:
+            parts.append(f"  try: {self.hint}")
         return parts
 
     @property

@@ -34,7 +34,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def write_for_user(path: Path, text: str, mend: str) -> None:
+def write_for_user(path: Path, text: str, hint: str) -> None:
     """Writes a file that a user has named, whole or not at all.
 
     Raises:
@@ -43,10 +43,10 @@ def write_for_user(path: Path, text: str, mend: str) -> None:
     try:
         write_atomically(path, text.encode())
     except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend=mend) from None
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", hint=hint) from None
 
 
-def read_json(path: Path, kind: str, version: int, make: Callable[[Any], T], mend: str) -> T:
+def read_json(path: Path, kind: str, version: int, make: Callable[[Any], T], hint: str) -> T:
     """Makes a value of a file of JSON that has a format's version.
 
     Args:
@@ -62,9 +62,9 @@ def read_json(path: Path, kind: str, version: int, make: Callable[[Any], T], men
             raise ValueError(f"its format is {data['format']}, not {version}")
         return make(data)
     except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror}", mend=mend) from None
+        raise ArgumentError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ArgumentError(f"{path} is no {kind} ({one_line(error)})", mend=mend) from None
+        raise ArgumentError(f"{path} is no {kind} ({one_line(error)})", hint=hint) from None
 
 
 def sealed(content: bytes) -> bytes:
@@ -117,5 +117,5 @@ def unusable(folder: Path, reason: str) -> SettingsError:
     return SettingsError(
         f"the cache folder {folder} cannot be used: {reason}",
         where=f"FUSEGEN_CACHE_DIR ({folder.parent})",
-        mend="make room there, or set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded",
+        hint="make room there, or set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded",
     )

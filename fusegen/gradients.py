@@ -77,7 +77,7 @@ class Saved:
         """
         if not all(isinstance(each, Tensor) for each in tensors):
             what = f"{self.forward.name}: with_tensors is given {tensors!r:.100}"
-            raise ArgumentError(what, mend=f"give {len(self.tensors)} tensors in the order of saved.tensors, or none: ()")
+            raise ArgumentError(what, hint=f"give {len(self.tensors)} tensors in the order of saved.tensors, or none: ()")
         return Saved.of(replace(self.left, tensors=tuple(tensors)), self.forward)
 
 
@@ -90,7 +90,7 @@ def _versions(backward: Graph, tensors: Sequence[Tensor]) -> tuple[int, ...]:
     for spec, tensor in zip(backward.inputs, tensors, strict=False):
         if tensor.is_inference():
             what = f"{backward.name}: {spec.name!r} is a tensor of inference mode, whose changes are not counted"
-            raise ArgumentError(what, mend="run the forward pass under torch.no_grad() in place of it, on clones of such tensors")
+            raise ArgumentError(what, hint="run the forward pass under torch.no_grad() in place of it, on clones of such tensors")
     return tuple(tensor._version for tensor in tensors)
 
 
@@ -183,7 +183,7 @@ class Backward:
         """
         if not isinstance(saved, Saved) or saved.forward is not self._forward:
             what = f"the backward pass of {self._forward.name}: the first argument is not what its forward pass left"
-            raise ArgumentError(what, mend="pass the second result of it")
+            raise ArgumentError(what, hint="pass the second result of it")
         passes, kernel = saved.left.passes, saved.left.passes.backward
         kept = len(passes.derivative.kept)
         specs = kernel.graph.inputs
@@ -191,7 +191,7 @@ class Backward:
         for spec, tensor, version in zip(specs, saved.tensors, saved.versions, strict=False):
             if tensor._version != version:
                 what = f"{kernel.graph.name}: {spec.name!r} was changed in place after the forward pass, which needs it as it was"
-                raise ArgumentError(what, mend=f"change a copy: {spec.name}.clone()")
+                raise ArgumentError(what, hint=f"change a copy: {spec.name}.clone()")
         outputs = kernel([*saved.tensors, *gradients, *saved.left.numbers])
         named = {spec.name: tensor for spec, tensor in zip(specs[kept:], gradients, strict=True)}
         places = passes.derivative.gradients
@@ -207,10 +207,10 @@ class Backward:
 
 def _require_all(name: str, saved: Saved, kept: int, given: int, wanted: int) -> None:
     if len(saved.tensors) != kept:
-        raise ArgumentError(f"{name} needs {kept} saved tensors, and is given {len(saved.tensors)}", mend="pass all of them")
+        raise ArgumentError(f"{name} needs {kept} saved tensors, and is given {len(saved.tensors)}", hint="pass all of them")
     if given != wanted:
         what = f"{name} needs {wanted} gradient{'s' if wanted != 1 else ''}, and is given {given}"
-        raise ArgumentError(what, mend="pass one for each result of floats, zeros where there is none")
+        raise ArgumentError(what, hint="pass one for each result of floats, zeros where there is none")
 
 
 def _lowered(kernel: GraphKernel, sizes: Mapping[str, int], saved: Sequence[SavedValue] | None = None) -> Lowered:

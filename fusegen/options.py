@@ -24,15 +24,15 @@ class Options(NamedTuple):  # torch.compile can look into one, and not into ever
             ArgumentError: an unknown rule, or a name in place of names.
         """
         if isinstance(self.mutates, str):
-            raise ArgumentError(f"mutates is {self.mutates!r}", mend=f"give a tuple of names: mutates=({self.mutates!r},)")
+            raise ArgumentError(f"mutates is {self.mutates!r}", hint=f"give a tuple of names: mutates=({self.mutates!r},)")
         if self.recompute not in RECOMPUTES:
             what = f"fg.kernel: recompute is {self.recompute!r}, which is no rule for what a backward pass computes again"
-            raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, RECOMPUTES))}")
+            raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, RECOMPUTES))}")
         if self.compiler not in (None, *COMPILERS):
             what = f"fg.kernel: compiler is {self.compiler!r}, which is no way to compile"
-            raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, COMPILERS))}")
+            raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, COMPILERS))}")
         if not isinstance(self.fast_math, bool):
-            raise ArgumentError(f"fg.kernel: fast_math is {self.fast_math!r}", mend="give True or False")
+            raise ArgumentError(f"fg.kernel: fast_math is {self.fast_math!r}", hint="give True or False")
         return self._replace(mutates=tuple(self.mutates))
 
     def over(self, declared: Options) -> Options:

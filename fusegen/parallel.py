@@ -64,16 +64,16 @@ class Ranks:
             ArgumentError: `torch.distributed` is not initialized, the mesh has several dims, or the group is none of this rank.
         """
         if not dist.is_initialized():
-            raise ArgumentError("torch.distributed is not initialized", mend="call torch.distributed.init_process_group first")
+            raise ArgumentError("torch.distributed is not initialized", hint="call torch.distributed.init_process_group first")
         if isinstance(group, DeviceMesh):
             if group.ndim != 1:
-                raise ArgumentError(f"a mesh of {group.ndim} dims", mend="give one of its dims, as mesh['tp']")
+                raise ArgumentError(f"a mesh of {group.ndim} dims", hint="give one of its dims, as mesh['tp']")
             group = group.get_group()
         found = dist.group.WORLD if group is None else group
         assert found is not None  # as it is initialized
         if not isinstance(found, ProcessGroup):
             what = f"{found!r} is no process group" + (" that this rank is in" if isinstance(found, int) else "")
-            raise ArgumentError(what, mend="give a group of torch.distributed.new_group on its ranks alone, or a mesh")
+            raise ArgumentError(what, hint="give a group of torch.distributed.new_group on its ranks alone, or a mesh")
         return Ranks(found.group_name, dist.get_rank(found), dist.get_world_size(found))
 
     def part(self, count: int) -> slice:
@@ -88,8 +88,8 @@ class Ranks:
             ArgumentError: the size does not divide the count.
         """
         if count % self.size:
-            mend = f"give a multiple of {self.size}, or a smaller group"
-            raise ArgumentError(f"{what}={count} cannot be split over {self.size} ranks", mend=mend)
+            hint = f"give a multiple of {self.size}, or a smaller group"
+            raise ArgumentError(f"{what}={count} cannot be split over {self.size} ranks", hint=hint)
 
     def shard(self, what: str, full: Tensor, dim: int) -> nn.Parameter:
         """This rank's part of a parameter: a copy of a part of a whole tensor, or the local tensor of one that is split so.
@@ -119,13 +119,13 @@ class Ranks:
             return _parameter(full.clone(), full)
         if not all(placement.is_replicate() for placement in full.placements):
             what = f"{what} is placed as {full.placements}, and all ranks need all of it"
-            raise ArgumentError(what, mend="redistribute it with Replicate()")
+            raise ArgumentError(what, hint="redistribute it with Replicate()")
         return _parameter(full.to_local(), full)
 
     def _require_placed(self, what: str, tensor: DTensor, dim: int) -> None:
         if tuple(tensor.placements) != (Shard(dim),) or tensor.device_mesh.get_group().group_name != self.name:
             what = f"{what} is placed as {tensor.placements} over {tensor.device_mesh}"
-            raise ArgumentError(what, mend=f"redistribute it with (Shard({dim}),) over a mesh of the module's group")
+            raise ArgumentError(what, hint=f"redistribute it with (Shard({dim}),) over a mesh of the module's group")
 
 
 def _parameter(values: Tensor, like: Tensor) -> nn.Parameter:
@@ -278,7 +278,7 @@ def _require_plain(module: nn.Module) -> None:
     has_hooks = is_linear and bool(module._forward_hooks or module._forward_pre_hooks) and not isinstance(module.weight, DTensor)
     if not is_linear or has_hooks or is_parametrized(module):
         what = f"{type(module).__name__} is no plain torch.nn.Linear, and its weight is not all that it computes by"
-        raise ArgumentError(what, mend="merge adapters and parametrizations into the weight, and remove hooks, before it is split")
+        raise ArgumentError(what, hint="merge adapters and parametrizations into the weight, and remove hooks, before it is split")
 
 
 # A gated feed-forward block whose hidden features are split over ranks.
@@ -360,7 +360,7 @@ class ParallelAttention(nn.Module):
         ranks.require_divides("num_key_value_heads", module.num_key_value_heads)
         if module.p:
             what = f"ParallelAttention: p={module.p}, dropout of attention weights, is not supported over ranks"
-            raise ArgumentError(what, mend="make the block with p=0, and drop out of its result, on all ranks by one seed")
+            raise ArgumentError(what, hint="make the block with p=0, and drop out of its result, on all ranks by one seed")
         self.num_attention_heads = module.num_attention_heads // ranks.size
         self.num_key_value_heads = module.num_key_value_heads // ranks.size
         self.head_dim, self.p, self.interleaved = module.head_dim, module.p, module.interleaved
@@ -399,7 +399,7 @@ class ParallelAttention(nn.Module):
             return mask
         if mask.shape[-3] != self.num_attention_heads * self.ranks.size:
             what = f"ParallelAttention: the mask has shape {tuple(mask.shape)}, and is not of the heads of all ranks"
-            raise ArgumentError(what, mend=f"give a mask of {self.num_attention_heads * self.ranks.size} heads, or of one")
+            raise ArgumentError(what, hint=f"give a mask of {self.num_attention_heads * self.ranks.size} heads, or of one")
         return mask[..., self.ranks.part(mask.shape[-3]), :, :]
 
     def extra_repr(self) -> str:

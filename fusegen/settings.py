@@ -71,7 +71,7 @@ def cache_folder(name: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(
-            f"the cache folder {folder} cannot be used: {error.strerror}", mend="set FUSEGEN_CACHE_DIR to a folder of yours"
+            f"the cache folder {folder} cannot be used: {error.strerror}", hint="set FUSEGEN_CACHE_DIR to a folder of yours"
         ) from None
     return folder
 
@@ -84,13 +84,13 @@ def _cache_dir() -> Path:
         return (Path(base) if base else Path.home() / ".cache") / "fusegen"
     except RuntimeError:  # there is no such user, or this one has no home
         what = f"FUSEGEN_CACHE_DIR={chosen!r} names no user's home" if chosen else "there is no home folder for the cache"
-        raise SettingsError(what, mend="set FUSEGEN_CACHE_DIR to a folder of yours") from None
+        raise SettingsError(what, hint="set FUSEGEN_CACHE_DIR to a folder of yours") from None
 
 
 def _compiler() -> Compiler:
     value = os.environ.get("FUSEGEN_COMPILER") or "nvrtc"
     if value not in COMPILERS:
-        raise SettingsError(f"FUSEGEN_COMPILER={value!r} is no way to compile", mend=f"set it to {' or '.join(COMPILERS)}")
+        raise SettingsError(f"FUSEGEN_COMPILER={value!r} is no way to compile", hint=f"set it to {' or '.join(COMPILERS)}")
     return value
 
 
@@ -100,4 +100,4 @@ def _flag(name: str, default: str = "") -> bool:
         return True
     if value in _FALSE:
         return False
-    raise SettingsError(f"{name}={value!r} is neither true nor false", mend=f"set {name} to 1 or 0")
+    raise SettingsError(f"{name}={value!r} is neither true nor false", hint=f"set {name} to 1 or 0")

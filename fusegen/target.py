@@ -104,7 +104,7 @@ def target(name: str) -> Target:
     if name not in _BY_NAME:
         close = difflib.get_close_matches(str(name).lower(), _BY_NAME, n=1, cutoff=0.85)  # of sm_103, sm_100 is none
         meant = f"{close[0]!r}, or another" if close else "one"
-        raise TargetError(f"unknown target {name!r}", mend=f"choose {meant} of {', '.join(_BY_NAME)}")
+        raise TargetError(f"unknown target {name!r}", hint=f"choose {meant} of {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
 
 
@@ -116,10 +116,10 @@ def from_capability(major: int, minor: int) -> Target:
     """
     older = [capability for capability in _BY_CAPABILITY if capability <= (major, minor)]
     if not older:
-        raise TargetError(f"compute capability {major}.{minor} is too old", mend="use a GPU of capability 8.0 or newer")
+        raise TargetError(f"compute capability {major}.{minor} is too old", hint="use a GPU of capability 8.0 or newer")
     best = max(older)
     if best[0] != major:
-        raise TargetError(f"compute capability {major}.{minor} is not known", mend="update fusegen")
+        raise TargetError(f"compute capability {major}.{minor} is not known", hint="update fusegen")
     return _BY_NAME[_BY_CAPABILITY[best]]
 
 

@@ -76,7 +76,7 @@ class TunedLaunch:
             SettingsError: the cache cannot be written to.
         """
         if plan not in [each.plan for each in self.candidates]:
-            raise ArgumentError(f"{plan} is no plan of {self.name}", mend="pass one of its candidates' plans")
+            raise ArgumentError(f"{plan} is no plan of {self.name}", hint="pass one of its candidates' plans")
         keep(self.place, entry_of(self.place.extents, plan, _words(self.candidates), pinned=True))
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any)
     if isinstance(kernel, Method):
         return tune(kernel.kernel, kernel.instance, *args, **kwargs)
     if not isinstance(kernel, Kernel):
-        raise ArgumentError(f"{kernel!r} is no kernel", mend="decorate it with @fg.kernel")
+        raise ArgumentError(f"{kernel!r} is no kernel", hint="decorate it with @fg.kernel")
     dispatcher = kernel._dispatcher_of(kwargs)
     dispatcher, values = dispatcher.of_call(args, kwargs)
     tuning = _of_rank_0(lambda: _kept(_measured(dispatcher, values)))
@@ -153,7 +153,7 @@ def _kept(tuning: Tuning) -> Tuning:
 def _device(values: Values) -> torch.device:
     tensors = [value for value in values if isinstance(value, Tensor)]
     if any(tensor.is_meta or not tensor.numel() for tensor in tensors):
-        raise ArgumentError("there is nothing to measure on tensors without elements", mend="pass tensors as a call gets them")
+        raise ArgumentError("there is nothing to measure on tensors without elements", hint="pass tensors as a call gets them")
     return tensors[0].device
 
 
@@ -278,7 +278,7 @@ def _check_alike(name: str, plan: Plan, found: Sequence[Any], wanted: Sequence[A
     for one, other in zip(found, wanted, strict=True):
         if isinstance(one, Tensor) and not _alike(one, other, math.ceil(share * one.numel())):
             what = f"{name} gives other results with the plan {plan.words}"
-            raise VerificationError(what, mend="please report the declaration and its shapes")
+            raise VerificationError(what, hint="please report the declaration and its shapes")
 
 
 def _alike(one: Tensor, other: Tensor, few: int) -> bool:

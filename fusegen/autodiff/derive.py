@@ -133,7 +133,7 @@ class _Joint:
             self._add(result, given)
         if not self._active.intersection(self._gradients):
             what = f"{graph.name}: no result has a derivative by {', '.join(wrt) or 'anything'}"
-            raise GradientError(what, mend="return a float that is computed of a float argument, without detach()")
+            raise GradientError(what, hint="return a float that is computed of a float argument, without detach()")
 
     def sweep(self) -> None:
         """Carries gradients from the results to the inputs."""

@@ -59,13 +59,13 @@ def choose(names: Sequence[str] | None, device: torch.device) -> ChosenProviders
     """
     for name in names or ():
         if name not in {each.name for each in PROVIDERS}:
-            raise ArgumentError(f"no provider is called {name!r}", mend=", ".join(each.name for each in PROVIDERS))
+            raise ArgumentError(f"no provider is called {name!r}", hint=", ".join(each.name for each in PROVIDERS))
     wanted = [each for each in PROVIDERS if names is None or each.name in names]
     reasons = {each.name: each.missing(device) for each in wanted}
     missing = {name: reason for name, reason in reasons.items() if reason is not None}
     if names is not None and missing:
         name, reason = next(iter(missing.items()))
-        raise ArgumentError(f"{name} cannot be timed here: {reason}", mend="leave it out of --providers")
+        raise ArgumentError(f"{name} cannot be timed here: {reason}", hint="leave it out of --providers")
     return ChosenProviders(tuple(each for each in wanted if each.name not in missing), missing)
 
 

@@ -176,7 +176,7 @@ def check_place(path: Path, option: str) -> None:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}", mend=f"choose another file with {option}") from None
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", hint=f"choose another file with {option}") from None
 
 
 def read(path: Path) -> BenchRecord:
@@ -327,13 +327,13 @@ def check_same_device(old: Environment, new: Environment) -> None:
         ArgumentError: naming both devices, timers or, on a CPU, numbers of threads.
     """
     if old.device != new.device:
-        raise ArgumentError(f"the records are of different devices: {old.device} and {new.device}", mend="one of the same device")
+        raise ArgumentError(f"the records are of different devices: {old.device} and {new.device}", hint="one of the same device")
     clocks = [each.timer.partition(",")[0] for each in (old, new)]
     if clocks[0] != clocks[1]:
-        raise ArgumentError(f"the records are of different timers: {clocks[0]} and {clocks[1]}", mend="one of the same timer")
+        raise ArgumentError(f"the records are of different timers: {clocks[0]} and {clocks[1]}", hint="one of the same timer")
     if new.kind == "cpu" and old.threads != new.threads:
         what = f"the records are of different numbers of threads: {old.threads} and {new.threads}"
-        raise ArgumentError(what, mend=f"OMP_NUM_THREADS={old.threads}")
+        raise ArgumentError(what, hint=f"OMP_NUM_THREADS={old.threads}")
 
 
 def compare(old: BenchRecord, new: BenchRecord) -> Comparison:

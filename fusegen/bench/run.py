@@ -263,7 +263,7 @@ def resumed(path: Path, here: Environment) -> BenchRecord:
     for field in (*_SAME, *(("threads",) if here.kind == "cpu" else ())):
         old, new = getattr(found.environment, field), getattr(here, field)
         if old != new:
-            raise ArgumentError(f"{path} was measured with another {field}: {old}, not {new}", mend="another file with --out")
+            raise ArgumentError(f"{path} was measured with another {field}: {old}, not {new}", hint="another file with --out")
     return replace(found, environment=here)
 
 

@@ -140,7 +140,7 @@ def _traced(wanted: BuildRequest) -> TracedCall:
     variant, captured = dispatcher.variants.of(values, wanted.target, device)
     if asked := variant.state.asked:
         what = f"{wanted.name} asks for {', '.join(asked)} while it is traced, which a built kernel does not ask again"
-        raise BundleError(what, mend="pass what it depends on as an argument")
+        raise BundleError(what, hint="pass what it depends on as an argument")
     names = (*dispatcher.parameters.names, *variant.state.names)
     return TracedCall(wanted, dispatcher, variant, names, (*values, *captured))
 
@@ -199,7 +199,7 @@ def _require_same(kernel: BuiltKernel, parameters: Sequence[BuiltParameter]) -> 
     if kernel.parameters != tuple(parameters):
         names = (", ".join(p.name for p in some if p.captured) or "none" for some in (kernel.parameters, parameters))
         what = "{} captures other tensors for other arguments: {}, and {}".format(kernel.name, *names)
-        raise BundleError(what, mend="build each into a folder of its own, or pass them as arguments")
+        raise BundleError(what, hint="build each into a folder of its own, or pass them as arguments")
 
 
 def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:
@@ -298,11 +298,11 @@ def structure_of(structure: run.ResultTree) -> ResultStructure:
     kind = _HOLDERS.get(structure.type)
     if kind is None:
         what = f"a result is a {structure.type.__name__}, which cannot be written down"
-        raise BundleError(what, mend="return tuples, lists, dicts and named tuples")
+        raise BundleError(what, hint="return tuples, lists, dicts and named tuples")
     keys: tuple[Any, ...] = tuple(structure.context) if kind is ContainerKind.DICT else ()
     if kind is ContainerKind.NAMED_TUPLE:
         keys = structure.context._fields
     if not all(type(key) in (str, int) for key in keys):
-        raise ArgumentError("a result is a dict whose keys are neither texts nor ints", mend="return a dict with such keys")
+        raise ArgumentError("a result is a dict whose keys are neither texts nor ints", hint="return a dict with such keys")
     name = structure.context.__name__ if kind is ContainerKind.NAMED_TUPLE else ""
     return ResultStructure(kind, tuple(map(structure_of, structure.children())), keys, name)

@@ -121,17 +121,17 @@ def _operators(wanted: Iterable[BuildRequest]) -> list[OperatorSpec]:
         each, traced = call.wanted, Traced(call)
         if (first := named.setdefault(traced.name, each.name)) != each.name:
             what = f"{first} and {each.name} would both be the operator {traced.name}"
-            raise BundleError(what, mend="build them into two libraries, or give one a name of other Latin letters")
+            raise BundleError(what, hint="build them into two libraries, or give one a name of other Latin letters")
         parameters, kind = traced.parameters(), traced.kind()
         known = found.get(traced.name, OperatorSpec(traced.name, parameters, ()))
         if known.parameters != parameters or (known.kinds and len(known.kinds[0].results) != len(kind.results)):
             what = f"{each.name} has other parameters or results for {kind.description} than before"
-            raise BundleError(what, mend="build it into another library")
+            raise BundleError(what, hint="build it into another library")
         found[traced.name] = replace(known, kinds=_joined(known.kinds, kind))
     for name in found:
         if clash := {f"{name}_forward", f"{name}_backward"} & found.keys():
             what = f"{clash.pop()} is also the name of a pass of {name}"
-            raise BundleError(what, mend="build them into two libraries")
+            raise BundleError(what, hint="build them into two libraries")
     return list(found.values())
 
 
@@ -180,7 +180,7 @@ def build_sources(folder: Path, wanted: Iterable[BuildRequest], library: str) ->
     for call in (call for each in wanted for call in traced_calls(each)):
         target = call.wanted.target
         if target.backend is Backend.CPU:
-            raise BundleError("sources are CUDA", mend="give GPUs: --arch sm_90a; --format extension has the CPU too")
+            raise BundleError("sources are CUDA", hint="give GPUs: --arch sm_90a; --format extension has the CPU too")
         traced = Traced(call)
         kind = traced.kind()
         name = _unique("_".join([traced.name, *_dtypes(kind.tensors), target.name]), files)
@@ -237,7 +237,7 @@ class Traced:
         specs = {spec.name: spec for spec in self._graph.inputs}
         self._tensors = [n for n, a in self._given.items() if isinstance(a, TensorArgument)] + list(self._variant.state.names)
         if not self._tensors:
-            raise BundleError(f"{wanted.name} takes no tensor, which says where an operator runs", mend="call the kernel itself")
+            raise BundleError(f"{wanted.name} takes no tensor, which says where an operator runs", hint="call the kernel itself")
         self._specs = [specs[name] for name in self._tensors]
         self._extents = tuple(a.size for a in self._given.values() if isinstance(a, ExtentArgument))
         kinds = {n: DType.FLOAT64 if a.is_float else DType.INT64 for n, a in self._given.items() if isinstance(a, NumberArgument)}

@@ -72,18 +72,18 @@ class Kernels:
         try:
             return cuda.load(binary(self._folder, code, self._mark), code.entry, code.entry, launch, index)
         except LaunchError as error:
-            raise BundleError(f"{self._folder / code.file}: {error.what}", mend="build it again") from error
+            raise BundleError(f"{self._folder / code.file}: {error.what}", hint="build it again") from error
 
     def _host_kernel(self, code: Code) -> Any:
         path = self._folder / code.file
         if self._machine != instruction_set():
             what = f"{path} was built for another kind of processor"
-            raise BundleError(what, mend="build it on a machine like this one: fusegen build … --arch cpu")
+            raise BundleError(what, hint="build it on a machine like this one: fusegen build … --arch cpu")
         binary(self._folder, code, self._mark)
         try:
             return host_kernel(getattr(ctypes.CDLL(str(path.resolve())), code.entry))
         except OSError as error:
-            raise BundleError(f"{path} cannot be loaded: {error}", mend="build it again") from error
+            raise BundleError(f"{path} cannot be loaded: {error}", hint="build it again") from error
 
 
 # Selects the built program of a call.

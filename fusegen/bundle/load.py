@@ -66,12 +66,12 @@ def load(folder: str | os.PathLike[str]) -> Bundle:
 
 def _place(folder: object) -> Path:
     if not isinstance(folder, (str, os.PathLike)):
-        raise ArgumentError(f"fg.load is given {folder!r}", mend="give the path of the folder that fusegen build --out wrote")
+        raise ArgumentError(f"fg.load is given {folder!r}", hint="give the path of the folder that fusegen build --out wrote")
     try:
         return Path(folder).resolve()
     except (TypeError, ValueError, OSError, RuntimeError) as error:  # a path of bytes or with a null, links in a circle
         raise ArgumentError(
-            f"{folder!r} is no path of a folder: {error}", mend="give the one that fusegen build --out wrote"
+            f"{folder!r} is no path of a folder: {error}", hint="give the one that fusegen build --out wrote"
         ) from None
 
 
@@ -203,7 +203,7 @@ class BuiltFunction(CallBinder):
             bound = self.__signature__.bind(*args, **kwargs)
         except TypeError as error:
             what = f"{self.__name__}: {error}"
-            raise ArgumentError(what, mend=f"call it as {self.__name__}{self.__signature__}") from None
+            raise ArgumentError(what, hint=f"call it as {self.__name__}{self.__signature__}") from None
         bound.apply_defaults()
         return [bound.arguments[name] for name in self._given]
 
@@ -228,7 +228,7 @@ class BuiltFunction(CallBinder):
     def check(self, values: Values) -> None:
         """Refuses what no kernel can work on."""
         if is_tracing():
-            raise TraceError(f"{self.__name__} is built, and cannot be inlined in another kernel", mend="call what it was built of")
+            raise TraceError(f"{self.__name__} is built, and cannot be inlined in another kernel", hint="call what it was built of")
         check(self.__name__, self._given, values)
         for name, value in zip(self._given, values, strict=True):
             if isinstance(value, Tensor):
@@ -304,7 +304,7 @@ class BuiltFunction(CallBinder):
 
     def _uncomputable(self, values: Values) -> Any:
         given = ", ".join(f"{n}={v!r}" for n, v in zip(self._given, values, strict=True) if isinstance(v, (int, float)))
-        raise ArgumentError(f"{self.__name__}: Python cannot compute what the kernel needs of {given}", mend="pass other numbers")
+        raise ArgumentError(f"{self.__name__}: Python cannot compute what the kernel needs of {given}", hint="pass other numbers")
 
     # Which program.
 
@@ -321,14 +321,14 @@ class BuiltFunction(CallBinder):
             return found
         if not found:
             what = f"{self.__name__} was not built for {target.name} ({device}); it was built for {', '.join(self.targets)}"
-            raise ArgumentError(what, mend=f"build it again with --arch {','.join((*self.targets, target.name))}")
+            raise ArgumentError(what, hint=f"build it again with --arch {','.join((*self.targets, target.name))}")
         raise self._unfit(found)
 
     def _unfit(self, reasons: Reasons) -> ArgumentError:
         """The error of a call for which nothing was built; of several programs, each with its reason."""
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons))
         built = "; ".join(dict.fromkeys(described(variant.signature, self._given) for variant, _ in reasons))
-        return ArgumentError(f"{self.__name__}: {what}", mend=f"build it for such a call too; it was built for {built}")
+        return ArgumentError(f"{self.__name__}: {what}", hint=f"build it for such a call too; it was built for {built}")
 
 
 def _found_again(folder: str, name: str) -> BuiltFunction:
@@ -348,7 +348,7 @@ def _signature(parameters: Sequence[BuiltParameter]) -> inspect.Signature:
             [inspect.Parameter(p.name, kinds[p.keyword_only], default=d) for p, d in zip(parameters, defaults, strict=True)]
         )
     except ValueError as error:
-        raise BundleError(f"the manifest names parameters that no function has: {error}", mend="build it again") from None
+        raise BundleError(f"the manifest names parameters that no function has: {error}", hint="build it again") from None
 
 
 def _pattern(values: Values) -> tuple[int, ...]:
@@ -446,7 +446,7 @@ class BuiltPass(CallBinder):
     def _unfit(self, reasons: Reasons) -> ArgumentError:
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons)) or "nothing was built for as many rows"
         built = "; ".join(dict.fromkeys(described(program.signature, self._names) for program, _ in reasons))
-        return ArgumentError(f"{self._name}: {what}", mend=f"build it for such a call too; it was built for {built}")
+        return ArgumentError(f"{self._name}: {what}", hint=f"build it for such a call too; it was built for {built}")
 
 
 class _Moving(BoundCall):

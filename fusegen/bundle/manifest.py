@@ -23,7 +23,7 @@ FORMAT = 9
 """The version of the manifest's format; another one is refused."""
 
 AGAIN = "build it again, or copy the whole folder"
-"""The mend of a folder that is not as it was built."""
+"""The hint where a folder is not as it was built."""
 
 
 @dataclass(frozen=True)
@@ -161,28 +161,28 @@ def read_manifest(folder: Path) -> Manifest:
         document = json.loads(path.read_bytes())
     except OSError as error:
         what = f"no built kernels in {folder}: {NAME} cannot be read: {error.strerror}"
-        raise BundleError(what, mend="give the folder that fusegen build --out wrote") from None
+        raise BundleError(what, hint="give the folder that fusegen build --out wrote") from None
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is damaged: {error}", mend=AGAIN) from None
+        raise BundleError(f"{path} is damaged: {error}", hint=AGAIN) from None
     try:
         return _checked(document, path)
     except RecursionError:
-        raise BundleError(f"{path} is nested too deeply", mend=AGAIN) from None
+        raise BundleError(f"{path} is nested too deeply", hint=AGAIN) from None
 
 
 def _checked(document: Any, path: Path) -> Manifest:
     if not isinstance(document, dict) or "format" not in document:
-        raise BundleError(f"{path} is no manifest of built kernels", mend="give the folder that fusegen build --out wrote")
+        raise BundleError(f"{path} is no manifest of built kernels", hint="give the folder that fusegen build --out wrote")
     if document["format"] != FORMAT:
         what = f"{path} is of format {str(document['format'])[:20]}, this fusegen reads {FORMAT}"
-        raise BundleError(what, mend="build it again with this fusegen, or update fusegen")
+        raise BundleError(what, hint="build it again with this fusegen, or update fusegen")
     content = document.get("content")
     if document.get("sha256") != digest(_canonical(content)):
-        raise BundleError(f"{path} is not as it was written: its hash differs", mend=AGAIN)
+        raise BundleError(f"{path} is not as it was written: its hash differs", hint=AGAIN)
     manifest: Manifest = decode(content, Manifest, path.name)
     names = [kernel.name for kernel in manifest.kernels]
     if len(set(names)) < len(names):
-        raise BundleError(f"{path} holds a kernel twice", mend=AGAIN)
+        raise BundleError(f"{path} holds a kernel twice", hint=AGAIN)
     for kernel in manifest.kernels:
         for variant in kernel.variants:
             _check_variant(variant, f"{path}: {kernel.name} for {variant.target}")
@@ -198,12 +198,12 @@ def _check_program(program: BuiltProgram, where: str) -> None:
     for numbers in (program.call.scalars, program.signature.conditions):
         for line in numbers.lines:
             if isinstance(line, Operation) and arity(line.name) != len(line.operands):
-                raise BundleError(f"{where}: no operation {line.name!r} of {len(line.operands)} numbers", mend=AGAIN)
+                raise BundleError(f"{where}: no operation {line.name!r} of {len(line.operands)} numbers", hint=AGAIN)
     for step in program.call.steps:
         if isinstance(step, LibraryCall) and step.function not in FUNCTIONS:
-            raise BundleError(f"{where}: there is no function {step.function!r}", mend=AGAIN)
+            raise BundleError(f"{where}: there is no function {step.function!r}", hint=AGAIN)
     if len(program.code) != len(program.call.launches):
-        raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", mend=AGAIN)
+        raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", hint=AGAIN)
 
 
 def _check_variant(variant: BuiltVariant, where: str) -> None:
@@ -212,7 +212,7 @@ def _check_variant(variant: BuiltVariant, where: str) -> None:
     try:
         builder(variant.structure)
     except ValueError as error:
-        raise BundleError(f"{where}: {error}", mend=AGAIN) from None
+        raise BundleError(f"{where}: {error}", hint=AGAIN) from None
 
 
 # Binaries of a folder, which know the call that they were compiled for.
@@ -265,15 +265,15 @@ def binary(folder: Path, code: Code, mark: bytes) -> bytes:
     try:
         is_inside = path.resolve().is_relative_to(folder.resolve())
     except (ValueError, OSError, RuntimeError) as error:  # a null in it, say, or links in a circle
-        raise BundleError(f"{folder / NAME}: {code.file!r} is no name of a file: {error}", mend=AGAIN) from None
+        raise BundleError(f"{folder / NAME}: {code.file!r} is no name of a file: {error}", hint=AGAIN) from None
     if not is_inside:
-        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", mend=AGAIN)
+        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", hint=AGAIN)
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}", mend=AGAIN) from None
+        raise BundleError(f"{path} cannot be read: {error.strerror}", hint=AGAIN) from None
     if digest(content) != code.sha256:
-        raise BundleError(f"{path} is not as it was built: its hash differs", mend=AGAIN)
+        raise BundleError(f"{path} is not as it was built: its hash differs", hint=AGAIN)
     if not content.endswith(mark):
-        raise BundleError(f"{path} was compiled for another call than {NAME} says", mend=AGAIN)
+        raise BundleError(f"{path} was compiled for another call than {NAME} says", hint=AGAIN)
     return content.removesuffix(mark)

@@ -218,7 +218,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
         unfinished.mkdir()
     except OSError as error:
-        raise BundleError(f"{folder} cannot be made: {error.strerror}", mend="give a folder whose parent is there") from None
+        raise BundleError(f"{folder} cannot be made: {error.strerror}", hint="give a folder whose parent is there") from None
     try:
         yield unfinished
         with writing_to(folder):
@@ -233,7 +233,7 @@ def writing_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BundleError(f"{folder} cannot be written: {error.strerror}", mend="make room, or give another folder") from error
+        raise BundleError(f"{folder} cannot be written: {error.strerror}", hint="make room, or give another folder") from error
 
 
 def write(path: Path, content: bytes) -> None:
@@ -249,7 +249,7 @@ def require_new(folder: Path) -> None:
         BundleError: it is.
     """
     if folder.exists():
-        raise BundleError(f"{folder} is there already", mend="remove it, or build into another folder")
+        raise BundleError(f"{folder} is there already", hint="remove it, or build into another folder")
 
 
 def require_name(library: str) -> None:
@@ -259,4 +259,4 @@ def require_name(library: str) -> None:
         ArgumentError: it is such a name.
     """
     if not re.fullmatch(r"[A-Za-z_]\w*", library, re.ASCII):
-        raise ArgumentError(f"the library is {library!r}", mend="give a name such as mylib by --library")
+        raise ArgumentError(f"the library is {library!r}", hint="give a name such as mylib by --library")

@@ -82,7 +82,7 @@ def _check_sizes(low: Lowered) -> None:
     for buffer in low.program.buffers:
         elements = math.prod(size(low.sizes) for size in buffer.shape)
         if elements > _MOST_SIZE // buffer.dtype.itemsize:
-            raise ArgumentError(f"{low.graph.name} makes a tensor of {elements} elements", mend="give smaller sizes")
+            raise ArgumentError(f"{low.graph.name} makes a tensor of {elements} elements", hint="give smaller sizes")
 
 
 def chosen_target(name: str | None) -> Target:
@@ -139,7 +139,7 @@ def check_complete(found: FoundKernel, arguments: Mapping[str, Any]) -> None:
     values = [f"--arg {name}=…" for name in missing if name in parameters.static_given]
     unsaid = [name for name in missing if name not in parameters.annotations]
     numbers = f", or --arg {unsaid[-1]}=… if it is a number" if unsaid else ""
-    raise ArgumentError(f"nothing is known of {', '.join(missing)} of {found.name}", mend=" ".join([*shapes, *values]) + numbers)
+    raise ArgumentError(f"nothing is known of {', '.join(missing)} of {found.name}", hint=" ".join([*shapes, *values]) + numbers)
 
 
 def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:
@@ -158,7 +158,7 @@ def refuse_twice(name: str, known: Container[str]) -> None:
         ArgumentError: it is.
     """
     if name in known:
-        raise ArgumentError(f"{name!r} is given twice", mend="give it once")
+        raise ArgumentError(f"{name!r} is given twice", hint="give it once")
 
 
 def tensor_of(text: str, default: DType, *, nameless: str | None = None) -> tuple[str, Tensor]:
@@ -174,11 +174,11 @@ def tensor_of(text: str, default: DType, *, nameless: str | None = None) -> tupl
     """
     match = _SHAPE.fullmatch(text)
     if match is None or (nameless is None and match["name"] is None):
-        raise ArgumentError(f"cannot read the shape {shortened(text, 80)!r}", mend=nameless or "--shape x=16384x4096:bf16")
+        raise ArgumentError(f"cannot read the shape {shortened(text, 80)!r}", hint=nameless or "--shape x=16384x4096:bf16")
     texts = [size.lstrip("0") or "0" for size in match["sizes"].split("x") if size]
     if len(texts) > _MOST_DIMS or any(len(size) > _MOST_DIGITS for size in texts):
         what = f"{shortened(text, 80)}: no tensor has such a shape"
-        raise ArgumentError(what, mend=f"give at most {_MOST_DIMS} sizes, each of 64 bits")
+        raise ArgumentError(what, hint=f"give at most {_MOST_DIMS} sizes, each of 64 bits")
     sizes = [int(size) for size in texts]
     dtype = _dtype(match["dtype"]) if match["dtype"] else default
     return match["name"] or "", _tensor(sizes, dtype, text)
@@ -187,15 +187,15 @@ def tensor_of(text: str, default: DType, *, nameless: str | None = None) -> tupl
 def _tensor(sizes: Sequence[int], dtype: DType, text: str) -> Tensor:
     elements = math.prod(sizes)
     if not elements:
-        raise ArgumentError(f"{text}: the tensor is empty, and needs no kernel", mend="give sizes of 1 and more")
+        raise ArgumentError(f"{text}: the tensor is empty, and needs no kernel", hint="give sizes of 1 and more")
     if elements > _MOST_SIZE // dtype.itemsize:
-        raise ArgumentError(f"{text}: a tensor of {elements} elements does not exist", mend="give smaller sizes")
+        raise ArgumentError(f"{text}: a tensor of {elements} elements does not exist", hint="give smaller sizes")
     return meta(*sizes, dtype=dtype.torch)
 
 
 def _dtype(name: str) -> DType:
     if name not in DTYPES:
-        raise ArgumentError(f"unknown dtype {name!r}", mend=f"one of {', '.join(d.short for d in DType)}")
+        raise ArgumentError(f"unknown dtype {name!r}", hint=f"one of {', '.join(d.short for d in DType)}")
     return DTYPES[name]
 
 
@@ -205,9 +205,9 @@ def _refuse_unknown(given: Mapping[str, Tensor], parameters: Parameters) -> None
     for name in given:
         if name not in parameters.given and name not in dims:
             what = f"{name!r} is no parameter of {parameters.function.__name__}"
-            raise ArgumentError(what, mend=f"its parameters are {', '.join(parameters.given) or 'none'}")
+            raise ArgumentError(what, hint=f"its parameters are {', '.join(parameters.given) or 'none'}")
         if name in dims - {*parameters.given} and given[name].dim() != 1:
-            raise ArgumentError(f"{name!r} is a dim, which has one size", mend=f"--shape {name}=512")
+            raise ArgumentError(f"{name!r} is a dim, which has one size", hint=f"--shape {name}=512")
 
 
 def _annotated(parameters: Parameters, dtype: DType, given: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -241,8 +241,8 @@ def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or name not in parameters.given:
-            mend = f"--arg NAME=VALUE with NAME of {', '.join(parameters.given) or 'no parameter'}"
-            raise ArgumentError(f"cannot read the argument {shortened(text, 80)!r}", mend=mend)
+            hint = f"--arg NAME=VALUE with NAME of {', '.join(parameters.given) or 'no parameter'}"
+            raise ArgumentError(f"cannot read the argument {shortened(text, 80)!r}", hint=hint)
         refuse_twice(name, values)
         values[name] = _value(name, value, parameters)
     return values
@@ -250,7 +250,7 @@ def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
 
 def _value(name: str, text: str, parameters: Parameters) -> Any:
     if len(text) > _LONGEST_VALUE:
-        raise ArgumentError(f"the value of {name!r} has {len(text)} characters", mend=f"give at most {_LONGEST_VALUE}")
+        raise ArgumentError(f"the value of {name!r} has {len(text)} characters", hint=f"give at most {_LONGEST_VALUE}")
     value = _literal(text)
     return text if parameters.annotations.get(name) is str and not isinstance(value, str) else value
 
@@ -285,12 +285,12 @@ def chosen_device(name: str | None) -> torch.device:
     """
     gpu = nvidia_gpu()
     if name == "cuda" and gpu is None:
-        raise ArgumentError("torch sees no NVIDIA GPU", mend="--device cpu")
+        raise ArgumentError("torch sees no NVIDIA GPU", hint="--device cpu")
     if gpu is not None and name != "cpu":
         return gpu
     if settings().emulate:
         what = "FUSEGEN_EMULATE is set, and the emulator is far too slow for these sizes"
-        raise ArgumentError(what, mend="unset FUSEGEN_EMULATE")
+        raise ArgumentError(what, hint="unset FUSEGEN_EMULATE")
     return torch.device("cpu")
 
 
@@ -330,12 +330,12 @@ def are_own(names: Sequence[str], options: argparse.Namespace, of_prebuilt: Sequ
     prebuilt = [name for name in names if not is_place(name)]
     if own and prebuilt:
         what = f"{own[0]} is a kernel of yours, and {prebuilt[0]} a prebuilt one, which has cases of its own"
-        raise ArgumentError(what, mend="run the command for each of them")
+        raise ArgumentError(what, hint="run the command for each of them")
     if not own and (word := next((word for word in ("shape", "arg") if getattr(options, word)), None)):
         what = f"--{word} is for a kernel of yours: prebuilt ones have cases of their own"
-        raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
+        raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
     if own and (word := next((word for word in of_prebuilt if getattr(options, word)), None)):
-        raise ArgumentError(f"--{word} is for prebuilt kernels", mend=f"leave it out for {own[0]}")
+        raise ArgumentError(f"--{word} is for prebuilt kernels", hint=f"leave it out for {own[0]}")
     return bool(own)
 
 
@@ -356,5 +356,5 @@ def given(
         arguments = meta_arguments(found, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
         check_complete(found, arguments)
         if not any(isinstance(value, Tensor) for value in arguments.values()):
-            raise ArgumentError(f"{name} takes no tensor", mend="make what it computes from a parameter")
+            raise ArgumentError(f"{name} takes no tensor", hint="make what it computes from a parameter")
         yield KernelCall(name, found.kernel, arguments)

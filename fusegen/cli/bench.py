@@ -91,14 +91,14 @@ def _check(options: argparse.Namespace) -> None:
     """
     if options.show is None and not are_own(options.names, options, _OF_CASES) and options.dtype is not None:
         what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
-        raise ArgumentError(what, mend="name it, as in path/to/file.py:kernel")
+        raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
     if options.resume and (options.out is None or options.latency or options.show is not None):
-        raise ArgumentError("--resume goes on with the record of --out", mend="fusegen bench --out FILE.json --resume")
+        raise ArgumentError("--resume goes on with the record of --out", hint="fusegen bench --out FILE.json --resume")
     if options.show is not None and (word := _beside_record(options)):
-        raise ArgumentError(f"--show times nothing, and {word} says what to time", mend="leave one of them out")
+        raise ArgumentError(f"--show times nothing, and {word} says what to time", hint="leave one of them out")
     for word, path in (("--show", options.show), ("--out", options.out), ("--compare", options.compare)):
         if path is not None and options.report is not None and path.resolve() == options.report.resolve():
-            raise ArgumentError(f"--report would overwrite the record of {word}", mend="choose another file with --report")
+            raise ArgumentError(f"--report would overwrite the record of {word}", hint="choose another file with --report")
     if options.show is None and options.out is not None:
         check_place(options.out, "--out")
     if options.report is not None:
@@ -185,8 +185,8 @@ def _no_cases(name: str, groups: Sequence[str], known: Set[str]) -> ArgumentErro
     others = [group for group in GROUPS if any(case.name == name for case in GROUPS[group])]
     if not others:
         find(name)
-    mend = f"--group {' or '.join(others)}" if others else f"one of {', '.join(sorted(known))}"
-    return ArgumentError(f"{name} has no cases in {', '.join(groups)}", mend=mend)
+    hint = f"--group {' or '.join(others)}" if others else f"one of {', '.join(sorted(known))}"
+    return ArgumentError(f"{name} has no cases in {', '.join(groups)}", hint=hint)
 
 
 # Printing.
@@ -245,5 +245,5 @@ def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> Chosen
         missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
         return ChosenProviders(tuple(each for each in chosen.providers if each.name in OWN_PROVIDERS), missing)
     if unfit := [each.name for each in chosen.providers if each.name not in OWN_PROVIDERS]:
-        raise ArgumentError(f"{unfit[0]} cannot compute a kernel of yours", mend=f"--providers {','.join(OWN_PROVIDERS)}")
+        raise ArgumentError(f"{unfit[0]} cannot compute a kernel of yours", hint=f"--providers {','.join(OWN_PROVIDERS)}")
     return chosen

@@ -50,7 +50,7 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     if options.format == "sources":
         return _run_sources(found, targets, options, terminal)
     if options.library:
-        raise ArgumentError("--library is of an extension, or of sources", mend="add --format extension")
+        raise ArgumentError("--library is of an extension, or of sources", hint="add --format extension")
     manifest = build(options.out, _wanted(found, targets, options, terminal.progress), fusegen.__version__)
     terminal.progress()
     if options.json:
@@ -102,7 +102,7 @@ def _kernels(options: argparse.Namespace) -> list[FoundKernel]:
     found = list(load_all(options.kernel, options).values())
     names = [each.name for each in found]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ArgumentError(f"two kernels are called {twice[0]}", mend="build them into two folders")
+        raise ArgumentError(f"two kernels are called {twice[0]}", hint="build them into two folders")
     return found
 
 

@@ -52,7 +52,7 @@ def _lines(finding: Diagnosis, width: int) -> list[str]:
     if finding.state is not ProbeState.FOUND:
         blank = " " * (10 + width)
         lines.append(f"{blank} for {finding.needed_for}{'' if finding.required else ' (this machine does not need it)'}")
-        lines += [f"{blank} try: {printable(finding.mend)}"] if finding.mend else []
+        lines += [f"{blank} try: {printable(finding.hint)}"] if finding.hint else []
     return lines
 
 
@@ -70,7 +70,7 @@ class Diagnosis:
         version: as it names itself.
         where: its file or folder.
         detail: what else there is to say; of something broken, how it fails.
-        mend: how to get it, where it is not as it should be.
+        hint: how to get it, where it is not as it should be.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Diagnosis:
     version: str | None = None
     where: str | None = None
     detail: str | None = None
-    mend: str | None = None
+    hint: str | None = None
 
     @property
     def is_problem(self) -> bool:
@@ -106,10 +106,10 @@ class Probe:
         try:
             look = self.look()
         except FusegenError as error:
-            look = broken(error.what, error.mend)
+            look = broken(error.what, error.hint)
         except Exception as error:
             look = broken(f"{type(error).__name__}: {_text(error)}".removesuffix(": "))
-        return Diagnosis(self.name, look.state, self.needed_for, False, look.version, look.where, look.detail, look.mend)
+        return Diagnosis(self.name, look.state, self.needed_for, False, look.version, look.where, look.detail, look.hint)
 
 
 _CUDA, _CPU = "CUDA kernels", "kernels on a CPU, and the emulator"

@@ -58,21 +58,21 @@ def _found(options: argparse.Namespace) -> Findings:
     source = str(options.source)
     if source.endswith(_PROFILES) and not is_place(source):
         if options.batch:
-            raise ArgumentError("--batch is for a model: a trace has its shapes", mend="leave it out")
+            raise ArgumentError("--batch is for a model: a trace has its shapes", hint="leave it out")
         return find(Path(source), target=options.target)
     if not is_place(source):
-        raise ArgumentError(f"{source} is neither a model nor a trace", mend="FILE.py:MODEL, pkg.mod:MODEL, or trace.json.gz")
+        raise ArgumentError(f"{source} is neither a model nor a trace", hint="FILE.py:MODEL, pkg.mod:MODEL, or trace.json.gz")
     place, _, attribute = source.rpartition(":")
     if not place or not attribute:
-        raise ArgumentError(f"{source} has no name of a model", mend=f"{source.strip(':')}:MODEL")
+        raise ArgumentError(f"{source} has no name of a model", hint=f"{source.strip(':')}:MODEL")
     module = module_at(place)
     model = _model(module, place, attribute)
     batch = _batch(options.batch, module, place, model)
     try:
         return find(model, batch, target=options.target)
     except BatchError as error:
-        mend = f"{_OPTION}, in shapes and dtypes of a call that works, or real tensors by a variable or function batch in the file"
-        raise BatchError(error.what, mend=mend) from error
+        hint = f"{_OPTION}, in shapes and dtypes of a call that works, or real tensors by a variable or function batch in the file"
+        raise BatchError(error.what, hint=hint) from error
 
 
 def _model(module: ModuleType, place: str, attribute: str) -> Any:
@@ -80,7 +80,7 @@ def _model(module: ModuleType, place: str, attribute: str) -> Any:
     value: Any = value_at(module, attribute)
     if not callable(value):
         what = f"no model {attribute!r} in {place}" if value is None else f"{attribute} in {place} is a {type(value).__name__}"
-        raise SpecNotFoundError(what, mend="name a module, a function, or what makes a module: FILE.py:NAME")
+        raise SpecNotFoundError(what, hint="name a module, a function, or what makes a module: FILE.py:NAME")
     if isinstance(value, nn.Module) or not _makes(value):
         return value
     return _made(value, attribute, place, "name a model, or a function without parameters that gives one")
@@ -94,13 +94,13 @@ def _makes(value: Callable[..., Any]) -> bool:
         return False
 
 
-def _made(make: Callable[[], Any], name: str, place: str, mend: str) -> Any:
+def _made(make: Callable[[], Any], name: str, place: str, hint: str) -> Any:
     """The result of a function in the user's file, which can raise anything."""
     try:
         return make()
     except Exception as error:
         what = f"{name} of {place} cannot be made: {type(error).__name__}: {error}"
-        raise ArgumentError(what, where=users_line(error), mend=mend) from error
+        raise ArgumentError(what, where=users_line(error), hint=hint) from error
 
 
 def _batch(texts: Sequence[str], module: ModuleType, place: str, model: Any) -> Any:
@@ -108,8 +108,8 @@ def _batch(texts: Sequence[str], module: ModuleType, place: str, model: Any) -> 
     if not texts:
         value: Any = value_at(module, "batch")
         if value is None:
-            mend = f"{_OPTION}, or a variable or function named batch in the file"
-            raise ArgumentError("nothing is known of the arguments of the model", mend=mend)
+            hint = f"{_OPTION}, or a variable or function named batch in the file"
+            raise ArgumentError("nothing is known of the arguments of the model", hint=hint)
         if not inspect.isfunction(value):
             return value
         return _made(value, "batch", place, f"{_OPTION}, or a function batch without parameters that gives tensors")
@@ -120,7 +120,7 @@ def _batch(texts: Sequence[str], module: ModuleType, place: str, model: Any) -> 
     if not any(names):
         return tuple(tensor for _, tensor in found)
     if not all(names):
-        raise ArgumentError("some arguments of the batch have names, and some have none", mend="name all of them, or none")
+        raise ArgumentError("some arguments of the batch have names, and some have none", hint="name all of them, or none")
     for number, name in enumerate(names):
         refuse_twice(name, names[:number])
     return dict(found)

@@ -51,7 +51,7 @@ def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, Fou
     imported = dict[str, ModuleType]()
     found = {name: load(name, imported) for name in dict.fromkeys(names)}
     if len(found) > 1 and (options.shape or options.arg):
-        raise ArgumentError("--shape and --arg are of one kernel", mend="name kernels with shapes of their own one by one")
+        raise ArgumentError("--shape and --arg are of one kernel", hint="name kernels with shapes of their own one by one")
     return found
 
 
@@ -86,7 +86,7 @@ def module_at(place: str) -> ModuleType:
         return _import(place, lambda: _by_name(place))
     path = Path(place)
     if not path.is_file():
-        raise ArgumentError(f"no file {place}", mend="give the path of a Python file, as in path/to/file.py:kernel")
+        raise ArgumentError(f"no file {place}", hint="give the path of a Python file, as in path/to/file.py:kernel")
     return _import(place, lambda: _by_path(path))
 
 
@@ -123,9 +123,9 @@ def _import(place: str, action: Callable[[], ModuleType]) -> ModuleType:
         error.where = error.where or users_line(error)  # a declaration is refused before its line is known
         raise
     except (Exception, SystemExit) as error:
-        mend = f"python {place}" if place.endswith(_SUFFIX) else f"python -c 'import {place}'"
+        hint = f"python {place}" if place.endswith(_SUFFIX) else f"python -c 'import {place}'"
         what = " ".join(f"importing {place} failed: {type(error).__name__}: {error}".split())
-        raise ArgumentError(what, where=users_line(error), mend=mend) from error
+        raise ArgumentError(what, where=users_line(error), hint=hint) from error
 
 
 def _in_module(module: ModuleType, place: str, attribute: str) -> FoundKernel:
@@ -136,12 +136,12 @@ def _in_module(module: ModuleType, place: str, attribute: str) -> FoundKernel:
     declared = _declared(value)
     holder, _, name = attribute.rpartition(".")
     if declared is not None and holder and inspect.isclass(value_at(module, holder)):
-        raise ArgumentError(f"{attribute} in {place} is a kernel of a class", mend=f"name one of an object: {place}:OBJECT.{name}")
+        raise ArgumentError(f"{attribute} in {place} is a kernel of a class", hint=f"name one of an object: {place}:OBJECT.{name}")
     if declared is not None:
         return FoundKernel(name, _fresh(declared))
     if callable(value):
         what = f"{attribute} in {place} is a {type(value).__name__}, not a kernel"
-        raise ArgumentError(what, mend=_how_to_declare(attribute, value))
+        raise ArgumentError(what, hint=_how_to_declare(attribute, value))
     raise _not_found(place, attribute, kernels)
 
 
@@ -181,4 +181,4 @@ def _not_found(place: str, attribute: str, kernels: list[str]) -> SpecNotFoundEr
     found = f"which kernel of {place}?" if kernels else f"no kernel in {place}"
     what = f"no kernel {attribute!r} in {place}" if attribute else found
     close = difflib.get_close_matches(attribute, kernels, n=1) or kernels
-    return SpecNotFoundError(what, mend=" or ".join(f"{place}:{name}" for name in close) or _DECLARE)
+    return SpecNotFoundError(what, hint=" or ".join(f"{place}:{name}" for name in close) or _DECLARE)

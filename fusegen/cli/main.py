@@ -1,4 +1,4 @@
-"""The command line: parsing, and errors in one line with the mend.
+"""The command line: parsing, and errors in one line with the hint.
 
 Exit codes: 0 where all went well, 1 where something failed, 2 where the user asked for something that there is not.
 """
@@ -63,7 +63,7 @@ class Command:
                 return cast(Callable[..., Any], getattr(import_module(self.module), name))
         except Exception as error:  # a broken installation fails in any way
             what = f"fusegen cannot start: {type(error).__name__}: {_text(error)}"
-            raise ToolNotFoundError(what, mend="fusegen doctor") from error
+            raise ToolNotFoundError(what, hint="fusegen doctor") from error
 
 
 COMMANDS = {
@@ -105,7 +105,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises instead of printing usage and exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, mend=f"{self.prog} --help")
+        raise UsageError(message, hint=f"{self.prog} --help")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         """Prints help; argparse's own goes on where nothing can be written."""
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     if sys.stdout is None:
-        raise FusegenError("standard output is closed", mend="redirect it: fusegen … > FILE")
+        raise FusegenError("standard output is closed", hint="redirect it: fusegen … > FILE")
     try:
         options = _parser(words).parse_args(words)
     except SystemExit:  # help or the version was asked for, and is printed
@@ -159,7 +159,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     first = next((word for word in words if not word.startswith("-")), None)
     if first is not None and first not in COMMANDS:
         close = difflib.get_close_matches(first, COMMANDS, n=1)
-        raise UsageError(f"no command {first!r}", mend=f"fusegen {close[0] if close else ' | '.join(COMMANDS)}")
+        raise UsageError(f"no command {first!r}", hint=f"fusegen {close[0] if close else ' | '.join(COMMANDS)}")
     parser = _Parser(prog="fusegen", description=(fusegen.__doc__ or "").partition("\n")[0], allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"fusegen {fusegen.__version__}")
     parser.add_argument("--traceback", action="store_true", help="show Python's traceback of an unexpected error")
@@ -177,7 +177,7 @@ def _one_line(error: FusegenError) -> str:
     lines = error.what.splitlines() or [""]
     parts = [lines[0] + (" …" if len(lines) > 1 else "")]
     parts += [f"at: {error.where}"] if error.where else []
-    parts += [f"try: {error.mend}"] if error.mend else []
+    parts += [f"try: {error.hint}"] if error.hint else []
     return " · ".join(_part(part) for part in parts)
 
 

@@ -45,7 +45,7 @@ class Look:
     version: str | None = None
     where: str | None = None
     detail: str | None = None
-    mend: str | None = None
+    hint: str | None = None
 
 
 def found(version: str | None = None, where: str | None = None, detail: str | None = None) -> Look:
@@ -53,14 +53,14 @@ def found(version: str | None = None, where: str | None = None, detail: str | No
     return Look(ProbeState.FOUND, version, where, detail)
 
 
-def missing(detail: str, mend: str | None = None) -> Look:
+def missing(detail: str, hint: str | None = None) -> Look:
     """It is not there."""
-    return Look(ProbeState.MISSING, detail=detail, mend=mend)
+    return Look(ProbeState.MISSING, detail=detail, hint=hint)
 
 
-def broken(detail: str, mend: str | None = None, *, version: str | None = None, where: str | None = None) -> Look:
+def broken(detail: str, hint: str | None = None, *, version: str | None = None, where: str | None = None) -> Look:
     """It is there and does not work."""
-    return Look(ProbeState.BROKEN, version, where, detail, mend)
+    return Look(ProbeState.BROKEN, version, where, detail, hint)
 
 
 # Python, its packages and this one.
@@ -164,15 +164,15 @@ def look_at_gpu() -> Look:
     try:
         targets = [f"{name} ({from_capability(major, minor).name})" for name, major, minor in told["gpus"]]
     except TargetError as error:
-        return broken(error.what, error.mend, version=driver())
+        return broken(error.what, error.hint, version=driver())
     return found(driver(), detail=", ".join(targets))
 
 
 def _unseen(has_cuda: bool, version: str | None) -> Look:
     if version is None:
         return missing("no GPU: kernels run on the CPU")
-    mend = "look at CUDA_VISIBLE_DEVICES and at nvidia-smi" if has_cuda else "install a torch that is built for CUDA"
-    return broken("there is a GPU, and torch does not see it", mend, version=version)
+    hint = "look at CUDA_VISIBLE_DEVICES and at nvidia-smi" if has_cuda else "install a torch that is built for CUDA"
+    return broken("there is a GPU, and torch does not see it", hint, version=version)
 
 
 @lru_cache(maxsize=1)
@@ -243,7 +243,7 @@ def look_at_nvcc() -> Look:
         try:
             return found(find_nvcc(chosen).version, chosen)
         except ToolNotFoundError as error:
-            return broken(error.what, error.mend)
+            return broken(error.what, error.hint)
     tool = shutil.which("nvcc")
     if tool is None:
         return missing("not on the PATH", "install the CUDA toolkit")
@@ -305,7 +305,7 @@ def look_at_compiler() -> Look:
     try:
         compiler = find_compiler(settings().cxx)
     except ToolNotFoundError as error:
-        return missing(error.what, error.mend)
+        return missing(error.what, error.hint)
     where = " ".join(compiler.command)
     problem = _problem(compiler)
     return (

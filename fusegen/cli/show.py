@@ -107,7 +107,7 @@ def stage_text(low: Lowered, stage: str) -> str:
         ToolNotFoundError: it takes a compiler or a disassembler that is not on this machine.
     """
     if stage not in available(low):
-        raise ArgumentError(f"{low.target.name} has no stage {stage!r}", mend=f"--stage {' | '.join(available(low))}")
+        raise ArgumentError(f"{low.target.name} has no stage {stage!r}", hint=f"--stage {' | '.join(available(low))}")
     if stage in LANGUAGES:
         return low.asm[stage] if low.sources else f"// {low.graph.name}: nothing but library calls"
     return _RULES[stage](low)

@@ -52,7 +52,7 @@ def _gpu() -> torch.device:
         ArgumentError: there is none.
     """
     if (gpu := nvidia_gpu()) is None:
-        raise ArgumentError("torch sees no NVIDIA GPU, and plans are measured on one", mend="fusegen doctor")
+        raise ArgumentError("torch sees no NVIDIA GPU, and plans are measured on one", hint="fusegen doctor")
     return gpu
 
 

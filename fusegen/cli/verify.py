@@ -105,7 +105,7 @@ def _dtypes(names: Sequence[str] | None) -> list[DType]:
     known = {dtype.short: dtype for spec in SPECS.values() for dtype in spec.dtypes}
     for name in names or ():
         if name not in known:
-            raise ArgumentError(f"no spec takes the dtype {name!r}", mend=f"--dtype {' | '.join(known)}")
+            raise ArgumentError(f"no spec takes the dtype {name!r}", hint=f"--dtype {' | '.join(known)}")
     return [known[name] for name in dict.fromkeys(names or known)]
 
 
@@ -113,7 +113,7 @@ def _case_names(names: Sequence[str] | None, specs: Sequence[Spec]) -> Sequence[
     known = dict.fromkeys(case.name for spec in specs for case in cases(spec, spec.dtypes[-1]))
     for name in names or ():
         if name not in known:
-            raise ArgumentError(f"no case is called {name!r}", mend=f"one of {', '.join(known)}")
+            raise ArgumentError(f"no case is called {name!r}", hint=f"one of {', '.join(known)}")
     return names or ()
 
 
@@ -128,7 +128,7 @@ def _targets(names: Sequence[str] | None, device: torch.device) -> list[Target]:
         return [target for target in map(targets.target, TARGETS) if can_run(target, own)] if device.type == "cuda" else [own]
     for name in names:
         if not can_run(targets.target(name), own):
-            raise TargetError(f"this machine cannot run text for {name}", mend=f"it runs {own.name}")
+            raise TargetError(f"this machine cannot run text for {name}", hint=f"it runs {own.name}")
     return [targets.target(name) for name in dict.fromkeys(names)]
 
 

@@ -232,8 +232,8 @@ class _Call:
         try:
             found = self.operator(*tensors, *self.sizes, *numbers)
         except IndexError as error:
-            what, _, mend = str(error).partition("\n  try: ")
-            raise IndexRangeError(what, mend=mend or None) from None
+            what, _, hint = str(error).partition("\n  try: ")
+            raise IndexRangeError(what, hint=hint or None) from None
         if self.put_together is None:
             return found
         return self.put_together([found] if isinstance(found, Tensor) else list(found or ()))

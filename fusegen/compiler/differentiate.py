@@ -72,7 +72,7 @@ class BoundVjp(BoundCall):
         for name, tensor in named.items():
             if recorded and tensor.requires_grad and name not in wrt:
                 what = f"{self._dispatcher.name}: {name!r} requires a gradient, and the passes give none by it"
-                raise GradientError(what, mend="name it in wrt=, or call under torch.no_grad() for what is to count as constant")
+                raise GradientError(what, hint="name it in wrt=, or call under torch.no_grad() for what is to count as constant")
             check_tangent(self._dispatcher.name, name, tensor)
         return {name: tensor.detach() for name, tensor in named.items()}
 
@@ -172,7 +172,7 @@ class VjpCalls(CallBinder):
         for given in self.wrt or ():
             if given not in known:
                 what = f"{name}: {given!r} is no tensor of floats that it is given"
-                raise ArgumentError(what, mend=f"name some of {', '.join(known)}")
+                raise ArgumentError(what, hint=f"name some of {', '.join(known)}")
             if known[given] in closed_over:
                 self._require_same(given, closed_over[known[given]], places[known[given]])
         return [known[given] for given in self.wrt or ()]
@@ -181,7 +181,7 @@ class VjpCalls(CallBinder):
         """Refuses a tensor that a variant calls as another one calls its own; what is put in its place later is what it was."""
         first, first_place = self._closed_over.setdefault(name, (weakref.ref(tensor), place))
         if first() is not tensor and first_place != place:
-            raise ArgumentError(f"{self.dispatcher.name}: {name!r} is another tensor than at first", mend=_AGAIN)
+            raise ArgumentError(f"{self.dispatcher.name}: {name!r} is another tensor than at first", hint=_AGAIN)
 
     def _take_default(self, names: Sequence[str]) -> None:
         """By what gradients are wanted where nobody says it: the same in all calls."""
@@ -190,11 +190,11 @@ class VjpCalls(CallBinder):
         if set(self.wrt) != set(names):
             here, first = (", ".join(some) or "nothing" for some in (names, self.wrt))
             what = f"the passes of {self.dispatcher.name} give gradients by {first}, and would here give them by {here}"
-            raise ArgumentError(what, mend=_AGAIN)
+            raise ArgumentError(what, hint=_AGAIN)
 
 
 def _require_elements(dispatcher: Dispatcher, values: Values) -> None:
     """Refuses empty tensors, which no pass takes."""
     for name, value in zip(dispatcher.parameters.given, values, strict=True):
         if isinstance(value, Tensor) and not value.numel():
-            raise ArgumentError(f"{dispatcher.name}: {name!r} has no elements", mend="let torch compute what is empty")
+            raise ArgumentError(f"{dispatcher.name}: {name!r} has no elements", hint="let torch compute what is empty")

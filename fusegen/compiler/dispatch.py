@@ -192,7 +192,7 @@ class Dispatcher(CallBinder):
             layouts, leaves = spread(self.parameters.given, values, self.parameters.variadic)
         except RecursionError:
             what = f"{self.name}: a list, tuple or dict among the arguments contains itself, or is nested too deeply"
-            raise ArgumentError(what, mend="give containers of tensors, numbers and shallow containers") from None
+            raise ArgumentError(what, hint="give containers of tensors, numbers and shallow containers") from None
         if all(layout is None for _, layout in layouts):
             return None
         with self._lock:
@@ -361,7 +361,7 @@ class FlatDispatcher(Dispatcher):
         layouts, leaves = spread(given.given, given.bind(args, kwargs), given.variadic)
         if layouts != self._layouts:
             what = f"{self.name}: the lists, tuples and dicts among the arguments hold others than at first"
-            raise ArgumentError(what, mend="call fg.vjp again with such arguments")
+            raise ArgumentError(what, hint="call fg.vjp again with such arguments")
         return leaves
 
     def inputs(self, name: str) -> Sequence[str]:
@@ -406,7 +406,7 @@ class _OfNothing(BoundCall):
         empty = [(name, value) for name, value in named if isinstance(value, Tensor) and not value.numel()]
         where = ", ".join(f"{name!r} of shape {tuple(value.shape)}" for name, value in empty)
         what = f"{self._parameters.function.__name__}: a reduction of no elements has no result: {error}"
-        return ArgumentError(what, where=where, mend="give tensors with elements, or leave the call out where there are none")
+        return ArgumentError(what, where=where, hint="give tensors with elements, or leave the call out where there are none")
 
 
 def _copied(values: Any, written: Sequence[Any]) -> Any:

@@ -263,7 +263,7 @@ def _host_body(name: str) -> str:
     if host.exists():
         return host.read_text()
     if name not in names("cuda") or _DEVICE_ONLY.search(device := body("cuda", name)):
-        raise EmulationError(f"the primitive {name} has no host version", mend=f"write {host}")
+        raise EmulationError(f"the primitive {name} has no host version", hint=f"write {host}")
     return device
 
 

@@ -73,7 +73,7 @@ def _check_shared(steps: Sequence[Step], target: Target) -> None:
     for step in steps:
         if isinstance(step, Launch) and target.shared_bytes and step.shared_bytes > target.shared_bytes:
             what = f"{step.kernel.name} takes {step.shared_bytes} bytes of shared memory, {target.name} has {target.shared_bytes}"
-            raise VerificationError(what, mend="please report the declaration and its shapes")
+            raise VerificationError(what, hint="please report the declaration and its shapes")
 
 
 # Rows of matrices between kernels and the library, padded so that each starts at a multiple of 16 bytes. cuBLAS has fast kernels

@@ -79,7 +79,7 @@ class Parameters:
         unknown = [name for name in mutates if name not in found]
         if unknown:
             what = f"{function.__name__}: mutates names {unknown[0]!r}, which is no parameter"
-            raise ArgumentError(what, mend=f"name some of {', '.join(found)}")
+            raise ArgumentError(what, hint=f"name some of {', '.join(found)}")
         writable = frozenset(n for g, n in zip(found, names, strict=True) if g in mutates)
         variadic = {name: p.kind for name, p in found.items() if p.kind in _VARIADIC}
         takes_any_name = inspect.Parameter.VAR_KEYWORD in variadic.values()
@@ -112,7 +112,7 @@ class Parameters:
         """
         if self.variadic:
             what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, of which this can name none"
-            raise ArgumentError(what, mend="declare a kernel that names every parameter")
+            raise ArgumentError(what, hint="declare a kernel that names every parameter")
 
     def require_given(self, values: Sequence[object]) -> None:
         """Refuses None for parameters of which the function says that they never are.
@@ -125,9 +125,9 @@ class Parameters:
         """
         for name, value in zip(self.given, values, strict=True):
             if value is None and name in getattr(self.function, NEVER_NONE, ()):
-                hint = self.annotations.get(name)
-                mend = f"give a {'tensor' if hint is Tensor else getattr(hint, '__name__', 'value')}"
-                raise ArgumentError(f"{self.function.__name__}: {name!r} is None", mend=mend)
+                annotation = self.annotations.get(name)
+                hint = f"give a {'tensor' if annotation is Tensor else getattr(annotation, '__name__', 'value')}"
+                raise ArgumentError(f"{self.function.__name__}: {name!r} is None", hint=hint)
 
     @cached_property
     def static(self) -> frozenset[str]:
@@ -188,9 +188,9 @@ class Parameters:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            return ArgumentError(f"{self.function.__name__}: {error}", mend=f"call it as {self.function.__name__}{signature}")
+            return ArgumentError(f"{self.function.__name__}: {error}", hint=f"call it as {self.function.__name__}{signature}")
         return ArgumentError(
-            f"{self.function.__name__} cannot be called so", mend=f"call it as {self.function.__name__}{signature}"
+            f"{self.function.__name__} cannot be called so", hint=f"call it as {self.function.__name__}{signature}"
         )
 
     def call(self, values: Sequence[Any]) -> Any:
@@ -473,5 +473,5 @@ def _require_unchanged(function: Callable[..., Any], name: str, given: Any, befo
     if keys[0] != keys[1] or len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True)):
         kind = type(before).__name__
         what = f"the kernel changes {name!r}, a {kind} of its caller's, which cannot be traced"
-        mend = f"change a copy: {name} = {kind}({name}); a tensor in it can be written to: @fg.kernel(mutates=({name!r},))"
-        raise UnsupportedError(what, where=returned_at(function), mend=mend)
+        hint = f"change a copy: {name} = {kind}({name}); a tensor in it can be written to: @fg.kernel(mutates=({name!r},))"
+        raise UnsupportedError(what, where=returned_at(function), hint=hint)

@@ -124,13 +124,13 @@ class GraphKernel(CallBinder):
         for spec, tensor in zip(self.graph.inputs, tensors, strict=True):
             if not isinstance(tensor, Tensor):
                 what = f"{name}: {spec.name!r} is a {type(tensor).__name__}, where a tensor is needed"
-                raise ArgumentError(what, mend="pass a tensor")
+                raise ArgumentError(what, hint="pass a tensor")
             check_values(name, spec.name, tensor)
             check_recorded(name, spec.name, tensor)
             check_memory(name, spec.name, tensor, tensors[0].device, repr(self.graph.inputs[0].name))
             if tensor.dtype is not spec.dtype.torch:
                 what = f"{name}: {spec.name!r} is of {tensor.dtype}, where {spec.dtype.torch} is needed"
-                raise ArgumentError(what, mend=f"convert it: {spec.name}.to({spec.dtype.torch})")
+                raise ArgumentError(what, hint=f"convert it: {spec.name}.to({spec.dtype.torch})")
             if tensor.dim() != len(spec.shape) or not tensor.numel():
                 raise self._misshapen(spec, tensor, {})
         check_surroundings(name)
@@ -149,7 +149,7 @@ class GraphKernel(CallBinder):
         machine = machine_of(device, self._compiler)
         if machine.target.name != self.target.name or machine.target.cluster < self.target.cluster:
             what = f"{self.graph.name} is compiled for {self.target.name}, and its tensors are on {device} ({machine.target.name})"
-            raise ArgumentError(what, mend="make it with tensors of the device on which it is called")
+            raise ArgumentError(what, hint="make it with tensors of the device on which it is called")
         known = self._checked({**self.sizes(tensors), **sizes}, tensors)
         specs = [with_layout_of(spec, tensor) for spec, tensor in zip(self.graph.inputs, tensors, strict=True)]
         for spec, tensor in zip(specs, tensors, strict=True):
@@ -168,18 +168,18 @@ class GraphKernel(CallBinder):
         for relation in (*limits(self.graph.multiples, self.graph.bounds), *self._relations):
             if not relation(sizes):
                 what = f"{self.graph.name} was traced for sizes of which {relation} holds, and here are {_text(sizes)}"
-                raise ArgumentError(what, mend="make, compile or export it again for these sizes")
+                raise ArgumentError(what, hint="make, compile or export it again for these sizes")
         return dict(sizes)
 
     def _misshapen(self, spec: InputSpec, tensor: Tensor, sizes: Mapping[str, int]) -> ArgumentError:
         if not tensor.numel():
-            return ArgumentError(f"{self.graph.name}: {spec.name!r} has no elements", mend="let torch compute what is empty")
+            return ArgumentError(f"{self.graph.name}: {spec.name!r} has no elements", hint="let torch compute what is empty")
         wanted, symbols = shape_text(spec.shape), [dim for dim in map(str, spec.shape) if dim in sizes]
         known = f", with {_text({s: sizes[s] for s in symbols})}" if symbols else ""
         what = f"{self.graph.name}: {spec.name!r} has shape {shape_text(tuple(tensor.shape))}, where {wanted} is needed{known}"
         literals = any(literal(dim) is not None for dim in spec.shape)
         return ArgumentError(
-            what, mend="numbers in the shape are part of the code: make another for other ones" if literals else None
+            what, hint="numbers in the shape are part of the code: make another for other ones" if literals else None
         )
 
 
@@ -266,11 +266,11 @@ def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> Forward
     """
     if variant.traced.writes:
         what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
-        raise UnsupportedError(what, mend="differentiate a kernel that returns new values, and write them outside of it")
+        raise UnsupportedError(what, hint="differentiate a kernel that returns new values, and write them outside of it")
     require_history(variant)
     if variant.state.has_backward_hooks:
         what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
-        raise UnsupportedError(what, mend="remove the hooks, or call the module outside of the kernel")
+        raise UnsupportedError(what, hint="remove the hooks, or call the module outside of the kernel")
     sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
     graph, target = variant.traced, variant.request.target
     return _passes(graph, graph.locations, sizes, tuple(wrt), target, options._replace(mutates=()))
@@ -307,8 +307,8 @@ def require_history(variant: Variant) -> None:
     """
     if variant.switches_gradients:
         what = f"{variant.traced.name} calls a torch.autograd.Function, or switches gradients on or writes where they are off"
-        mend = "compute outside of the kernel what has gradients of its own; under torch.no_grad(), compute new values"
-        raise UnsupportedError(f"{what}, which its graph does not show", mend=mend)
+        hint = "compute outside of the kernel what has gradients of its own; under torch.no_grad(), compute new values"
+        raise UnsupportedError(f"{what}, which its graph does not show", hint=hint)
 
 
 def _renamed(graph: Graph, suffix: str) -> Graph:

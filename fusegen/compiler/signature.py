@@ -273,7 +273,7 @@ def _spec(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...], is_hidden: bo
     try:
         dtype = from_torch(tensor.dtype)
     except UnsupportedError as error:
-        raise ArgumentError(f"the argument {name!r}: {error.what}", mend=error.mend) from None
+        raise ArgumentError(f"the argument {name!r}: {error.what}", hint=error.hint) from None
     strides = _strides(name, tensor, shape)
     return InputSpec(name, dtype, shape, strides, alignment(tensor, [literal(stride) is None for stride in strides]), is_hidden)
 

@@ -65,7 +65,7 @@ def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, S
     if recorder.compares_identity and request.one_tensor_twice:
         twice = ", ".join(request.one_tensor_twice)
         what = f"{request.name} asks whether two tensors are one, and is given one tensor twice: {twice}"
-        raise UnsupportedError(what, mend="pass a flag in place of the comparison")
+        raise UnsupportedError(what, hint="pass a flag in place of the comparison")
     return found, recorder
 
 
@@ -111,7 +111,7 @@ class _Outside:
             raise TraceError(
                 "the kernel uses a tensor that is neither a parameter nor a variable that it closes over",
                 where=here(),
-                mend="pass the tensor as a parameter; one that is computed inside from other tensors, compute outside",
+                hint="pass the tensor as a parameter; one that is computed inside from other tensors, compute outside",
             )
         with torch._C.DisableTorchFunction():  # what we ask of the tensor is not what the function asks
             check_values(self._name, name, tensor)

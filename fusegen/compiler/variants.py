@@ -261,7 +261,7 @@ class VariantCache:
         if met := state.met(values):
             names = ", ".join(self.parameters.names[position] for position in met)
             what = f"{self.name} asks whether two tensors are one, and is given one that it also closes over: {names}"
-            raise UnsupportedError(what, mend="pass a flag in place of the comparison")
+            raise UnsupportedError(what, hint="pass a flag in place of the comparison")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
         known = self._match(request, values) if self._variants and not changes else None
         if known is not None:

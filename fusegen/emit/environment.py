@@ -113,7 +113,7 @@ def templates() -> Path:
         return shipped
     if checkout.is_dir() and _is_ours(package.parent / "pyproject.toml"):
         return checkout
-    raise VerificationError("fusegen's templates are missing", where=str(package), mend="install fusegen again")
+    raise VerificationError("fusegen's templates are missing", where=str(package), hint="install fusegen again")
 
 
 def _is_ours(project: Path) -> bool:

@@ -112,7 +112,7 @@ def _variables(folder: Path) -> dict[str, str]:
     try:
         import ninja  # a package that holds a program; here: nothing else needs it
     except ImportError as error:
-        raise ToolNotFoundError(f"ninja cannot be used: {error}", mend="pip install ninja") from error
+        raise ToolNotFoundError(f"ninja cannot be used: {error}", hint="pip install ninja") from error
     path = os.pathsep.join([ninja.BIN_DIR, os.environ.get("PATH", "")])
     command = find_compiler(settings().cxx).command
     return {"PATH": path, "CXX": " ".join(command), "TMPDIR": str(folder), "TORCH_EXTENSIONS_DIR": str(folder)}
@@ -120,9 +120,9 @@ def _variables(folder: Path) -> dict[str, str]:
 
 def _refused(name: str, done: Done) -> CompileError | ToolNotFoundError:
     if done.code is None:
-        return CompileError(f"the extension of {name} was not built in {_SECONDS} s", mend="build it on a machine with less to do")
+        return CompileError(f"the extension of {name} was not built in {_SECONDS} s", hint="build it on a machine with less to do")
     what = f"the extension of {name} was not built: torch's builder {done.manner}\n{done.output.strip()}"
-    return CompileError(what, mend="see fusegen doctor; if the compiler works, report it with this text")
+    return CompileError(what, hint="see fusegen doctor; if the compiler works, report it with this text")
 
 
 def key_of(texts: Texts) -> str:

@@ -218,7 +218,7 @@ def _schema_name(parameter: OperatorParameter) -> str:
 def _check_names(op: OperatorSpec) -> None:
     names = [*map(_schema_name, op.parameters), *_FURTHER]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise BundleError(f"two arguments of {op.name} would be called {twice[0]}", mend="rename a parameter or a captured tensor")
+        raise BundleError(f"two arguments of {op.name} would be called {twice[0]}", hint="rename a parameter or a captured tensor")
 
 
 def _default(value: object) -> str:

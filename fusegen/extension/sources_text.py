@@ -154,12 +154,12 @@ def _own(name: str, programs: Sequence[Built]) -> list[Built]:
     call = programs[0].call
     if any(isinstance(key.source, (ScalarArgument, SizeArgument)) for key in call.keys):
         what = f"{name} takes a seed as a number, and its kernels read seeds from the GPU's memory"
-        raise BundleError(what, mend="take the seed as a tensor of one int64")
+        raise BundleError(what, hint="take the seed as a tensor of one int64")
     if {line.name for line in call.scalars.lines if isinstance(line, Operation)} & BY_TORCH.keys():
         what = f"{name} computes with numbers as torch alone does, which plain sources do not have"
-        raise BundleError(what, mend="build it with --format extension")
+        raise BundleError(what, hint="build it with --format extension")
     own = [built for built in programs if all(isinstance(step, KernelLaunch) for step in built.call.steps)]
     if not own:
         what = f"{name} is {programs[0].call.described}, and plain sources have kernels alone"
-        raise BundleError(what, mend="build it with --format extension, or for sm_90a in bf16 or f16, where matmuls are kernels")
+        raise BundleError(what, hint="build it with --format extension, or for sm_90a in bf16 or f16, where matmuls are kernels")
     return own

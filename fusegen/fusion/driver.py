@@ -45,7 +45,7 @@ def fuse(graph: Graph, target: Target, families: Sequence[Matcher]) -> tuple[Gro
             return ordered
         if hindering <= apart:
             raise UnsupportedError(
-                "kernels wait for each other, or write what they read", mend="copy what is read of a tensor before it is written to"
+                "kernels wait for each other, or write what they read", hint="copy what is read of a tensor before it is written to"
             )
         apart |= hindering
 

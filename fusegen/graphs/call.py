@@ -146,7 +146,7 @@ def _kind(name: str, value: Any) -> type:
         return object
     if isinstance(value, list) or has_layers(value):
         return list
-    raise UnsupportedError(f"its cache's {name!r} is a {type(value).__name__}", mend="use a StaticCache")
+    raise UnsupportedError(f"its cache's {name!r} is a {type(value).__name__}", hint="use a StaticCache")
 
 
 def _exact(value: Any) -> object:
@@ -255,7 +255,7 @@ class GraphCall:
         if issubclass(kind, Tensor):
             if value.is_nested or value.layout is not torch.strided or value.is_conj() or value.is_neg():
                 what = f"an argument is a tensor of layout {value.layout}, a nested one, or a conjugate view"
-                raise UnsupportedError(what, mend="pass strided tensors")
+                raise UnsupportedError(what, hint="pass strided tensors")
             self.tensors.append(value)
             return (kind, value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
         if kind is dict:
@@ -273,7 +273,7 @@ class GraphCall:
         if is_cache(value):
             self.views.append(known.of(value))
             return ("cache", len(self.views))
-        raise UnsupportedError(f"an argument is a {kind.__name__}", mend="pass tensors, plain values and a StaticCache")
+        raise UnsupportedError(f"an argument is a {kind.__name__}", hint="pass tensors, plain values and a StaticCache")
 
 
 class _Argument(IntEnum):

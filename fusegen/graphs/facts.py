@@ -86,9 +86,9 @@ class Reads:
         """
         if self.unknown is not None:
             what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor found in what it closes over"
-            raise UnsupportedError(what, mend="pass the module as an argument")
+            raise UnsupportedError(what, hint="pass the module as an argument")
         if "data" in self.names:
-            raise UnsupportedError("its code reads `.data`, and torch counts no writes to that", mend="write `detach()`")
+            raise UnsupportedError("its code reads `.data`, and torch counts no writes to that", hint="write `detach()`")
         facts = Conditions()
         modules = _all_modules(self._roots)
         facts.sizes([vars(each) for each in modules] + [each._modules for each in modules])
@@ -241,7 +241,7 @@ def _unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> I
     """
     iterators = [type(value).__name__ for value in reached(function, object) if isinstance(value, Iterator)]
     if iterators:
-        raise UnsupportedError(f"it may take from a {iterators[0]}", mend="pass what it gives as an argument")
+        raise UnsupportedError(f"it may take from a {iterators[0]}", hint="pass what it gives as an argument")
     before = [(held, words, _values(held)) for held, words in _places(function, roots)]
     reads.reached = [(held, words.startswith(_ATTRIBUTE)) for held, words, _ in before]
     known = {id(held) for held, _ in reads.reached}
@@ -258,7 +258,7 @@ def _unassigned(function: object, roots: Sequence[nn.Module], reads: Reads) -> I
                 changed.append(repr(name))
                 _assign(held, name, value)
     if changed:
-        raise UnsupportedError(f"it assigns {changed[0]}", mend="leave it without a graph")
+        raise UnsupportedError(f"it assigns {changed[0]}", hint="leave it without a graph")
 
 
 def _places(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[Any, str]]:

@@ -187,7 +187,7 @@ class GradientRecording:
         """The result of other arguments, with a node of autograd's graph behind it."""
         given = (*tensors, *self.parameters)
         if [tensor.requires_grad for tensor in given] != self.required:
-            raise FusegenError("other tensors require a gradient than when the graph was recorded", mend="record it again")
+            raise FusegenError("other tensors require a gradient than when the graph was recorded", hint="record it again")
         filled = _Replay.apply(self, tensors, *(given[n] for n in self.sources))  # type: ignore[no-untyped-call]
         arguments = (*given, *others)
         return self.put_together([_given(leaf, arguments, filled) for leaf in self.leaves])
@@ -242,9 +242,9 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise UnsupportedError("a graph's gradients are differentiated again (create_graph=True)", mend="run it without graphs")
+            raise UnsupportedError("a graph's gradients are differentiated again (create_graph=True)", hint="run it without graphs")
         if any(is_batchedtensor(each) or is_legacy_batchedtensor(each) for each in gradients if each is not None):
-            raise UnsupportedError("several gradients at once (is_grads_batched=True, vmap)", mend="run it without graphs")
+            raise UnsupportedError("several gradients at once (is_grads_batched=True, vmap)", hint="run it without graphs")
         number = int(ctx.saved_tensors[0])  # torch refuses to give them if a parameter among them has changed
         recording = _REPLAYS.get(number)
         if recording is None:
@@ -254,7 +254,7 @@ class _Replay(torch.autograd.Function):
 
 def _overwritten() -> GradientError:
     what = "a backward pass came too late: another call has overwritten what this one saved in the graph's memory"
-    return GradientError(what, mend="run the backward pass before the next call, or run without graphs")
+    return GradientError(what, hint="run the backward pass before the next call, or run without graphs")
 
 
 @contextmanager
@@ -326,14 +326,14 @@ def _warm_up(pool: GraphPool, run: ReplayFunction, inputs: Sequence[Tensor], ali
         _require_known(results, leaves)
         _differentiate(results, [torch.zeros_like(each) if each.requires_grad else None for each in results], leaves)
     if any(leaf.is_leaf and leaf.grad is not None for leaf in leaves):
-        raise UnsupportedError("it runs a backward pass", mend="fg.graph_step(step) takes a whole step")
+        raise UnsupportedError("it runs a backward pass", hint="fg.graph_step(step) takes a whole step")
     if [leaf._version for leaf in leaves] != versions:
         raise _written()
     return saved
 
 
 def _written() -> UnsupportedError:
-    return UnsupportedError("it writes to an argument or a parameter", mend="write to a clone")
+    return UnsupportedError("it writes to an argument or a parameter", hint="write to a clone")
 
 
 def _differentiate(results: Sequence[Tensor], incoming: Sequence[Tensor | None], leaves: Sequence[Tensor]) -> list[Tensor | None]:
@@ -365,7 +365,7 @@ def _require_known(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
     for end in ends:
         if id(end) not in known:
             what = f"it reads a tensor of shape {tuple(end.shape)} that requires a gradient and is no argument or parameter"
-            raise UnsupportedError(what, mend="pass it as an argument")
+            raise UnsupportedError(what, hint="pass it as an argument")
 
 
 @contextmanager
@@ -392,8 +392,8 @@ def no_draws_on_the_host(device: torch.device) -> Iterator[None]:
     generators.add_all()
     yield
     if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
-        raise UnsupportedError("it draws random numbers on the host", mend=f"draw them on {device}")
+        raise UnsupportedError("it draws random numbers on the host", hint=f"draw them on {device}")
     try:
         generators.require_untouched()
     except TraceError as error:
-        raise UnsupportedError("it draws random numbers from Python's or NumPy's generator", mend="draw them by torch") from error
+        raise UnsupportedError("it draws random numbers from Python's or NumPy's generator", hint="draw them by torch") from error

@@ -327,7 +327,7 @@ class Graphed:
         self, pool: GraphPool, roots: Sequence[nn.Module], call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> GradientGraph:
         if call.views:
-            raise UnsupportedError("it has a cache and gradients", mend="pass use_cache=False")
+            raise UnsupportedError("it has a cache and gradients", hint="pass use_cache=False")
         parameters = list({id(each): each for root in roots for each in root.parameters() if each.requires_grad}.values())
         state = list({id(each): each for root in roots for each in root.buffers()}.values())
         original = self.original

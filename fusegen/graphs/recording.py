@@ -312,7 +312,7 @@ class PlainGraph:
         cached = (variables[name] for view in call.views for variables, name in view.slots)
         places = Counter(each.untyped_storage().data_ptr() for each in (*call.tensors, *held, *cached))
         if any(places[call.tensors[number].untyped_storage().data_ptr()] > 1 for number in self.recording.written):
-            raise UnsupportedError("it writes to an argument whose memory something else reads", mend="pass a clone")
+            raise UnsupportedError("it writes to an argument whose memory something else reads", hint="pass a clone")
 
 
 def others(call: GraphCall) -> list[object]:
@@ -338,7 +338,7 @@ def require_same_tensors(inputs: Sequence[Tensor], tensors: Sequence[Tensor], he
         before, after = ((each.shape, each.stride(), each.dtype, each.data_ptr()) for each in (memory, given))
         if before != after or given.requires_grad != tensor.requires_grad or (given.is_leaf and given.grad is not None):
             what = "it changes the shape, the memory, `requires_grad` or `grad` of an argument or a parameter"
-            raise UnsupportedError(what, mend="do that outside of the call")
+            raise UnsupportedError(what, hint="do that outside of the call")
 
 
 def have_changed(after: Tensor, before: Tensor) -> bool:
@@ -383,7 +383,7 @@ class ArgumentResult:
 def checked(leaf: object) -> object:
     if isinstance(leaf, Tensor) or is_plain(leaf):
         return leaf
-    raise UnsupportedError(f"its result holds a {type(leaf).__name__}", mend="return tensors and plain values")
+    raise UnsupportedError(f"its result holds a {type(leaf).__name__}", hint="return tensors and plain values")
 
 
 def _kept(leaf: object) -> object:

@@ -57,7 +57,7 @@ def same_settings(device: str) -> Iterator[None]:
         try:
             yield
             if settings(device) != before:
-                raise UnsupportedError("it changes what torch is set to", mend="do that outside of the call")
+                raise UnsupportedError("it changes what torch is set to", hint="do that outside of the call")
         finally:
             torch.set_default_dtype(dtype)
 
@@ -85,14 +85,14 @@ def require_no_hooks(roots: Iterable[nn.Module], outer: Sequence[nn.Module]) -> 
         outer: modules whose own forward hooks run outside of it.
     """
     if any(hooks for name, hooks in vars(module_hooks).items() if name.startswith("_global_") and isinstance(hooks, dict)):
-        raise UnsupportedError("there are hooks of all modules", mend="remove them")
+        raise UnsupportedError("there are hooks of all modules", hint="remove them")
     for path, each in ((path, each) for root in roots for path, each in root.named_modules()):
         held = vars(each)
         is_outer = any(each is other for other in outer)
         names = ("_backward_hooks", "_backward_pre_hooks", *(() if is_outer else ("_forward_hooks", "_forward_pre_hooks")))
         hooks = [hook for name in names for hook in held[name].values()]
         if "_hf_hook" in held or any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks):
-            raise UnsupportedError(f"{path or type(each).__name__} has hooks", mend="remove them")
+            raise UnsupportedError(f"{path or type(each).__name__} has hooks", hint="remove them")
 
 
 def reason_of(error: Exception) -> str:
@@ -151,7 +151,7 @@ class RecordedStep:
             yield
             self._require_unchanged(held, before)
             if [len(optimizer.state) for optimizer in self._optimizers] != sizes:
-                raise UnsupportedError("its optimizer has made new state", mend="call the step once before it is recorded")
+                raise UnsupportedError("its optimizer has made new state", hint="call the step once before it is recorded")
         except BaseException:
             for parameter, gradient, _ in gradients:
                 parameter.grad = gradient
@@ -167,14 +167,14 @@ class RecordedStep:
     def _require_device(self, held: Sequence[Mapping[str, Any]]) -> None:
         for name, value in (item for each in held for item in each.items()):
             if isinstance(value, Tensor) and value.device != self._device:
-                mend = f"pass capturable=True to the optimizer, and numbers as tensors on {self._device}"
-                raise UnsupportedError(f"its optimizer keeps {name!r} on {value.device}", mend=mend)
+                hint = f"pass capturable=True to the optimizer, and numbers as tensors on {self._device}"
+                raise UnsupportedError(f"its optimizer keeps {name!r} on {value.device}", hint=hint)
 
     def _require_unchanged(self, held: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> None:
         for each, values in zip(held, before, strict=True):
             name = next((name for name, value in values.items() if not same(each.get(name), value)), None)
             if name is not None:
-                raise UnsupportedError(f"it changes {name!r} of its optimizer on the host", mend="do that outside of the step")
+                raise UnsupportedError(f"it changes {name!r} of its optimizer on the host", hint="do that outside of the step")
 
 
 # Attention masks of transformers' models in calls that are recorded.

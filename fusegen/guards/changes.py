@@ -79,7 +79,7 @@ class Changes:
         """Refuses to set an attribute to something else than is there."""
         if not isinstance(value, _KEYS) and inspect.getattr_static(owner, name, None) is not value:
             what = f"the attribute {name!r} of a {type(owner).__name__} is set, which a kernel's later calls would not do again"
-            raise ChangeError(what, where=where, mend=_MEND)
+            raise ChangeError(what, where=where, hint=_MEND)
 
     def undo(self) -> ChangeError | None:
         """Puts back what was held: the error that says so, or None if nothing had changed."""
@@ -93,7 +93,7 @@ class Changes:
             torch.set_default_dtype(self._settings[1])
         if not names:
             return None
-        return ChangeError(f"a {names[0]} is changed, which a kernel's later calls would not do again", mend=_MEND)
+        return ChangeError(f"a {names[0]} is changed, which a kernel's later calls would not do again", hint=_MEND)
 
 
 def _settings() -> tuple[bool, torch.dtype]:
@@ -235,8 +235,8 @@ class Generators:
         """Raises if one of them has been drawn from, naming it."""
         for _, name, _ in self._drawn():
             what = f"the kernel draws a random number from {name} while it is traced, which every later call would use again"
-            mend = "draw it outside of the kernel, and pass it"
-            raise TraceError(what, mend=mend if self._is_alone else f"{mend}; or let no other thread draw during the first call")
+            hint = "draw it outside of the kernel, and pass it"
+            raise TraceError(what, hint=hint if self._is_alone else f"{hint}; or let no other thread draw during the first call")
 
     def _drawn(self) -> list[tuple[Any, str, Any]]:
         """Those that have been drawn from; another thread may draw from one that the function does not reach."""
@@ -286,7 +286,7 @@ def deed_of(frame: FrameType) -> str | None:
     code = frame.f_code
     if code in _THREADS:
         what = f"the kernel {_THREADS[code]} while it is traced; what it reads there is not seen"
-        raise TraceError(what, where=called_at(frame), mend="do that outside of the kernel, and pass what it gives")
+        raise TraceError(what, where=called_at(frame), hint="do that outside of the kernel, and pass what it gives")
     return _DEEDS_OF[code] if code in _DEEDS_OF and not _is_once(frame) else None
 
 

@@ -276,7 +276,7 @@ class Reach:
                 self._notes.note(StatePlace(cls, PlaceKind.HAS, key), False, key)
         if "__subclasses__" in names.attributes:
             what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
-            raise TraceError(what, where=called_at(frame), mend="pass what is made of them as an argument")
+            raise TraceError(what, where=called_at(frame), hint="pass what is made of them as an argument")
         for part in _NAMES_OF & names.attributes:
             self._notes.note(StatePlace(cls, PlaceKind.ATTRIBUTE, part), getattr(cls, part), part)
 
@@ -286,8 +286,8 @@ class Reach:
         cls, code = cast(type, owner if is_a(owner, type) else type(owner)), frame.f_code
         if cls is owner and code is getattr(getattr(type(owner), "__getattr__", None), "__code__", None):
             what = f"the kernel asks the class {cls.__name__} for an attribute that its metaclass makes"
-            mend = "set the attribute on the class, or pass it as an argument"
-            raise TraceError(what, where=called_at(frame.f_back or frame), mend=mend)
+            hint = "set the attribute on the class, or pass it as an argument"
+            raise TraceError(what, where=called_at(frame.f_back or frame), hint=hint)
         if code.co_name == "__getattribute__":
             return
         users = [each for each in cls.__mro__ if not of_library(each)]
@@ -389,7 +389,7 @@ class Reach:
 
     def _iterator(self, iterator: object, name: str) -> None:
         what = f"the kernel reads {name!r}, which is an iterator ({type(iterator).__name__}): each read would use it up"
-        raise TraceError(what, mend="make a list or a tuple of it, outside of the kernel")
+        raise TraceError(what, hint="make a list or a tuple of it, outside of the kernel")
 
     def _object(self, value: Any, name: str) -> None:
         self._notes.generators.add(value, name)
@@ -411,7 +411,7 @@ class Reach:
         reads_slot = is_a(value, MethodWrapperType) and is_a(value.__self__, (GetSetDescriptorType, MemberDescriptorType))
         if reads_slot or (inner is None and is_closed(type(value)) and hasattr(type(value), "__len__")):
             what = f"the kernel reads {name!r}, which is a {type(value).__name__}: it cannot be told whether that changes"
-            raise TraceError(what, mend="pass what is read of it as an argument")
+            raise TraceError(what, hint="pass what is read of it as an argument")
         if not (is_a(value, _UNWATCHED) or _is_ours(value)):
             self._notes.container(value)
             self._notes.watch.add(type(value))

@@ -176,7 +176,7 @@ class StateRecorder:
     def deed(self, deed: str, where: str | None) -> None:
         """Refuses what cannot be undone, where changes are refused: the text completes "the layer ..."."""
         if self._changes is not None:
-            raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, mend="do that outside")
+            raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, hint="do that outside")
 
     def module_call(self, module: torch.nn.Module) -> None:
         """Keeps the hooks that torch runs for all modules; those of one module are read as its attributes."""

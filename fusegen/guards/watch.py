@@ -436,9 +436,9 @@ _UNTRACEABLE = {
 def require_traceable(frame: FrameType) -> None:
     """Refuses a library's function that cannot work on traced tensors."""
     name = frame.f_code.co_name
-    mend = _UNTRACEABLE.get((str(frame.f_globals.get("__name__")), name))
-    if mend is not None:
-        raise UnsupportedError(f"{name} cannot be traced", where=called_at(frame), mend=mend)
+    hint = _UNTRACEABLE.get((str(frame.f_globals.get("__name__")), name))
+    if hint is not None:
+        raise UnsupportedError(f"{name} cannot be traced", where=called_at(frame), hint=hint)
 
 
 # The function of a code, and the line that called it.

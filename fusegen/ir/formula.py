@@ -85,7 +85,7 @@ def _atom(expr: sympy.Expr) -> Formula:
         return Formula(operator, tuple(map(formula, expr.args)))
     if isinstance(expr, sympy.Add):
         return formula(expr)
-    raise VerificationError(f"{expr} is no integer expression of sizes", mend="please report the declaration and its shapes")
+    raise VerificationError(f"{expr} is no integer expression of sizes", hint="please report the declaration and its shapes")
 
 
 # Arithmetic of numbers alone, taken out of graphs: what the host computes before a launch, as data (`program.numbers`).

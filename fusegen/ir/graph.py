@@ -421,7 +421,7 @@ def check_repetition(graph: Graph, computed: int) -> None:
 
 def _refuse_above(most: int, count: int, values: int, what: str) -> None:
     if count > most and count > _MOST_A_VALUE * values:
-        raise UnsupportedError(what, mend="split it into several kernels, so that values in between lie in memory")
+        raise UnsupportedError(what, hint="split it into several kernels, so that values in between lie in memory")
 
 
 # Graphs as text: one line a node, in the order of the graph.

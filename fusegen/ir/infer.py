@@ -24,9 +24,9 @@ class MismatchError(ShapeError):
         sizes: the pairs.
     """
 
-    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None, sizes: _Pairs = ()) -> None:
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None, sizes: _Pairs = ()) -> None:
         self.sizes = sizes
-        super().__init__(what, where=where, mend=mend)
+        super().__init__(what, where=where, hint=hint)
 
 
 Attrs: TypeAlias = Mapping[str, object]
@@ -67,13 +67,13 @@ def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
         monoid = REDUCTIONS[op]
         return monoid.components[monoid.number(attrs["part"])].dtype(operands[0].dtype)
     if op is Op.MATMUL and operands[0].dtype is not operands[1].dtype:
-        raise ShapeError(f"matmul of {operands[0].dtype} and {operands[1].dtype}", mend="cast one of them")
+        raise ShapeError(f"matmul of {operands[0].dtype} and {operands[1].dtype}", hint="cast one of them")
     if rule is DtypeRule.SAME or rule is DtypeRule.SUM:
         dtype = operands[0].dtype
         return DType.INT64 if rule is DtypeRule.SUM and not dtype.is_float else dtype
     common = operand_dtype(op, operands)
     if rule is DtypeRule.FLOATING and not common.is_float:
-        raise TraceError(f"{op.row.name} of {common}", mend="convert to a float dtype first")
+        raise TraceError(f"{op.row.name} of {common}", hint="convert to a float dtype first")
     return DType.FLOAT32 if rule is DtypeRule.FLOAT and not common.is_float else common
 
 
@@ -117,7 +117,7 @@ def _common(sizes: Sequence[Dim], shapes: Sequence[Shape]) -> Dim:
         elif not (same(size, 1) or same(size, common)):
             raise MismatchError(
                 f"shapes {', '.join(map(shape_text, shapes))} do not broadcast: {size} against {common}",
-                mend="make the sizes equal, or one of them 1",
+                hint="make the sizes equal, or one of them 1",
                 sizes=((common, size),),
             )
     return common
@@ -149,7 +149,7 @@ def _normalization(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
             fits = len(extra.shape) == count
             raise MismatchError(
                 f"{op.row.name}: weight or bias of shape {shape_text(extra.shape)} for an input of shape {shape_text(shape)}",
-                mend="give weight and bias the normalised dims' shape",
+                hint="give weight and bias the normalised dims' shape",
                 sizes=tuple(zip(extra.shape, shape[len(shape) - count :], strict=True)) if fits else (),
             )
     return shape
@@ -159,7 +159,7 @@ def _matmul(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     a, b = (o.shape for o in operands)
     if len(a) < 2 or len(b) < 2 or not same(a[-1], b[-2]):
         inner = ((a[-1], b[-2]),) if len(a) > 1 and len(b) > 1 else ()
-        raise MismatchError(f"matmul of {shape_text(a)} and {shape_text(b)}", mend="make the inner sizes equal", sizes=inner)
+        raise MismatchError(f"matmul of {shape_text(a)} and {shape_text(b)}", hint="make the inner sizes equal", sizes=inner)
     return (*broadcast([a[:-2], b[:-2]]), a[-2], b[-1])
 
 
@@ -171,7 +171,7 @@ def _expand(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     shape = cast(Shape, attrs["shape"])
     if not all(map(same, broadcast([operands[0].shape, shape]), shape)):
         text = f"cannot expand {shape_text(operands[0].shape)} to {shape_text(shape)}"
-        raise ShapeError(text, mend="only sizes of 1 can be expanded")
+        raise ShapeError(text, hint="only sizes of 1 can be expanded")
     return shape
 
 
@@ -184,7 +184,7 @@ def _reshape(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     if not same(product(shape), product(operands[0].shape)):
         raise MismatchError(
             f"cannot view {shape_text(operands[0].shape)} as {shape_text(shape)}",
-            mend="the number of elements must stay the same",
+            hint="the number of elements must stay the same",
             sizes=((product(operands[0].shape), product(shape)),),
         )
     return shape
@@ -207,7 +207,7 @@ def _concat(operands: Sequence[Operand], attrs: Attrs) -> Shape:
             others = zip(first, other.shape, strict=False)
             raise MismatchError(
                 f"cat of {', '.join(shape_text(o.shape) for o in operands)} along dim {dim}",
-                mend="all sizes but the one that is concatenated must be equal",
+                hint="all sizes but the one that is concatenated must be equal",
                 sizes=tuple((a, b) for d, (a, b) in enumerate(others) if d != dim) if len(other.shape) == len(first) else (),
             )
     total: sympy.Expr = sum((sympy.sympify(o.shape[dim]) for o in operands), sympy.Integer(0))
@@ -219,9 +219,9 @@ def _gather(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     x, index = operands
     if len(x.shape) != len(index.shape):
         text = f"gather from {shape_text(x.shape)} by indices of shape {shape_text(index.shape)}"
-        raise ShapeError(text, mend="give the index as many dims as the tensor has")
+        raise ShapeError(text, hint="give the index as many dims as the tensor has")
     if index.dtype not in (DType.INT32, DType.INT64):
-        raise TraceError(f"an index of {index.dtype}", mend="convert it to torch.int64")
+        raise TraceError(f"an index of {index.dtype}", hint="convert it to torch.int64")
     return index.shape
 
 
@@ -248,7 +248,7 @@ def _scatter_add(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     if len(rows.shape) != 2 or len(index.shape) != 1 or not same(rows.shape[0], index.shape[0]):
         text = f"sums of rows of shape {shape_text(rows.shape)} by indices of shape {shape_text(index.shape)}"
         sizes = ((rows.shape[0], index.shape[0]),) if rows.shape and index.shape else ()
-        raise MismatchError(text, mend="give a matrix, and an index a row", sizes=sizes)
+        raise MismatchError(text, hint="give a matrix, and an index a row", sizes=sizes)
     return cast(Dim, attrs["length"]), rows.shape[1]
 
 
@@ -256,7 +256,7 @@ def _put(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
     place, value = operands
     if len(place.shape) != len(value.shape) or not all(map(same, place.shape, value.shape)) or place.dtype is not value.dtype:
         texts = (f"{o.dtype} of shape {shape_text(o.shape)}" for o in (value, place))
-        raise ShapeError(" written to ".join(texts), mend="write a value of the place's shape and dtype")
+        raise ShapeError(" written to ".join(texts), hint="write a value of the place's shape and dtype")
     return cast(Shape, attrs["shape"])
 
 

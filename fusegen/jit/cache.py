@@ -112,7 +112,7 @@ def _clear(root: Path, kind: CacheFolder) -> Usage:
         for path in sorted(ours, key=lambda path: path.suffix, reverse=True):  # a library before the source that it names
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise SettingsError(f"{error.filename} cannot be removed: {error.strerror}", mend="remove it yourself") from None
+        raise SettingsError(f"{error.filename} cannot be removed: {error.strerror}", hint="remove it yourself") from None
     return _usage(root, kind, ours)
 
 
@@ -128,7 +128,7 @@ def _ours(root: Path, kind: CacheFolder) -> dict[Path, int]:
         return dict(_files(root / kind.name, kind))
     except OSError as error:
         raise SettingsError(
-            f"the cache folder {root} cannot be read: {error.strerror}", mend="set FUSEGEN_CACHE_DIR to a folder of yours"
+            f"the cache folder {root} cannot be read: {error.strerror}", hint="set FUSEGEN_CACHE_DIR to a folder of yours"
         ) from None
 
 

@@ -60,7 +60,7 @@ def find_compiler(preferred: str | None = None) -> HostCompiler:
     raise ToolNotFoundError(
         f"no host C++ compiler: {preferred or ', '.join(_USUAL_NAMES)} not found",
         where="CXX" if preferred else "PATH",
-        mend="install g++ or clang++, or set CXX to the compiler's path",
+        hint="install g++ or clang++, or set CXX to the compiler's path",
     )
 
 
@@ -106,7 +106,7 @@ def _words(name: str) -> tuple[str, ...]:
         return tuple(shlex.split(name))
     except ValueError as error:
         what = f"CXX={name!r} cannot be read as a command line: {error}"
-        raise ToolNotFoundError(what, where="CXX", mend="set CXX to the compiler's path") from None
+        raise ToolNotFoundError(what, where="CXX", hint="set CXX to the compiler's path") from None
 
 
 def _version(command: tuple[str, ...]) -> str:
@@ -135,17 +135,17 @@ def _check(done: Done, compiler: str, source: Path, built: Path) -> None:
     """Refuses what a compiler left when it did not end well."""
     if done.code is None:
         what = f"{compiler} was ended after {_BUILD_SECONDS} s: the text is too much for it"
-        raise CompileError(what, where=str(source), mend="split the kernel into several; what lies in memory is computed once")
+        raise CompileError(what, where=str(source), hint="split the kernel into several; what lies in memory is computed once")
     if done.code != 0 and (reason := next((sign for sign in _SIGNS_OF_THE_DISK if sign in done.output), None)):
         raise unusable(source.parent, reason)
     if done.code != 0 and done.output.strip():
         raise CompileError(
-            f"the host compiler refused the text:\n{done.output}", where=str(source), mend="report it with this file"
+            f"the host compiler refused the text:\n{done.output}", where=str(source), hint="report it with this file"
         )
     if done.code != 0 or not built.is_file():
         printed = repr(done.output.strip()) if done.output.strip() else "nothing"
         what = f"{compiler} {done.manner}, printed {printed} and built nothing"
-        raise CompileError(what, where=str(source), mend="set CXX to a C++ compiler that works, such as g++; see fusegen doctor")
+        raise CompileError(what, where=str(source), hint="set CXX to a C++ compiler that works, such as g++; see fusegen doctor")
 
 
 # Compilers as processes: with a limit of time, and nothing of them left when they are given up.
@@ -221,7 +221,7 @@ def _started(command: Sequence[str], variables: Mapping[str, str] | None, stdin:
         )
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ToolNotFoundError(f"{command[0]} cannot be started: {reason}", mend="install a compiler that runs here") from error
+        raise ToolNotFoundError(f"{command[0]} cannot be started: {reason}", hint="install a compiler that runs here") from error
     finally:
         os.close(stdin)
 

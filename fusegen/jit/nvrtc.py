@@ -107,7 +107,7 @@ def compile_ptx(source: Source, architecture: str) -> str:
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        raise CompileError(f"NVRTC refused {source.name} for {architecture}:\n{log}", mend="report it with the source")
+        raise CompileError(f"NVRTC refused {source.name} for {architecture}:\n{log}", hint="report it with the source")
     return _text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
 
 
@@ -154,7 +154,7 @@ def _compile(text: str, architecture: str, path: Path) -> bytes:
         compiled = Program(text, "c++", options).compile("cubin")
     except Exception as error:
         raise CompileError(
-            f"NVRTC refused the emitted text for {architecture}:\n{error}", where=str(path), mend="report it with this file"
+            f"NVRTC refused the emitted text for {architecture}:\n{error}", where=str(path), hint="report it with this file"
         ) from error
     return bytes(compiled.code)
 
@@ -189,7 +189,7 @@ def _nvrtc() -> Any:
 
 
 def _missing() -> ToolNotFoundError:
-    return ToolNotFoundError("NVRTC is not installed", mend="pip install 'cuda-bindings[all]' cuda-core (Linux and Windows)")
+    return ToolNotFoundError("NVRTC is not installed", hint="pip install 'cuda-bindings[all]' cuda-core (Linux and Windows)")
 
 
 # The CUDA toolkit's nvcc in place of NVRTC, for those who name one: its version may be newer, or one that they have tested.
@@ -217,14 +217,14 @@ def find_nvcc(name: str) -> Nvcc:
     try:
         command = tuple(shlex.split(name))
     except ValueError as error:
-        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} cannot be read as a command line: {error}", mend=_MEND) from None
+        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} cannot be read as a command line: {error}", hint=_MEND) from None
     try:
         done = run([*command, "--version"], _VERSION_SECONDS)
     except ToolNotFoundError as error:
-        raise ToolNotFoundError(error.what, where="FUSEGEN_NVCC", mend=_MEND) from None
+        raise ToolNotFoundError(error.what, where="FUSEGEN_NVCC", hint=_MEND) from None
     match = re.search(r"release [\d.]+, V([\d.]+)", done.output)
     if match is None:
-        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} is no nvcc: it does not say its version", mend=_MEND)
+        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} is no nvcc: it does not say its version", hint=_MEND)
     return Nvcc(command, match[1])
 
 
@@ -240,7 +240,7 @@ def cubin_of(nvcc: Nvcc, source: Path, architecture: str, flags: Sequence[str]) 
         done = run([*nvcc.command, *flags, *target], _BUILD_SECONDS, {"TMPDIR": folder})
         if done.code != 0 or not built.is_file():
             what = f"nvcc {nvcc.version} {done.manner} for {architecture}:\n{done.output.strip()}"
-            raise CompileError(what, where=str(source), mend="unset FUSEGEN_NVCC, or report it with this file")
+            raise CompileError(what, where=str(source), hint="unset FUSEGEN_NVCC, or report it with this file")
         return built.read_bytes()
 
 
@@ -275,7 +275,7 @@ def sass(cubin: bytes) -> str:
     tool = find_nvdisasm()
     if tool is None:
         raise ToolNotFoundError(
-            "nvdisasm is not on this machine", mend="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit"
+            "nvdisasm is not on this machine", hint="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit"
         )
     folder = cache_folder("cubin")
     with writing_to(folder), tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder) as file:
@@ -283,5 +283,5 @@ def sass(cubin: bytes) -> str:
         file.flush()
         done = run([tool, "-c", file.name], _SECONDS)
     if done.code != 0:
-        raise CompileError(f"{tool} {done.manner}:\n{done.output}", mend="install an nvdisasm that is as new as NVRTC")
+        raise CompileError(f"{tool} {done.manner}:\n{done.output}", hint="install an nvdisasm that is as new as NVRTC")
     return done.output

@@ -50,7 +50,7 @@ class LogSoftmax(nn.LogSoftmax):
 
 def _dim_of(module: str, dim: int | None) -> int:
     if dim is None:
-        raise ArgumentError(f"{module}: no dim is given, and torch's guess by the rank is deprecated", mend="give dim=-1")
+        raise ArgumentError(f"{module}: no dim is given, and torch's guess by the rank is deprecated", hint="give dim=-1")
     return dim
 
 
@@ -83,7 +83,7 @@ class SiLU(nn.SiLU):
     def __init__(self, inplace: bool = False) -> None:
         if inplace:
             raise ArgumentError(
-                "SiLU: inplace=True is not supported", mend="leave it out; the fused kernel saves the memory traffic"
+                "SiLU: inplace=True is not supported", hint="leave it out; the fused kernel saves the memory traffic"
             )
         super().__init__()
 

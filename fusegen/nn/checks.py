@@ -20,7 +20,7 @@ def require_one_of(module: str, name: str, value: object, known: Iterable[object
     choices = tuple(known)
     if value not in choices:
         what = f"{module}: {name}={value!r} is not supported"
-        raise ArgumentError(what, mend=f"give one of {', '.join(map(repr, choices))}")
+        raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, choices))}")
 
 
 def require_instance(module: str, value: object, kind: type) -> None:
@@ -30,7 +30,7 @@ def require_instance(module: str, value: object, kind: type) -> None:
         ArgumentError: it is another object.
     """
     if not isinstance(value, kind):
-        raise ArgumentError(f"{module}: a {type(value).__name__} is no fusegen.nn.{kind.__name__}", mend="give such a module")
+        raise ArgumentError(f"{module}: a {type(value).__name__} is no fusegen.nn.{kind.__name__}", hint="give such a module")
 
 
 def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:
@@ -40,7 +40,7 @@ def require_both(module: str, cos: Tensor | None, sin: Tensor | None) -> None:
         ArgumentError: only one is given.
     """
     if (cos is None) is not (sin is None):
-        raise ArgumentError(f"{module}: cos and sin come together", mend="give both, or none")
+        raise ArgumentError(f"{module}: cos and sin come together", hint="give both, or none")
 
 
 def require_probability(module: str, p: float) -> None:
@@ -50,7 +50,7 @@ def require_probability(module: str, p: float) -> None:
         ArgumentError: it is not.
     """
     if not 0 <= p <= 1:
-        raise ArgumentError(f"{module}: p={p!r} is no probability", mend="give a number from 0 to 1")
+        raise ArgumentError(f"{module}: p={p!r} is no probability", hint="give a number from 0 to 1")
 
 
 def require_above(module: str, name: str, value: float | None, above: float) -> None:
@@ -60,8 +60,8 @@ def require_above(module: str, name: str, value: float | None, above: float) -> 
         ArgumentError: it is not.
     """
     if value is not None and not value > above:
-        mend = f"give a number above {above}, or None to leave it out"
-        raise ArgumentError(f"{module}: {name}={value!r} is not supported", mend=mend)
+        hint = f"give a number above {above}, or None to leave it out"
+        raise ArgumentError(f"{module}: {name}={value!r} is not supported", hint=hint)
 
 
 def require_count(module: str, name: str, value: object) -> None:
@@ -71,7 +71,7 @@ def require_count(module: str, name: str, value: object) -> None:
         ArgumentError: it is not.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-        raise ArgumentError(f"{module}: {name} is {value!r}", mend="give an int, 1 or more")
+        raise ArgumentError(f"{module}: {name} is {value!r}", hint="give an int, 1 or more")
 
 
 def require_not_negative(module: str, name: str, value: object) -> None:
@@ -81,7 +81,7 @@ def require_not_negative(module: str, name: str, value: object) -> None:
         ArgumentError: it is not.
     """
     if not isinstance(value, Real) or not math.isfinite(value) or value < 0:
-        raise ArgumentError(f"{module}: {name} is {value!r}", mend="give a finite number, 0 or more")
+        raise ArgumentError(f"{module}: {name} is {value!r}", hint="give a finite number, 0 or more")
 
 
 def require_divides(module: str, name: str, value: int, by_name: str, by: int) -> None:
@@ -91,7 +91,7 @@ def require_divides(module: str, name: str, value: int, by_name: str, by: int) -
         ArgumentError: it is not.
     """
     if by < 1 or value % by:
-        raise ArgumentError(f"{module}: {name}={value} is not a multiple of {by_name}={by}", mend=f"give a multiple of {by_name}")
+        raise ArgumentError(f"{module}: {name}={value} is not a multiple of {by_name}={by}", hint=f"give a multiple of {by_name}")
 
 
 def require_rows(module: str, x: Tensor, shape: Sequence[int]) -> None:
@@ -103,7 +103,7 @@ def require_rows(module: str, x: Tensor, shape: Sequence[int]) -> None:
     found = tuple(x.shape[-len(shape) :])
     if found != tuple(shape):
         what = f"{module}: the input has shape {tuple(x.shape)}, and its last dims are not {tuple(shape)}"
-        raise ArgumentError(what, mend="give an input of such rows, or make the module for these")
+        raise ArgumentError(what, hint="give an input of such rows, or make the module for these")
 
 
 def require_positions(module: str, x: Tensor) -> None:
@@ -114,4 +114,4 @@ def require_positions(module: str, x: Tensor) -> None:
     """
     if x.dim() != 3:
         what = f"{module}: the input has shape {tuple(x.shape)}, and is not (batch, positions, hidden_size)"
-        raise ArgumentError(what, mend="add a batch of one by x[None], or flatten the dims in front of positions")
+        raise ArgumentError(what, hint="add a batch of one by x[None], or flatten the dims in front of positions")

@@ -83,7 +83,7 @@ class RMSNorm(nn.RMSNorm):
         super().__init__(shape, eps, elementwise_affine, device, dtype)
         if self._is_of_rows and len(self.normalized_shape) != 1:
             what = f"RMSNorm: normalized_shape={self.normalized_shape} with zero_centered_gamma or a casting mode"
-            raise ArgumentError(what, mend="give one dim; torch's own norm takes several")
+            raise ArgumentError(what, hint="give one dim; torch's own norm takes several")
 
     @property
     def _is_of_rows(self) -> bool:
@@ -202,4 +202,4 @@ def reset_gamma(norm: LayerNorm | RMSNorm) -> None:
 def _require_one_dim(norm: LayerNorm | RMSNorm) -> None:
     if len(norm.normalized_shape) != 1:
         what = f"{type(norm).__name__}: normalized_shape={norm.normalized_shape} has several dims"
-        raise ArgumentError(what, mend="give the number of features")
+        raise ArgumentError(what, hint="give the number of features")

@@ -223,7 +223,7 @@ class FusedTransformerLayer(nn.Module):
         """
         if hidden_states.dim() != 3 or hidden_states.shape[2] != self.hidden_size:
             what = f"FusedTransformerLayer: hidden_states has shape {tuple(hidden_states.shape)}"
-            raise ArgumentError(what, mend=f"give (batch, sequence, {self.hidden_size})")
+            raise ArgumentError(what, hint=f"give (batch, sequence, {self.hidden_size})")
         if attention_mask is not None:
             attention_mask = _checked(attention_mask, hidden_states)
         arguments = (
@@ -293,7 +293,7 @@ class FusedTransformerLayer(nn.Module):
             found = torch.cat([_taken(state, prefix + part) for part in parts])
             if found.shape != parameter.shape:
                 what = f"load_bert: {' and '.join(parts)} give {tuple(found.shape)}, and {name} is {tuple(parameter.shape)}"
-                raise ArgumentError(what, mend="make the layer with the sizes of the model's config")
+                raise ArgumentError(what, hint="make the layer with the sizes of the model's config")
             parameter.copy_(found)
 
 
@@ -323,37 +323,37 @@ def _check(hidden: int, heads: int, inner: int, attn_dropout: float, hidden_drop
     require_divides("FusedTransformerLayer", "hidden_size", hidden, "heads", heads)
     for name, share in (("attn_dropout_ratio", attn_dropout), ("hidden_dropout_ratio", hidden_dropout)):
         if not 0 <= share < 1:
-            raise ArgumentError(f"FusedTransformerLayer: {name} is {share}", mend="give a share from 0 to below 1")
+            raise ArgumentError(f"FusedTransformerLayer: {name} is {share}", hint="give a share from 0 to below 1")
 
 
 def _check_workspace(workspace: object, compiler: Compiler | None) -> None:
     """Refuses what is no workspace, and one that a C++ operator would not use."""
     if workspace is not None and not isinstance(workspace, fg.Workspace):
-        mend = "give fg.Workspace(layer.workspace_bytes(batch, sequence)), or None"
-        raise ArgumentError(f"FusedTransformerLayer: workspace is {workspace!r}", mend=mend)
+        hint = "give fg.Workspace(layer.workspace_bytes(batch, sequence)), or None"
+        raise ArgumentError(f"FusedTransformerLayer: workspace is {workspace!r}", hint=hint)
     if workspace is not None and compiler == "extension":
         what = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
-        raise ArgumentError(what, mend="leave out workspace=, or compiler=")
+        raise ArgumentError(what, hint="leave out workspace=, or compiler=")
 
 
 def _checked(mask: Tensor, x: Tensor) -> Tensor:
     """A mask without its history; others than those that are added to scores are refused."""
     if mask.dim() != 4 or not mask.is_floating_point():
         what = f"FusedTransformerLayer: attention_mask is of {mask.dtype} and shape {tuple(mask.shape)}"
-        mend = (
+        hint = (
             "give floats (batch, 1, 1, sequence) that are added to the scores: 0 for a key that is seen, -10000 for one that is not"
         )
-        raise ArgumentError(what, mend=mend)
+        raise ArgumentError(what, hint=hint)
     if any(extent not in (1, wanted) for extent, wanted in zip(mask.shape[2:], (x.shape[1], x.shape[1]), strict=True)):
         what = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)} for {x.shape[1]} positions"
-        raise ArgumentError(what, mend="give one number a key: (batch, 1, 1, sequence), or one a query and key")
+        raise ArgumentError(what, hint="give one number a key: (batch, 1, 1, sequence), or one a query and key")
     return mask.detach() if mask.requires_grad else mask
 
 
 def _taken(state: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in state:
         raise ArgumentError(
-            f"load_bert: there is no {name!r}", mend="give the state dict of a BertLayer, or the prefix of its names"
+            f"load_bert: there is no {name!r}", hint="give the state dict of a BertLayer, or the prefix of its names"
         )
     return state[name]
 

@@ -36,7 +36,7 @@ class Embedding(nn.Embedding):
         for name, reason in _REFUSED.items():
             if getattr(self, name):
                 what = f"Embedding: {name}={getattr(self, name)!r} is not supported: {reason}"
-                raise ArgumentError(what, mend="leave it out, or use torch.nn.Embedding")
+                raise ArgumentError(what, hint="leave it out, or use torch.nn.Embedding")
 
     def forward(self, input: Tensor) -> Tensor:
         """The rows of indices of any shape: (*input.shape, embedding_dim)."""

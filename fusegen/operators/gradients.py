@@ -163,7 +163,7 @@ class GraphOperator:
         results = self._fresh(tensors, sizes)
         if any(tensor.numel() for tensor in (*results, *(tensors[place] for place in self._written))):
             what = f"{self.graph.name}: an input has no elements, and a result or a tensor that is written to has"
-            raise ArgumentError(what, mend="let torch compute what is empty")
+            raise ArgumentError(what, hint="let torch compute what is empty")
         return results
 
     def sizes(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class GraphOperator:
         for relation in self.assumed.relations:
             if not relation(sizes):
                 what = f"{self.name} was traced for sizes of which {relation} holds"
-                raise ArgumentError(what, mend="compile or export the model again for these sizes")
+                raise ArgumentError(what, hint="compile or export the model again for these sizes")
 
     def _kernel(self, device: torch.device) -> GraphKernel:
         target = machine_of(device).target
@@ -354,7 +354,7 @@ def _register_once(operator: GraphOperator) -> None:
     def backward(_ctx: Any, *_gradients: Tensor) -> None:
         what = f"{operator.name}: its results are differentiated again, and kernels have first derivatives alone"
         raise GradientError(
-            what, mend="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
+            what, hint="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
         )
 
     torch.library.register_autograd(operator.qualified, backward, setup_context=lambda ctx, inputs, output: None, lib=LIBRARY)

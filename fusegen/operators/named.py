@@ -39,8 +39,8 @@ def register(name: str, function: Callable[..., Any], run: Callable[..., Any]) -
         schema = torch.library.infer_schema(function, mutates_args=())
     except ValueError as error:
         what = f"{getattr(function, '__name__', name)} cannot be {name}: {error}"
-        mend = "annotate all parameters and the result: Tensor, float, int, bool, str, a tuple of Tensors as a result"
-        raise ArgumentError(what, mend=mend) from None
+        hint = "annotate all parameters and the result: Tensor, float, int, bool, str, a tuple of Tensors as a result"
+        raise ArgumentError(what, hint=hint) from None
     _require_single(name, schema)
     library = _library(name.partition("::")[0])
     run = _without_autocast(run)
@@ -60,11 +60,11 @@ def require_closed(name: str, variant: Variant) -> None:
     """
     if variant.state.names:
         what = f"{name} is an operator, and closes over {', '.join(variant.state.names)}, which it is not given"
-        raise UnsupportedError(what, mend="make them parameters; or declare the kernel without op=")
+        raise UnsupportedError(what, hint="make them parameters; or declare the kernel without op=")
     if draws(variant.traced):
         what = f"{name} is an operator, and draws random numbers, which its backward pass would draw anew"
         raise UnsupportedError(
-            what, mend="take the seed as a parameter: fg.dropout(x, p, seed=seed); or declare the kernel without op="
+            what, hint="take the seed as a parameter: fg.dropout(x, p, seed=seed); or declare the kernel without op="
         )
 
 
@@ -76,10 +76,10 @@ def _type(kind: Any) -> str:
 
 def _require_free(name: object) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*::[A-Za-z_]\w*", name):
-        raise ArgumentError(f"op is {name!r}", mend='give a library and a name: op="mylib::fused_gelu"')
+        raise ArgumentError(f"op is {name!r}", hint='give a library and a name: op="mylib::fused_gelu"')
     for wanted in (name, f"{name}_backward"):
         if torch._C._dispatch_has_kernel(wanted):
-            raise ArgumentError(f"torch has an operator {wanted} already", mend="choose another name")
+            raise ArgumentError(f"torch has an operator {wanted} already", hint="choose another name")
 
 
 def _require_single(name: str, schema: str) -> None:
@@ -91,7 +91,7 @@ def _require_single(name: str, schema: str) -> None:
     parameters = schema.partition(" -> ")[0]
     if "Tensor[" in parameters or "Tensor?[" in parameters:
         what = f"{name} takes a list of tensors, by which a named operator has no gradients"
-        raise ArgumentError(what, mend="declare a parameter for each tensor; or declare the kernel without op=")
+        raise ArgumentError(what, hint="declare a parameter for each tensor; or declare the kernel without op=")
 
 
 def _library(name: str) -> Any:

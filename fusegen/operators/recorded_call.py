@@ -152,7 +152,7 @@ def operator_for(
         plan = plan_of(function, name, tuple(options), tuple(parameters), tuple(facts), False, *constants)
     except Unplanned as reason:
         what = f"{name} is no operator for such a call: {reason}"
-        raise UnsupportedError(what, mend="call its function, kernel.function(...), in a graph that torch records") from reason
+        raise UnsupportedError(what, hint="call its function, kernel.function(...), in a graph that torch records") from reason
     found: torch._ops.OpOverload[..., Any] = getattr(torch.ops.fusegen, plan.split(LINES)[0]).default
     return found
 

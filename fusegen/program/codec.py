@@ -74,7 +74,7 @@ def decode(data: Any, kind: Any, where: str) -> Any:
 
 
 def _refuse(where: str, what: str) -> Any:
-    raise BundleError(f"{where}: {what[:200]}", mend="build it again")
+    raise BundleError(f"{where}: {what[:200]}", hint="build it again")
 
 
 def _is_union(kind: Any) -> bool:
@@ -144,10 +144,10 @@ def _formula(data: Any, where: str) -> Formula:
     if isinstance(data, str):
         return size(data)
     if not isinstance(data, list) or len(data) < 2 or not isinstance(data[0], str) or data[0] not in _OPERATORS:
-        raise BundleError(f"{where}: {str(data)[:200]} is no formula", mend="build it again")
+        raise BundleError(f"{where}: {str(data)[:200]} is no formula", hint="build it again")
     operator, operands = _OPERATORS[data[0]], tuple(_formula(operand, where) for operand in data[1:])
     if _COUNTS.get(operator, len(operands)) != len(operands):
-        raise BundleError(f"{where}: {data[0]} of {len(operands)} operands", mend="build it again")
+        raise BundleError(f"{where}: {data[0]} of {len(operands)} operands", hint="build it again")
     return Formula(operator, operands)
 
 
@@ -165,7 +165,7 @@ def _encoded_constant(value: object) -> Any:
         return {"dtype": from_torch(value).name}
     raise BundleError(
         f"the value {value!r} of an argument cannot be written down",
-        mend="build with None, truths, numbers, texts, dtypes and tuples of these; close over everything else",
+        hint="build with None, truths, numbers, texts, dtypes and tuples of these; close over everything else",
     )
 
 

@@ -255,5 +255,5 @@ class _Text:
 
 def _checked(number: int) -> int:
     if not -(2**63) <= number < 2**63:
-        raise ArgumentError(f"a number that the kernel computes of its scalars, {number}, does not fit 64 bits", mend="pass floats")
+        raise ArgumentError(f"a number that the kernel computes of its scalars, {number}, does not fit 64 bits", hint="pass floats")
     return number

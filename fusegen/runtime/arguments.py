@@ -165,7 +165,7 @@ def check(kernel: str, names: Sequence[str], values: Sequence[Any]) -> None:
         first = first or (name, value)
         check_memory(kernel, name, value, first[1].device, repr(first[0]))
     if first is None:
-        raise ArgumentError(f"{kernel}: no argument is a tensor", mend="pass at least one tensor")
+        raise ArgumentError(f"{kernel}: no argument is a tensor", hint="pass at least one tensor")
     check_surroundings(kernel)
 
 
@@ -175,16 +175,16 @@ def check_surroundings(kernel: str) -> None:
     if watching is None and torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         watching = "torch.jit.trace"
     if watching is not None:
-        raise ArgumentError(f"{kernel} is called under {watching}, which does not see what a kernel does", mend=_OUTSIDE)
+        raise ArgumentError(f"{kernel} is called under {watching}, which does not see what a kernel does", hint=_OUTSIDE)
 
 
 def check_plain(kernel: str, name: str, value: object) -> None:
     """Refuses a value that is no tensor where it cannot select code, or does not fit a run-time number."""
     if is_scalar(value) and isinstance(value, int) and not LEAST <= value <= GREATEST:
-        raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", mend="pass a float")
+        raise ArgumentError(f"{kernel}: {name!r} is {value}, which does not fit 64 bits", hint="pass a float")
     if isinstance(value, (tuple, list)) and any(isinstance(element, Tensor) for element in value):
         what = f"{kernel}: {name!r} is a {type(value).__name__} that holds tensors"
-        raise ArgumentError(what, mend="pass the tensors one by one: a folder or a command names each parameter")
+        raise ArgumentError(what, hint="pass the tensors one by one: a folder or a command names each parameter")
     try:
         hash(value)
     except TypeError:
@@ -192,15 +192,15 @@ def check_plain(kernel: str, name: str, value: object) -> None:
             return
         raise ArgumentError(
             f"{kernel}: {name!r} is a {type(value).__name__}, which is neither a tensor nor hashable",
-            mend="pass tensors one by one, and settings as numbers, strings or tuples",
+            hint="pass tensors one by one, and settings as numbers, strings or tuples",
         ) from None
 
 
 def check_values(kernel: str, name: str, tensor: Tensor) -> None:
     """Refuses a tensor whose values are not the numbers in its memory."""
     if reason := _strange(tensor):
-        what, mend = reason
-        raise ArgumentError(f"{kernel}: {name!r} {what}", mend=mend.format(name=name))
+        what, hint = reason
+        raise ArgumentError(f"{kernel}: {name!r} {what}", hint=hint.format(name=name))
 
 
 def check_recorded(kernel: str, name: str, tensor: Tensor) -> None:
@@ -211,7 +211,7 @@ def check_recorded(kernel: str, name: str, tensor: Tensor) -> None:
     """
     if tensor.requires_grad and torch.is_grad_enabled():
         what = f"{kernel}: {name!r} requires a gradient, which is not recorded here"
-        raise GradientError(what, mend="call the kernel itself, which records it, or this under torch.no_grad()")
+        raise GradientError(what, hint="call the kernel itself, which records it, or this under torch.no_grad()")
     check_tangent(kernel, name, tensor)
 
 
@@ -223,7 +223,7 @@ def check_tangent(kernel: str, name: str, tensor: Tensor) -> None:
     """
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
         what = f"{kernel}: {name!r} has a tangent of forward-mode differentiation, which kernels do not compute yet"
-        raise GradientError(what, mend=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal")
+        raise GradientError(what, hint=f"pass torch.autograd.forward_ad.unpack_dual({name}).primal")
 
 
 def _strange(tensor: Tensor) -> tuple[str, str] | None:
@@ -286,14 +286,14 @@ def check_memory(kernel: str, name: str, tensor: Tensor, device: torch.device, o
     if tensor.device != device:
         raise ArgumentError(
             f"{kernel}: {name!r} is on {tensor.device}, but {other} is on {device}",
-            mend=f"move it: {name}.to({str(device)!r}); pass a number instead of a scalar tensor",
+            hint=f"move it: {name}.to({str(device)!r}); pass a number instead of a scalar tensor",
         )
     if not has_memory(tensor):
-        raise ArgumentError(f"{kernel}: {name!r} is a {'meta' if tensor.is_meta else 'fake'} tensor", mend=_NO_MEMORY)
+        raise ArgumentError(f"{kernel}: {name!r} is a {'meta' if tensor.is_meta else 'fake'} tensor", hint=_NO_MEMORY)
     end, there = (tensor.storage_offset() + span(tensor)) * tensor.element_size(), tensor.untyped_storage().nbytes()
     if tensor.numel() and end > there:
         what = f"{kernel}: {name!r} ends at byte {end} of a storage of {there} bytes: it was freed or made smaller"
-        raise ArgumentError(what, mend="bring the storage back to its size before the call, as the module's own forward does")
+        raise ArgumentError(what, hint="bring the storage back to its size before the call, as the module's own forward does")
 
 
 # Tensors that a call writes to, and the counts of writes that autograd reads.
@@ -307,7 +307,7 @@ def check_writable(kernel: str, name: str, tensor: Tensor) -> None:
     """
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         what = f"{kernel}: {name!r} is written to, and several of its elements are one in memory, as expand() gives them"
-        raise ArgumentError(what, mend=f"pass {name}.clone()")
+        raise ArgumentError(what, hint=f"pass {name}.clone()")
 
 
 def refuse_gradients(kernel: str, names: Collection[str]) -> None:
@@ -321,7 +321,7 @@ def refuse_gradients(kernel: str, names: Collection[str]) -> None:
     """
     if names:
         what = f"{kernel} writes in place, of which no gradient is recorded, and {', '.join(sorted(names))} requires one"
-        raise GradientError(what, mend="return new values, and write them outside of it; or call it under torch.no_grad()")
+        raise GradientError(what, hint="return new values, and write them outside of it; or call it under torch.no_grad()")
 
 
 def check_apart(names: Sequence[str], tensors: Sequence[Tensor], written: Sequence[int]) -> None:
@@ -338,11 +338,11 @@ def check_apart(names: Sequence[str], tensors: Sequence[Tensor], written: Sequen
     for place in written:
         if tensors[place].is_inference() and not torch.is_inference_mode_enabled():
             what = f"{names[place]!r} is written to, and is a tensor of inference mode"
-            raise ArgumentError(what, mend="call the kernel in inference mode, or pass a clone")
+            raise ArgumentError(what, hint="call the kernel in inference mode, or pass a clone")
         for other, tensor in enumerate(tensors):
             if other != place and overlap(tensors[place], tensor):
                 what = f"{names[place]!r} is written to, and shares memory with {names[other]!r}"
-                raise ArgumentError(what, mend=f"pass {names[other]}.clone(), or one parameter for both")
+                raise ArgumentError(what, hint=f"pass {names[other]}.clone(), or one parameter for both")
 
 
 def count_writes(tensors: Sequence[Tensor]) -> None:

@@ -50,7 +50,7 @@ def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
     method = getattr(target, "__call__", None)  # noqa: B004  # the method itself
     if isinstance(method, MethodType) and not isinstance(target, type):
         return _completed(method, (), {}, inspect.signature(method), target)  # its class may have another later
-    raise ArgumentError(f"{target!r} is no Python function", mend="wrap it: def f(x): return ...")
+    raise ArgumentError(f"{target!r} is no Python function", hint="wrap it: def f(x): return ...")
 
 
 def name_of(target: Callable[..., Any]) -> str:
@@ -92,7 +92,7 @@ def _signature(target: functools.partial[Any]) -> inspect.Signature:
     try:
         return inspect.signature(target)
     except ValueError as error:
-        raise ArgumentError(f"{target!r} cannot be called: {error}", mend="complete no more parameters than there are") from None
+        raise ArgumentError(f"{target!r} cannot be called: {error}", hint="complete no more parameters than there are") from None
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -116,14 +116,14 @@ def filled(name: str, out: Any, result: Any) -> Tensor:
         ArgumentError: one of them is no tensor, or they differ in shape or dtype.
     """
     if not isinstance(out, Tensor):
-        raise ArgumentError(f"{name}: out is a {type(out).__name__}", mend="pass a tensor of the result's shape and dtype")
+        raise ArgumentError(f"{name}: out is a {type(out).__name__}", hint="pass a tensor of the result's shape and dtype")
     if not isinstance(result, Tensor):
         what = f"{name}: out= of a function that does not return one tensor"
-        raise ArgumentError(what, mend="declare parameters for the results, and write to them: mutates=(...)")
+        raise ArgumentError(what, hint="declare parameters for the results, and write to them: mutates=(...)")
     if result.dtype is not out.dtype or tuple(result.shape) != tuple(out.shape):
         kinds = [f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in (out, result)]
         what = f"{name}: out is {kinds[0]}, the result {kinds[1]}"
-        raise ArgumentError(what, mend="pass a tensor of the result's shape and dtype")
+        raise ArgumentError(what, hint="pass a tensor of the result's shape and dtype")
     return out.copy_(result)
 
 

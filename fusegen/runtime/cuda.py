@@ -62,7 +62,7 @@ class Driver:
             make_current(device)
             status = self._library.cuTensorMapEncodeTiled(place, *arguments)
         if status:
-            raise LaunchError(f"the driver makes no tensor map: {self.described(status)}", mend=_REPORT)
+            raise LaunchError(f"the driver makes no tensor map: {self.described(status)}", hint=_REPORT)
         return bytes(place)
 
     def described(self, status: int) -> str:
@@ -85,7 +85,7 @@ def driver() -> Driver:
         return Driver(ctypes.CDLL(name))
     except (OSError, AttributeError) as error:
         raise LaunchError(
-            f"the CUDA driver cannot be used: {error}", mend="install NVIDIA's driver for CUDA 12 or later"
+            f"the CUDA driver cannot be used: {error}", hint="install NVIDIA's driver for CUDA 12 or later"
         ) from error
 
 
@@ -183,7 +183,7 @@ class LaunchSite:
     ) -> None:
         if grid > _MOST_BLOCKS:
             what = f"{kernel.entry} needs {grid} blocks, and a launch has {_MOST_BLOCKS} at most"
-            raise LaunchError(what, mend="call the kernel on parts of its tensors")
+            raise LaunchError(what, hint="call the kernel on parts of its tensors")
         self.device, self.grid, self.block, self.shared_bytes, self.overlaps = device, grid, block, shared_bytes, overlaps
         self._loaded, self._driver, self.handle = kernel, driver(), kernel.handle
         self._config = LaunchConfig((grid, 1, 1), (block, 1, 1), shared_bytes)
@@ -261,7 +261,7 @@ class LaunchSite:
             LaunchError: always.
         """
         what = f"the driver does not launch {self._loaded.entry}: {self._driver.described(status)}"
-        raise LaunchError(what, mend=_mend(status))
+        raise LaunchError(what, hint=_hint(status))
 
 
 def _aligned(size: int) -> Any:
@@ -279,7 +279,7 @@ _OF_CAPTURES = range(900, 909)
 _REPORT = "report it, with what `fusegen doctor` says"
 
 
-def _mend(status: int) -> str:
+def _hint(status: int) -> str:
     if status in _LEFT_BY_ANOTHER:
         return "look at what ran before: the device tells late of it; CUDA_LAUNCH_BLOCKING=1 names the call, in a new process"
     if status in _OF_CAPTURES:

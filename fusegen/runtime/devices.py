@@ -27,7 +27,7 @@ def target_of(device: torch.device) -> Target:
         return targets.CPU
     if device.type == "cuda" and torch.version.hip is None:
         return _of_gpu(index_of(device))
-    raise ArgumentError(f"device {device} is not supported", mend="use a CPU or an NVIDIA GPU")
+    raise ArgumentError(f"device {device} is not supported", hint="use a CPU or an NVIDIA GPU")
 
 
 def index_of(device: torch.device) -> int:

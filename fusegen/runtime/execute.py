@@ -412,4 +412,4 @@ def out_of_range(message: str, sizes: Mapping[str, int]) -> IndexRangeError:
     """The error of an index that names no element, with the sizes of this call in the range that it ends with."""
     words, bracket, limits = message.rpartition("[")
     known = re.sub(r"[A-Za-z_]\w*", lambda name: str(sizes.get(name[0], name[0])), limits)
-    return IndexRangeError(words + bracket + known, mend="check the values that are used as indices")
+    return IndexRangeError(words + bracket + known, hint="check the values that are used as indices")

@@ -399,7 +399,7 @@ def drawn_key(device: torch.device) -> Tensor:
 
 def unreachable() -> ArgumentError:
     """The error of a call on a tensor that has no address."""
-    return ArgumentError(_STOOD_IN, mend=_OUTSIDE)
+    return ArgumentError(_STOOD_IN, hint=_OUTSIDE)
 
 
 def integer(value: float) -> int:

@@ -180,7 +180,7 @@ def attention(
     if dropout and not q.is_cuda:
         if any(number for number, _ in wanted):
             what = "attention with dropout and gradients in the emulator"
-            raise UnsupportedError(what, mend="try it on a GPU, or without dropout")
+            raise UnsupportedError(what, hint="try it on a GPU, or without dropout")
         k, v = _of_each_head(k, q), _of_each_head(v, q)
         return [_ATEN._scaled_dot_product_attention_math(q, k, v, None, dropout, is_causal, scale=scale)[0]]
     q, k, v, bias = _regular(q), _regular(k), _regular(v), _of_each_key(bias, k)

@@ -140,8 +140,8 @@ def _require_plain(name: str, gradients: Sequence[Tensor]) -> None:
     """Refuses gradients that stand for many, as vmap makes them."""
     if any(is_batchedtensor(gradient) or is_legacy_batchedtensor(gradient) for gradient in gradients):
         what = f"{name}: its gradients come in batches, as is_grads_batched=True and vectorize=True make them"
-        mend = "ask for one after the other, or call the kernel's function itself, kernel.function(...), where batches are needed"
-        raise GradientError(what, mend=mend)
+        hint = "ask for one after the other, or call the kernel's function itself, kernel.function(...), where batches are needed"
+        raise GradientError(what, hint=hint)
 
 
 def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -168,7 +168,7 @@ class _Once(torch.autograd.Function):
     def backward(ctx: Any, *_: Tensor) -> None:
         what = f"{ctx.name}: its results are differentiated again, and kernels have first derivatives alone"
         raise GradientError(
-            what, mend="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
+            what, hint="call the kernel's function itself, kernel.function(...), where second derivatives are needed"
         )
 
 

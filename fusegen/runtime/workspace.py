@@ -39,7 +39,7 @@ class Workspace:
 
     def __init__(self, size: int, device: torch.device | str = "cuda") -> None:
         if type(size) is not int or size <= 0:
-            raise ArgumentError(f"fg.Workspace: its size is {size!r}", mend="give the number of bytes")
+            raise ArgumentError(f"fg.Workspace: its size is {size!r}", hint="give the number of bytes")
         with torch.inference_mode(mode=False):
             self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self._stream_now = partial(queries()[0], self.memory.device.index) if self.memory.is_cuda else None
@@ -83,10 +83,10 @@ class Workspace:
         """
         if needed > self.size:
             what = f"{name} needs a workspace of {needed} bytes ({human_bytes(needed)}), and this one has {self.size}"
-            raise ArgumentError(what, mend=f"make it larger: fg.Workspace({needed})")
+            raise ArgumentError(what, hint=f"make it larger: fg.Workspace({needed})")
         if self.memory.device != device:
             what = f"{name} runs on {device}, and its workspace is on {self.memory.device}"
-            raise ArgumentError(what, mend=f"make one there: fg.Workspace({needed}, device={str(device)!r})")
+            raise ArgumentError(what, hint=f"make one there: fg.Workspace({needed}, device={str(device)!r})")
 
     def run(self, run: RunCall, tensors: Any, scalars: Any) -> Any:
         """Makes a call that uses the memory, when no other thread's does, and behind what the last stream does with it."""

@@ -71,4 +71,4 @@ def find(name: str) -> Spec:
 
 def _unknown(name: str, part: str, known: list[str], otherwise: str, before: str = "") -> SpecNotFoundError:
     close = [before + each for each in difflib.get_close_matches(part, known, n=3, cutoff=0.5)]
-    return SpecNotFoundError(f"no kernel is called {name!r}", mend=f"did you mean {' or '.join(close)}?" if close else otherwise)
+    return SpecNotFoundError(f"no kernel is called {name!r}", hint=f"did you mean {' or '.join(close)}?" if close else otherwise)

@@ -25,7 +25,7 @@ def shared(x: Tensor, heads: int) -> Tensor:
     """
     if x.shape[-3] != heads and (x.shape[-3] == 0 or heads == 0 or heads % x.shape[-3]):
         what = f"{heads} heads of queries for {x.shape[-3]} heads of keys"
-        raise ArgumentError(what, mend="give a multiple of the heads of keys and values")
+        raise ArgumentError(what, hint="give a multiple of the heads of keys and values")
     return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], -3)
 
 
@@ -36,7 +36,7 @@ def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
         ArgumentError: heads of no channels, or of queries that are no multiple of those of keys.
     """
     if q.shape[-1] == 0:
-        raise ArgumentError("heads of 0 channels", mend="give one or more")
+        raise ArgumentError("heads of 0 channels", hint="give one or more")
     return (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
@@ -54,7 +54,7 @@ def seen(scores: Tensor, offset: int | Tensor, is_causal: bool, window: int | No
         ArgumentError: a window without a key.
     """
     if window is not None and window < 1:
-        raise ArgumentError(f"window={window}", mend="give a positive number, or None to see all keys")
+        raise ArgumentError(f"window={window}", hint="give a positive number, or None to see all keys")
     query, key = positions_of(scores, offset)
     found = key <= query if is_causal else None
     if window is None:
@@ -146,7 +146,7 @@ def flash_attention(
     (arXiv 2108.12409).
     """
     if is_causal and offset < 0:
-        raise ArgumentError(f"offset={offset} of causal queries, of which the first see no key", mend="give 0 or more")
+        raise ArgumentError(f"offset={offset} of causal queries, of which the first see no key", hint="give 0 or more")
     require_shapes(q=(q, "* heads queries channels"), k=(k, "* kv_heads keys channels"), v=(v, "* kv_heads keys v_channels"))
     require_shapes(q=(q, "* heads queries channels"), slopes=(slopes, "heads"), sinks=(sinks, "heads"))
     scores = capped(products(q, k, scale), softcap)

@@ -25,8 +25,8 @@ def require_shapes(**given: tuple[Any, str]) -> None:
         if value is None or (isinstance(value, Tensor) and _fits(tuple(value.shape), dims.split(), known)):
             continue
         found = f"of shape {_shown(value.shape)}" if isinstance(value, Tensor) else f"of type {type(value).__name__}"
-        mend = f"give a tensor of shape {_expected(dims.split(), known)}: ({dims.replace(' ', ', ')})"
-        raise ArgumentError(f"{name} {found}", mend=mend)
+        hint = f"give a tensor of shape {_expected(dims.split(), known)}: ({dims.replace(' ', ', ')})"
+        raise ArgumentError(f"{name} {found}", hint=hint)
 
 
 def _fits(shape: tuple[Any, ...], dims: list[str], known: dict[str, Any]) -> bool:
@@ -65,7 +65,7 @@ def require_integers(**given: Tensor | None) -> None:
     """
     for name, value in given.items():
         if value is not None and (value.is_floating_point() or value.dtype == torch.bool):
-            raise ArgumentError(f"{name} of {value.dtype}", mend="give integers")
+            raise ArgumentError(f"{name} of {value.dtype}", hint="give integers")
 
 
 def require_broadcast(name: str, value: Tensor, other: Tensor) -> None:
@@ -77,8 +77,8 @@ def require_broadcast(name: str, value: Tensor, other: Tensor) -> None:
     shape, wanted = tuple(value.shape), tuple(other.shape)
     ends = zip(reversed(shape), reversed(wanted), strict=False)
     if len(shape) > len(wanted) or not all(is_one(extent) or extent == to for extent, to in ends):
-        mend = f"give one that broadcasts to {_shown(wanted)}"
-        raise ArgumentError(f"{name} of shape {_shown(shape)}", mend=mend)
+        hint = f"give one that broadcasts to {_shown(wanted)}"
+        raise ArgumentError(f"{name} of shape {_shown(shape)}", hint=hint)
 
 
 def require_mask(mask: Tensor, scores: Tensor) -> None:
@@ -88,8 +88,8 @@ def require_mask(mask: Tensor, scores: Tensor) -> None:
         ArgumentError: it is of integers, as those of tokenizers are, which mean neither; or does not broadcast to the scores.
     """
     if not (mask.is_floating_point() or mask.dtype == torch.bool):
-        mend = "give mask.bool(), True where a key is seen, or floats that are added to scores"
-        raise ArgumentError(f"a mask of {mask.dtype}", mend=mend)
+        hint = "give mask.bool(), True where a key is seen, or floats that are added to scores"
+        raise ArgumentError(f"a mask of {mask.dtype}", hint=hint)
     require_broadcast("mask", mask, scores)
 
 

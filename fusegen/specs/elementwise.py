@@ -36,7 +36,7 @@ def capped(x: Tensor, softcap: float | None) -> Tensor:
     if softcap is None:
         return x
     if softcap == 0:
-        raise ArgumentError("softcap=0", mend="give a positive number, or None for no cap")
+        raise ArgumentError("softcap=0", hint="give a positive number, or None for no cap")
     return softcap * torch.tanh(x / softcap)
 
 
@@ -70,7 +70,7 @@ def activate(x: Tensor, activation: str) -> Tensor:
         ArgumentError: there is none of that name.
     """
     if activation not in ACTIVATIONS:
-        raise ArgumentError(f"no activation is called {activation!r}", mend=f"give one of {', '.join(ACTIVATIONS)}")
+        raise ArgumentError(f"no activation is called {activation!r}", hint=f"give one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[activation](x)
 
 
@@ -81,7 +81,7 @@ def require_one_packing(up: Tensor | None, interleaved: bool) -> None:
         ArgumentError: it is.
     """
     if interleaved and up is not None:
-        raise ArgumentError("interleaved=True beside up", mend="give gate and up apart, or both as pairs in gate")
+        raise ArgumentError("interleaved=True beside up", hint="give gate and up apart, or both as pairs in gate")
 
 
 def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, 
         require_shapes(gate=(gate, "*"), up=(up, "*"))
         return gate, up
     if gate.shape[-1] % 2:
-        raise ArgumentError(f"a packed gate of {gate.shape[-1]} features", mend="give an even number, or up beside it")
+        raise ArgumentError(f"a packed gate of {gate.shape[-1]} features", hint="give an even number, or up beside it")
     if interleaved:
         return gate[..., ::2], gate[..., 1::2]
     first, second = gate.chunk(2, -1)

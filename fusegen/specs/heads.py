@@ -29,7 +29,7 @@ def split(qkv: Tensor, heads: int, kv_heads: int | None) -> tuple[Tensor, Tensor
     kv_heads = heads if kv_heads is None else kv_heads
     if heads < 1 or kv_heads < 1 or qkv.shape[-1] == 0 or qkv.shape[-1] % (heads + 2 * kv_heads):
         what = f"heads={heads} and kv_heads={kv_heads} of {qkv.shape[-1]} features"
-        raise ArgumentError(what, mend="give positive numbers, so that heads + 2·kv_heads divides the features")
+        raise ArgumentError(what, hint="give positive numbers, so that heads + 2·kv_heads divides the features")
     channels = qkv.shape[-1] // (heads + 2 * kv_heads)
     widths = [count * channels for count in (heads, kv_heads, kv_heads)]
     q, k, v = (torch.unflatten(part, -1, (-1, channels)).transpose(1, 2) for part in torch.split(qkv, widths, -1))
@@ -52,7 +52,7 @@ def placed(
         ArgumentError: cos or sin alone, or pairs to be rotated by neither.
     """
     if (cos is None) != (sin is None) or (interleaved and cos is None):
-        raise ArgumentError("interleaved=True without cos" if cos is sin else "cos or sin alone", mend="give both, or neither")
+        raise ArgumentError("interleaved=True without cos" if cos is sin else "cos or sin alone", hint="give both, or neither")
     q = q if q_weight is None else rms_normalized(q, q_weight, eps)
     k = k if k_weight is None else rms_normalized(k, k_weight, eps)
     if cos is None or sin is None:

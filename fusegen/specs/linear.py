@@ -86,7 +86,7 @@ def linear_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor
     x: (rows, inputs); weight: (outputs, inputs); cos, sin: (rows, outputs/2). Su et al., "RoFormer" (arXiv 2104.09864).
     """
     if weight.shape[0] % 2:
-        raise ArgumentError(f"a weight of {weight.shape[0]} outputs", mend="give an even number, of which two are a pair")
+        raise ArgumentError(f"a weight of {weight.shape[0]} outputs", hint="give an even number, of which two are a pair")
     y = projected(x, weight)
     a, b = y[..., 0::2], y[..., 1::2]
     require_shapes(a=(a, "rows pairs"), cos=(cos, "rows pairs"), sin=(sin, "rows pairs"))
@@ -143,7 +143,7 @@ def qkv_linear(
     """
     require_shapes(x=(x, "batch positions inputs"))
     if (k_weight is None) != (v_weight is None):
-        raise ArgumentError("k_weight or v_weight alone", mend="give both, or neither and one packed weight")
+        raise ArgumentError("k_weight or v_weight alone", hint="give both, or neither and one packed weight")
     if k_weight is None or v_weight is None:
         q, k, v = split(projected(x, weight, bias), heads, kv_heads)
     else:
@@ -160,7 +160,7 @@ def _channels(weight: Tensor, k_weight: Tensor, v_weight: Tensor, bias: Tensor |
         ArgumentError: a bias beside them, or rows that are not those of as many heads.
     """
     if bias is not None:
-        raise ArgumentError("a bias beside k_weight and v_weight", mend="give one packed weight with its bias")
+        raise ArgumentError("a bias beside k_weight and v_weight", hint="give one packed weight with its bias")
     q_weight = (weight, "outputs inputs")
     require_shapes(weight=q_weight, k_weight=(k_weight, "kv_outputs inputs"), v_weight=(v_weight, "kv_outputs inputs"))
     rows, kv_rows = weight.shape[0], k_weight.shape[0]
@@ -168,7 +168,7 @@ def _channels(weight: Tensor, k_weight: Tensor, v_weight: Tensor, bias: Tensor |
     is_whole = channels > 0 and rows == heads * channels and kv_rows % channels == 0
     if not is_whole or (kv_heads is not None and kv_rows != kv_heads * channels):
         what = f"heads={heads} and kv_heads={kv_heads} of {rows} and {kv_rows} rows"
-        raise ArgumentError(what, mend="give weights of (heads·channels, inputs) and (kv_heads·channels, inputs)")
+        raise ArgumentError(what, hint="give weights of (heads·channels, inputs) and (kv_heads·channels, inputs)")
     return channels
 
 
@@ -283,11 +283,11 @@ def layer_norm_mlp(
     zero_centered_gamma: the norm's factor is 1 + norm_weight. TransformerEngine's ``LayerNormMLP``.
     """
     if normalization not in ("LayerNorm", "RMSNorm"):
-        raise ArgumentError(f"no normalization is called {normalization!r}", mend="give 'LayerNorm' or 'RMSNorm'")
+        raise ArgumentError(f"no normalization is called {normalization!r}", hint="give 'LayerNorm' or 'RMSNorm'")
     gamma = 1 + norm_weight if zero_centered_gamma and norm_weight is not None else norm_weight
     is_rms = normalization == "RMSNorm"
     if is_rms and norm_bias is not None:
-        raise ArgumentError("a norm_bias beside RMSNorm", mend="leave it out, or give normalization='LayerNorm'")
+        raise ArgumentError("a norm_bias beside RMSNorm", hint="leave it out, or give normalization='LayerNorm'")
     normalized = rms_normalized(x, gamma, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
     h = projected(normalized, fc1_weight, fc1_bias)
     if activation in GATES:

@@ -37,7 +37,7 @@ def rms_normalized(
         casting_mode: "llama" multiplies by the weight in the dtype of x, "gemma" in float32, "none" as torch does.
     """
     if casting_mode not in ("none", "llama", "gemma"):
-        raise ArgumentError(f"no casting mode is called {casting_mode!r}", mend="give 'none', 'llama' or 'gemma'")
+        raise ArgumentError(f"no casting mode is called {casting_mode!r}", hint="give 'none', 'llama' or 'gemma'")
     require_shapes(x=(x, "* features"), weight=(weight, "features"))
     if casting_mode == "none":
         weight = 1 + weight if zero_centered_gamma and weight is not None else weight
@@ -101,7 +101,7 @@ def rms_norm(
     """
     if tuple(normalized_shape) != (input.shape[-1],) and (return_statistics or zero_centered_gamma or casting_mode != "none"):
         raise ArgumentError(
-            f"normalized_shape={tuple(normalized_shape)} of rows of {input.shape[-1]}", mend="give the last dim alone"
+            f"normalized_shape={tuple(normalized_shape)} of rows of {input.shape[-1]}", hint="give the last dim alone"
         )
     if return_statistics:
         return _with_statistics(input, weight, eps, zero_centered_gamma, casting_mode)

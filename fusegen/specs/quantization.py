@@ -51,7 +51,7 @@ def quantized(
     """
     largest = largest_of(dtype)
     if not x.dim():
-        raise ArgumentError("quantization of one number", mend="give a tensor with dims")
+        raise ArgumentError("quantization of one number", hint="give a tensor with dims")
     wide = by_group(x.float(), granularity, group_size)
     if scale is not None:
         return (narrowed(*_raised(wide, dtype, aligned(scale, x, granularity, group_size))).reshape(x.shape),)
@@ -85,7 +85,7 @@ def largest_of(dtype: torch.dtype) -> float:
         ArgumentError: another dtype.
     """
     if dtype not in LARGEST:
-        raise ArgumentError(f"quantization to {dtype}", mend="give torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8")
+        raise ArgumentError(f"quantization to {dtype}", hint="give torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8")
     return LARGEST[dtype]
 
 
@@ -96,11 +96,11 @@ def by_group(x: Tensor, granularity: str, group_size: int) -> Tensor:
         ArgumentError: an unknown granularity, groups that do not divide a row.
     """
     if granularity not in GRANULARITIES:
-        raise ArgumentError(f"no granularity is called {granularity!r}", mend="give 'per_tensor', 'per_token' or 'per_group'")
+        raise ArgumentError(f"no granularity is called {granularity!r}", hint="give 'per_tensor', 'per_token' or 'per_group'")
     if granularity != "per_group":
         return x
     if group_size < 1 or x.shape[-1] % group_size:
-        raise ArgumentError(f"groups of {group_size} do not divide a row of {x.shape[-1]}", mend="give a group_size that does")
+        raise ArgumentError(f"groups of {group_size} do not divide a row of {x.shape[-1]}", hint="give a group_size that does")
     return torch.unflatten(x, -1, (-1, group_size))
 
 
@@ -111,11 +111,11 @@ def aligned(scale: Tensor, x: Tensor, granularity: str, group_size: int) -> Tens
         ArgumentError: it has another shape than the granularity says.
     """
     if not isinstance(scale, Tensor):
-        raise ArgumentError(f"a scale that is a {type(scale).__name__}", mend="give a tensor: torch.tensor(0.5)")
+        raise ArgumentError(f"a scale that is a {type(scale).__name__}", hint="give a tensor: torch.tensor(0.5)")
     groups = x.shape[-1] // group_size if granularity == "per_group" else 1
     expected = () if granularity == "per_tensor" else (*x.shape[:-1], groups)
     if tuple(scale.shape) != expected and not (granularity == "per_tensor" and tuple(scale.shape) == (1,)):
-        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} {granularity}", mend=f"give one of shape {expected}")
+        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} {granularity}", hint=f"give one of shape {expected}")
     return scale.unsqueeze(-1) if granularity == "per_group" else scale.float()
 
 
@@ -137,7 +137,7 @@ def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     """
     if dtype not in LARGEST:
         if scale is not None:
-            raise ArgumentError(f"a scale for a cache of {dtype}", mend="give a cache of 8 bits, or no scale")
+            raise ArgumentError(f"a scale for a cache of {dtype}", hint="give a cache of 8 bits, or no scale")
         return x.to(dtype)
     return narrowed(*_raised(x.float(), dtype, of_heads(scale, dtype, x.shape[-2], x.device)[..., None]))
 
@@ -164,11 +164,11 @@ def of_heads(scale: Tensor | None, dtype: torch.dtype, kv_heads: int, device: to
     """
     largest_of(dtype)
     if scale is None and dtype == torch.int8:
-        raise ArgumentError("a cache of int8 without a scale", mend="give k_scale and v_scale")
+        raise ArgumentError("a cache of int8 without a scale", hint="give k_scale and v_scale")
     if scale is None:
         return torch.ones(1, device=device)
     if tuple(scale.shape) not in ((), (1,), (kv_heads,)):
-        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} for {kv_heads} heads", mend="give one number, or one a head")
+        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} for {kv_heads} heads", hint="give one number, or one a head")
     return scale.float().reshape(-1)
 
 
@@ -465,7 +465,7 @@ def linear_quant(
     quant_dtype: as in `quantize`.
     """
     if scale is None:
-        raise ArgumentError("a matmul in 8 bits without a scale", mend="give one, or quantize(linear(x)) in two launches")
+        raise ArgumentError("a matmul in 8 bits without a scale", hint="give one, or quantize(linear(x)) in two launches")
     require_shapes(weight=(weight, "outputs inputs"), bias=(bias, "outputs"))
     y = activate(F.linear(input, weight, bias), activation)
     return quantized(y, "per_tensor", quant_dtype, scale)[0]

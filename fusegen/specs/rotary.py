@@ -52,7 +52,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
     count = cos.shape[-1] * (2 if interleaved else 1)
     if count % 2 or count > x.shape[-1]:
         what = f"cos and sin of {cos.shape[-1]} numbers a position for {x.shape[-1]} channels"
-        raise ArgumentError(what, mend="give r numbers, r even and at most the channels; r/2 where pairs are interleaved")
+        raise ArgumentError(what, hint="give r numbers, r even and at most the channels; r/2 where pairs are interleaved")
     turned, rest = x[..., :count], x[..., count:]
     if interleaved:
         a, b = turned[..., ::2], turned[..., 1::2]
@@ -202,16 +202,16 @@ def _cos_sin(
     """
     channels = q.shape[-1] if rotary_dim is None else rotary_dim
     if scaling is not None and factor <= 0:
-        raise ArgumentError(f"factor={factor}", mend="give a positive number")
+        raise ArgumentError(f"factor={factor}", hint="give a positive number")
     if scaling is None and factor != 1.0:
-        raise ArgumentError(f"factor={factor} without a scaling", mend="give scaling='linear', 'llama3' or 'yarn'")
+        raise ArgumentError(f"factor={factor} without a scaling", hint="give scaling='linear', 'llama3' or 'yarn'")
     if base <= 0 or (scaling == "yarn" and base <= 1):
-        raise ArgumentError(f"base={base}", mend="give a number over 1, such as 10000.0")
+        raise ArgumentError(f"base={base}", hint="give a number over 1, such as 10000.0")
     if mrope_section is None and position_ids.dim() > 2:
         what = f"position_ids of shape {tuple(position_ids.shape)} without mrope_section"
-        raise ArgumentError(what, mend="give (batch, positions), or how many pairs turn by each axis")
+        raise ArgumentError(what, hint="give (batch, positions), or how many pairs turn by each axis")
     if channels % 2 or not 0 < channels <= q.shape[-1]:
-        raise ArgumentError(f"rotary_dim={channels} of {q.shape[-1]} channels", mend=f"give an even number from 2 to {q.shape[-1]}")
+        raise ArgumentError(f"rotary_dim={channels} of {q.shape[-1]} channels", hint=f"give an even number from 2 to {q.shape[-1]}")
     exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
     frequencies, magnitude = 1.0 / base**exponents, 1.0
     if scaling == "linear":
@@ -222,7 +222,7 @@ def _cos_sin(
         frequencies = _yarn(frequencies, channels, base, factor, original_length, beta_fast, beta_slow)
         magnitude = 0.1 * math.log(max(factor, 1.0)) + 1.0
     elif scaling is not None:
-        raise ArgumentError(f"no scaling is called {scaling!r}", mend="give None, 'linear', 'llama3' or 'yarn'")
+        raise ArgumentError(f"no scaling is called {scaling!r}", hint="give None, 'linear', 'llama3' or 'yarn'")
     positions = position_ids.float()[..., None]
     positions = positions if mrope_section is None else _by_section(positions, mrope_section, channels // 2)
     angles = positions * frequencies
@@ -235,7 +235,7 @@ def _by_section(positions: Tensor, sections: Sequence[int], pairs: int) -> Tenso
     if sum(sections) != pairs or min(sections) < 0 or positions.dim() != 4 or positions.shape[0] != len(sections):
         what = f"mrope_section={tuple(sections)} for {pairs} pairs and position_ids of shape {tuple(positions.shape[:-1])}"
         raise ArgumentError(
-            what, mend="give numbers that add up to the pairs, one an axis of position_ids: (axes, batch, positions)"
+            what, hint="give numbers that add up to the pairs, one an axis of position_ids: (axes, batch, positions)"
         )
     pair, axes = torch.arange(pairs, device=positions.device), positions.unbind()
     found = axes[-1]

@@ -39,7 +39,7 @@ class ComplexTensor(Composite):
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
             what = f"a complex number of {real.dtype} and {imag.dtype}"
-            raise TraceError(what, where=here(), mend="make its parts float32, or float64")
+            raise TraceError(what, where=here(), hint="make its parts float32, or float64")
         self.real, self.imag = real, imag
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,8 +51,8 @@ class ComplexTensor(Composite):
         rule = _RULES.get(function)
         if rule is None:
             what = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
-            mend = "use products, sums, conj, abs, real, imag, views, or compute with torch.view_as_real(z)"
-            raise UnsupportedError(what, where=here(), mend=mend)
+            hint = "use products, sums, conj, abs, real, imag, views, or compute with torch.view_as_real(z)"
+            raise UnsupportedError(what, where=here(), hint=hint)
         return rule
 
     @classmethod
@@ -93,7 +93,7 @@ class ComplexTensor(Composite):
         if method is None or name.startswith("__"):
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not callable(method):
-            raise UnsupportedError(f"{name} of a complex tensor cannot be traced", where=here(), mend="use torch.view_as_real(z)")
+            raise UnsupportedError(f"{name} of a complex tensor cannot be traced", where=here(), hint="use torch.view_as_real(z)")
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
     def __getitem__(self, key: Any) -> ComplexTensor:
@@ -113,7 +113,7 @@ class ComplexTensor(Composite):
         return (self[i] for i in range(len(self)))
 
     def __bool__(self) -> NoReturn:
-        raise TraceError("a branch on a complex number cannot be traced", where=here(), mend="use torch.where of its parts")
+        raise TraceError("a branch on a complex number cannot be traced", where=here(), hint="use torch.where of its parts")
 
     def __repr__(self) -> str:
         return f"<traced complex of {self.real!r}>"
@@ -154,7 +154,7 @@ def _joined(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
     def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexTensor:
         if not all(isinstance(each, ComplexTensor) for each in tensors):
             what = f"{registry.name_of(function)} of complex and real tensors"
-            raise UnsupportedError(what, where=here(), mend="make all complex: torch.complex(x, torch.zeros_like(x))")
+            raise UnsupportedError(what, where=here(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
         parts = ([each.real for each in tensors], [each.imag for each in tensors])
         return ComplexTensor(*(registry.call(function, (part, *args), kwargs) for part in parts))
 
@@ -195,8 +195,8 @@ def sub(input: Any, other: Any) -> ComplexTensor:
 def div(input: ComplexTensor, other: Any) -> ComplexTensor:
     """The quotient by a real number."""
     if isinstance(other, (ComplexTensor, complex)):
-        mend = "multiply by the divisor's conjugate, and divide by its squared magnitude"
-        raise UnsupportedError("division by complex numbers cannot be traced", where=here(), mend=mend)
+        hint = "multiply by the divisor's conjugate, and divide by its squared magnitude"
+        raise UnsupportedError("division by complex numbers cannot be traced", where=here(), hint=hint)
     return ComplexTensor(input.real / other, input.imag / other)
 
 

@@ -94,7 +94,7 @@ def require_current(value: _Value) -> None:
         raise UnsupportedError(
             "a tensor is used after a view of it, or what it is a view of, was changed in place, which torch may have copied",
             where=here(),
-            mend="write y = y + 1 in place of y += 1, or reshape the tensor after the change",
+            hint="write y = y + 1 in place of y += 1, or reshape the tensor after the change",
         )
     value._position = _rebased(value._tracer.builder, value._position, value._root, memory.value)
     value._root, value._writes = memory.value, memory.writes
@@ -104,7 +104,7 @@ def require_filled(value: _Value) -> None:
     """Refuses what ``torch.empty`` gave, before something was written to it."""
     if value._memory.unfilled:
         what = "a tensor that torch.empty, empty_like or new_empty gave is read before something was written to it"
-        raise UnsupportedError(what, where=here(), mend="write to it first, or use torch.zeros")
+        raise UnsupportedError(what, where=here(), hint="write to it first, or use torch.zeros")
 
 
 def overwrite(target: _Value, result: _Value) -> None:
@@ -121,12 +121,12 @@ def require_own(memory: TracedMemory) -> None:
     """Refuses a parameter's memory."""
     if memory.captured:
         what = f"the kernel writes to {memory.parameter!r}, which it closes over"
-        raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+        raise UnsupportedError(what, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
     if memory.parameter:
         raise UnsupportedError(
             f"the kernel writes to its parameter {memory.parameter!r}, and does not say so",
             where=here(),
-            mend=f"declare it: @fg.kernel(mutates=({memory.parameter!r},)), or compute a new value: y = x + 1 in place of x += 1",
+            hint=f"declare it: @fg.kernel(mutates=({memory.parameter!r},)), or compute a new value: y = x + 1 in place of x += 1",
         )
 
 
@@ -186,7 +186,7 @@ def with_value(builder: GraphBuilder, place: int, root: int, value: int) -> int:
         if node.op not in _BACK:
             raise UnsupportedError(
                 f"writing to {node.op.row.name} of a tensor that the kernel computes cannot be traced",
-                mend="compute a new value with torch.where or torch.cat",
+                hint="compute a new value with torch.where or torch.cat",
             )
         value = _BACK[node.op](made, node, node.args[0], value)
     return value
@@ -269,7 +269,7 @@ def _require_distinct(builder: GraphBuilder, place: int, root: int) -> None:
             raise UnsupportedError(
                 "several elements of an expanded tensor are one in memory, which cannot be written to",
                 where=here(),
-                mend="write to the tensor before it is expanded, as torch asks as well",
+                hint="write to the tensor before it is expanded, as torch asks as well",
             )
 
 
@@ -360,7 +360,7 @@ def _apart(made: _Made, before: int, dim: int, steps: tuple[Dim, Dim, int], valu
     """The value with those elements between its own that a slice passes over, from its first element to its last one."""
     start, length, step = steps
     if step < 0:
-        raise UnsupportedError("writing to a tensor that was reversed cannot be traced", mend="reverse the value")
+        raise UnsupportedError("writing to a tensor that was reversed cannot be traced", hint="reverse the value")
     span = simplify_dim((length - 1) * step + 1)
     shape = made.shape(value)
     first = made.part(value, dim, 0, simplify_dim(length - 1))

@@ -153,7 +153,7 @@ def _dtype(tracer: Tracer, policy: Policy, lower: DType, given: Sequence[Any]) -
     """The dtype to which a policy converts floats; None where it leaves them as they are."""
     if policy is Policy.REFUSED:
         what = "binary_cross_entropy is unsafe under torch.autocast, which refuses it"
-        raise TraceError(what, mend="use binary_cross_entropy_with_logits, on what the sigmoid takes")
+        raise TraceError(what, hint="use binary_cross_entropy_with_logits, on what the sigmoid takes")
     if policy is Policy.FLOAT32_BY_DEFAULT and any(isinstance(value, torch.dtype) for value in given):
         return None
     if policy is Policy.FLOAT32_RECIPROCAL and isinstance(given[0], torch.Tensor):
@@ -170,7 +170,7 @@ def _widest(lower: DType, dtypes: Iterable[DType]) -> DType:
             widest = DType.FLOAT32
         elif dtype is not lower:
             what = f"torch.autocast to {lower} does not convert {dtype}"
-            raise TraceError(what, mend=f"convert it to {lower} or float32")
+            raise TraceError(what, hint=f"convert it to {lower} or float32")
     return widest
 
 
@@ -291,13 +291,13 @@ def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
     if narrow is None or op in _MOVED or op.family in _MOVING:
         return
     if op is Op.MATMUL:
-        raise TraceError(f"a product of {narrow}", mend="convert both first, or call torch._scaled_mm outside")
+        raise TraceError(f"a product of {narrow}", hint="convert both first, or call torch._scaled_mm outside")
     raise no_arithmetic(op.row.name, narrow)
 
 
 def no_arithmetic(name: str, dtype: DType) -> TraceError:
     """The error of a function that computes, given 8-bit floats."""
-    return TraceError(f"{name} of {dtype}, which is only stored, moved and converted", mend="convert first: x.float()")
+    return TraceError(f"{name} of {dtype}, which is only stored, moved and converted", hint="convert first: x.float()")
 
 
 def without_overflow(value: TracedTensor) -> TracedTensor:

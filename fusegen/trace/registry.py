@@ -90,7 +90,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     handler = handler_of(function) if composite is None else composite.rule_of(function)
     name = name_of(function)
     if handler is None:
-        raise UnsupportedError(f"torch's {name!r} cannot be traced yet", where=here(), mend=_suggestion(name))
+        raise UnsupportedError(f"torch's {name!r} cannot be traced yet", where=here(), hint=_suggestion(name))
     if "axis" in kwargs and "dim" not in kwargs:  # numpy's word for it, which torch accepts everywhere
         kwargs = {"dim" if key == "axis" else key: value for key, value in kwargs.items()}
     if is_any_autocast_enabled():
@@ -125,7 +125,7 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
     except TraceError as error:
         _require_numbers((*args, *kwargs.values()))
         if error.where is None:
-            raise type(error)(error.what, where=here(), mend=error.mend) from None
+            raise type(error)(error.what, where=here(), hint=error.hint) from None
         raise
     except FusegenError:  # some are TypeErrors or ValueErrors as well
         raise
@@ -134,7 +134,7 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
         raise TraceError(
             f"{name}: {error or type(error).__name__}",
             where=here(),
-            mend="leave the argument out, or pass another: not all that torch takes are supported",
+            hint="leave the argument out, or pass another: not all that torch takes are supported",
         ) from error
     finally:
         if is_followed:
@@ -170,7 +170,7 @@ _ITSELF_OR_VIEWS = GIVES_ITSELF.union(_VIEWS.split())
 def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     if kwargs["out"] is not None:
         what = f"{name}: out= would write to a tensor, which cannot be traced"
-        raise UnsupportedError(what, where=here(), mend="use what the function returns")
+        raise UnsupportedError(what, where=here(), hint="use what the function returns")
     return {key: value for key, value in kwargs.items() if key != "out"}
 
 

@@ -103,7 +103,7 @@ class _Mode(TorchFunctionMode):
             written = []  # it is so already
         if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
             what = f"{name} would write to a tensor that the kernel closes over"
-            raise UnsupportedError(what, where=here(), mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+            raise UnsupportedError(what, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
         if any(isinstance(a, torch.Tensor) for a in tree_leaves(args)):
             twin = registry.PROPERTIES.get(func, func)
             traced = OPERATORS.get(func) if registry.handler_of(twin) is None else registry.calling(twin)
@@ -112,7 +112,7 @@ class _Mode(TorchFunctionMode):
                 return traced(*lifted, **(kwargs or {}))
         if name in _DRAWING:
             what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
-            raise UnsupportedError(what, where=here(), mend="draw outside of the kernel, and pass the tensor")
+            raise UnsupportedError(what, where=here(), hint="draw outside of the kernel, and pass the tensor")
         result = func(*args, **(kwargs or {}))
         if not any(isinstance(a, (TracedTensor, registry.Composite)) for a in (*args, *(kwargs or {}).values())):
             self.tracer.outside.observe(func, args, kwargs or {}, result)
@@ -182,13 +182,13 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
             raise TraceError(
                 f"a function got a value of the trace that it cannot take: {error}",
                 where=raised_at(error),
-                mend="use torch's functions on tensors",
+                hint="use torch's functions on tensors",
             ) from error
         except RuntimeError as error:
             if "TorchScript interpreter" not in str(error) or not str(error).rstrip().endswith("RuntimeError:"):
                 raise
-            mend = "call the Python function that it was made of, or call it outside of the kernel"
-            raise TraceError("a function of TorchScript got a value of the trace", where=raised_at(error), mend=mend) from None
+            hint = "call the Python function that it was made of, or call it outside of the kernel"
+            raise TraceError("a function of TorchScript got a value of the trace", where=raised_at(error), hint=hint) from None
         finally:
             RUNNING.count -= 1
     writes = tracer.stored()
@@ -196,7 +196,7 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
     if returned is None and writes:
         results = []  # what it writes is all that it gives
     elif not results and not writes:
-        raise TraceError("the kernel returns no tensor", where=returned_at(function), mend=_RESULTS)
+        raise TraceError("the kernel returns no tensor", where=returned_at(function), hint=_RESULTS)
     if refuses_changes() and not writes:
         _require_computed(results)
     if refuses_changes():
@@ -241,15 +241,15 @@ def _result(value: TracedTensor) -> int:
 
 def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> TracedTensor:
     if value is None:
-        raise TraceError("the kernel returns None", where=returned_at(function), mend=_RESULTS)
+        raise TraceError("the kernel returns None", where=returned_at(function), hint=_RESULTS)
     if not isinstance(value, (TracedTensor, TracedScalar, torch.Tensor, SymbolicSize, int, float, np.generic)):
-        raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), mend=_RESULTS)
+        raise TraceError(f"the kernel returns a {type(value).__name__}", where=returned_at(function), hint=_RESULTS)
     result = tracer.lift(value)
     require_filled(result)
     shape = tuple(simplify_dim(d) for d in result._node.shape)
     if result._node.weak:
         what = "the kernel returns a number, not a tensor"
-        raise TraceError(what, where=returned_at(function), mend="return a tensor that depends on an input")
+        raise TraceError(what, where=returned_at(function), hint="return a tensor that depends on an input")
     return result if shape == result._node.shape else tracer.add(Op.RESHAPE, result, shape=shape)
 
 

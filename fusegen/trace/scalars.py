@@ -265,7 +265,7 @@ def stale() -> TraceError:
         "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and means "
         "nothing afterwards",
         where=here(),
-        mend="return it from the kernel, and store what the call gives",
+        hint="return it from the kernel, and store what the call gives",
     )
 
 
@@ -424,7 +424,7 @@ class SymbolicSize:
         raise TraceError(
             f"the run-time size {self.expr} is used as a number",
             where=here(),
-            mend="compute from a literal size (the last dim), or pass the number as a scalar parameter",
+            hint="compute from a literal size (the last dim), or pass the number as a scalar parameter",
         )
 
     def __repr__(self) -> str:
@@ -475,5 +475,5 @@ def dim_of(value: object) -> Dim:
         return int(value)
     if hasattr(value, "require_static"):  # of a traced tensor
         value.require_static()
-        raise TraceError("a tensor is used as a size", where=here(), mend="use an int or a size of a traced tensor")
-    raise TraceError(f"{value!r} is no size", where=here(), mend="use an int or a size of a traced tensor")
+        raise TraceError("a tensor is used as a size", where=here(), hint="use an int or a size of a traced tensor")
+    raise TraceError(f"{value!r} is no size", where=here(), hint="use an int or a size of a traced tensor")

@@ -155,7 +155,7 @@ class Tracer:
             raise stale()
         if self._hooks is not _UNASKED and self._hooks != _hooks_on_saved():
             raise UnsupportedError(
-                "tensors that it saves are checkpointed, or have hooks", where=here(), mend="put these around it"
+                "tensors that it saves are checkpointed, or have hooks", where=here(), hint="put these around it"
             )
         for operand in args:
             require_current(operand)
@@ -179,7 +179,7 @@ class Tracer:
         if torch.get_default_dtype() is not torch.float32:
             _check_default_dtype(op, args, value)
         if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
-            raise TraceError(f"{op.row.name} of bool", where=here(), mend="convert to a number dtype first")
+            raise TraceError(f"{op.row.name} of bool", where=here(), hint="convert to a number dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
 
     def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> TracedMemory | None:
@@ -227,12 +227,12 @@ class Tracer:
         if isinstance(value, np.generic):
             value = float(value) if isinstance(value, np.bool_) else value.item()  # which torch takes for a float
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise TraceError(f"the number {value} does not fit 64 bits", mend="use a float")
+            raise TraceError(f"the number {value} does not fit 64 bits", hint="use a float")
         if isinstance(value, (bool, int, float)):
             return self.value(self.builder.constant(value))
         if isinstance(value, torch.Tensor):
             return self._close_over(value)
-        raise TraceError(f"a {type(value).__name__} cannot take part in a kernel", where=here(), mend="pass a tensor or a number")
+        raise TraceError(f"a {type(value).__name__} cannot take part in a kernel", where=here(), hint="pass a tensor or a number")
 
     def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
         if self.finished:
@@ -282,7 +282,7 @@ class Tracer:
             condition.number()
         except KeyError as missing:
             what = f"the function needs the value of {missing}, which has none here"
-            raise TraceError(what, where=here(), mend="lower with example tensors and numbers") from None
+            raise TraceError(what, where=here(), hint="lower with example tensors and numbers") from None
         position = condition._position if holds else self.add_number(Op.LOGICAL_NOT, condition._position)
         self._conditions[position] = None
         return holds
@@ -296,7 +296,7 @@ class Tracer:
         raise TraceError(
             f"a run-time size is used as a number: {self.builder.nodes[position].op!r}",
             where=here(),
-            mend="compute from a literal size (the last dim), or pass the number as a scalar parameter",
+            hint="compute from a literal size (the last dim), or pass the number as a scalar parameter",
         )
 
     def start_again(self, fact: Fact, *names: str, total: SizeSum | None = None) -> NoReturn:
@@ -430,7 +430,7 @@ class Tracer:
             raise TraceError(
                 f"the function needs the value of the size {missing[0]}, which is symbolic here",
                 where=here(),
-                mend="lower with example tensors, or avoid branching on this size",
+                hint="lower with example tensors, or avoid branching on this size",
             )
         return {s.name: self.hints[s.name] for s in expr.free_symbols}
 
@@ -466,4 +466,4 @@ def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTens
         return
     if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
         what = f"{op.row.name} of integers gives torch's default dtype, which is {torch.get_default_dtype()} here"
-        raise TraceError(what, where=here(), mend="cast first: .to(torch.float32), or the dtype that you want")
+        raise TraceError(what, where=here(), hint="cast first: .to(torch.float32), or the dtype that you want")

@@ -63,7 +63,7 @@ class TracedTensor:
     def size(self, dim: int | None = None) -> Any:
         """All sizes, or one."""
         if dim is not None and (isinstance(dim, bool) or not -self.ndim <= dim < self.ndim):
-            raise DimError(f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), mend="count dims from 0, or from -1")
+            raise DimError(f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), hint="count dims from 0, or from -1")
         return self.shape if dim is None else self.shape[dim]
 
     @property
@@ -130,7 +130,7 @@ class TracedTensor:
             raise AttributeError(f"'Tensor' object has no attribute {name!r}")
         if not callable(method):
             raise UnsupportedError(
-                f"Tensor.{name} cannot be traced", where=here(), mend="use functions of the tensor's values and sizes"
+                f"Tensor.{name} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes"
             )
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
@@ -141,7 +141,7 @@ class TracedTensor:
         argument = self._argument
         if name in argument.attributes:
             what = f"the kernel reads the attribute {name!r} that the argument {argument.name!r} carries, which is not traced"
-            raise UnsupportedError(what, where=here(), mend=f"pass {argument.name}.{name} as a parameter of its own")
+            raise UnsupportedError(what, where=here(), hint=f"pass {argument.name}.{name} as a parameter of its own")
         self._tracer.outside.argument_asked(argument.name, name, False)
 
     def __getitem__(self, key: Any) -> Any:
@@ -155,7 +155,7 @@ class TracedTensor:
 
     def _leading(self) -> int | SymbolicSize:
         if not self.ndim:
-            raise TraceError("iteration over a scalar", where=here(), mend="unsqueeze it, or use it as it is")
+            raise TraceError("iteration over a scalar", where=here(), hint="unsqueeze it, or use it as it is")
         return self._tracer.size(self._node.shape[0])
 
     # What needs a value.
@@ -170,12 +170,12 @@ class TracedTensor:
         raise TraceError(
             "a branch on a tensor's value cannot be traced",
             where=here(),
-            mend="use torch.where(condition, a, b); for a flag, annotate the parameter as bool",
+            hint="use torch.where(condition, a, b); for a flag, annotate the parameter as bool",
         )
 
     def __float__(self) -> NoReturn:
         self.require_static()
-        raise TraceError("a tensor's value is needed while tracing, when there is none", where=here(), mend="keep it a tensor")
+        raise TraceError("a tensor's value is needed while tracing, when there is none", where=here(), hint="keep it a tensor")
 
     __int__ = __index__ = item = tolist = numpy = cpu = __float__
 
@@ -258,7 +258,7 @@ class TracedShape(tuple[Any, ...]):
             found = super().__getitem__(key)
         except IndexError:
             what = f"the size of dim {key} of a tensor of {len(self)} dims"
-            raise IndexRangeError(what, where=here(), mend="give a tensor that has the dim") from None
+            raise IndexRangeError(what, where=here(), hint="give a tensor that has the dim") from None
         return TracedShape(found) if isinstance(key, slice) else found
 
     def __add__(self, other: Any) -> Any:
@@ -299,7 +299,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         raise UnsupportedError(
             f"torch's {func} needs a tensor's elements while tracing, when there are none",
             where=here(),
-            mend="write it with torch's functions and operators, or call it outside of the kernel",
+            hint="write it with torch's functions and operators, or call it outside of the kernel",
         )
 
     def __copy__(self) -> TracedTensor:
@@ -322,7 +322,7 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         object.__setattr__(self, name, value)
 
     def _refused(self, what: str) -> NoReturn:
-        raise UnsupportedError(f"{what} cannot be traced", where=here(), mend="use functions of the tensor's values and sizes")
+        raise UnsupportedError(f"{what} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes")
 
     # What is the same for every tensor of a kernel: dense, without a history of gradients.
 
@@ -346,11 +346,11 @@ def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTen
     """An operation in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean."""
     if not torch.can_cast(result.dtype, target.dtype):
         what = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
-        raise TraceError(what, where=here(), mend="write x = x + y, or convert an operand, as torch asks as well")
+        raise TraceError(what, where=here(), hint="write x = x + y, or convert an operand, as torch asks as well")
     shapes = result._node.shape, target._node.shape
     if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
         what = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
-        raise ShapeError(what, where=here(), mend="write x = x + y")
+        raise ShapeError(what, where=here(), hint="write x = x + y")
     overwrite(target, registry.call(torch.Tensor.to, (result, target.dtype), {}))
     return target
 

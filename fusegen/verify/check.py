@@ -354,10 +354,10 @@ def _own_outcomes(kernel: fg.Kernel[..., Any], arguments: Arguments, device: tor
 def _require_comparable(call: _Call, variant: Variant) -> None:
     if variant.program.call.draws:
         what = f"{call.name} draws random numbers, and no other run draws the same"
-        raise ArgumentError(what, mend="verify it where it draws none, or with fg.dropout(x, p, seed=…)")
+        raise ArgumentError(what, hint="verify it where it draws none, or with fg.dropout(x, p, seed=…)")
     if any(call.traced.nodes[position].dtype.torch is torch.float64 for position in call.traced.outputs):
         what = f"{call.name} has a result of float64, and nothing is more exact"
-        raise ArgumentError(what, mend="make it float32: with --dtype f32, or without .double() in the function")
+        raise ArgumentError(what, hint="make it float32: with --dtype f32, or without .double() in the function")
 
 
 @torch.no_grad()
@@ -424,12 +424,12 @@ def _of_torch(call: _Call, run: Callable[[], list[Tensor]]) -> list[Tensor]:
         raise
     except Exception as error:
         what = f"torch cannot run {call.name}: {one_line(error)}"
-        raise VerificationError(what, mend="call the function itself with such arguments") from error
+        raise VerificationError(what, hint="call the function itself with such arguments") from error
 
 
 def _judged(call: _Call, names: list[str], got: Sequence[Tensor], reference: _Reference) -> dict[str, Outcome]:
     if not len(names) == len(got) == len(reference.eager) == len(reference.exact):
         what = f"{call.name} gives {len(got)} tensors where torch gives {len(reference.eager)}"
-        raise VerificationError(what, mend="please report the declaration and its shapes")
+        raise VerificationError(what, hint="please report the declaration and its shapes")
     verdicts = [reference.judge(number, tensor) for number, tensor in enumerate(got)]
     return {n: Outcome((v,), approximate=reference.approximate) for n, v in zip(names, verdicts, strict=True)}

@@ -195,9 +195,9 @@ def folder_to_write(chosen: Path | None) -> Path | None:
     folder = chosen.expanduser().resolve()
     is_package = folder.is_relative_to(_package())
     if is_package or {"site-packages", "dist-packages"} & set(folder.parts):
-        raise ArgumentError(f"{chosen} belongs to an installation", mend="--record with a folder of yours")
+        raise ArgumentError(f"{chosen} belongs to an installation", hint="--record with a folder of yours")
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"{chosen} is no folder", mend="--record with a folder of yours")
+        raise ArgumentError(f"{chosen} is no folder", hint="--record with a folder of yours")
     return folder
 
 

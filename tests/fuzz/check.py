@@ -54,7 +54,7 @@ def prepare(function: Function, args: Sequence[Any]) -> Prepared | Refused:
     """Declares and lowers.
 
     Raises:
-        AssertionError: the compiler fails in another way than by saying what, where and how to mend it.
+        AssertionError: the compiler fails in another way than by saying what, where and how to fix it.
     """
     kernel = fg.kernel(function)
     if any(isinstance(a, Tensor) and not a.numel() for a in args):
@@ -62,7 +62,7 @@ def prepare(function: Function, args: Sequence[Any]) -> Prepared | Refused:
     try:
         return Prepared(function, list(args), kernel, kernel.lower(*args))
     except FusegenError as error:
-        assert error.what and error.mend, f"an error without a mend: {error!r}"
+        assert error.what and error.hint, f"an error without a hint: {error!r}"
         return Refused(error)
 
 

@@ -154,8 +154,8 @@ def replay(statements: Sequence[str], refused: str = "False", kernel: Callable[.
         for statement in statements:
             theirs_raised, ours_raised = theirs.run(statement), ours.run(statement)
             if isinstance(ours_raised, REFUSALS) and theirs_raised is None and theirs.truth(refused):
-                if not ours_raised.mend:
-                    return f"{statement}\nis refused without a mend: {ours_raised}"
+                if not ours_raised.hint:
+                    return f"{statement}\nis refused without a hint: {ours_raised}"
                 if not statement.startswith("r.append"):
                     return None  # the declaration is refused: there is nothing more to see
                 theirs.space["r"].pop()

@@ -1,4 +1,4 @@
-"""Kernels against what torch gives for the same call; errors with their place and their mend."""
+"""Kernels against what torch gives for the same call; errors with their place and their hint."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _close(ours: Tensor, theirs: Tensor, where: str) -> None:
 
 
 def refused(function: Callable[..., Any], *arguments: Any, error: type[FusegenError], says: str, line: str | None = None) -> None:
-    """The call is refused with a message that says something, names this line of the user's, and gives a mend.
+    """The call is refused with a message that says something, names this line of the user's, and gives a hint.
 
     Args:
         line: what the named line holds; None where no line is to blame.
@@ -109,6 +109,6 @@ def refused(function: Callable[..., Any], *arguments: Any, error: type[FusegenEr
     with pytest.raises(error) as caught:
         kernel(*arguments)
     assert says in caught.value.what
-    assert caught.value.mend, f"no mend: {caught.value}"
+    assert caught.value.hint, f"no hint: {caught.value}"
     if line is not None:
         assert caught.value.where is not None and ".py:" in caught.value.where and line in caught.value.where

@@ -58,4 +58,4 @@ def test_results_that_are_no_tensors_name_the_line() -> None:
             with pytest.raises(TraceError, match=what) as caught:
                 fg.kernel(function)(torch.ones(4))
             assert caught.value.where and __file__ in caught.value.where and line in caught.value.where
-            assert caught.value.mend
+            assert caught.value.hint

@@ -1,4 +1,4 @@
-"""Disks and compilers that do not do what they should: an error that says what, where and how to mend it.
+"""Disks and compilers that do not do what they should: an error that says what, where and how to fix it.
 
 Nothing half-written stays, and what was damaged is built again.
 """
@@ -75,7 +75,7 @@ def test_a_compiler_that_does_not_work(name: str, compiler: Callable[[str], None
     compiler(command)
     with pytest.raises(error, match=words) as caught:
         host.compile_shared(TEXT, FLAGS, tmp_path)
-    assert caught.value.mend
+    assert caught.value.hint
     assert names(tmp_path) <= {".cpp"}
     if error is CompileError:
         assert Path(str(caught.value.where)).read_text() == TEXT

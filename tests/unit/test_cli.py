@@ -1,4 +1,4 @@
-"""The command line as a user meets it, most of all where the user is wrong: one line, the mend, an exit code."""
+"""The command line as a user meets it, most of all where the user is wrong: one line, the hint, an exit code."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ class _Mute(Exception):
 FAILURES: list[tuple[BaseException, str]] = [
     (KeyboardInterrupt(), "interrupted"),
     (RuntimeError("one\ntwo"), "RuntimeError: one two"),
-    (FusegenError("first\nsecond\nthird", where="a.cu", mend="mend it"), "first … · at: a.cu · try: mend it"),
+    (FusegenError("first\nsecond\nthird", where="a.cu", hint="hint it"), "first … · at: a.cu · try: hint it"),
     (RuntimeError("\x1b[2J\0\udcff"), r"RuntimeError: \x1b[2J\x00\udcff"),
     (RuntimeError("long " * 10_000), "long …"),
     (_Mute(), "_Mute"),

@@ -125,7 +125,7 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, action: object) -> None:
     path.write_text("precious")
     with pytest.raises(SettingsError, match="cannot be read") as caught:
         action(path)
-    assert caught.value.mend and path.read_text() == "precious"
+    assert caught.value.hint and path.read_text() == "precious"
 
 
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_this_machine() -> None:
     assert told["fusegen"]["where"] == str(ROOT / "fusegen") and told["templates"]["where"] == str(ROOT / "templates")
     assert told["torch"]["version"] and told["C++ compiler"]["version"]
     assert all(each["needed_for"] for each in told.values())
-    assert all(each["mend"] or each["detail"] for each in told.values() if each["state"] != "ok")
+    assert all(each["hint"] or each["detail"] for each in told.values() if each["state"] != "ok")
 
 
 def test_everything_hostile_at_once(tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ def test_everything_hostile_at_once(tmp_path: Path) -> None:
     done = doctor("--json", path=str(tmp_path), **hostile)
     told = findings(done)
     assert done.returncode == 1 and list(told) == NAMES
-    assert told["torch"]["state"] == "broken" and "libtorch.so" in told["torch"]["detail"] and told["torch"]["mend"]
+    assert told["torch"]["state"] == "broken" and "libtorch.so" in told["torch"]["detail"] and told["torch"]["hint"]
     assert told["packages"]["state"] == "broken" and "SIGSEGV" in told["packages"]["detail"]
-    assert told["cache"]["state"] == "broken" and "FUSEGEN_CACHE_DIR" in told["cache"]["mend"]
+    assert told["cache"]["state"] == "broken" and "FUSEGEN_CACHE_DIR" in told["cache"]["hint"]
     assert told["C++ compiler"]["state"] == "missing" and "no-such-compiler" in told["C++ compiler"]["detail"]
-    assert told["extensions"]["state"] == "missing" and told["extensions"]["mend"]
+    assert told["extensions"]["state"] == "missing" and told["extensions"]["hint"]
     assert {told[name]["state"] for name in ("GPU", "NVRTC", "cuda.core", "fusegen", "templates")} <= {"broken", "missing"}
     assert not told["NVRTC"]["required"], "without a GPU it is no failure"
 

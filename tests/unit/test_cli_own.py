@@ -126,13 +126,13 @@ def test_a_kernel_of_any_number_of_tensors_has_no_shapes(run: Run, tmp_path: Pat
 
 
 def test_modules_that_are_not_fused(run: Run, file: str) -> None:
-    for name, mend in (
+    for name, hint in (
         ("Block", "fusegen.kernel(Block(…))"),
         ("unfused", "fusegen.kernel(unfused)"),
         ("plain", "with @fusegen.kernel"),
     ):
         refused = run("show", f"{file}:{name}", "--shape", "x=8x64")
-        assert refused.code == 2 and "not a kernel" in refused.err and mend in refused.err, refused.err
+        assert refused.code == 2 and "not a kernel" in refused.err and hint in refused.err, refused.err
 
 
 def test_a_file_without_kernels(run: Run, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_kernels() -> None:
 
 
 def test_errors_have_their_parts() -> None:
-    assert {"what", "where", "mend", "one_line"} <= public(fg.FusegenError("it went wrong"))
+    assert {"what", "where", "hint", "one_line"} <= public(fg.FusegenError("it went wrong"))
 
 
 def test_the_commands() -> None:

@@ -1,4 +1,4 @@
-"""A user's mistakes: each is one of our errors, which names the line and a mend; never an accident of ours."""
+"""A user's mistakes: each is one of our errors, which names the line and a hint; never an accident of ours."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_an_unknown_function_is_answered_with_close_ones_where_there_are_some() 
     for name, function in unknown.items():
         with case(name), pytest.raises(UnsupportedError) as caught:
             fg.kernel(function)(X)
-        assert ("close to it" in (caught.value.mend or "")) == ("close to it" in name)
+        assert ("close to it" in (caught.value.hint or "")) == ("close to it" in name)
 
 
 def test_an_unknown_target_is_answered_with_a_close_one() -> None:

@@ -52,7 +52,7 @@ def test_binding() -> None:
     assert parameters.bind((1,), {"p": 2.0}) == [1, None, None, False, "a", 2, None, 2.0]
     with pytest.raises(TypeError, match="declared: missing a required argument: 'x'") as caught:
         parameters.bind((), {})
-    assert isinstance(caught.value, ArgumentError) and "declared(x" in (caught.value.mend or "")
+    assert isinstance(caught.value, ArgumentError) and "declared(x" in (caught.value.hint or "")
 
 
 def kernel_with(name: str, body: str = "torch.exp({n}) + other * s") -> fg.Kernel[..., Any]:

@@ -131,7 +131,7 @@ def test_misuse_is_refused(call: Any, message: str) -> None:
 def test_no_elements_have_no_largest_magnitude(shape: tuple[int, ...], granularity: str) -> None:
     with pytest.raises(ArgumentError, match="quantize: a reduction of no elements") as caught:
         ops.quantize(torch.empty(shape), granularity=granularity)
-    assert caught.value.where == f"'input' of shape {shape}" and caught.value.mend
+    assert caught.value.where == f"'input' of shape {shape}" and caught.value.hint
 
 
 def test_no_rows_have_no_scales() -> None:

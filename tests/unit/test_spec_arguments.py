@@ -149,7 +149,7 @@ def refused() -> dict[str, Callable[[], object]]:
 def test_what_does_not_fit_is_named(message: str) -> None:
     with pytest.raises(ArgumentError, match=re.escape(message)) as caught:
         refused()[message]()
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 # Caches.

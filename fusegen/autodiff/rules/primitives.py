@@ -23,8 +23,8 @@ def refused(y: Value, why: str = "") -> UnsupportedError:
     """The error for a node that has no derivative."""
     at = y.location
     where = None if at is None else f"{at.file}, {f'line {at.line}' if at.line else 'first line'} of the function: {at.text}"
-    mend = "compute it outside of the kernel and pass it, or name in wrt= what does not reach it"
-    return UnsupportedError(f"{y.node.op.row.name} has no derivative{why and f': {why}'}", where=where, mend=mend)
+    hint = "compute it outside of the kernel and pass it, or name in wrt= what does not reach it"
+    return UnsupportedError(f"{y.node.op.row.name} has no derivative{why and f': {why}'}", where=where, hint=hint)
 
 
 def nothing(y: Value, _dy: Value) -> Gradients:

@@ -61,7 +61,7 @@ def find(
         source = source.module()
     if not callable(source):
         what = f"fg.find looks at a model with a batch, a graph or a profile, and is given a {type(source).__name__}"
-        raise ArgumentError(what, mend='fg.find(model, batch) or fg.find("trace.json")')
+        raise ArgumentError(what, hint='fg.find(model, batch) or fg.find("trace.json")')
     graph, machine = captured(source, batch), _machine(target, batch)
     return searched(graph, machine, _bandwidth(_gpu_of(batch) if target is None else "", machine))
 
@@ -88,7 +88,7 @@ def _machine(name: str | None, batch: Any) -> Target:
     if name is not None:
         chosen = targets.target(name)
         if chosen.name not in PEAKS:
-            raise ArgumentError("fg.find compares launches of GPUs", mend="leave the target out, or give one of sm_80 … sm_120")
+            raise ArgumentError("fg.find compares launches of GPUs", hint="leave the target out, or give one of sm_80 … sm_120")
         return chosen
     device = _device_of(batch)
     return target_of(device) if device.type == "cuda" else targets.target(_GPU)

@@ -114,8 +114,8 @@ def _exported(source: Any) -> Any:
         try:
             source.export_chrome_trace(str(path))
         except (RuntimeError, AssertionError, AttributeError) as error:  # torch exports a profile once, after its end
-            mend = "give a profile that has ended, or the path of the file that it was exported to"
-            raise ArgumentError(f"the profile cannot be exported: {error}", mend=mend) from error
+            hint = "give a profile that has ended, or the path of the file that it was exported to"
+            raise ArgumentError(f"the profile cannot be exported: {error}", hint=hint) from error
         return _read(path)
 
 
@@ -124,9 +124,9 @@ def _read(path: Path) -> Any:
         data = path.read_bytes()
         return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror or error}", mend="give the path of an exported trace") from error
+        raise ArgumentError(f"cannot read {path}: {error.strerror or error}", hint="give the path of an exported trace") from error
     except (ValueError, EOFError, RecursionError, zlib.error) as error:
-        raise ArgumentError(f"{path} is no trace: {error}", mend=_HINT) from error
+        raise ArgumentError(f"{path} is no trace: {error}", hint=_HINT) from error
 
 
 def _trace(document: Any, name: str) -> ProfilerTrace:
@@ -135,17 +135,17 @@ def _trace(document: Any, name: str) -> ProfilerTrace:
     except FusegenError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{name} is no trace: an event or a device is not as torch's profiler writes it", mend=_HINT) from error
+        raise ArgumentError(f"{name} is no trace: an event or a device is not as torch's profiler writes it", hint=_HINT) from error
 
 
 def _parsed(document: Any, name: str) -> ProfilerTrace:
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise ArgumentError(f"{name} is no trace: it has no list of events", mend=_HINT)
+        raise ArgumentError(f"{name} is no trace: it has no list of events", hint=_HINT)
     timed = [event for event in events if event.get("ph") == "X" and "ts" in event]
     operators, ids = _operators(timed)
     if not any(any(operator.shapes) for operator in operators):
-        raise ArgumentError(f"{name} has no operators with the shapes of their arguments", mend=_HINT)
+        raise ArgumentError(f"{name} has no operators with the shapes of their arguments", hint=_HINT)
     kernels = _kernels(timed, ids)
     devices = document.get("deviceProperties") if isinstance(document, dict) else None
     device: dict[str, Any] = devices[0] if devices else {}

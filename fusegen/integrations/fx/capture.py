@@ -59,14 +59,14 @@ def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
             return _recorded(source, run, *given)
     except Exception as error:  # it asks for a value, or an operator of it knows real tensors alone, or the batch is wrong
         if any(isinstance(value, Tensor) and _is_shape_alone(value) for value in tree_flatten((args, kwargs))[0]):
-            mend = "give shapes and dtypes with which a call works, or real tensors, on the model's device, if it asks for values"
-            raise _refused(source, error, mend) from error
+            hint = "give shapes and dtypes with which a call works, or real tensors, on the model's device, if it asks for values"
+            raise _refused(source, error, hint) from error
     try:
         with unchanged(source):
             return _recorded(source, run, args, kwargs)
     except Exception as error:
-        mend = "give the arguments of a call that works: a tensor, a tuple, or a dict of names"
-        raise _refused(source, error, mend) from error
+        hint = "give the arguments of a call that works: a tensor, a tuple, or a dict of names"
+        raise _refused(source, error, hint) from error
 
 
 @contextlib.contextmanager
@@ -105,8 +105,8 @@ def _is_shape_alone(value: Tensor) -> bool:
     return value.is_meta or isinstance(value, FakeTensor)
 
 
-def _refused(source: Any, error: Exception, mend: str) -> BatchError:
-    return BatchError(f"{_name(source)} cannot be run on this batch: {type(error).__name__}: {error}", mend=mend)
+def _refused(source: Any, error: Exception, hint: str) -> BatchError:
+    return BatchError(f"{_name(source)} cannot be run on this batch: {type(error).__name__}: {error}", hint=hint)
 
 
 def _recorded(source: Any, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Graph:
@@ -123,8 +123,8 @@ def _arguments(source: Any, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]
         if all(value is not None for value in values):
             return tuple(values), {}
     if batch is None:
-        mend = "fg.find(model, batch): a tensor, a tuple of arguments, or a dict of named ones"
-        raise ArgumentError(f"nothing is known of the arguments of {_name(source)}", mend=mend)
+        hint = "fg.find(model, batch): a tensor, a tuple of arguments, or a dict of named ones"
+        raise ArgumentError(f"nothing is known of the arguments of {_name(source)}", hint=hint)
     if isinstance(batch, Mapping):  # as tokenizers give it
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})

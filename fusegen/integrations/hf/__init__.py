@@ -190,4 +190,4 @@ def _installed(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        raise ToolNotFoundError(f"{package} is not installed", mend=f"pip install {package}") from error
+        raise ToolNotFoundError(f"{package} is not installed", hint=f"pip install {package}") from error

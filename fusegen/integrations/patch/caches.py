@@ -427,7 +427,7 @@ def before_attention(function: CacheFunction, place: CacheArgument) -> CacheFunc
 
 def _own_attention() -> UnsupportedError:
     what = "the layer does not compute attention by a function that transformers knows by name"
-    return UnsupportedError(what, mend='model.set_attn_implementation("sdpa")')
+    return UnsupportedError(what, hint='model.set_attn_implementation("sdpa")')
 
 
 def behind_attention(function: CacheFunction, place: CacheArgument) -> CacheFunction:

@@ -238,4 +238,4 @@ def words(error: Exception) -> str:
     if not isinstance(error, FusegenError):
         return f"{type(error).__name__}: {error}"
     file, _, line = (error.where or "").partition(":")
-    return " · ".join(filter(None, (error.what, line and f"at: {Path(file).name}:{line}", error.mend)))
+    return " · ".join(filter(None, (error.what, line and f"at: {Path(file).name}:{line}", error.hint)))

@@ -53,12 +53,12 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
         ArgumentError: the model is no module, is patched already, or has no such modules.
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"fg.patch takes a model, not a {type(model).__name__}", mend="fg.kernel(function) fuses a function")
+        raise ArgumentError(f"fg.patch takes a model, not a {type(model).__name__}", hint="fg.kernel(function) fuses a function")
     found = units(model, only, exclude)
     calls: dict[str, FusedCall] = {unit.path: _forward(unit.module) for unit in found}
     for path, unit in zip(calls, found, strict=True):
         if any(isinstance(value, FusedCall | GraphedForward) for value in vars(unit.module).values()):
-            raise ArgumentError(f"{path or type(model).__name__} is patched already", mend="call undo() of the report first")
+            raise ArgumentError(f"{path or type(model).__name__} is patched already", hint="call undo() of the report first")
     for path, module in model.named_modules() if only is None else ():
         if has_loss(module):
             calls[f"{path}.loss_function".lstrip(".")] = FusedLoss(module)
@@ -185,11 +185,11 @@ def _is_in(path: str, outer: str) -> bool:
 def _require_known(model: nn.Module, names: Sequence[str | type[nn.Module]]) -> None:
     for name in names:
         if not isinstance(name, str) and not (isinstance(name, type) and issubclass(name, nn.Module)):
-            raise ArgumentError(f"{name!r} is neither a module's class nor its name", mend='only=["*.mlp", nn.LayerNorm]')
+            raise ArgumentError(f"{name!r} is neither a module's class nor its name", hint='only=["*.mlp", nn.LayerNorm]')
         if not any(_matches(name, path, module) for path, module in model.named_modules()):
             shown = repr(name) if isinstance(name, str) else name.__name__
             classes = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
-            raise ArgumentError(f"no module of the model is {shown}", mend=f"the classes in it are {classes}")
+            raise ArgumentError(f"no module of the model is {shown}", hint=f"the classes in it are {classes}")
 
 
 # A linear layer whose results have rows that start at no multiples of 16 bytes, as logits over 50257 classes do.

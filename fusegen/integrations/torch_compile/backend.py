@@ -63,7 +63,7 @@ def _fallback(options: Mapping[str, Any]) -> str:
     unknown = [name for name in options if name != "fallback"]
     if unknown or options.get("fallback", _FALLBACKS[0]) not in _FALLBACKS:
         what = f"the backend fusegen is given {dict(options)!r}"
-        raise ArgumentError(what, mend=f'options={{"fallback": {" or ".join(map(repr, _FALLBACKS))}}}')
+        raise ArgumentError(what, hint=f'options={{"fallback": {" or ".join(map(repr, _FALLBACKS))}}}')
     return str(options.get("fallback", _FALLBACKS[0]))
 
 

@@ -58,7 +58,7 @@ def repeat(input: TracedTensor, *repeats: Any, **named: Any) -> TracedTensor:
     """The whole tensor so many times along each dim; new dims stand in front."""
     counts = [dim_of(c) for c in sequence(repeats, named)]
     if any((literal(c) or 0) < 0 for c in counts):
-        raise ShapeError(f"repeat {shape_text(counts)} times", mend="give numbers of 0 and more")
+        raise ShapeError(f"repeat {shape_text(counts)} times", hint="give numbers of 0 and more")
     counts = [1] * (input.ndim - len(counts)) + counts  # as tile has it; repeat names at least as many as there are dims
     sizes: list[Dim] = [1] * (len(counts) - input.ndim) + list(input._node.shape)
     apart = reshaped(input, [part for size in sizes for part in (1, size)])
@@ -70,7 +70,7 @@ def repeat(input: TracedTensor, *repeats: Any, **named: Any) -> TracedTensor:
 def repeat_interleave(input: TracedTensor, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> TracedTensor:
     """Each element so many times; how many times must be a number."""
     if isinstance(repeats, TracedTensor) and repeats.ndim:
-        raise TraceError("repeat_interleave by a tensor cannot be traced", mend="give the number of repetitions as an int")
+        raise TraceError("repeat_interleave by a tensor cannot be traced", hint="give the number of repetitions as an int")
     count = dim_of(repeats)
     x = reshaped(input, (simplify_dim(dim_of(input.numel())),)) if dim is None else input
     place = normalize_dim(0 if dim is None else dim, x.ndim)
@@ -89,7 +89,7 @@ def roll(input: TracedTensor, shifts: Any, dims: Any = None) -> TracedTensor:
     moves = shifts if isinstance(shifts, (tuple, list)) else (shifts,)
     places = dims if isinstance(dims, (tuple, list)) else (dims,)
     if len(moves) != len(places):
-        raise ShapeError(f"roll: {len(moves)} shifts for {len(places)} dims", mend="give one shift a dim")
+        raise ShapeError(f"roll: {len(moves)} shifts for {len(places)} dims", hint="give one shift a dim")
     x = input
     for move, place in zip(moves, places, strict=True):
         dim = normalize_dim(place, input.ndim)
@@ -171,7 +171,7 @@ def channel_shuffle(input: TracedTensor, groups: int) -> TracedTensor:
 def diff(input: TracedTensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> TracedTensor:
     """Differences of neighbours along a dim, n times; of bools, whether they differ."""
     if n < 0:
-        raise ShapeError(f"diff: n={n}", mend="give a number of 0 or more")
+        raise ShapeError(f"diff: n={n}", hint="give a number of 0 or more")
     if not n:
         return input
     parts = [p for p in (prepend, input, append) if p is not None]
@@ -192,12 +192,12 @@ def pad(input: TracedTensor, pad: Sequence[Any], mode: str = "constant", value: 
     constant, or elements of the dim's own: from the other end (``circular``), the nearest one (``replicate``),
     or mirrored (``reflect``)."""
     if mode not in ("constant", *_BORDERS):
-        raise TraceError(f"pad: mode={mode!r} is not supported", mend=f"use constant, {', '.join(_BORDERS)}")
+        raise TraceError(f"pad: mode={mode!r} is not supported", hint=f"use constant, {', '.join(_BORDERS)}")
     if mode != "constant" and value is not None:
-        raise TraceError(f"pad: a value for the mode {mode!r}", mend="leave value out, or use mode='constant'")
+        raise TraceError(f"pad: a value for the mode {mode!r}", hint="leave value out, or use mode='constant'")
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         text = f"pad: {len(pad)} numbers for a tensor of {input.ndim} dims"
-        raise ShapeError(text, mend="give two a dim, the last dim first")
+        raise ShapeError(text, hint="give two a dim, the last dim first")
     border = partial(_constant, value=value or 0) if mode == "constant" else _BORDERS[mode]
     kernel = getattr(torch._C._nn, f"{_KERNELS.get(mode)}_pad{len(pad) // 2}d", None)
     (result,) = (input,) if kernel is None else autocasted(kernel, input)
@@ -219,7 +219,7 @@ def _cut(x: TracedTensor, dim: int, before: Dim, behind: Dim) -> TracedTensor:
     size = x._node.shape[dim]
     kept = simplify_dim(size - before - behind)
     if not holds(x._tracer, kept >= 0):
-        raise ShapeError("pad: more is taken away than there is", mend="take away less")
+        raise ShapeError("pad: more is taken away than there is", hint="take away less")
     return x if same(kept, size) else sliced(x, dim, before, kept)
 
 
@@ -252,7 +252,7 @@ def _opposite(_x: TracedTensor, middle: TracedTensor, dim: int, width: Dim, plac
 def _require_room(x: TracedTensor, width: Dim, most: Dim) -> None:
     if not holds(x._tracer, sympy.sympify(width) <= most):
         text = f"pad: {width} elements more of a dim that can give {most}"
-        raise ShapeError(text, mend="give a number up to what the dim holds, less one where it is mirrored")
+        raise ShapeError(text, hint="give a number up to what the dim holds, less one where it is mirrored")
 
 
 _BORDERS: dict[str, _Border] = {"reflect": _mirrored, "replicate": _nearest, "circular": _opposite}
@@ -267,7 +267,7 @@ _KERNELS = {"reflect": "reflection", "replicate": "replication"}
 def diagonal_of(input: TracedTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TracedTensor:
     """The elements whose index in one dim is that in another less an offset, as the last dim."""
     if input.ndim < 2:
-        raise ShapeError(f"diagonal of a tensor of {input.ndim} dims", mend="give it two dims or more")
+        raise ShapeError(f"diagonal of a tensor of {input.ndim} dims", hint="give it two dims or more")
     x = movedim(input, each_dim((dim1, dim2), input.ndim), (-2, -1))
     *outer, rows, columns = x._node.shape
     below, behind = max(0, -int(offset)), max(0, int(offset))
@@ -291,7 +291,7 @@ def diag(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
     if input.ndim == 1:
         return diag_embed(input, diagonal)
     if input.ndim != 2:
-        raise ShapeError(f"diag of a tensor of {input.ndim} dims", mend="give it a vector or a matrix, or use torch.diagonal")
+        raise ShapeError(f"diag of a tensor of {input.ndim} dims", hint="give it a vector or a matrix, or use torch.diagonal")
     return own(diagonal_of(input, diagonal))
 
 
@@ -299,7 +299,7 @@ def diag(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
 def trace(input: TracedTensor) -> TracedTensor:
     """The sum of a matrix's diagonal."""
     if input.ndim != 2:
-        raise ShapeError(f"trace of a tensor of {input.ndim} dims", mend="give it a matrix")
+        raise ShapeError(f"trace of a tensor of {input.ndim} dims", hint="give it a matrix")
     return reductions.sum(diagonal_of(numbers("trace", input)))
 
 
@@ -307,7 +307,7 @@ def trace(input: TracedTensor) -> TracedTensor:
 def diag_embed(input: TracedTensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TracedTensor:
     """Matrices with vectors as their diagonals, and zeros elsewhere."""
     if not input.ndim:
-        raise ShapeError("diag_embed of a tensor without dims", mend="give it one dim or more")
+        raise ShapeError("diag_embed of a tensor without dims", hint="give it one dim or more")
     tracer, shift = input._tracer, int(offset)
     wide = pad(input, (0, abs(shift)))
     number = iota(tracer, wide._node.shape[-1])
@@ -329,7 +329,7 @@ def unfold(input: TracedTensor, dimension: int, size: int, step: int) -> TracedT
     """The windows along a dim, whose elements are a new last dim."""
     if input._memory.declared:
         what = "unfold of a parameter that the kernel writes to, of whose elements it shows some several times, cannot be traced"
-        raise UnsupportedError(what, mend="unfold a copy: x.clone().unfold(...)")
+        raise UnsupportedError(what, hint="unfold a copy: x.clone().unfold(...)")
     if not input.ndim:
         windows: TracedTensor = unfold(reshaped(input, (1,)), 0, size, step)[0]
         return windows
@@ -349,16 +349,16 @@ def _slices(
     """For each element of a window, that of all windows, whose elements are so far apart along each dim."""
     if math.prod(sizes) > _MOST_SLICES or min(*sizes, *steps, *apart) < 1:
         text = f"windows of {' x '.join(map(str, sizes))} elements, {' x '.join(map(str, steps))} apart"
-        raise TraceError(text, mend=f"give positive numbers, and windows of up to {_MOST_SLICES} elements")
+        raise TraceError(text, hint=f"give positive numbers, and windows of up to {_MOST_SLICES} elements")
     counts = []
     for d, size, step, gap in zip(dims, sizes, steps, apart, strict=True):
         extent = literal(x._node.shape[d])
         if extent is None:
             x._tracer.require_literal(x._node.shape[d])
-            raise UnsupportedError(f"windows along a dim of the run-time size {x.shape[d]}", mend="lower with example tensors")
+            raise UnsupportedError(f"windows along a dim of the run-time size {x.shape[d]}", hint="lower with example tensors")
         reach = (size - 1) * gap + 1
         if reach > extent:
-            raise ShapeError(f"windows of {reach} elements along a dim of {extent}", mend="make them smaller, or pad")
+            raise ShapeError(f"windows of {reach} elements along a dim of {extent}", hint="make them smaller, or pad")
         counts.append((extent - reach) // step + 1)
     found = []
     for corner in itertools.product(*(range(0, size * gap, gap) for size, gap in zip(sizes, apart, strict=True))):
@@ -373,7 +373,7 @@ def _each(name: str, value: Any, rank: int) -> tuple[int, ...]:
     """A number for each dim, of one number or of several."""
     given = tuple(map(int, value)) if isinstance(value, (tuple, list)) else (int(value),)
     if len(given) not in (1, rank):
-        raise ShapeError(f"{name}: {len(given)} numbers for {rank} dims", mend="give one number, or one for each dim")
+        raise ShapeError(f"{name}: {len(given)} numbers for {rank} dims", hint="give one number, or one for each dim")
     return given if len(given) == rank else given * rank
 
 
@@ -400,7 +400,7 @@ def _register_pools(rank: int) -> None:
         sizes, border = _each(name, kernel_size, rank), _each(name, padding, rank)
         steps = _steps(name, stride, sizes)
         if divisor_override is not None and not divisor_override:
-            raise TraceError(f"{name}: a divisor of 0", mend="leave divisor_override out, or give another")
+            raise TraceError(f"{name}: a divisor of 0", hint="leave divisor_override out, or give another")
         x = _with_border(name, floats(name, input), sizes, border, 0.0)
         total = _joined(pointwise.add, _slices(x, _places(x, dims), sizes, steps, (1,) * rank))
         if count_include_pad or not any(border) or divisor_override:
@@ -439,7 +439,7 @@ def _places(x: TracedTensor, dims: Sequence[int]) -> tuple[int, ...]:
 
 def _with_border(name: str, x: TracedTensor, sizes: Sequence[int], border: Sequence[int], value: float) -> TracedTensor:
     if any(2 * width > size for width, size in zip(border, sizes, strict=True)):
-        raise ShapeError(f"{name}: a border of {tuple(border)} for windows of {tuple(sizes)}", mend="give half a window at most")
+        raise ShapeError(f"{name}: a border of {tuple(border)} for windows of {tuple(sizes)}", hint="give half a window at most")
     widths = [width for each in reversed(border) for width in (each, each)]
     return pad(x, widths, "constant", value) if any(border) else x
 
@@ -471,12 +471,12 @@ def interpolate(
     """Each element as often as the whole factor of its dim says: mode ``nearest``, and no other."""
     unsupported_argument("interpolate", align_corners=align_corners, antialias=antialias)
     if mode not in ("nearest", "nearest-exact"):
-        raise TraceError(f"interpolate: mode={mode!r} is not supported", mend="use mode='nearest'")
+        raise TraceError(f"interpolate: mode={mode!r} is not supported", hint="use mode='nearest'")
     rank = input.ndim - 2
     given = scale_factor if size is None else size
     numbers = list(given) if isinstance(given, (tuple, list)) else [given] * rank
     if len(numbers) != rank:
-        raise ShapeError(f"interpolate: {len(numbers)} numbers for {rank} dims", mend="give one for each dim behind the channels")
+        raise ShapeError(f"interpolate: {len(numbers)} numbers for {rank} dims", hint="give one for each dim behind the channels")
     if size is None:
         factors = [_whole(factor) for factor in numbers]
     else:
@@ -489,11 +489,11 @@ def interpolate(
 
 def _quotient(extent: int, size: int) -> int:
     if size < 1 or extent % size:
-        raise TraceError(f"interpolate from {size} to {extent} elements is not supported", mend="enlarge by a whole factor")
+        raise TraceError(f"interpolate from {size} to {extent} elements is not supported", hint="enlarge by a whole factor")
     return extent // size
 
 
 def _whole(factor: Any) -> int:
     if not isinstance(factor, (int, float)) or factor < 1 or factor != int(factor):
-        raise TraceError(f"interpolate: scale_factor={factor!r} is not supported", mend="enlarge by a whole factor")
+        raise TraceError(f"interpolate: scale_factor={factor!r} is not supported", hint="enlarge by a whole factor")
     return int(factor)

@@ -43,7 +43,7 @@ def scaled_dot_product_attention(
     factor = 1 / math.sqrt(_literal_width(query)) if scale is None else scale
     scores = scaled(matmul(query, transpose(key, -2, -1)), factor)
     if is_causal and attn_mask is not None:
-        raise TraceError("scaled_dot_product_attention with attn_mask and is_causal", mend="put both into the mask")
+        raise TraceError("scaled_dot_product_attention with attn_mask and is_causal", hint="put both into the mask")
     if is_causal:
         scores = pointwise.where(_causal(scores), scores, -math.inf)
     if attn_mask is not None:
@@ -59,7 +59,7 @@ def _for_each_head(x: TracedTensor, query: TracedTensor) -> TracedTensor:
     own, wanted = literal(x._node.shape[-3]), literal(query._node.shape[-3])
     if own is None or wanted is None or wanted % own:
         what = f"scaled_dot_product_attention with enable_gqa: {query.shape[-3]} heads of queries, {x.shape[-3]} of keys or values"
-        raise ShapeError(what, mend="use literal numbers of heads, the first a multiple of the second")
+        raise ShapeError(what, hint="use literal numbers of heads, the first a multiple of the second")
     return repeat_interleave(x, wanted // own, -3)
 
 
@@ -68,7 +68,7 @@ def _literal_width(query: TracedTensor) -> int:
     query._tracer.require_literal(query._node.shape[-1])
     width = literal(query._node.shape[-1])
     if width is None:
-        raise UnsupportedError("the head dim must be literal", mend="pass scale=")
+        raise UnsupportedError("the head dim must be literal", hint="pass scale=")
     return width
 
 
@@ -88,11 +88,11 @@ def _masked(scores: TracedTensor, mask: Any) -> TracedTensor:
     lifted = scores._tracer.lift(mask)
     if lifted.dtype not in (torch.bool, torch.float32, scores.dtype):
         what = f"an attention mask of {dtype_of(lifted)} for queries of {dtype_of(scores)}"
-        raise TraceError(what, mend="use bool, float32 or the queries' dtype")
+        raise TraceError(what, hint="use bool, float32 or the queries' dtype")
     own, given = scores._node.shape, lifted._node.shape
     if len(given) > len(own) or any(same(o, 1) and not same(g, 1) for o, g in zip(own[::-1], given[::-1], strict=False)):
         raise ShapeError(
-            f"an attention mask of {shape_text(given)} for scores of {shape_text(own)}", mend="give one that broadcasts to them"
+            f"an attention mask of {shape_text(given)} for scores of {shape_text(own)}", hint="give one that broadcasts to them"
         )
     if lifted.dtype is torch.bool:
         return pointwise.where(lifted, scores, -math.inf)
@@ -162,7 +162,7 @@ def _weighed(
     if mask is not None:
         (mask,) = autocasted(torch.baddbmm, mask)
     if mask is not None and mask.dtype is not q.dtype:
-        raise TraceError(f"weights of attention with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", mend="convert it")
+        raise TraceError(f"weights of attention with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", hint="convert it")
     scores = matmul(q, transpose(k, -2, -1))
     weights = _dropped(_called(F.softmax, scores if mask is None else pointwise.add(scores, mask), -1), dropout_p)
     return _called(torch.bmm, weights, v), weights

@@ -34,9 +34,9 @@ def dtype_of(value: TracedTensor) -> DType:
 def normalize_dim(dim: int, rank: int) -> int:
     """A dim counted from the front."""
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise TraceError(f"{dim!r} is no dim", mend="give an int")
+        raise TraceError(f"{dim!r} is no dim", hint="give an int")
     if not -max(rank, 1) <= dim < max(rank, 1):
-        raise DimError(f"dim {dim} of a tensor of {rank} dims", mend="count dims from 0, or from -1 at the end")
+        raise DimError(f"dim {dim} of a tensor of {rank} dims", hint="count dims from 0, or from -1 at the end")
     return dim % rank if rank else 0
 
 
@@ -53,7 +53,7 @@ def each_dim(dims: int | Sequence[int], rank: int) -> tuple[int, ...]:
     listed = tuple(dims) if isinstance(dims, (tuple, list)) else (dims,)
     found = tuple(normalize_dim(d, rank) for d in listed)
     if len(set(found)) != len(found):
-        raise ShapeError(f"dims {listed} name a dim twice", mend="name each dim once")
+        raise ShapeError(f"dims {listed} name a dim twice", hint="name each dim once")
     return found
 
 
@@ -73,7 +73,7 @@ def binary(op: Op, a: Any, b: Any) -> TracedTensor:
 def floats(name: str, x: TracedTensor) -> TracedTensor:
     """The value, if it is of a float dtype of 16 bits or more: torch does not have the function of others."""
     if not dtype_of(x).is_float:
-        raise TraceError(f"{name} of {dtype_of(x)}", mend="convert to a float dtype first")
+        raise TraceError(f"{name} of {dtype_of(x)}", hint="convert to a float dtype first")
     if dtype_of(x).is_float8:
         raise no_arithmetic(name, dtype_of(x))
     return x
@@ -82,7 +82,7 @@ def floats(name: str, x: TracedTensor) -> TracedTensor:
 def numbers(name: str, x: TracedTensor) -> TracedTensor:
     """The value, unless it is of bools."""
     if dtype_of(x) is DType.BOOL:
-        raise TraceError(f"{name} of bool", mend="convert to a number dtype first")
+        raise TraceError(f"{name} of bool", hint="convert to a number dtype first")
     return x
 
 
@@ -95,7 +95,7 @@ def setting(name: str, value: object) -> float:
         value.require_static()
     if isinstance(value, (int, float)):
         return float(value)
-    raise TraceError(f"{name} is a {type(value).__name__}", mend="pass a number")
+    raise TraceError(f"{name} is a {type(value).__name__}", hint="pass a number")
 
 
 def sequence(given: Sequence[Any], named: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
@@ -103,7 +103,7 @@ def sequence(given: Sequence[Any], named: Mapping[str, Any] | None = None) -> tu
     if named:
         unknown = sorted(set(named) - {"size", "sizes", "shape", "dims", "repeats"})
         if unknown or len(named) > 1 or given:
-            raise TraceError(f"unexpected argument {(unknown or sorted(named))[0]}", mend="give the numbers one by one")
+            raise TraceError(f"unexpected argument {(unknown or sorted(named))[0]}", hint="give the numbers one by one")
         given = tuple(named.values())
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else tuple(given)
 
@@ -112,7 +112,7 @@ def written(input: TracedTensor, result: TracedTensor, inplace: Any) -> TracedTe
     """A function's result; in place also what its input means from then on. The caller's tensor stays as it is."""
     if inplace and result is not input:
         if result._node.dtype is not input._node.dtype or any(value is input for _, value in input._tracer.hidden.values()):
-            raise TraceError("a function in place that cannot write to its input", mend="leave inplace out")
+            raise TraceError("a function in place that cannot write to its input", hint="leave inplace out")
         overwrite(input, result)
         return input
     return result
@@ -125,7 +125,7 @@ def check_device(tracer: Tracer, device: Any) -> None:
     wanted = torch.device(device)
     if wanted.type != tracer.device.type or (wanted.index or 0) != (tracer.device.index or 0):
         raise TraceError(
-            f"a tensor on {wanted} in a kernel on {tracer.device}", mend="leave device out, or use that of an input: x.device"
+            f"a tensor on {wanted} in a kernel on {tracer.device}", hint="leave device out, or use that of an input: x.device"
         )
 
 
@@ -133,4 +133,4 @@ def unsupported_argument(function: str, **arguments: Any) -> None:
     """Refuses arguments that are given (not None, not False) but not supported."""
     for name, value in arguments.items():
         if value is not None and value is not False:
-            raise TraceError(f"{function}: the argument {name}={value!r} is not supported", mend=f"leave {name} out")
+            raise TraceError(f"{function}: the argument {name}={value!r} is not supported", hint=f"leave {name} out")

@@ -37,14 +37,14 @@ def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None,
     bounds += tuple(settings.pop(name) for name in ("start", "end", "step") if name in settings)
     check_settings(tracer, settings)
     if not 1 <= len(bounds) <= 3:
-        raise TraceError(f"arange of {len(bounds)} numbers", mend="write arange(start, end, step)")
+        raise TraceError(f"arange of {len(bounds)} numbers", hint="write arange(start, end, step)")
     start, end, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}[len(bounds)]
     if all(isinstance(b, (int, np.integer)) for b in (start, end, step)):
         return _integers(tracer, start, end, step, dtype)
     if not all(isinstance(b, (int, float, np.number)) for b in (start, end, step)):
-        raise TraceError("arange with a float bound or step that is known at each call only", mend="scale arange(n)")
+        raise TraceError("arange with a float bound or step that is known at each call only", hint="scale arange(n)")
     if dtype is not None and not dtype.is_floating_point:
-        raise TraceError(f"arange of floats in {dtype}", mend="give ints, or convert: torch.arange(...).to(dtype)")
+        raise TraceError(f"arange of floats in {dtype}", hint="give ints, or convert: torch.arange(...).to(dtype)")
     _require_step(start, end, step)
     places = cast(iota(tracer, math.ceil((end - start) / step)), torch.float64)  # torch computes in float64 likewise
     return cast(pointwise.add(pointwise.mul(places, float(step)), float(start)), dtype or torch.get_default_dtype())
@@ -61,7 +61,7 @@ def _integers(tracer: Tracer, start: Any, end: Any, step: Any, dtype: torch.dtyp
 
 def _require_step(start: Any, end: Any, step: Any) -> None:
     if step == 0 or (end < start if step > 0 else start < end):
-        raise TraceError(f"arange from {start} to {end} with the step {step}", mend="give bounds in the order of the step")
+        raise TraceError(f"arange from {start} to {end} with the step {step}", hint="give bounds in the order of the step")
 
 
 def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTensor:
@@ -214,7 +214,7 @@ def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: 
         return _listed(tracer, data, dtype)
     if not isinstance(data, (bool, int, float, np.generic)):
         what = f"torch.tensor of a {type(data).__name__} inside a kernel"
-        raise TraceError(what, mend="make the tensor outside and pass it; of traced values use torch.stack")
+        raise TraceError(what, hint="make the tensor outside and pass it; of traced values use torch.stack")
     if isinstance(data, np.generic):  # whose dtype it has
         return _filled(tracer, ((),), data, dtype or torch.tensor(_known(data)).dtype)
     return _filled(tracer, ((),), data, dtype or _kind(data))
@@ -226,10 +226,10 @@ def _listed(tracer: Tracer, data: Sequence[Any], dtype: torch.dtype | None) -> T
         samples = torch.tensor(_samples(tracer, data), dtype=dtype, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         what = f"torch.tensor of a list inside a kernel: {error}"
-        raise TraceError(what, mend="give numbers; of traced tensors use torch.stack") from None
+        raise TraceError(what, hint="give numbers; of traced tensors use torch.stack") from None
     if samples.numel() > _MOST_NUMBERS:
         what = f"torch.tensor of {samples.numel()} numbers inside a kernel, where up to {_MOST_NUMBERS} are written out"
-        raise TraceError(what, mend="make the tensor outside and pass it")
+        raise TraceError(what, hint="make the tensor outside and pass it")
     if not samples.numel():
         return _filled(tracer, tuple(samples.shape), 0, samples.dtype)
     parts = [tracer.add(Op.EXPAND, scalar_tensor(tracer, n, samples.dtype), shape=(1,)) for n in flat(data)]
@@ -241,7 +241,7 @@ def _samples(tracer: Tracer, data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_samples(tracer, part) for part in data]
     if isinstance(data, torch.Tensor):
-        raise TraceError("torch.tensor of a list of tensors inside a kernel", mend="use torch.stack")
+        raise TraceError("torch.tensor of a list of tensors inside a kernel", hint="use torch.stack")
     if type(data) is TracedScalar:
         return 1.0 if tracer.lift(data)._node.dtype.is_float else 1
     return 1 if type(data) is SymbolicSize else data
@@ -277,7 +277,7 @@ def linspace(
     check_settings(tracer, settings)
     kind = dtype or torch.get_default_dtype()
     if not all(isinstance(x, (int, float)) for x in (start, end)) or not isinstance(steps, int) or not kind.is_floating_point:
-        raise TraceError("linspace between bounds that are not numbers, or of integers", mend="scale arange(n)")
+        raise TraceError("linspace between bounds that are not numbers, or of integers", hint="scale arange(n)")
     steps = int(steps)  # of a run-time size, its value in this call
     index = cast(iota(tracer, steps), torch.float64)
     step = (end - start) / max(steps - 1, 1)
@@ -290,7 +290,7 @@ def linspace(
 def one_hot(tensor: TracedTensor, num_classes: int = -1) -> TracedTensor:
     """1 at the position that a value names, 0 elsewhere, in int64."""
     if num_classes == -1:
-        raise TraceError("one_hot without num_classes depends on the values", mend="give num_classes")
+        raise TraceError("one_hot without num_classes depends on the values", hint="give num_classes")
     equal = tensor._tracer.add(Op.EQ, unsqueeze(tensor, -1), iota(tensor._tracer, dim_of(num_classes)))
     return cast(equal, torch.int64)
 
@@ -321,7 +321,7 @@ def view_as_complex(input: TracedTensor) -> ComplexTensor:
     """Pairs along the last dim as complex numbers."""
     if not input.ndim or not same(input._node.shape[-1], 2):
         raise TraceError(
-            "view_as_complex of a tensor whose last dim has not two elements", mend="reshape it: x.reshape(..., -1, 2)"
+            "view_as_complex of a tensor whose last dim has not two elements", hint="reshape it: x.reshape(..., -1, 2)"
         )
     return ComplexTensor(input[..., 0], input[..., 1])
 
@@ -343,7 +343,7 @@ def polar(abs: Any, angle: Any) -> ComplexTensor:
 def _require_floats(name: str, first: Any, second: Any) -> None:
     """Refuses parts that torch refuses."""
     if first.dtype is not second.dtype or first.dtype not in (torch.float32, torch.float64):
-        raise TraceError(f"{name} of {first.dtype} and {second.dtype}", mend="make both float32, or float64")
+        raise TraceError(f"{name} of {first.dtype} and {second.dtype}", hint="make both float32, or float64")
 
 
 @implements("real")

@@ -190,7 +190,7 @@ def heaviside(input: Any, values: Any) -> TracedTensor:
     tracer = tracer_of(input, values)
     x, at_zero = tracer.lift(input), tracer.lift(values)
     if dtype_of(x) is not dtype_of(at_zero):
-        raise TraceError(f"heaviside of {dtype_of(x)} and {dtype_of(at_zero)}", mend="give both one dtype, as torch asks as well")
+        raise TraceError(f"heaviside of {dtype_of(x)} and {dtype_of(at_zero)}", hint="give both one dtype, as torch asks as well")
     return where(binary(Op.EQ, x, 0), at_zero, cast(binary(Op.GT, x, 0), x.dtype))
 
 
@@ -217,7 +217,7 @@ def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equa
     tracer = tracer_of(input, other)
     x, y = tracer.lift(input), tracer.lift(other)
     if dtype_of(x) is not dtype_of(y):
-        raise TraceError(f"isclose of {dtype_of(x)} and {dtype_of(y)}", mend="give both one dtype, as torch asks as well")
+        raise TraceError(f"isclose of {dtype_of(x)} and {dtype_of(y)}", hint="give both one dtype, as torch asks as well")
     found = binary(Op.EQ, x, y)
     if dtype_of(x) is DType.BOOL:
         return found
@@ -243,7 +243,7 @@ def relu6(input: TracedTensor, inplace: bool = False) -> TracedTensor:
 def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> TracedTensor:
     """The value between two bounds, which are whole numbers for integers."""
     if dtype_of(numbers("hardtanh", input)) is DType.UINT8 and (min_val < 0 or max_val < 0):
-        raise TraceError("hardtanh of uint8 with a negative bound", mend="convert to a signed dtype first")
+        raise TraceError("hardtanh of uint8 with a negative bound", hint="convert to a signed dtype first")
     bounds = (min_val, max_val) if dtype_of(input).is_float else (int(min_val), int(max_val))
     return written(input, input._tracer.add(Op.HARDTANH, input, *map(input._tracer.lift, bounds)), inplace)
 
@@ -345,5 +345,5 @@ def _of_integers(op: Op, input: Any, other: Any) -> TracedTensor:
     dtypes = [dtype_of(x) for x in operands]
     if any(dtype.is_float for dtype in dtypes) or all(dtype is DType.BOOL for dtype in dtypes):
         kinds = " and ".join(map(repr, dtypes))
-        raise TraceError(f"{op.row.name} of {kinds}: bits are those of integers", mend="convert to an integer dtype first")
+        raise TraceError(f"{op.row.name} of {kinds}: bits are those of integers", hint="convert to an integer dtype first")
     return tracer.add(op, *operands)

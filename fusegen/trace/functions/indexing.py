@@ -159,7 +159,7 @@ def taken(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool) -> Tra
 def _gathered(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool = False) -> TracedTensor:
     _require_integers(index)
     if 0 not in index._node.shape and same(x._node.shape[dim], 0):
-        raise ShapeError(f"indices into a dim of size 0 of a tensor of shape {shape_text(x._node.shape)}", mend="give it elements")
+        raise ShapeError(f"indices into a dim of size 0 of a tensor of shape {shape_text(x._node.shape)}", hint="give it elements")
     return x._tracer.add(Op.GATHER, x, index, dim=dim, wraps=wraps)
 
 
@@ -184,7 +184,7 @@ def _complete(input: Any, key: Any) -> tuple[TracedTensor, list[Any]]:
     input = tracer_of(input, *keys).lift(input)
     used = sum(k is not None and k is not Ellipsis for k in keys)
     if used > input.ndim:
-        raise DimError(f"{used} indices for a tensor of {input.ndim} dims", mend="give one index a dim at most")
+        raise DimError(f"{used} indices for a tensor of {input.ndim} dims", hint="give one index a dim at most")
     gap = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[gap : gap + 1] = [slice(None)] * (input.ndim - used)
     return input, keys
@@ -195,10 +195,10 @@ def _check_keys(keys: list[Any]) -> None:
         if not (k is None or k is Ellipsis or isinstance(k, _KEYS) or _is_numbers(k)) or isinstance(k, bool):
             raise UnsupportedError(
                 f"indexing by a {type(k).__name__} cannot be traced",
-                mend="use ints, slices, None, ... and tensors or short lists of integers; torch.where for masks",
+                hint="use ints, slices, None, ... and tensors or short lists of integers; torch.where for masks",
             )
     if sum(k is Ellipsis for k in keys) > 1:
-        raise ShapeError("an index with several ellipses", mend="use one; the dims that it stands for follow from the others")
+        raise ShapeError("an index with several ellipses", hint="use one; the dims that it stands for follow from the others")
 
 
 def _is_numbers(key: Any) -> bool:
@@ -239,21 +239,21 @@ def _index(tracer: Tracer, key: Any) -> TracedTensor:
     index = tracer.lift(key)
     if dtype_of(index) in (DType.BOOL, DType.UINT8):
         what = "indexing by a mask cannot be traced: the result's size depends on its values"
-        raise UnsupportedError(what, mend="use torch.where(mask, x, other)")
+        raise UnsupportedError(what, hint="use torch.where(mask, x, other)")
     _require_integers(index)
     return index
 
 
 def _require_integers(index: TracedTensor) -> None:
     if dtype_of(index) not in (DType.INT32, DType.INT64):
-        raise TraceError(f"an index of {dtype_of(index)}", mend="convert it to torch.int64")
+        raise TraceError(f"an index of {dtype_of(index)}", hint="convert it to torch.int64")
 
 
 def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
     size = x._node.shape[dim]
     step = 1 if key.step is None else int(key.step)
     if step <= 0:
-        raise ShapeError("a slice's step must be positive", mend="torch has no negative steps either")
+        raise ShapeError("a slice's step must be positive", hint="torch has no negative steps either")
     tracer = x._tracer
     start = 0 if key.start is None else _clipped(tracer, key.start, size)
     stop = size if key.stop is None else _clipped(tracer, key.stop, size)
@@ -269,7 +269,7 @@ def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
     if length is None:
         tracer.require_literal(span)
         text = f"a slice of the run-time size {size} by a step of {step} is not supported"
-        raise UnsupportedError(text, mend="lower with example tensors")
+        raise UnsupportedError(text, hint="lower with example tensors")
     return sliced(x, dim, start, length, step)
 
 
@@ -301,11 +301,11 @@ def embedding(
     tracer = tracer_of(input, weight)
     ids, table = tracer.lift(input), tracer.lift(weight)
     if table.ndim != 2:
-        raise ShapeError(f"embedding by a table of {table.ndim} dims", mend="give it the shape (rows, features)")
+        raise ShapeError(f"embedding by a table of {table.ndim} dims", hint="give it the shape (rows, features)")
     if padding_idx is not None:
         size = table._node.shape[0]
         if not (holds(tracer, size > padding_idx) and holds(tracer, size >= -padding_idx)):
-            raise ShapeError(f"padding_idx {padding_idx} of a table of {size} rows", mend="name a row of the table")
+            raise ShapeError(f"padding_idx {padding_idx} of a table of {size} rows", hint="name a row of the table")
     rows = taken(table, 0, ids, wraps=False)
     if padding_idx is None:
         return rows
@@ -328,7 +328,7 @@ def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Tr
             if d != place and not holds(tracer, size <= most):
                 raise ShapeError(
                     f"gather: an index of shape {shape_text(chosen._node.shape)} for a tensor of shape {shape_text(x._node.shape)}",
-                    mend=f"an index may be larger than the tensor along dim {place} alone",
+                    hint=f"an index may be larger than the tensor along dim {place} alone",
                 )
     return _gathered(x, place, chosen)
 
@@ -340,11 +340,11 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTe
     tracer = tracer_of(input, indices)
     x, chosen = tracer.lift(input), tracer.lift(indices)
     if dtype_of(chosen) is not DType.INT64:
-        raise TraceError(f"take_along_dim by indices of {dtype_of(chosen)}", mend="convert them to torch.int64")
+        raise TraceError(f"take_along_dim by indices of {dtype_of(chosen)}", hint="convert them to torch.int64")
     if dim is None:
         x, chosen = (reshaped(t, (simplify_dim(product(t._node.shape)),)) for t in (x, chosen))
     if x.ndim != chosen.ndim:
-        raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {chosen.ndim} dims", mend="give both as many dims")
+        raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {chosen.ndim} dims", hint="give both as many dims")
     place = normalize_dim(0 if dim is None else dim, x.ndim)
     common = tracer.common_shape(*((*t._node.shape[:place], 1, *t._node.shape[place + 1 :]) for t in (x, chosen)))
     x, chosen = (tracer.add(Op.EXPAND, t, shape=(*common[:place], t._node.shape[place], *common[place + 1 :])) for t in (x, chosen))
@@ -357,7 +357,7 @@ def index_select(input: Any, dim: int, index: Any) -> TracedTensor:
     tracer = tracer_of(input, index)
     x, chosen = tracer.lift(input), tracer.lift(index)
     if chosen.ndim > 1:
-        raise ShapeError(f"index_select by an index of {chosen.ndim} dims", mend="give a vector")
+        raise ShapeError(f"index_select by an index of {chosen.ndim} dims", hint="give a vector")
     place = normalize_dim(dim, x.ndim)
     if not x.ndim:
         return reshaped(taken(reshaped(x, (1,)), 0, reshaped(chosen, (1,)), wraps=False), ())
@@ -370,7 +370,7 @@ def take(input: Any, index: Any) -> TracedTensor:
     tracer = tracer_of(input, index)
     x, chosen = tracer.lift(input), tracer.lift(index)
     if dtype_of(chosen) is not DType.INT64:
-        raise TraceError(f"take by indices of {dtype_of(chosen)}", mend="convert them to torch.int64")
+        raise TraceError(f"take by indices of {dtype_of(chosen)}", hint="convert them to torch.int64")
     return taken(reshaped(x, (simplify_dim(product(x._node.shape)),)), 0, chosen, wraps=True)
 
 
@@ -385,7 +385,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) 
     require_one_dtype("index_add", x, slices)
     place = normalize_dim(dim, x.ndim)
     if chosen.ndim > 1:
-        raise ShapeError(f"index_add by an index of {chosen.ndim} dims", mend="give a vector")
+        raise ShapeError(f"index_add by an index of {chosen.ndim} dims", hint="give a vector")
     if not x.ndim:
         return reshaped(index_add(reshaped(x, (1,)), 0, chosen, reshaped(slices, (1,)), alpha=alpha), ())
     count = simplify_dim(product(chosen._node.shape))
@@ -400,14 +400,14 @@ def index_added(input: Any, indices: Any, values: Any) -> TracedTensor:
     x, given, chosen = tracer.lift(input), tracer.lift(values), [tracer.lift(index) for index in indices]
     require_one_dtype("index_put", x, given)
     if any(dtype_of(index) in (DType.BOOL, DType.UINT8) for index in chosen) or not x.ndim:
-        raise UnsupportedError("index_put by a mask cannot be traced", mend="use torch.where(mask, x + value, x)")
+        raise UnsupportedError("index_put by a mask cannot be traced", hint="use torch.where(mask, x + value, x)")
     if not 0 < len(chosen) <= x.ndim:
-        raise ShapeError(f"index_put by {len(chosen)} indices to {x.ndim} dims", mend="give one index a dim at most")
+        raise ShapeError(f"index_put by {len(chosen)} indices to {x.ndim} dims", hint="give one index a dim at most")
     coordinates = Coordinates.of(x, range(len(chosen)), chosen)
     shape = (*coordinates.shape, *x._node.shape[len(chosen) :])
     if tracer.common_shape(shape, given._node.shape) != shape:
         text = f"index_put of {shape_text(given._node.shape)} at {shape_text(shape)}"
-        raise ShapeError(text, mend="give values that broadcast to the indexed part")
+        raise ShapeError(text, hint="give values that broadcast to the indexed part")
     wide = reshaped(tracer.add(Op.EXPAND, given, shape=shape), (coordinates.count, *x._node.shape[len(chosen) :]))
     sums = _sums_of_slices(wide, coordinates.number(), 0, coordinates.length, wraps=False)
     return pointwise.add(x, coordinates.back(sums))
@@ -422,14 +422,14 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
     place = normalize_dim(dim, x.ndim)
     if not x.ndim == chosen.ndim == source.ndim:
         text = f"scatter_add of {source.ndim} dims by an index of {chosen.ndim} dims to {x.ndim} dims"
-        raise ShapeError(text, mend="give all three as many dims")
+        raise ShapeError(text, hint="give all three as many dims")
     if not x.ndim:
         return reshaped(scatter_add(reshaped(x, (1,)), 0, reshaped(chosen, (1,)), reshaped(source, (1,))), ())
     for d, size in enumerate(chosen._node.shape):
         if not holds(tracer, size <= source._node.shape[d]) or (d != place and not holds(tracer, size <= x._node.shape[d])):
             shapes = " and ".join(shape_text(t._node.shape) for t in (source, x))
             text = f"scatter_add by an index of shape {shape_text(chosen._node.shape)}, a source and a tensor of shape {shapes}"
-            raise ShapeError(text, mend=f"an index may be larger than the tensor along dim {place} alone")
+            raise ShapeError(text, hint=f"an index may be larger than the tensor along dim {place} alone")
         source = source if same(size, source._node.shape[d]) else sliced(source, d, 0, size)
     number = _numbers(checked(chosen, x._node.shape[place], wraps=False), place, x._node.shape)
     count, total = (simplify_dim(product(t._node.shape)) for t in (chosen, x))
@@ -439,7 +439,7 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
 
 def require_one_dtype(name: str, x: TracedTensor, other: TracedTensor) -> None:
     if dtype_of(x) is not dtype_of(other):
-        raise TraceError(f"{name} of {dtype_of(other)} to {dtype_of(x)}", mend="convert one of them")
+        raise TraceError(f"{name} of {dtype_of(other)} to {dtype_of(x)}", hint="convert one of them")
 
 
 def _sums_of_slices(slices: TracedTensor, index: TracedTensor, dim: int, length: Dim, *, wraps: bool) -> TracedTensor:

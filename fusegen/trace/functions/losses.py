@@ -24,7 +24,7 @@ def collected(x: TracedTensor, reduction: str) -> TracedTensor:
         TraceError: another reduction is asked for.
     """
     if reduction not in ("none", "mean", "sum"):
-        raise TraceError(f"a loss with reduction={reduction!r}", mend="use 'none', 'mean' or 'sum'")
+        raise TraceError(f"a loss with reduction={reduction!r}", hint="use 'none', 'mean' or 'sum'")
     return x if reduction == "none" else reductions.mean(x) if reduction == "mean" else reductions.sum(x)
 
 
@@ -203,12 +203,12 @@ def cross_entropy(
     x, y = floats("cross_entropy", _scores("cross_entropy", tracer.lift(input))), tracer.lift(target)
     share = setting("label_smoothing", label_smoothing)
     if not 0.0 <= share <= 1.0:
-        raise TraceError(f"cross_entropy: label_smoothing={share} is no share", mend="give a number from 0 to 1")
+        raise TraceError(f"cross_entropy: label_smoothing={share} is no share", hint="give a number from 0 to 1")
     logarithms = log_softmax(x, _class_dim(x))
     if x.ndim == y.ndim:
         if ignore_index >= 0:
             what = f"cross_entropy: ignore_index={ignore_index} beside probabilities, of which torch ignores none"
-            raise TraceError(what, mend="leave it out, or give classes by their numbers")
+            raise TraceError(what, hint="leave it out, or give classes by their numbers")
         return _of_probabilities(logarithms, y, weight, share, reduction)
     return _of_classes("cross_entropy", logarithms, y, weight, ignore_index, share, reduction)
 
@@ -232,7 +232,7 @@ def nll_loss(
 
 def _scores(name: str, x: TracedTensor) -> TracedTensor:
     if not x.ndim:
-        raise ShapeError(f"{name} of one number", mend="give scores of shape (classes,), (rows, classes) or (rows, classes, ...)")
+        raise ShapeError(f"{name} of one number", hint="give scores of shape (classes,), (rows, classes) or (rows, classes, ...)")
     return x
 
 
@@ -249,7 +249,7 @@ def _of_classes(
     if dtype_of(target) is DType.UINT8:
         target = tracer.add(Op.CAST, target, dtype=DType.INT64)
     if dtype_of(target) is not DType.INT64:
-        raise TraceError(f"{name}: classes of {dtype_of(target)}", mend="convert them to torch.int64")
+        raise TraceError(f"{name}: classes of {dtype_of(target)}", hint="convert them to torch.int64")
     shape = logarithms._node.shape
     require_shape(name, target, (*shape[:dim], *shape[dim + 1 :]))
     weights = None if weight is None else _weights(name, logarithms, weight)
@@ -291,7 +291,7 @@ def _weights(name: str, x: TracedTensor, weight: Any) -> TracedTensor:
     weights = x._tracer.lift(weight)
     require_shape(f"{name}: the weight", weights, (x._node.shape[_class_dim(x)],))
     if weights.dtype is not x.dtype:
-        raise TraceError(f"{name} of {dtype_of(x)} with weights of {dtype_of(weights)}", mend="convert them to the input's dtype")
+        raise TraceError(f"{name} of {dtype_of(x)} with weights of {dtype_of(weights)}", hint="convert them to the input's dtype")
     return weights
 
 

@@ -40,7 +40,7 @@ def log_softmax(
 
 def _along(op: Op, input: TracedTensor, dim: int | None, dtype: torch.dtype | None) -> TracedTensor:
     if dim is None:
-        raise TraceError(f"{op.row.name} without dim", mend="give dim, e.g. dim=-1")
+        raise TraceError(f"{op.row.name} without dim", hint="give dim, e.g. dim=-1")
     x = cast(input, dtype)
     if not x.ndim:  # of one element, which stands for a row of one
         return reshaped(x._tracer.add(op, reshaped(x, (1,)), dim=normalize_dim(dim, 0)), ())
@@ -58,7 +58,7 @@ def glu(input: TracedTensor, dim: int = -1) -> TracedTensor:
     """One half of a dim, gated by the sigmoid of the other."""
     halves = chunk(floats("glu", input), 2, dim)
     if len(halves) != 2 or not same(halves[0]._node.shape[dim], halves[1]._node.shape[dim]):
-        raise ShapeError(f"glu of a dim of size {input.shape[dim]}", mend="its size must be even")
+        raise ShapeError(f"glu of a dim of size {input.shape[dim]}", hint="its size must be even")
     return input._tracer.add(Op.MUL, halves[0], input._tracer.add(Op.SIGMOID, halves[1]))
 
 
@@ -142,7 +142,7 @@ def group_norm(
 ) -> TracedTensor:
     """(x - mean) / sqrt(var + eps) over groups of channels (dim 1) and all dims behind them; weight and bias of a channel."""
     if input.ndim < 2:
-        raise ShapeError(f"group_norm of a tensor of {input.ndim} dims", mend="the channels are dim 1")
+        raise ShapeError(f"group_norm of a tensor of {input.ndim} dims", hint="the channels are dim 1")
     _require_one_dtype("group_norm", input, (weight, bias))
     return _affine(_normalized_parts(input, num_groups, eps), weight, bias)
 
@@ -162,9 +162,9 @@ def instance_norm(
     if not use_input_stats:
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if running_mean is not None or running_var is not None:
-        raise TraceError("instance_norm that updates running statistics is not supported", mend="pass None for them")
+        raise TraceError("instance_norm that updates running statistics is not supported", hint="pass None for them")
     if input.ndim < 3:
-        raise ShapeError(f"instance_norm of a tensor of {input.ndim} dims", mend="the channels are dim 1, and dims follow")
+        raise ShapeError(f"instance_norm of a tensor of {input.ndim} dims", hint="the channels are dim 1, and dims follow")
     _require_one_dtype("instance_norm", input, (weight, bias))
     return _affine(_normalized_parts(input, input.shape[1], eps), weight, bias)
 
@@ -174,7 +174,7 @@ def _require_one_dtype(name: str, x: TracedTensor, parameters: Sequence[Any]) ->
     found = {x._tracer.lift(p).dtype for p in parameters if p is not None}
     if len(found) > 1 or not found <= {x.dtype, *((torch.float32,) if dtype_of(x).is_half else ())}:
         given = ", ".join(sorted(str(from_torch(dtype)) for dtype in found))
-        raise TraceError(f"{name} of {dtype_of(x)} with parameters of {given}", mend="convert them to the input's dtype")
+        raise TraceError(f"{name} of {dtype_of(x)} with parameters of {given}", hint="convert them to the input's dtype")
 
 
 def _normalized_parts(x: TracedTensor, groups: Any, eps: float) -> TracedTensor:
@@ -203,9 +203,9 @@ def batch_norm(
     """
     if training and (running_mean is not None or running_var is not None):
         text = "batch_norm in training writes to its running statistics, which cannot be traced"
-        raise TraceError(text, mend="pass running_mean=None and running_var=None, and update them outside; or training=False")
+        raise TraceError(text, hint="pass running_mean=None and running_var=None, and update them outside; or training=False")
     if not training and (running_mean is None or running_var is None):
-        raise TraceError("batch_norm without statistics", mend="pass running_mean and running_var, or training=True")
+        raise TraceError("batch_norm without statistics", hint="pass running_mean and running_var, or training=True")
     tracer = floats("batch_norm", input)._tracer
     _require_one_dtype("batch_norm", input, (running_mean, running_var, weight, bias))
     if training:
@@ -220,10 +220,10 @@ def batch_norm(
 def _of_batch(x: TracedTensor) -> tuple[TracedTensor, TracedTensor]:
     """The mean and the variance of each channel, of which no correction is taken."""
     if x.ndim < 2:
-        raise ShapeError(f"batch_norm of a tensor of {x.ndim} dims", mend="give it rows, channels, and any dims behind them")
+        raise ShapeError(f"batch_norm of a tensor of {x.ndim} dims", hint="give it rows, channels, and any dims behind them")
     dims = tuple(d for d in range(x.ndim) if d != 1)
     if same(product([x._node.shape[d] for d in dims]), 1):
-        raise ShapeError("batch_norm in training of one value a channel", mend="give it more rows")
+        raise ShapeError("batch_norm in training of one value a channel", hint="give it more rows")
     wide = cast(x, dtype_of(x).compute.torch)
     return reduced(Op.MEAN, wide, dims, True), reduced(Op.VAR, wide, dims, True, correction=0.0)
 
@@ -303,7 +303,7 @@ def _normalized(name: str, x: TracedTensor, shape: Sequence[Any]) -> int:
         x._tracer.require_equal(list(zip(wanted, last, strict=False)))
         raise ShapeError(
             f"{name}: normalized_shape {shape_text(wanted)} for an input of shape {shape_text(have)}",
-            mend="give the sizes of the last dims",
+            hint="give the sizes of the last dims",
         )
     return len(wanted)
 

@@ -66,7 +66,7 @@ def kthvalue(input: TracedTensor, k: Any, dim: int = -1, keepdim: bool = False, 
     place = normalize_dim(dim, input.ndim)
     count = _count("kthvalue", input, place, k)
     if count < 1:
-        raise ShapeError("kthvalue with k=0", mend="count from 1")
+        raise ShapeError("kthvalue with k=0", hint="count from 1")
     return torch.return_types.kthvalue(_chosen(input, _kth(input, place, count), place, keepdim))  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def _middle(name: str, x: TracedTensor, dim: int) -> TracedTensor:
         return full_like(x, 0, dtype=torch.int64)
     size = literal(_length(x, dim))
     if size == 0:
-        raise ShapeError(f"{name} of no elements", mend="there is no middle of nothing")
+        raise ShapeError(f"{name} of no elements", hint="there is no middle of nothing")
     if name == "median" and size is not None:
         middle = _kth(x, dim, (size + 1) // 2)
     else:
@@ -139,11 +139,11 @@ def _length(x: TracedTensor, dim: int) -> Dim:
 def _count(name: str, x: TracedTensor, dim: int, k: Any) -> int:
     """A number of elements that a dim has."""
     if isinstance(k, bool) or not hasattr(k, "__index__"):
-        raise TraceError(f"{name} with k={k!r}", mend="give an int")
+        raise TraceError(f"{name} with k={k!r}", hint="give an int")
     count = int(k)
     size = x.shape[dim] if x.ndim else 1
     if count < 0 or not holds(x._tracer, count <= size):
-        raise ShapeError(f"{name} with k={count} of a dim of {size} elements", mend="give a k that the dim has")
+        raise ShapeError(f"{name} with k={count} of a dim of {size} elements", hint="give a k that the dim has")
     return count
 
 
@@ -190,17 +190,17 @@ def searchsorted(
         sorter: int64 of the table's shape: the order in which the table's last dim is sorted.
     """
     if side not in (None, "left", "right") or (side == "left" and right):
-        raise TraceError(f"searchsorted with side={side!r} and right={right}", mend="give one of them")
+        raise TraceError(f"searchsorted with side={side!r} and right={right}", hint="give one of them")
     tracer = tracer_of(sorted_sequence, input)
     table = numbers("searchsorted", tracer.lift(sorted_sequence))
     if sorter is not None:
         table = _in_order(table, tracer.lift(sorter))
     x = numbers("searchsorted", tracer.lift(input) if isinstance(input, torch.Tensor) else cast(tracer.lift(input), table.dtype))
     if dtype_of(table) is not dtype_of(x):
-        raise TraceError(f"searchsorted of {dtype_of(x)} among {dtype_of(table)}", mend="convert one of them")
+        raise TraceError(f"searchsorted of {dtype_of(x)} among {dtype_of(table)}", hint="convert one of them")
     if not table.ndim or (table.ndim > 1 and table.ndim != x.ndim):
         shapes = " and ".join(shape_text(t._node.shape) for t in (table, x))
-        raise ShapeError(f"searchsorted of shapes {shapes}", mend="give a vector, or a table for each row")
+        raise ShapeError(f"searchsorted of shapes {shapes}", hint="give a vector, or a table for each row")
     if table.ndim > 1:
         require_shape("searchsorted: the table", table, (*x._node.shape[:-1], table._node.shape[-1]))
         table = unsqueeze(table, -2)
@@ -213,7 +213,7 @@ def searchsorted(
 def _in_order(table: TracedTensor, sorter: TracedTensor) -> TracedTensor:
     """A table along its last dim in the order that a sorter gives."""
     if dtype_of(sorter) is not DType.INT64:
-        raise TraceError(f"searchsorted with a sorter of {dtype_of(sorter)}", mend="convert it to torch.int64")
+        raise TraceError(f"searchsorted with a sorter of {dtype_of(sorter)}", hint="convert it to torch.int64")
     require_shape("searchsorted: the sorter", sorter, table._node.shape)
     return gather(table, -1, sorter)
 
@@ -222,7 +222,7 @@ def _in_order(table: TracedTensor, sorter: TracedTensor) -> TracedTensor:
 def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> TracedTensor:
     """The number of the bucket that each number falls into: how many boundaries come before it."""
     if tracer_of(input, boundaries).lift(boundaries).ndim != 1:
-        raise ShapeError("bucketize by boundaries that are no vector", mend="give a vector")
+        raise ShapeError("bucketize by boundaries that are no vector", hint="give a vector")
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 
@@ -246,4 +246,4 @@ def _require_short(name: str, table: TracedTensor) -> None:
     table._tracer.require_literal(size)
     if (literal(size) or 0) > _LONGEST_TABLE:
         what = f"{name} of a table of {size} entries, each of which would be compared with each number"
-        raise UnsupportedError(what, mend=f"give {_LONGEST_TABLE} entries at most, or call it outside of the kernel")
+        raise UnsupportedError(what, hint=f"give {_LONGEST_TABLE} entries at most, or call it outside of the kernel")

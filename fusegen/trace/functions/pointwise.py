@@ -32,22 +32,22 @@ def _register_row(op: Op) -> None:
         inplace = given.pop("inplace", False) if len(args) <= arity + len(names) + 1 else None
         if inplace not in (True, False):
             raise TraceError(
-                f"{row.name}: {len(args)} arguments", mend=f"it takes {arity} tensors and {', '.join(names) or 'no more'}"
+                f"{row.name}: {len(args)} arguments", hint=f"it takes {arity} tensors and {', '.join(names) or 'no more'}"
             )
         operands = [given.pop(key) for key in (*_OPERANDS, "exponent") if key in given]
         unknown = set(given) - set(names)
         if unknown or len(operands) != arity:
             what = f"{row.name}: {'unexpected argument ' + sorted(unknown)[0] if unknown else 'missing operand'}"
-            raise TraceError(what, mend=f"it takes {arity} tensors and {', '.join(names) or 'no more'}")
+            raise TraceError(what, hint=f"it takes {arity} tensors and {', '.join(names) or 'no more'}")
         if given.get("approximate", "none") not in ("none", "tanh"):
-            raise TraceError(f"{row.name}: approximate={given['approximate']!r}", mend="use 'none' or 'tanh'")
+            raise TraceError(f"{row.name}: approximate={given['approximate']!r}", hint="use 'none' or 'tanh'")
         for name, value in given.items():
             if isinstance(value, TracedTensor):
                 value.require_static()
             if isinstance(value, np.generic):
                 given[name] = value = value.item()
             if name != "approximate" and not isinstance(value, (bool, int, float)):
-                raise TraceError(f"{row.name}: {name} is a {type(value).__name__}", mend="pass a number")
+                raise TraceError(f"{row.name}: {name} is a {type(value).__name__}", hint="pass a number")
         tracer = tracer_of(*operands)
         lifted = [tracer.lift(o) for o in operands]
         return written(lifted[0], tracer.add(op, *lifted, **(defaults | given)), inplace)
@@ -79,7 +79,7 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> TracedTensor:
 def _difference(a: Any, b: Any) -> TracedTensor:
     tracer = tracer_of(a, b)
     if any(dtype_of(x) is DType.BOOL and not x._node.weak for x in (tracer.lift(a), tracer.lift(b))):
-        raise TraceError("subtraction of bools", mend="use ^ or ~, or convert to a number dtype first")
+        raise TraceError("subtraction of bools", hint="use ^ or ~, or convert to a number dtype first")
     return binary(Op.SUB, a, b)
 
 
@@ -88,9 +88,9 @@ def _scaled(value: Any, alpha: Any, other: Any) -> Any:
         return value
     scaled, common = _in_common(value, other)
     if common is DType.BOOL:
-        raise TraceError(f"bools scaled by {alpha}", mend="convert to a number dtype first")
+        raise TraceError(f"bools scaled by {alpha}", hint="convert to a number dtype first")
     if isinstance(alpha, float) and not common.is_float:
-        raise TraceError(f"integers scaled by {alpha}", mend="convert to a float dtype first, as torch asks as well")
+        raise TraceError(f"integers scaled by {alpha}", hint="convert to a float dtype first, as torch asks as well")
     return binary(Op.MUL, scaled, alpha)
 
 
@@ -116,7 +116,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> TracedTe
     if rounding_mode == "floor":
         return binary(Op.FLOOR_DIVIDE, input, other)
     if rounding_mode != "trunc":
-        raise TraceError(f"div: rounding_mode {rounding_mode!r}", mend="use None, 'floor' or 'trunc'")
+        raise TraceError(f"div: rounding_mode {rounding_mode!r}", hint="use None, 'floor' or 'trunc'")
     tracer = tracer_of(input, other)
     a, b = tracer.lift(input), tracer.lift(other)
     if dtype_of(a).is_float or dtype_of(b).is_float:
@@ -149,11 +149,11 @@ def where(condition: TracedTensor, input: Any = None, other: Any = None) -> Trac
     """input where the condition holds, other elsewhere."""
     if input is None or other is None:
         what = "where of a condition alone cannot be traced: how many elements it gives depends on its values"
-        raise UnsupportedError(what, mend="choose between two values: torch.where(condition, x, 0)")
+        raise UnsupportedError(what, hint="choose between two values: torch.where(condition, x, 0)")
     tracer = tracer_of(condition, input, other)
     chosen = tracer.lift(condition)
     if dtype_of(chosen) is not DType.BOOL:
-        raise TraceError(f"where: the condition is {dtype_of(chosen)}, not bool", mend="compare it: condition != 0")
+        raise TraceError(f"where: the condition is {dtype_of(chosen)}, not bool", hint="compare it: condition != 0")
     return tracer.add(Op.WHERE, chosen, tracer.lift(input), tracer.lift(other))
 
 
@@ -176,7 +176,7 @@ def masked_fill(input: TracedTensor, mask: Any, value: Any) -> TracedTensor:
 def clamp(input: TracedTensor, min: Any = None, max: Any = None) -> TracedTensor:
     """Values below min raised to it, values above max lowered to it."""
     if min is None and max is None:
-        raise TraceError("clamp without bounds", mend="give min, max or both")
+        raise TraceError("clamp without bounds", hint="give min, max or both")
     result = input
     if min is not None:
         result = binary(Op.CLAMP_MIN, result, min)
@@ -321,7 +321,7 @@ def round(input: TracedTensor, *, decimals: int = 0) -> TracedTensor:
 def type_(input: TracedTensor, dtype: Any = None, non_blocking: bool = False) -> TracedTensor:
     """A cast."""
     if not isinstance(dtype, torch.dtype):
-        raise TraceError(f"Tensor.type({'' if dtype is None else repr(dtype)}) cannot be traced", mend="use .dtype, or to(dtype)")
+        raise TraceError(f"Tensor.type({'' if dtype is None else repr(dtype)}) cannot be traced", hint="use .dtype, or to(dtype)")
     return cast(input, dtype)
 
 
@@ -339,7 +339,7 @@ def to(input: TracedTensor, *args: Any, **kwargs: Any) -> TracedTensor:
         elif isinstance(value, (TracedTensor, torch.Tensor)):
             result = cast(result, value.dtype)
         elif torch.device(value).type != input.device.type:
-            raise TraceError(f"to: a kernel cannot move a tensor to {value}", mend="move it before the call")
+            raise TraceError(f"to: a kernel cannot move a tensor to {value}", hint="move it before the call")
     return result
 
 

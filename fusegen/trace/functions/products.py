@@ -65,12 +65,12 @@ def dot(input: Any, other: Any = None, *, tensor: Any = None) -> TracedTensor:
     tracer = tracer_of(input, second)
     a, b = tracer.lift(input), tracer.lift(second)
     if a.ndim != 1 or b.ndim != 1:
-        raise ShapeError(f"dot of tensors of {a.ndim} and {b.ndim} dims", mend="use vectors, or matmul")
+        raise ShapeError(f"dot of tensors of {a.ndim} and {b.ndim} dims", hint="use vectors, or matmul")
     if dtype_of(a) is not dtype_of(b) or dtype_of(a) is DType.BOOL:
-        raise TraceError(f"dot of {dtype_of(a)} and {dtype_of(b)}", mend="convert both to one number dtype, as torch asks as well")
+        raise TraceError(f"dot of {dtype_of(a)} and {dtype_of(b)}", hint="convert both to one number dtype, as torch asks as well")
     if not same(a._node.shape[0], b._node.shape[0]):
         tracer.require_equal([(a._node.shape[0], b._node.shape[0])])
-        raise ShapeError(f"dot of vectors of {a.shape[0]} and {b.shape[0]} elements", mend="make the sizes equal")
+        raise ShapeError(f"dot of vectors of {a.shape[0]} and {b.shape[0]} elements", hint="make the sizes equal")
     return cast(reduced(Op.SUM, tracer.add(Op.MUL, a, b), 0, False), a.dtype)
 
 
@@ -80,7 +80,7 @@ def outer(input: Any, vec2: Any) -> TracedTensor:
     tracer = tracer_of(input, vec2)
     a, b = tracer.lift(input), tracer.lift(vec2)
     if a.ndim != 1 or b.ndim != 1:
-        raise ShapeError(f"outer of tensors of {a.ndim} and {b.ndim} dims", mend="use vectors")
+        raise ShapeError(f"outer of tensors of {a.ndim} and {b.ndim} dims", hint="use vectors")
     return tracer.add(Op.MUL, unsqueeze(a, 1), b)
 
 
@@ -103,10 +103,10 @@ def _beside(name: str, product: TracedTensor, value: Any) -> TracedTensor:
     """The summand of a product."""
     added, dtype = product._tracer.lift(value), dtype_of(product)
     if dtype_of(added) is not dtype:
-        raise TraceError(f"{name} of {dtype_of(added)} and a product of {dtype}", mend="convert all to one number dtype")
+        raise TraceError(f"{name} of {dtype_of(added)} and a product of {dtype}", hint="convert all to one number dtype")
     shape = product._node.shape
     if len(added._node.shape) > len(shape) or not all(map(same, product._tracer.common_shape(added._node.shape, shape), shape)):
-        raise ShapeError(f"{name} of {added.shape} and a product of {product.shape}", mend="give what the product's shape holds")
+        raise ShapeError(f"{name} of {added.shape} and a product of {product.shape}", hint="give what the product's shape holds")
     return added
 
 
@@ -155,7 +155,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> TracedTensor:
     if isinstance(dims, int):
         if not 0 <= dims <= min(x.ndim, y.ndim):
             raise ShapeError(
-                f"tensordot over {dims} dims of tensors of {x.ndim} and {y.ndim}", mend="give as many as both have at most"
+                f"tensordot over {dims} dims of tensors of {x.ndim} and {y.ndim}", hint="give as many as both have at most"
             )
         dims = (tuple(range(x.ndim - dims, x.ndim)), tuple(range(dims)))
     of_x, of_y = (each_dim(tuple(d), v.ndim) for d, v in zip(dims, (x, y), strict=True))
@@ -203,7 +203,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> TracedTensor:
     place = normalize_dim(dim, x.ndim)
     if not same(x._node.shape[place], 3):
         tracer.require_literal(x._node.shape[place])
-        raise ShapeError(f"cross along a dim of size {x.shape[place]}", mend="give vectors of three components")
+        raise ShapeError(f"cross along a dim of size {x.shape[place]}", hint="give vectors of three components")
     (x1, y1), (x2, y2) = ((roll(x, -n, place), roll(y, -n, place)) for n in (1, 2))
     return pointwise.sub(tracer.add(Op.MUL, x1, y2), tracer.add(Op.MUL, x2, y1))
 
@@ -218,7 +218,7 @@ def cross(input: Any, other: Any, dim: int | None = None) -> TracedTensor:
             tracer.require_literal(size)
         dim = next((d for d, size in enumerate(shape) if same(size, 3)), None)
         if dim is None:
-            raise ShapeError("cross of tensors without a dim of size 3", mend="give vectors of three components")
+            raise ShapeError("cross of tensors without a dim of size 3", hint="give vectors of three components")
     return linalg_cross(input, other, dim=dim)
 
 
@@ -268,7 +268,7 @@ def _of_diagonals(x: TracedTensor, letters: str) -> tuple[TracedTensor, str]:
         if not same(x._node.shape[first], x._node.shape[second]):
             x._tracer.require_equal([(x._node.shape[first], x._node.shape[second])])
             text = f"einsum: the letter {double!r} for dims of {x.shape[first]} and {x.shape[second]} elements"
-            raise ShapeError(text, mend="give both one size")
+            raise ShapeError(text, hint="give both one size")
         x = diagonal_of(x, 0, first, second)
         letters = letters[:first] + letters[first + 1 : second] + letters[second + 1 :] + double
     return x, letters
@@ -282,16 +282,16 @@ def _letters(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
         letters = left.replace("...", "").replace(",", "")
         result = ("..." if "..." in left else "") + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     if len(inputs) != len(ranks):
-        raise ShapeError(f"einsum {equation!r} does not fit {len(ranks)} operands", mend="give as many operands as it names")
+        raise ShapeError(f"einsum {equation!r} does not fit {len(ranks)} operands", hint="give as many operands as it names")
     if set(left + result) - {*string.ascii_letters, ",", "."}:
-        raise TraceError(f"einsum {equation!r} is not supported", mend="name dims by letters, or ... for those in front")
+        raise TraceError(f"einsum {equation!r} is not supported", hint="name dims by letters, or ... for those in front")
     hidden = [_hidden(letters, rank) for letters, rank in zip(inputs, ranks, strict=True)]
     inputs = [letters.replace("...", _ELLIPSIS[-count:] if count else "") for letters, count in zip(inputs, hidden, strict=True)]
     result = result.replace("...", _ELLIPSIS[-max(hidden) :] if max(hidden) else "")
     if len(set(result)) != len(result) or any("." in letters for letters in (*inputs, result)):
-        raise TraceError(f"einsum {equation!r} is not supported", mend="name each dim of the result once, and write ... whole")
+        raise TraceError(f"einsum {equation!r} is not supported", hint="name each dim of the result once, and write ... whole")
     if not set(result) <= set("".join(inputs)):
-        raise ShapeError(f"einsum {equation!r}: the result has a dim of no operand", mend="name dims of operands only")
+        raise ShapeError(f"einsum {equation!r}: the result has a dim of no operand", hint="name dims of operands only")
     return inputs, result
 
 
@@ -299,7 +299,7 @@ def _hidden(letters: str, rank: int) -> int:
     """The number of an operand's dims that an ellipsis stands for."""
     named = len(letters.replace("...", ""))
     if named > rank or (named < rank and "..." not in letters):
-        raise ShapeError(f"einsum: {letters!r} names {named} of {rank} dims", mend="give one letter a dim, or ...")
+        raise ShapeError(f"einsum: {letters!r} names {named} of {rank} dims", hint="give one letter a dim, or ...")
     return rank - named
 
 

@@ -61,7 +61,7 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, *, seed:
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if training and not (input.is_floating_point() or input.is_complex()):
-        raise ArgumentError(f"dropout of {input.dtype}", mend="convert it to floats, as input.float() does")
+        raise ArgumentError(f"dropout of {input.dtype}", hint="convert it to floats, as input.float() does")
     if seed is None or not training or p in (0, 1):
         return F.dropout(input, p, training)
     if type(seed) is not int:
@@ -112,7 +112,7 @@ def dropout3d(input: TracedTensor, p: float = 0.5, training: bool = True, inplac
 def _channels(name: str, input: TracedTensor, p: float, training: bool, leading: int, ranks: tuple[int, ...]) -> TracedTensor:
     """Dropout of all that has the first indices in common."""
     if input.ndim not in ranks:
-        raise TraceError(f"{name} of a tensor of {input.ndim} dims", mend=f"give it {' or '.join(map(str, ranks))}")
+        raise TraceError(f"{name} of a tensor of {input.ndim} dims", hint=f"give it {' or '.join(map(str, ranks))}")
     shape = input._node.shape
     return dropped(input, p, training, (*shape[:leading], *(1,) * (len(shape) - leading)))
 
@@ -120,14 +120,14 @@ def _channels(name: str, input: TracedTensor, p: float, training: bool, leading:
 def dropped(input: TracedTensor, p: Any, training: Any, shape: Shape, seed: Any = None) -> TracedTensor:
     """Dropout with a mask of a shape that broadcasts to the input's."""
     if not 0 <= p <= 1:
-        raise TraceError("a dropout probability that is not between 0 and 1", mend="give p between 0 and 1")
+        raise TraceError("a dropout probability that is not between 0 and 1", hint="give p between 0 and 1")
     if not training or p == 0:
         return input
     dtype = dtype_of(input)
     if p == 1:
         return pointwise.mul(input, 0.0 if dtype.is_float else False if dtype is DType.BOOL else 0)
     if not dtype.is_float:
-        raise TraceError(f"dropout of {dtype}", mend="convert to a float dtype first")
+        raise TraceError(f"dropout of {dtype}", hint="convert to a float dtype first")
     steps = _steps(p)
     return pointwise.mul(input, _noise(input, _mask(input, shape, seed, steps), steps))
 
@@ -172,9 +172,9 @@ def _bits(input: TracedTensor, shape: Shape, seed: Any) -> TracedTensor:
         return tracer.add(Op.RANDOM, shape=shape, dtype=DType.INT16, stream=tracer.new_stream())
     if not isinstance(seed, int) or isinstance(seed, bool):  # as a run-time int is
         kind = "Tensor" if isinstance(seed, TracedTensor) else type(seed).__name__
-        raise TraceError(f"dropout with a seed of {kind}", mend="give an int")
+        raise TraceError(f"dropout with a seed of {kind}", hint="give an int")
     if type(seed) is int and seed not in _SEEDS:  # of any other kind of int, a range would look at each element
-        raise TraceError("dropout with a seed of more than 64 bits", mend="give one from -2**63 to 2**63 - 1")
+        raise TraceError("dropout with a seed of more than 64 bits", hint="give one from -2**63 to 2**63 - 1")
     return tracer.add(Op.RANDOM, tracer.lift(seed), shape=shape, dtype=DType.INT16, stream=0)
 
 
@@ -231,7 +231,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _float_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     if dtype not in _DIGITS:
-        raise TraceError(f"{name} of {dtype}", mend="give a float dtype")
+        raise TraceError(f"{name} of {dtype}", hint="give a float dtype")
     return dtype
 
 
@@ -298,9 +298,9 @@ def _integers(name: str, tracer: Tracer, shape: Shape, low: Any, high: Any, dtyp
     """The high half of a product of 32 random bits and the number of integers: Lemire, Fast Random Integer Generation in an
     Interval (2019), without the rejection: an integer's share is wrong by 2^-32 at most."""
     if type(low) is not int or type(high) is not int:
-        raise TraceError(f"{name} between bounds that are no ints known while tracing", mend="give constant ints")
+        raise TraceError(f"{name} between bounds that are no ints known while tracing", hint="give constant ints")
     if not 0 < high - low <= _LONGEST_RANGE:
-        raise TraceError(f"{name} from {low} to {high}", mend="give bounds from 1 to 2^31 apart")
+        raise TraceError(f"{name} from {low} to {high}", hint="give bounds from 1 to 2^31 apart")
     words = [_word(tracer, shape, BITS, torch.int64) for _ in range(2)]
     bits = binary(Op.BITWISE_OR, binary(Op.LEFT_SHIFT, words[0], BITS), words[1])
     return cast(add(binary(Op.RIGHT_SHIFT, mul(bits, high - low), 2 * BITS), low), dtype)
@@ -314,7 +314,7 @@ def torch_normal(tracer: Tracer, mean: Any, std: Any = 1.0, size: Any = None, **
         return _moved(randn(tracer, tuple(size), **settings), mean, std)
     unsupported_argument("normal", size=size, **settings)
     if not tensors:
-        raise TraceError("normal of two numbers without a size", mend="give size")
+        raise TraceError("normal of two numbers without a size", hint="give size")
     like = tensors[0] if len(tensors) == 1 else add(*tensors)
     return _moved(randn_like(floats("normal", like)), mean, std)
 
@@ -372,7 +372,7 @@ def bernoulli(input: TracedTensor, p: Any = None, *, generator: Any = None) -> T
 
 def _probability(p: Any) -> Any:
     if not 0 <= p <= 1:
-        raise TraceError("a probability that is not between 0 and 1", mend="give p between 0 and 1")
+        raise TraceError("a probability that is not between 0 and 1", hint="give p between 0 and 1")
     return setting("p", p)
 
 

@@ -37,9 +37,9 @@ def reduced(op: Op, x: TracedTensor, dims: Dims, keepdim: bool, **attrs: object)
     """A reduction over some dims (None is all)."""
     chosen = normalize_dims(dims, x.ndim)
     if not isinstance(keepdim, (bool, np.bool_)):
-        raise TraceError(f"{op.row.name}: keepdim={keepdim!r} is no bool", mend="give several dims as a tuple")
+        raise TraceError(f"{op.row.name}: keepdim={keepdim!r} is no bool", hint="give several dims as a tuple")
     if op in _EXTREMES and _is_of_nothing(x, chosen):
-        raise ShapeError(f"{op.row.name} of no elements", mend="there is no extreme value of nothing; torch refuses it as well")
+        raise ShapeError(f"{op.row.name} of no elements", hint="there is no extreme value of nothing; torch refuses it as well")
     if not x.ndim:  # of one element, which stands for a row of one
         return reshaped(x._tracer.add(op, reshaped(x, (1,)), dims=(0,), **attrs), ())
     kept = x._tracer.add(op, x, dims=chosen, **attrs) if chosen else x
@@ -74,7 +74,7 @@ def sum_to_size(input: TracedTensor, *size: Any) -> TracedTensor:
     pairs = [(a, b) for a, b in zip(sizes, kept, strict=False) if not same(a, 1) and not same(a, b)]
     input._tracer.require_equal(pairs)
     if missing < 0 or pairs:
-        raise ShapeError(f"a tensor of shape {input.shape} is no sum of shape {size}", mend="give sizes that it has, or 1")
+        raise ShapeError(f"a tensor of shape {input.shape} is no sum of shape {size}", hint="give sizes that it has, or 1")
     ones = tuple(missing + d for d, n in enumerate(sizes) if same(n, 1) and not same(input._node.shape[missing + d], 1))
     found = sum(input, ones, keepdim=True) if ones else input
     return sum(found, tuple(range(missing))) if missing else found
@@ -261,7 +261,7 @@ def vector_norm(
     """(sum |x|^ord)^(1/ord); the greatest or the least |x| for an infinite ord, and how many are not 0 for ord=0."""
     ord = ord.item() if isinstance(ord, np.number) else ord
     if not isinstance(ord, (int, float)):
-        raise TraceError(f"norm: ord={ord!r} is not supported", mend="give a number")
+        raise TraceError(f"norm: ord={ord!r} is not supported", hint="give a number")
     given = floats("norm", cast(x, dtype))
     return cast(_norm(cast(given, dtype_of(given).compute.torch), ord, dim, keepdim), given.dtype)  # squares need the range
 
@@ -270,7 +270,7 @@ def _norm(x: TracedTensor, ord: float, dim: Dims, keepdim: bool) -> TracedTensor
     tracer = x._tracer
     size = tracer.add(Op.ABS, x)
     if ord < 0 and _is_of_nothing(x, normalize_dims(dim, x.ndim)):
-        raise ShapeError(f"the {ord}-norm of no elements", mend="torch refuses it as well")
+        raise ShapeError(f"the {ord}-norm of no elements", hint="torch refuses it as well")
     if math.isinf(ord):
         return reduced(Op.AMAX if ord > 0 else Op.AMIN, size, dim, keepdim)
     if ord == 0:
@@ -287,10 +287,10 @@ def linalg_norm(
     """The norm of vectors, and of a matrix as of a vector of its elements."""
     dims = normalize_dims(dim, A.ndim)
     if isinstance(dim, (tuple, list)) and not dim:
-        raise ShapeError("linalg.norm along no dim", mend="give one dim or two, or leave dim out")
+        raise ShapeError("linalg.norm along no dim", hint="give one dim or two, or leave dim out")
     if ord is not None and (len(dims) == 2 if dim is not None else A.ndim != 1) and ord != "fro":
         text = f"linalg.norm of matrices with ord={ord!r} is not supported"
-        raise TraceError(text, mend="use linalg.vector_norm, or give one dim")
+        raise TraceError(text, hint="use linalg.vector_norm, or give one dim")
     return vector_norm(A, 2 if ord in (None, "fro") else ord, dim, keepdim, dtype=dtype)
 
 
@@ -302,7 +302,7 @@ def logsumexp(input: TracedTensor, dim: Dims, keepdim: bool = False) -> TracedTe
         TraceError: no dim is given, which torch wants to know of this function.
     """
     if dim is None or (input.ndim and isinstance(dim, (tuple, list)) and not dim):
-        raise TraceError("logsumexp without dim", mend="give the dims")
+        raise TraceError("logsumexp without dim", hint="give the dims")
     x = input if dtype_of(input).is_float else cast(input, torch.get_default_dtype())
     return reduced(Op.LOGSUMEXP, x, dim, keepdim)
 

@@ -52,7 +52,7 @@ def permuted(x: TracedTensor, dims: Sequence[int]) -> TracedTensor:
 def reshape(input: TracedTensor, *shape: Any, **named: Any) -> TracedTensor:
     """Another shape of the same elements; one size may be -1."""
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-        raise UnsupportedError(f"view as {shape[0]}: bits cannot be read as another type", mend="for a conversion use to(dtype)")
+        raise UnsupportedError(f"view as {shape[0]}: bits cannot be read as another type", hint="for a conversion use to(dtype)")
     return reshaped(input, _complete(input._tracer, sequence(shape, named), input._node.shape))
 
 
@@ -68,7 +68,7 @@ def _complete(tracer: Tracer, sizes: Sequence[Any], source: Sequence[Dim]) -> tu
             tracer.require_literal(product(source), others)
         raise ShapeError(
             f"cannot view {shape_text(tuple(source))} as {shape_text(given)}",
-            mend="one size may be -1; the others' product must divide the number of elements",
+            hint="one size may be -1; the others' product must divide the number of elements",
         )
     given[free[0]] = rest
     return tuple(given)
@@ -86,7 +86,7 @@ def permute(input: TracedTensor, *dims: Any, **named: Any) -> TracedTensor:
     rank = input.ndim
     order = [normalize_dim(d, rank) for d in sequence(dims, named)]
     if sorted(order) != list(range(rank)):
-        raise ShapeError(f"permute: {order} is no order of {rank} dims", mend="name each dim once")
+        raise ShapeError(f"permute: {order} is no order of {rank} dims", hint="name each dim once")
     return permuted(input, order)
 
 
@@ -104,7 +104,7 @@ def transpose(input: TracedTensor, dim0: int, dim1: int) -> TracedTensor:
 def t(input: TracedTensor) -> TracedTensor:
     """The transpose of a matrix; a vector is itself."""
     if input.ndim > 2:
-        raise ShapeError(f"t() of a tensor of {input.ndim} dims", mend="use .mT or transpose(-2, -1)")
+        raise ShapeError(f"t() of a tensor of {input.ndim} dims", hint="use .mT or transpose(-2, -1)")
     return input if input.ndim < 2 else transpose(input, 0, 1)
 
 
@@ -119,7 +119,7 @@ def movedim(input: TracedTensor, source: int | Sequence[int], destination: int |
     """Dims moved to other places; the others keep their order."""
     sources, places = (each_dim(dims, input.ndim) for dims in (source, destination))
     if len(sources) != len(places) or isinstance(source, (tuple, list)) != isinstance(destination, (tuple, list)):
-        raise ShapeError(f"movedim of {source} to {destination}", mend="give two ints, or as many places as dims")
+        raise ShapeError(f"movedim of {source} to {destination}", hint="give two ints, or as many places as dims")
     moved = dict(zip(places, sources, strict=True))
     others = iter(d for d in range(input.ndim) if d not in sources)
     return permuted(input, [moved[d] if d in moved else next(others) for d in range(input.ndim)])
@@ -153,10 +153,10 @@ def expand(input: TracedTensor, *sizes: Any, **named: Any) -> TracedTensor:
     if lead < 0:
         raise ShapeError(f"expand of {shape_text(input._node.shape)} to fewer dims")
     if any(s == -1 for s in wanted[:lead]):
-        raise ShapeError("expand: -1 for a new leading dim", mend="give new dims their sizes")
+        raise ShapeError("expand: -1 for a new leading dim", hint="give new dims their sizes")
     shape = [input._node.shape[d - lead] if s == -1 else s for d, s in enumerate(wanted)]
     if any((literal(s) or 0) < 0 for s in shape):
-        raise ShapeError(f"expand to {shape_text(shape)}", mend="give sizes of 0 and more, and -1 to keep a dim")
+        raise ShapeError(f"expand to {shape_text(shape)}", hint="give sizes of 0 and more, and -1 to keep a dim")
     return input._tracer.add(Op.EXPAND, input, shape=tuple(shape))
 
 
@@ -197,7 +197,7 @@ def narrow(input: TracedTensor, dim: int, start: Any, length: Any) -> TracedTens
     size, count = input._node.shape[place], dim_of(length)
     first = from_end(input._tracer, start, size)
     if not (holds(input._tracer, count >= 0) and holds(input._tracer, size - first - count >= 0)):
-        raise ShapeError(f"narrow: start {start} and length {length} for a dim of size {size}", mend="stay inside of the dim")
+        raise ShapeError(f"narrow: start {start} and length {length} for a dim of size {size}", hint="stay inside of the dim")
     return sliced(input, place, first, count)
 
 
@@ -212,7 +212,7 @@ def require_shape(name: str, x: TracedTensor, wanted: Sequence[Dim]) -> None:
     pairs = zip(shape, wanted, strict=True) if len(shape) == len(wanted) else [(0, 1)]
     if not all(same(a, b) or holds(tracer, sympy.Eq(a, b)) for a, b in pairs):
         text = f"{name}: a tensor of shape {shape_text(shape)} where {shape_text(tuple(wanted))} is wanted"
-        raise ShapeError(text, mend="give it that shape, as torch asks as well")
+        raise ShapeError(text, hint="give it that shape, as torch asks as well")
 
 
 @implements("select")
@@ -222,7 +222,7 @@ def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
     shape = input._node.shape
     chosen = from_end(input._tracer, index, shape[place])
     if not holds(input._tracer, chosen < shape[place]):
-        raise DimError(f"index {index} of a dim of size {shape[place]}", mend="stay inside of the dim")
+        raise DimError(f"index {index} of a dim of size {shape[place]}", hint="stay inside of the dim")
     one = sliced(input, place, chosen, 1)
     return reshaped(one, (*shape[:place], *shape[place + 1 :]))
 
@@ -233,7 +233,7 @@ def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor,
     size = input._node.shape[normalize_dim(dim, input.ndim)]
     count = dim_of(chunks)
     if count < 1:
-        raise ShapeError(f"chunk into {chunks} parts", mend="give a positive number")
+        raise ShapeError(f"chunk into {chunks} parts", hint="give a positive number")
     if same(size, 0):
         return (input,) * chunks
     if same(count, 1):
@@ -244,7 +244,7 @@ def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor,
         whole = literal(size)
         if whole is None:
             text = f"chunk: {size} is not known to be a multiple of {chunks}"
-            raise UnsupportedError(text, mend="give the parts: split(sizes, dim)")
+            raise UnsupportedError(text, hint="give the parts: split(sizes, dim)")
         part = -(-whole // count)
     return _in_parts(input, dim, _equal_parts(input._tracer, size, part))
 
@@ -265,7 +265,7 @@ def _in_parts(input: TracedTensor, dim: int, lengths: Sequence[Dim]) -> tuple[Tr
     total = simplify_dim(sum(lengths, start=0))
     if not same(total, size):
         input._tracer.require_equal([(total, size)])
-        raise ShapeError(f"split: {lengths} do not add up to {size}", mend="make the parts cover the dim")
+        raise ShapeError(f"split: {lengths} do not add up to {size}", hint="make the parts cover the dim")
     return tuple(sliced(input, place, start, length) for start, length in zip(starts, lengths, strict=True))
 
 
@@ -273,7 +273,7 @@ def _equal_parts(tracer: Tracer, size: Dim, length: Dim) -> list[Dim]:
     total, step = literal(size), literal(length)
     if total is not None and step is not None:
         if step < 0 or (total and not step):
-            raise ShapeError(f"split: parts of size {step}", mend="give a positive size")
+            raise ShapeError(f"split: parts of size {step}", hint="give a positive size")
         if not total:
             return [total]
         return [min(step, total - start) for start in range(0, total, step)]
@@ -281,7 +281,7 @@ def _equal_parts(tracer: Tracer, size: Dim, length: Dim) -> list[Dim]:
     number = None if count is None else literal(count)
     if number is None:
         tracer.require_literal(size, length)
-        raise UnsupportedError(f"split: the number of parts of {size} by {length} is not known", mend="give the parts as a list")
+        raise UnsupportedError(f"split: the number of parts of {size} by {length} is not known", hint="give the parts as a list")
     return [length] * number
 
 
@@ -292,7 +292,7 @@ def unbind(input: TracedTensor, dim: int = 0) -> tuple[TracedTensor, ...]:
     count = literal(input._node.shape[place])
     if count is None:
         input._tracer.require_literal(input._node.shape[place])
-        raise UnsupportedError(f"unbind: the size {input._node.shape[place]} is not literal", mend="lower with example tensors")
+        raise UnsupportedError(f"unbind: the size {input._node.shape[place]} is not literal", hint="lower with example tensors")
     return tuple(select(input, place, i) for i in range(count))
 
 
@@ -302,7 +302,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> TracedTensor:
     tracer = tracer_of(tensors)
     parts = [tracer.lift(x) for x in tensors]
     if any(not p.ndim for p in parts):
-        raise ShapeError("cat of a tensor without dims", mend="use torch.stack, or unsqueeze(0)")
+        raise ShapeError("cat of a tensor without dims", hint="use torch.stack, or unsqueeze(0)")
     place = normalize_dim(dim, parts[0].ndim)
     return tracer.add(Op.CONCAT, *_common_dtype(parts), dim=place)
 
@@ -392,11 +392,11 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TracedTensor, 
     """Vectors along a dim each, expanded to one shape; with ``xy`` the first two dims change places; else it is ``ij``."""
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
     if indexing not in (None, "ij", "xy"):
-        raise TraceError(f"meshgrid: indexing={indexing!r}", mend="use 'ij' or 'xy'")
+        raise TraceError(f"meshgrid: indexing={indexing!r}", hint="use 'ij' or 'xy'")
     tracer = tracer_of(given)
     vectors = [_at_least(1, tracer.lift(x)) for x in given]
     if any(v.ndim > 1 for v in vectors):
-        raise ShapeError("meshgrid of tensors of several dims", mend="give vectors")
+        raise ShapeError("meshgrid of tensors of several dims", hint="give vectors")
     shape = tuple(v._node.shape[0] for v in vectors)
     along = [reshaped(v, [s if d == n else 1 for d, s in enumerate(shape)]) for n, v in enumerate(vectors)]
     grids = tuple(tracer.add(Op.EXPAND, v, shape=shape) for v in along)
@@ -436,7 +436,7 @@ def from_end(tracer: Tracer, index: Any, size: Dim) -> Dim:
     if is_negative(tracer, place):
         place = simplify_dim(size + place)
         if is_negative(tracer, place):
-            raise DimError(f"index {index} of a dim of size {size}", mend="stay inside of the dim")
+            raise DimError(f"index {index} of a dim of size {size}", hint="stay inside of the dim")
     return place
 
 

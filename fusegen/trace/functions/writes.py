@@ -117,7 +117,7 @@ def setitem(input: Any, key: Any, value: Any) -> None:
     """
     if not isinstance(input, TracedTensor):
         what = "writing into a part of a tensor that the kernel closes over cannot be traced"
-        raise UnsupportedError(what, mend="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+        raise UnsupportedError(what, hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
     input._memory.unfilled = False
     key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     if isinstance(key, torch.Tensor) and key.dtype is torch.bool:
@@ -137,9 +137,9 @@ def _under_mask(x: TracedTensor, mask: TracedTensor, value: Any, *, accumulate: 
     given = x._tracer.lift(value)
     if not all(same(size, 1) for size in given._node.shape):
         what = "writing several values where a mask is true cannot be traced: how many there are depends on the mask"
-        raise UnsupportedError(what, mend="write a number, or use torch.where(mask, values, x) with values of x's shape")
+        raise UnsupportedError(what, hint="write a number, or use torch.where(mask, values, x) with values of x's shape")
     if mask.ndim > x.ndim:
-        raise ShapeError(f"a mask of {mask.ndim} dims for a tensor of {x.ndim} dims", mend="give one of its first dims")
+        raise ShapeError(f"a mask of {mask.ndim} dims for a tensor of {x.ndim} dims", hint="give one of its first dims")
     require_shape("a mask", mask, x._node.shape[: mask.ndim])
     wide = reshaped(mask, (*mask._node.shape, *(1,) * (x.ndim - mask.ndim)))
     number = x._tracer.add(Op.CAST, reshaped(given, ()), dtype=x._node.dtype)
@@ -221,7 +221,7 @@ def scatter(input: Any, dim: int, index: Any, src: Any = None, *, value: Any = N
     x, source = tracer.lift(input), value if src is None else src
     if source is None or reduce not in (None, "add"):
         raise UnsupportedError(
-            f"scatter with reduce={reduce!r} cannot be traced", mend="give src or value, and reduce='add' or none"
+            f"scatter with reduce={reduce!r} cannot be traced", hint="give src or value, and reduce='add' or none"
         )
     place = gather(x, dim, index)
     values = _value_for(place, scattered("scatter", place, source))
@@ -241,9 +241,9 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> TracedTensor:
     tracer = tracer_of(input, index)
     x, chosen = tracer.lift(input), tracer.lift(index)
     if isinstance(value, torch.Tensor) and value.ndim:
-        raise ShapeError(f"index_fill with a tensor of {value.ndim} dims", mend="give a number")
+        raise ShapeError(f"index_fill with a tensor of {value.ndim} dims", hint="give a number")
     if chosen.ndim > 1:
-        raise ShapeError(f"index_fill by an index of {chosen.ndim} dims", mend="give a vector")
+        raise ShapeError(f"index_fill by an index of {chosen.ndim} dims", hint="give a vector")
     if not x.ndim:
         return reshaped(index_fill(reshaped(x, (1,)), dim, chosen, value), ())
     place = taken(x, normalize_dim(dim, x.ndim), reshaped(chosen, (1,)) if not chosen.ndim else chosen, wraps=True)
@@ -295,7 +295,7 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> Traced
     tracer = tracer_of(input, index, source)
     x, chosen, values = tracer.lift(input), tracer.lift(index), tracer.lift(source)
     if dtype_of(chosen) is not DType.INT64:
-        raise TraceError(f"put by indices of {dtype_of(chosen)}", mend="convert them to torch.int64")
+        raise TraceError(f"put by indices of {dtype_of(chosen)}", hint="convert them to torch.int64")
     flat, number, given = (reshaped(each, (simplify_dim(product(each._node.shape)),)) for each in (x, chosen, values))
     require_shape("put: the source", given, number._node.shape)
     return reshaped(index_put(flat, (number,), given, accumulate), x._node.shape)
@@ -304,7 +304,7 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> Traced
 def _index_replaced(x: TracedTensor, indices: Sequence[Any], values: Any) -> TracedTensor:
     """The tensor with other elements at the places that tensors of integers name; of several at one place the last is there."""
     if not all(isinstance(index, torch.Tensor) for index in indices):
-        raise UnsupportedError("index_put by what is no tensor cannot be traced", mend="give a tuple of tensors of integers")
+        raise UnsupportedError("index_put by what is no tensor cannot be traced", hint="give a tuple of tensors of integers")
     place = place_of(x._tracer.value(x._position), tuple(indices))
     require_one_dtype("index_put", x, x._tracer.lift(values))
     return _with(x, place, _value_for(place, values))
@@ -318,7 +318,7 @@ def _require_shape(name: str, place: TracedTensor, value: Any) -> None:
         place._tracer.require_equal(pairs)
     if given.ndim != place.ndim or not all(same(a, b) for a, b in pairs):
         texts = [shape_text(t._node.shape) for t in (given, place)]
-        raise ShapeError(f"{name}: a tensor of shape {texts[0]} for elements of shape {texts[1]}", mend="give it that shape")
+        raise ShapeError(f"{name}: a tensor of shape {texts[0]} for elements of shape {texts[1]}", hint="give it that shape")
     if given._node.dtype is not place._node.dtype:
         what = f"{name}: a tensor of {given._node.dtype} for one of {place._node.dtype}"
-        raise TraceError(what, mend="convert it, as torch asks as well")
+        raise TraceError(what, hint="convert it, as torch asks as well")

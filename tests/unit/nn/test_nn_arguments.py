@@ -46,7 +46,7 @@ REFUSED: dict[str, Callable[[], object]] = {
 def test_bad_arguments_are_refused_at_construction(name: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         REFUSED[name]()
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_rows_of_another_length_are_refused() -> None:
