@@ -149,7 +149,7 @@ def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | Non
     is_copied = False
     if is_tensor and name in ("contiguous", "ravel"):
         memory, position = result._memory, result._position
-        if not memory.declared and not memory.parameter:  # own memory, in the strides of what it is computed of: perhaps a copy
+        if not memory.declared and not memory.parameter and position != memory.value:  # a part of own memory, of unknown strides
             return result._tracer.value(position, TracedMemory.beside(memory, position))
         is_copied = is_argument and result._tracer.is_copied(position, memory, contiguous=True)
     if not is_argument or (name in _ITSELF_OR_VIEWS and not is_copied):

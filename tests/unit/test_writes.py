@@ -48,21 +48,6 @@ def test_a_product_of_what_it_is_added_to() -> None:
         torch.testing.assert_close(x, exact.float(), rtol=1e-4, atol=1e-3)
 
 
-def test_a_value_whose_contiguous_form_may_be_a_copy() -> None:
-    """torch keeps the strides of an operand, so that only some calls copy."""
-
-    def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * 2
-        z = y.contiguous()
-        z += 1
-        return y, z
-
-    with pytest.raises(UnsupportedError, match="which torch may have copied"):
-        fg.kernel(both)(randn(8, 4).t())
-    x = randn(8, 4).t()
-    torch.testing.assert_close(fg.kernel(lambda x: (x * 2).contiguous().add_(1))(x), x * 2 + 1)
-
-
 EMULATED = """
     split_rotate_write torch.bfloat16 | grouped_write | static_cache strided | add_norm torch.bfloat16 64
     add_norm torch.float32 600
