@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fusegen.autodiff.keep import RECOMPUTES, Recompute
@@ -25,6 +26,9 @@ class Options(NamedTuple):  # torch.compile can look into one, and not into ever
         """
         if isinstance(self.mutates, str):
             raise ArgumentError(f"mutates is {self.mutates!r}", hint=f"give a tuple of names: mutates=({self.mutates!r},)")
+        names = tuple(self.mutates) if isinstance(self.mutates, Iterable) else (self.mutates,)
+        if not all(isinstance(name, str) for name in names):
+            raise ArgumentError(f"fg.kernel: mutates is {self.mutates!r}", hint="give names of parameters: mutates=('x',)")
         if self.recompute not in RECOMPUTES:
             what = f"fg.kernel: recompute is {self.recompute!r}, which is no rule for what a backward pass computes again"
             raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, RECOMPUTES))}")
@@ -33,7 +37,7 @@ class Options(NamedTuple):  # torch.compile can look into one, and not into ever
             raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, COMPILERS))}")
         if not isinstance(self.fast_math, bool):
             raise ArgumentError(f"fg.kernel: fast_math is {self.fast_math!r}", hint="give True or False")
-        return self._replace(mutates=tuple(self.mutates))
+        return self._replace(mutates=names)
 
     def over(self, declared: Options) -> Options:
         """Rules of a kernel that has some already: these, where they are not those by default."""

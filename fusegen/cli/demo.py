@@ -287,7 +287,7 @@ def _measure(function: Callable[..., Any], arguments: Arguments, target: Target)
     Raises:
         ToolNotFoundError: no compiler is there to run anything with.
     """
-    kernel = fusegen.kernel(function)  # which has traced nothing yet
+    kernel = fusegen.kernel(function)  # a fresh one has traced nothing yet
     first, ours = _first_call(kernel, arguments)
     eager = function(**arguments)
     low = kernel.lower(**arguments)

@@ -227,8 +227,8 @@ def guards_of(found: Trace) -> tuple[Relation, ...]:
 
 # The programs of one graph: those that an earlier process made are read from the cache, others are planned.
 #
-# A plan is a function of its graph, its target, the sizes, what `fg.tune` measured, and fusegen itself. Their digest names a file,
-# which names another one: the plan as JSON, with the text of its kernels. Removing the files is safe.
+# A plan is a function of its graph, its target, the sizes, what `fg.tune` measured, and fusegen itself. Their digest names a file.
+# It holds the name of another file: the plan as JSON, with the text of its kernels. Removing the files is safe.
 
 
 _MOST_KNOWN = 1024  # sizes of one graph

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from fusegen.families import FAMILIES
+from fusegen import families
 from fusegen.families.attention.heads import attention_in_four_dims
 from fusegen.families.attention.library import with_library_attention
 from fusegen.families.gemm.partials import TILED, reduced_by_tiles
@@ -105,7 +105,7 @@ PASSES = (
     Pass("split products", Stage.READY, lambda graph, rules: split_products(graph, rules.target), (_PRODUCTS, (Op.SLICE,))),
     Pass("separate writes", Stage.READY, lambda graph, _: separate_writes(graph), ((Op.PUT,),)),
     Pass("copied rows", Stage.FUSION, lambda graph, rules: with_copied_rows(graph, rules.target), (_PRODUCTS,)),
-    Pass("tiles", Stage.FUSION, lambda graph, rules: reduced_by_tiles(graph, rules.target, FAMILIES), (_PRODUCTS, TILED)),
+    Pass("tiles", Stage.FUSION, lambda graph, rules: reduced_by_tiles(graph, rules.target, families.FAMILIES), (_PRODUCTS, TILED)),
     Pass("moments", Stage.FUSION, lambda graph, _: with_moments(graph), ((Op.SUM,), (Op.SUB,)), warps=True),
     Pass("peaks", Stage.FUSION, lambda graph, _: with_peaks(graph), ((Op.NORMALIZER,),), warps=True),
     Pass("capped peaks", Stage.FUSION, lambda graph, _: with_capped_peaks(graph), ((Op.TANH,), (Op.AMAX,))),

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any, TypeAlias, cast
 
+from fusegen import families
 from fusegen.compiler.lower import agreed, emit, lower
 from fusegen.compiler.pipeline import Rules, Stage, run
-from fusegen.families import FAMILIES, preferred, program_time
+from fusegen.families import preferred, program_time
 from fusegen.families.attention import products_of_attention
 from fusegen.families.attention.cost import attentions_of, takes_library
 from fusegen.families.gemm.heuristics import CLASSES, Expected, ProductChoice, choose, class_of, depth_of, rows_of
@@ -214,7 +215,7 @@ class Specializer:
         if by_library not in self._fused:
             graph = run(leave_to_library(self.graph, by_library), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
-            self._fused[by_library] = _Fused(graph, fuse(graph, self._target, FAMILIES), kind)
+            self._fused[by_library] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
         return self._fused[by_library]
 
     @cached_property

@@ -13,6 +13,7 @@ from fusegen.families.pointwise import PointwiseFamily
 from fusegen.families.rows import RowFamily
 from fusegen.families.scan import ScanFamily
 from fusegen.fusion.groups import GroupKind
+from fusegen.fusion.matcher import matcher_of
 from fusegen.schedule.kernel import Plan
 from fusegen.schedule.program import Launch, Program
 from fusegen.target import Target
@@ -31,7 +32,7 @@ FAMILIES: tuple[KernelFamily, ...] = (
 
 def family_of(kind: GroupKind) -> KernelFamily:
     """The family that makes groups of a kind."""
-    return next(family for family in FAMILIES if kind in family.kinds)
+    return matcher_of(FAMILIES, kind)
 
 
 def preferred(launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:

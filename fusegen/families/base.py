@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from fusegen.fusion.matcher import Matcher
 from fusegen.schedule.context import Context
@@ -29,8 +28,8 @@ class KernelFamily(Matcher):
         cuda, cpu: its text for GPUs and for CPUs; a body that is in neither is not made for such machines.
     """
 
-    cuda: Emitters = MappingProxyType({})
-    cpu: Emitters = MappingProxyType({})
+    cuda: ClassVar[Emitters] = {}
+    cpu: ClassVar[Emitters] = {}
 
     def lower(self, context: Context) -> Sequence[Step]:
         """The steps of a group.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import cast
+from typing import ClassVar, cast
 
 from fusegen.dtypes import DType
 from fusegen.emit import cpu
@@ -24,7 +24,7 @@ from fusegen.emit.views import (
     reduction_functions,
     view,
 )
-from fusegen.families.base import KernelFamily
+from fusegen.families.base import Emitters, KernelFamily
 from fusegen.families.pointwise.cpu import CHUNK
 from fusegen.families.rows.lower import rows_and_columns
 from fusegen.fusion.groups import Domain, Group, GroupKind
@@ -382,8 +382,8 @@ class ScanFamily(KernelFamily):
 
     kinds = (SCAN,)
     needs = (Family.SCAN,)
-    cuda = {ScanBody: emit_cuda}  # noqa: RUF012
-    cpu = {ScanBody: emit_cpp}  # noqa: RUF012
+    cuda: ClassVar[Emitters] = {ScanBody: emit_cuda}
+    cpu: ClassVar[Emitters] = {ScanBody: emit_cpp}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
         """The group of a value with the last scans that it is made of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fusegen.fusion.groups import Group, GroupKind, Materialized
 from fusegen.ir.graph import Graph
@@ -89,12 +90,15 @@ class Matcher:
         return groups
 
 
+M = TypeVar("M", bound=Matcher)
+
+
 def asked(families: Sequence[Matcher], graph: Graph) -> tuple[Matcher, ...]:
     """The families that may take something of a graph."""
     present = {op.family for op in graph.operations}
     return tuple(family for family in families if not family.needs or not present.isdisjoint(family.needs))
 
 
-def matcher_of(families: Sequence[Matcher], kind: GroupKind) -> Matcher:
+def matcher_of(families: Sequence[M], kind: GroupKind) -> M:
     """The family that makes groups of a kind."""
     return next(family for family in families if kind in family.kinds)

@@ -285,7 +285,7 @@ class Reach:
         name the class has it. A method that Python looks for by syntax is the first of its name."""
         cls, code = cast(type, owner if is_a(owner, type) else type(owner)), frame.f_code
         if cls is owner and code is getattr(getattr(type(owner), "__getattr__", None), "__code__", None):
-            what = f"the kernel asks the class {cls.__name__} for an attribute that its metaclass makes"
+            what = f"the kernel asks the class {cls.__name__} for an attribute that only its metaclass answers"
             hint = "set the attribute on the class, or pass it as an argument"
             raise TraceError(what, where=called_at(frame.f_back or frame), hint=hint)
         if code.co_name == "__getattribute__":

@@ -112,7 +112,7 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
     if "out" in kwargs:
         kwargs = _without_out(name, kwargs)
     hook = sys.gettrace()
-    is_followed = getattr(hook, "follows_users", False)  # who follows the calls of the user's function need not follow ours
+    is_followed = getattr(hook, "follows_users", False)  # a debugger of the user's function need not follow our calls
     try:
         for a in args:
             if isinstance(getattr(a, "_memory", None), TracedMemory):

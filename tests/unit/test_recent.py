@@ -66,7 +66,7 @@ def key_is_the_same(name: str, static: bool) -> None:
     """Whatever is known to be like a call has the key of the call."""
     key = key_function([False, static])
     knows = of_calls_like((X, MORE[name]), [False, static], lambda _: NOTHING)
-    if knows is None or key((X, MORE[name]))[1] == arguments._TOO_WIDE:  # which no program is bound to
+    if knows is None or key((X, MORE[name]))[1] == arguments._TOO_WIDE:  # no program is bound to such a number
         return
     assert knows((randn(6, 6), MORE[name])) == NOTHING
     for other in MORE.values():

@@ -297,6 +297,9 @@ def test_names_that_no_parameter_has() -> None:
         mutating(_undeclared, "y")
     with pytest.raises(ArgumentError, match="tuple"):
         fg.kernel(mutates="x")
+    for names in (5, None, (1,)):
+        with pytest.raises(ArgumentError, match="names of parameters"):
+            fg.kernel(mutates=names)
 
 
 def test_no_gradients_of_writes() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from fusegen.families.attention.cuda import emit_cuda
 from fusegen.families.attention.lower import lower_attention
 from fusegen.families.attention.match import ATTENTION, attention_group, derive, is_served, unserved
 from fusegen.families.attention.plan import AttentionBody
-from fusegen.families.base import KernelFamily
+from fusegen.families.base import Emitters, KernelFamily
 from fusegen.fusion.decide import ends_of
 from fusegen.fusion.groups import Group, products_of
 from fusegen.fusion.matcher import Claims, Decision
@@ -24,7 +25,7 @@ class AttentionFamily(KernelFamily):
 
     kinds = (ATTENTION,)
     needs = (Family.CONTRACTION,)
-    cuda = {AttentionBody: emit_cuda}  # noqa: RUF012
+    cuda: ClassVar[Emitters] = {AttentionBody: emit_cuda}
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """Both products of each attention, and the value in which it ends."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import ClassVar
 
-from fusegen.families.base import KernelFamily
+from fusegen.families.base import Emitters, KernelFamily
 from fusegen.families.gemm.cuda import emit_cuda
 from fusegen.families.gemm.epilogue import CONTRACTION, ending, extended, joined, plain_group, too_wide
 from fusegen.families.gemm.lower import lower_contraction
@@ -29,7 +30,7 @@ class GemmFamily(KernelFamily):
 
     kinds = (CONTRACTION,)
     needs = (Family.CONTRACTION,)
-    cuda = {ContractionBody: emit_cuda}  # noqa: RUF012
+    cuda: ClassVar[Emitters] = {ContractionBody: emit_cuda}
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """Each product with the furthest value that its epilogue can end in."""

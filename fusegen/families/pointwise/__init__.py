@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
-from fusegen.families.base import KernelFamily
+from fusegen.families.base import Emitters, KernelFamily
 from fusegen.families.pointwise.cpu import emit_cpp
 from fusegen.families.pointwise.cuda import emit_cuda, emit_tiles
 from fusegen.families.pointwise.heuristics import FEWEST, SHORT
@@ -33,8 +34,8 @@ class PointwiseFamily(KernelFamily):
     """Kernels that compute each point of an iteration space for itself."""
 
     kinds = (POINTWISE,)
-    cuda = {PointwiseBody: emit_cuda, TileBody: emit_tiles}  # noqa: RUF012
-    cpu = {PointwiseBody: emit_cpp}  # noqa: RUF012
+    cuda: ClassVar[Emitters] = {PointwiseBody: emit_cuda, TileBody: emit_tiles}
+    cpu: ClassVar[Emitters] = {PointwiseBody: emit_cpp}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
         """The group of everything that is computed with a value: any value has one."""

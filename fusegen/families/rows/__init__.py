@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from sympy import sympify
 
-from fusegen.families.base import KernelFamily
+from fusegen.families.base import Emitters, KernelFamily
 from fusegen.families.rows import cpu, cuda
 from fusegen.families.rows.cost import LANE_COSTS, RowWork, row_time
 from fusegen.families.rows.lower import lower_rows
@@ -29,8 +30,8 @@ class RowFamily(KernelFamily):
     """Kernels that reduce the rows of an iteration space, or its columns."""
 
     kinds = (ROW, COLUMN, ROW_COLUMN)
-    cuda = {RowBody: cuda.emit_cuda, ColumnBody: cuda.emit_columns}  # noqa: RUF012
-    cpu = {RowBody: cpu.emit_cpp, ColumnBody: cpu.emit_columns}  # noqa: RUF012
+    cuda: ClassVar[Emitters] = {RowBody: cuda.emit_cuda, ColumnBody: cuda.emit_columns}
+    cpu: ClassVar[Emitters] = {RowBody: cpu.emit_cpp, ColumnBody: cpu.emit_columns}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
         """The group around the last reduction that a value can hold."""

@@ -104,8 +104,8 @@ def register_attention(name: str = "fusegen") -> None:
     masks.AttentionMaskInterface.register(name, masks.sdpa_mask)
 
 
-# Layers for the package ``kernels`` of Hugging Face, which ``transformers`` puts into models. A class has nothing but ``forward``,
-# which reads the attributes of the module that it is put into.
+# Layers for the package ``kernels`` of Hugging Face, which ``transformers`` puts into models. A class has nothing but ``forward``:
+# this method reads the attributes of the module that it is put into.
 
 
 class _Layer(nn.Module):

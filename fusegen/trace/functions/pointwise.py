@@ -329,7 +329,7 @@ def type_(input: TracedTensor, dtype: Any = None, non_blocking: bool = False) ->
 def to(input: TracedTensor, *args: Any, **kwargs: Any) -> TracedTensor:
     """Tensor.to: dtypes cast; the tensor's own device is accepted, another is refused."""
     named = [kwargs.pop(key) for key in ("dtype", "device", "other") if kwargs.get(key) is not None]
-    for key in ("copy", "non_blocking", "memory_format"):  # which mean nothing in a kernel
+    for key in ("copy", "non_blocking", "memory_format"):  # arguments without a meaning in a kernel
         kwargs.pop(key, None)
     unsupported_argument("to", **{key: value for key, value in kwargs.items() if key not in ("dtype", "device", "other")})
     result = input
