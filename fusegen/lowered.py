@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.compiler.compile import CompiledGraph
-from fusegen.compiler.specialize import Specialization, Specializer
+from fusegen.compiler.specialize import GraphPlanner, Specialization
 from fusegen.describe import SavedValue, Stages, explain, explain_saved, page, summary
 from fusegen.families.gemm.heuristics import ProductChoice
 from fusegen.fusion import Group
@@ -67,7 +67,7 @@ class Lowered:
     @cached_property
     def choices(self) -> Mapping[int, ProductChoice]:
         """For products, by their positions in the graph, what was chosen for these sizes, with the expected times."""
-        return self._forms.choices(self.sizes)
+        return self._planner.choices(self.sizes)
 
     @cached_property
     def asm(self) -> Assembly:
@@ -79,8 +79,8 @@ class Lowered:
         return self._compiled.planned
 
     @property
-    def _forms(self) -> Specializer:
-        return self._compiled.alternatives.of(self.sizes)
+    def _planner(self) -> GraphPlanner:
+        return self._compiled.specializer.planner(self.sizes)
 
     def explain(self) -> str:
         """The kernels that run, with the layout, the bytes, the FLOPs and the bound of each; of a forward pass also the
@@ -125,7 +125,7 @@ class Lowered:
     def plans(self) -> tuple[LoweredForm, ...]:
         """The programs of all numbers of rows that products can have, with rows and points laid out for these sizes; made when they
         are asked for."""
-        forms = self._forms.all(self.sizes)
+        forms = self._planner.all(self.sizes)
         return tuple(LoweredForm({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in forms)
 
 

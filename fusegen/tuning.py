@@ -16,7 +16,7 @@ from fusegen.api import Kernel, Method
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.dispatch import Dispatcher
-from fusegen.compiler.tuned import TuningKey, TuningRecord, chosen, entries, entry_of, keep, place_of, remember
+from fusegen.compiler.tuned import TuningKey, TuningRecord, add_records, recorded_plan, records, tuning_key, write_record
 from fusegen.errors import ArgumentError, FusegenError, VerificationError
 from fusegen.runtime.arguments import Values
 from fusegen.schedule.context import Pins
@@ -77,7 +77,7 @@ class TunedLaunch:
         """
         if plan not in [each.plan for each in self.candidates]:
             raise ArgumentError(f"{plan} is no plan of {self.name}", hint="pass one of its candidates' plans")
-        keep(self.place, entry_of(self.place.extents, plan, _words(self.candidates), pinned=True))
+        write_record(self.place, TuningRecord.of(self.place.extents, plan, _words(self.candidates), pinned=True))
 
     def __str__(self) -> str:
         rows, columns = self.place.extents
@@ -146,7 +146,7 @@ def _kept(tuning: Tuning) -> Tuning:
     """Writes down what was measured; where the user has pinned a plan, that stays."""
     for each in tuning.launches:
         if not any(entry.pinned for entry in _here(each.place)):
-            keep(each.place, entry_of(each.place.extents, each.plan, _words(each.candidates)))
+            write_record(each.place, TuningRecord.of(each.place.extents, each.plan, _words(each.candidates)))
     return tuning
 
 
@@ -171,7 +171,7 @@ def _of_rank_0(measure: Callable[[], Tuning]) -> Tuning:
     if isinstance(sent[0], FusegenError):
         raise sent[0]
     tuning: Tuning = sent[0]
-    remember({each.place: entry_of(each.place.extents, each.plan, _words(each.candidates)) for each in tuning.launches})
+    add_records({each.place: TuningRecord.of(each.place.extents, each.plan, _words(each.candidates)) for each in tuning.launches})
     return tuning
 
 
@@ -199,7 +199,7 @@ class _Tuner:
         return Tuning(tuple(self._launch(each) for each in self.variant.program.launches if len(each.candidates) > 1))
 
     def _launch(self, launch: Launch) -> TunedLaunch:
-        place = place_of(self.variant.program, launch, self.sizes, self.device)
+        place = tuning_key(self.variant.program, launch, self.sizes, self.device)
         candidates = self._measured(launch)
         plan = _pinned(place, launch.candidates) or _fastest(candidates)
         self.pins[launch.group.outputs] = plan
@@ -225,7 +225,7 @@ class _Tuner:
         return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(plans))
 
     def _form(self, pins: Pins) -> Variant:
-        return self.variant.in_form(self.variant.alternatives.of(self.sizes).at(self.sizes, pins))
+        return self.variant.with_specialization(self.variant.specializer.at(self.sizes, pins))
 
     def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
         """A call of a variant, on copies of what it writes to; it gives its results and these."""
@@ -243,11 +243,11 @@ def _in_order(launch: Launch) -> list[Plan]:
 
 
 def _here(place: TuningKey) -> list[TuningRecord]:
-    return [entry for entry in entries(place) if entry.extents == place.extents]
+    return [entry for entry in records(place) if entry.extents == place.extents]
 
 
 def _pinned(place: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
-    return chosen(place, candidates) if any(entry.pinned for entry in _here(place)) else None
+    return recorded_plan(place, candidates) if any(entry.pinned for entry in _here(place)) else None
 
 
 def _candidate(plan: Plan, times: RoundTimes | Exception) -> Candidate:

@@ -207,9 +207,9 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: i
     wanted, variant = traced.wanted, traced.variant
     signature = signature_of(variant, traced.names, traced.values)
     hints = dict(variant.request.sizes.hints)
-    for count, (rows, form) in enumerate(variant.alternatives.general(hints).all(hints), number):
+    for count, (rows, form) in enumerate(variant.specializer.planner(hints, is_general=True).all(hints), number):
         limited = replace(signature, rows=limits(rows))
-        program, files = built_program(wanted.target, limited, variant.in_form(form), f"{place}-{count}")
+        program, files = built_program(wanted.target, limited, variant.with_specialization(form), f"{place}-{count}")
         machine, structure = machine_of(wanted.target), structure_of(variant.structure)
         yield BuiltVariant(**vars(program), target=wanted.target.name, machine=machine, structure=structure, passes=passes), files
 

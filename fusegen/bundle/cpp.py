@@ -297,8 +297,8 @@ class Traced:
             sizes, numbers: that they take; by default those of the function.
         """
         found = []
-        for rows, form in compiled.alternatives.general(self._hints).all(self._hints):
-            made = compiled.in_form(form)
+        for rows, form in compiled.specializer.planner(self._hints, is_general=True).all(self._hints):
+            made = compiled.with_specialization(form)
             assumed = CallGuards(
                 tensors=tuple((spec.name, tensor_argument(spec)) for spec in specs),
                 sizes=self._extents if sizes is None else sizes,

@@ -20,7 +20,7 @@ from fusegen.compiler.backends import host_flags
 from fusegen.compiler.compile import CompiledGraph, Variant, needs_wide
 from fusegen.compiler.passes import ForwardBackward, GraphKernel, passes_of
 from fusegen.compiler.signature import with_layout_of
-from fusegen.compiler.specialize import Rows
+from fusegen.compiler.specialize import RowRanges
 from fusegen.emit.environment import unit_text
 from fusegen.errors import ArgumentError, BundleError, GradientError, UnsupportedError
 from fusegen.families.gemm.heuristics import CLASSES
@@ -63,7 +63,7 @@ def machine_of(target: Target) -> str:
     return instruction_set() if target.backend is Backend.CPU else ""
 
 
-def limits(rows: Rows) -> tuple[Relation, ...]:
+def limits(rows: RowRanges) -> tuple[Relation, ...]:
     """Between which numbers of rows a form is taken; the last one has no end."""
     found = []
     for dim, numbers in rows.items():
@@ -187,8 +187,8 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pla
     compiled = kernel.compiled(specs, sizes, wide=call.signature.wide)
     signature = _signature(kernel, specs, call.signature, wide=call.signature.wide or needs_wide(compiled, sizes))
     return [
-        built_program(kernel.target, replace(signature, rows=limits(rows)), compiled.in_form(form), f"{place}-{number}")
-        for number, (rows, form) in enumerate(compiled.alternatives.general(sizes).all(sizes))
+        built_program(kernel.target, replace(signature, rows=limits(rows)), compiled.with_specialization(form), f"{place}-{number}")
+        for number, (rows, form) in enumerate(compiled.specializer.planner(sizes, is_general=True).all(sizes))
     ]
 
 

@@ -74,7 +74,7 @@ class Machine:
     def bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
         """The program of a graph for exact sizes: the same for all functions that are traced to it."""
         key = (self.compiler, self.backend, device, str(compiled.structure), *sizes.items())
-        known = compiled.form.bound
+        known = compiled.specialization.bound
         if key not in known:
             if len(known) >= _MOST_BOUND:
                 known.clear()
@@ -84,7 +84,7 @@ class Machine:
 
     def _bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
         sources = compiled.sources
-        compiled.programs.keep(compiled.form, sources)
+        compiled.cache.store_text(compiled.specialization, sources)
         if self.compiler == "extension":
             return bound_extension(compiled, builder(compiled.structure), sizes, self.target)
         ensure_native()

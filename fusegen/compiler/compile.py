@@ -1,4 +1,4 @@
-"""From a trace to sources: the stages in their order, and the plans that the cache holds."""
+"""From a trace to sources: runs the stages in their order, or reads their results from the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import SymbolicSizes
-from fusegen.compiler.specialize import GraphChoices, Specialization
+from fusegen.compiler.specialize import Specialization, Specializer
 from fusegen.dtypes import DType
 from fusegen.emit.environment import generator
 from fusegen.errors import FusegenError, SettingsError
@@ -43,23 +43,23 @@ from fusegen.trace.user import CallerTensor
 
 @dataclass(frozen=True)
 class Request:
-    """The subject of a compilation: a kernel for a kind of calls.
+    """The subject of a compilation: a kernel for one class of calls.
 
     Attributes:
         name: the kernel's name.
-        function: the user's.
+        function: the user's function.
         specs: its tensors, by parameter.
         arguments: the same tensors as objects.
-        scalars: its run-time scalars, by parameter, with their dtypes.
-        statics: everything else, by parameter.
+        scalars: its run-time scalars with their dtypes, by parameter.
+        statics: all other arguments, by parameter.
         sizes: the symbolic sizes.
-        device: what ``x.device`` answers.
+        device: the answer to ``x.device``.
         wide: whether indices need 64 bits.
-        numbers: values of the scalars in this call, and those of ints that are used as sizes.
-        one_tensor_twice: parameters that are given one and the same tensor.
+        numbers: in this call, the values of the scalars and of ints that are used as sizes.
+        one_tensor_twice: parameters that receive one and the same tensor.
         mutates: parameters that the function may write to.
-        tied: ints that are used as sizes, and share symbols with dims of their size.
-        fast_math: True if the kernel was declared so.
+        tied: ints used as sizes that share a symbol with dims of equal size.
+        fast_math: as declared.
     """
 
     name: str
@@ -81,55 +81,54 @@ class Request:
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """A graph as text.
+    """A graph with its specialization for some sizes.
 
     Attributes:
-        traced: the graph as it was given.
-        structure: how its results are put together.
-        programs: those for all sizes, which kernels of equal graphs share.
-        form: the program for some sizes.
-        sizes: these sizes.
+        traced: the graph as traced.
+        structure: the pytree of its results.
+        cache: all specializations of the graph, shared by kernels of equal graphs.
+        specialization: the one for `sizes`.
     """
 
     traced: Graph
     structure: ResultTree
-    programs: PlanCache
-    form: AnySpecialization
+    cache: SpecializationCache
+    specialization: AnySpecialization
     sizes: Mapping[str, int]
 
     def at(self, sizes: Mapping[str, int]) -> Self:
-        """The same as it is laid out for some sizes."""
-        form = self.programs.at(sizes)
-        return self if form is self.form else replace(self, form=form, sizes=sizes)
+        """The same graph, specialized for other sizes."""
+        specialization = self.cache.at(sizes)
+        return self if specialization is self.specialization else replace(self, specialization=specialization, sizes=sizes)
 
-    def in_form(self, form: AnySpecialization) -> Self:
-        """The same in one of its forms."""
-        return replace(self, form=form)
+    def with_specialization(self, specialization: AnySpecialization) -> Self:
+        """The same graph with another of its specializations."""
+        return replace(self, specialization=specialization)
 
     @property
     def target(self) -> Target:
         """The machine."""
-        return self.programs.target
+        return self.cache.target
 
     @property
     def call(self) -> LaunchPlan:
         """The steps of a call, as data."""
-        return self.form.call
+        return self.specialization.call
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """The text of each launch."""
-        return self.planned.sources if self.form.sources is None else self.form.sources
+        return self.planned.sources if self.specialization.sources is None else self.specialization.sources
 
     @property
-    def alternatives(self) -> GraphChoices:
-        """The plans for other sizes."""
-        return self.programs.alternatives
+    def specializer(self) -> Specializer:
+        """Plans specializations for other sizes."""
+        return self.cache.specializer
 
     @property
     def planned(self) -> Specialization:
-        """The form with all that it was made of, which takes time for one that the cache gave."""
-        return self.form if isinstance(self.form, Specialization) else self.programs.planned(self.sizes)
+        """The specialization with its graph, groups and program. One read from the cache is planned again, which takes time."""
+        return self.specialization if isinstance(self.specialization, Specialization) else self.cache.planned(self.sizes)
 
     @property
     def graph(self) -> Graph:
@@ -144,16 +143,16 @@ class CompiledGraph:
 
 @dataclass(frozen=True)
 class Variant(CompiledGraph):
-    """One compiled form of a function.
+    """A compiled trace of a function, with the conditions under which it serves a call.
 
     Attributes:
-        request: what was asked for, but for ``statics``, which a variant does not keep alive.
-        trace: that it was made of, without the tensors that the function closes over.
+        request: the request, without ``statics``, which a variant must not keep alive.
+        trace: the trace, without the tensors that the function closes over.
         guards: relations of sizes that must hold.
-        conditions: what must hold of the scalars.
-        state: what else the function read, tensors that it closes over among it.
-        switches_gradients: whether torch records something that the graph does not show, or otherwise than it does.
-        constants: values of scalars that are none of the function's own (`runtime.promotion`).
+        conditions: relations of run-time scalars that must hold.
+        state: all other Python state that the function read, closed-over tensors included.
+        switches_gradients: whether torch's autograd would record something that the graph does not show.
+        constants: values of promoted literals, see `tracing.Promotions`.
     """
 
     request: Request
@@ -165,15 +164,15 @@ class Variant(CompiledGraph):
     constants: tuple[tuple[str, int | float], ...] = ()
 
 
-def compile_trace(request: Request, found: Trace, state: StateGuard) -> Variant:
-    """Fuses, schedules and emits what was traced.
+def compile_trace(request: Request, traced: Trace, state: StateGuard) -> Variant:
+    """Fuses, plans and emits a trace.
 
     Raises:
         UnsupportedError: values multiply without end.
-        NeedsFact: ints that are used as sizes must be literal for it.
+        NeedsFact: ints that are used as sizes must be literals.
     """
     try:
-        return _compiled(request, found, state)
+        return _compiled(request, traced, state)
     except FusegenError:
         parameters = request.sizes.parameters
         if not parameters:
@@ -181,38 +180,37 @@ def compile_trace(request: Request, found: Trace, state: StateGuard) -> Variant:
         raise NeedsFact("static", tuple(parameters)) from None
 
 
-def _compiled(request: Request, found: Trace, state: StateGuard) -> Variant:
+def _compiled(request: Request, traced: Trace, state: StateGuard) -> Variant:
     hints = dict(request.sizes.hints)
-    compiled = compile_graph(found.graph, found.structure, request.target, hints, wide=request.wide)
+    compiled = compile_graph(traced.graph, traced.structure, request.target, hints, wide=request.wide)
     return Variant(
         **vars(compiled),
         request=replace(request, statics=()),
-        trace=replace(found, hidden=()),
-        guards=guards_of(found),
-        conditions=numbers_of(found.conditions),
+        trace=replace(traced, hidden=()),
+        guards=guards_of(traced),
+        conditions=numbers_of(traced.conditions),
         state=state,
-        switches_gradients=found.switches_gradients,
+        switches_gradients=traced.switches_gradients,
     )
 
 
 def compile_graph(graph: Graph, structure: ResultTree, target: Target, sizes: Mapping[str, int], *, wide: bool) -> CompiledGraph:
-    """Fuses, schedules and emits a graph.
+    """Fuses, plans and emits a graph.
 
     Args:
-        graph: as traced, or made otherwise.
-        structure: how its results are put together.
-        sizes: for which it is laid out first.
+        structure: the pytree of its results.
+        sizes: the sizes to specialize it for.
         wide: whether indices need 64 bits.
 
     Raises:
         UnsupportedError: values multiply without end.
     """
-    programs = plans_of(graph, graph.locations, target, wide)
-    return CompiledGraph(graph, structure, programs, programs.at(sizes), sizes)
+    cache = specializations_of(graph, graph.locations, target, wide)
+    return CompiledGraph(graph, structure, cache, cache.at(sizes), sizes)
 
 
 def needs_wide(compiled: CompiledGraph, sizes: Mapping[str, int]) -> bool:
-    """Tells if 31 bits cannot hold what kernels count.
+    """True if kernels count further than 31 bits reach.
 
     Args:
         sizes: values of all sizes.
@@ -220,28 +218,29 @@ def needs_wide(compiled: CompiledGraph, sizes: Mapping[str, int]) -> bool:
     return compiled.call.largest(sizes) >= WIDE
 
 
-def guards_of(found: Trace) -> tuple[Relation, ...]:
-    """The assumptions of a trace about sizes."""
-    return tuple(map(relation, found.guards))
+def guards_of(traced: Trace) -> tuple[Relation, ...]:
+    """The relations of sizes that a trace assumes."""
+    return tuple(map(relation, traced.guards))
 
 
-# The programs of one graph: those that an earlier process made are read from the cache, others are planned.
+# The cache of specializations, in memory and on disk.
 #
-# A plan is a function of its graph, its target, the sizes, what `fg.tune` measured, and fusegen itself. Their digest names a file.
-# It holds the name of another file: the plan as JSON, with the text of its kernels. Removing the files is safe.
+# A specialization follows from the graph, the target, the sizes, the records of `fg.tune`, and fusegen's own code. A digest of
+# these names a file that holds the name of a second file: the launch plan as JSON, with the text of its kernels. Removing files
+# is safe.
 
 
-_MOST_KNOWN = 1024  # sizes of one graph
-_MOST_KEPT = 256  # of them, by one process
+_MOST_KNOWN = 1024  # sizes of one graph in memory
+_MOST_STORED = 256  # sizes of one graph that one process writes to disk
 
 
 @dataclass(frozen=True, repr=False)
 class StoredSpecialization:
-    """A form as the cache keeps it: all that a call needs.
+    """A specialization as the disk cache keeps it.
 
     Attributes:
-        call: what runs the form.
-        texts: of all launches; none of a form whose kernels nobody has run.
+        call: the steps of a call.
+        texts: the text of each launch; empty if no call has run it yet.
     """
 
     call: LaunchPlan
@@ -249,23 +248,23 @@ class StoredSpecialization:
 
     @property
     def sources(self) -> tuple[Source, ...] | None:
-        """The text of each launch, if that is there."""
+        """The text of each launch; None if it is missing."""
         return self.texts if len(self.texts) == len(self.call.launches) else None
 
     @cached_property
     def bound(self) -> dict[object, Any]:
-        """As of a `Specialization`."""
+        """Calls bound to exact sizes (`Specialization.bound`)."""
         return {}
 
 
 AnySpecialization: TypeAlias = Specialization | StoredSpecialization
 
 
-class PlanCache:
-    """The programs of a graph for a machine, which kernels of equal graphs share.
+class SpecializationCache:
+    """The specializations of a graph for a machine, in memory and on disk. Kernels of equal graphs share one.
 
     Args:
-        graph: as traced, or made otherwise.
+        graph: as traced.
         wide: whether indices need 64 bits.
 
     Attributes:
@@ -275,13 +274,13 @@ class PlanCache:
     def __init__(self, graph: Graph, target: Target, *, wide: bool) -> None:
         self._graph, self.target, self._wide = graph, target, wide
         self._lock = new_lock()
-        self._known: dict[str, AnySpecialization] = {}  # by the names of their files
-        self._stored: dict[str, StoredSpecialization] = {}  # those with text, by their digests
-        self._without_text: dict[str, AnySpecialization] = {}  # of `_known`, those whose text is not in the cache
-        self._written: dict[tuple[int, bool], str] = {}  # digests, by the id of a form of `_known`, and whether with its text
+        self._known: dict[str, AnySpecialization] = {}  # by file name
+        self._with_text: dict[str, StoredSpecialization] = {}  # read from disk, by digest
+        self._without_text: dict[str, AnySpecialization] = {}  # those of `_known` whose text is not on disk
+        self._written: dict[tuple[int, bool], str] = {}  # digest, by the id of a specialization and whether its text was written
 
     def at(self, sizes: Mapping[str, int]) -> AnySpecialization:
-        """The form for some sizes.
+        """The specialization for some sizes.
 
         Args:
             sizes: values of all sizes and strides.
@@ -289,97 +288,100 @@ class PlanCache:
         Raises:
             UnsupportedError: values multiply without end.
         """
-        return self._form(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
+        return self._get(self._name(sizes), lambda: self.planned(sizes), is_measured=False)
 
     def measured(self, sizes: Mapping[str, int], records: str, pins: Callable[[Program], Pins]) -> AnySpecialization:
-        """The form for some sizes of which some launches have plans that were measured; it is run, and never explained.
+        """The specialization for some sizes with measured plans. It is run, and never explained.
 
         Args:
             sizes: values of all sizes and strides.
-            records: a digest of all that was measured.
-            pins: gives these plans, by the outputs of their groups.
+            records: digest of all measurements.
+            pins: returns the measured plans of a program, by the outputs of their groups.
         """
 
-        def made() -> Specialization:
-            return self.alternatives.of(sizes).at(sizes, pins(self.planned(sizes).program))
+        def plan() -> Specialization:
+            return self.specializer.at(sizes, pins(self.planned(sizes).program))
 
-        return self._form(self._name(sizes, records), made, is_measured=True)
+        return self._get(self._name(sizes, records), plan, is_measured=True)
 
     def planned(self, sizes: Mapping[str, int]) -> Specialization:
-        """The form for some sizes, with all that it was made of."""
-        return self.alternatives.of(sizes).at(sizes)
+        """The specialization for some sizes, with its graph, groups and program."""
+        return self.specializer.at(sizes)
 
-    def keep(self, form: AnySpecialization, sources: Sequence[Source]) -> None:
-        """Keeps a form in the cache, with its text."""
+    def store_text(self, specialization: AnySpecialization, sources: Sequence[Source]) -> None:
+        """Writes a specialization to disk, with its text."""
         with self._lock:
-            names = [name for name, each in self._without_text.items() if each is form]
+            names = [name for name, each in self._without_text.items() if each is specialization]
             for name in names:
                 del self._without_text[name]
-                self._write(name, form, tuple(sources))
+                self._write(name, specialization, tuple(sources))
 
     @cached_property
-    def alternatives(self) -> GraphChoices:
-        """All that there are."""
+    def specializer(self) -> Specializer:
+        """The specializer, with the graph ready for fusion."""
         graph, target = self._graph, self.target
-        if target.backend is Backend.CPU:  # it has no such functions
+        if target.backend is Backend.CPU:  # it has no approximate functions
             graph = replace(graph, fast_math=False)
         rules = Rules(target)
         traced = run(graph, rules, Stage.TRACED)
         by_library = run(traced, rules, Stage.LIBRARY)
         own = by_library
-        if target.wgmma:  # whose kernels of ours compute attention, if nothing is dropped; torch's count with 32 bits in places
+        if target.wgmma:  # generated attention, except with dropout; torch's kernels index with 32 bits in places
             own = traced if self._wide else run(traced, replace(rules, only_dropout=True), Stage.LIBRARY)
         has_choice = by_library != own and not self._wide
         library = run(by_library, rules, Stage.PRIMITIVE, Stage.READY) if has_choice else None
         ready = run(own, rules, Stage.PRIMITIVE, Stage.READY)
-        return GraphChoices(ready, target, wide=self._wide, library=library)
+        return Specializer(ready, target, wide=self._wide, library=library)
 
-    def _form(self, name: str, make: Callable[[], Specialization], *, is_measured: bool) -> AnySpecialization:
-        """The form of a file, or a new one; its plan is kept at once where its text can be made anew of it."""
+    def _get(self, name: str, plan: Callable[[], Specialization], *, is_measured: bool) -> AnySpecialization:
+        """The specialization of a file, or a new one, which is written at once if its sizes alone determine its text."""
         with self._lock:
             if name in self._known:
                 return self._known[name]
             if len(self._known) >= _MOST_KNOWN:
                 for known in (self._known, self._without_text, self._written):
                     known.clear()
-            form: AnySpecialization | None = self._recalled(name)
-            if form is None:
-                form = make()
-                if not is_measured or self._has_text(form):
-                    self._write(name, form)
-            if not self._has_text(form):
-                self._without_text[name] = form
-            self._known[name] = form
-            return form
+            specialization: AnySpecialization | None = self._read(name)
+            if specialization is None:
+                specialization = plan()
+                if not is_measured or self._has_text(specialization):
+                    self._write(name, specialization)
+            if not self._has_text(specialization):
+                self._without_text[name] = specialization
+            self._known[name] = specialization
+            return specialization
 
-    def _recalled(self, name: str) -> StoredSpecialization | None:
-        """The form of a file; None where there is none, or it is damaged."""
+    def _read(self, name: str) -> StoredSpecialization | None:
+        """The specialization of a file; None if the file is missing or damaged."""
         with suppress(OSError, ValueError, zlib.error, FusegenError, RecursionError):
             digest = _read(name).decode()
-            if digest in self._stored:
-                return self._stored[digest]
-            form: StoredSpecialization = decode(json.loads(zlib.decompress(_read(digest))), StoredSpecialization, digest)
-            if form.sources is not None:  # else the text of another size, with the same call, may be another one
-                self._stored[digest] = form
-            return form
+            if digest in self._with_text:
+                return self._with_text[digest]
+            content = json.loads(zlib.decompress(_read(digest)))
+            specialization: StoredSpecialization = decode(content, StoredSpecialization, digest)
+            if specialization.sources is not None:  # other sizes with an equal call may emit another text
+                self._with_text[digest] = specialization
+            return specialization
         return None
 
-    def _has_text(self, form: AnySpecialization) -> bool:
-        """True if the text of a form is in the cache, by another size perhaps."""
-        return (form.sources is not None) if isinstance(form, StoredSpecialization) else (id(form), True) in self._written
+    def _has_text(self, specialization: AnySpecialization) -> bool:
+        """True if the text is on disk, maybe written for another size."""
+        if isinstance(specialization, StoredSpecialization):
+            return specialization.sources is not None
+        return (id(specialization), True) in self._written
 
-    def _write(self, name: str, form: AnySpecialization, texts: tuple[Source, ...] = ()) -> None:
-        """Keeps a form, if that can be: else later processes plan it again, as they do for sizes of which there are very many."""
+    def _write(self, name: str, specialization: AnySpecialization, texts: tuple[Source, ...] = ()) -> None:
+        """Writes a specialization. Later processes plan it again if that fails, or beyond `_MOST_STORED` sizes."""
         with suppress(OSError, SettingsError):
-            if len(self._known) < _MOST_KEPT:
-                folder, key = cache_folder("plans"), (id(form), bool(texts) or self._has_text(form))
+            if len(self._known) < _MOST_STORED:
+                folder, key = cache_folder("plans"), (id(specialization), bool(texts) or self._has_text(specialization))
                 if key not in self._written:
-                    self._written[key] = _write(folder, StoredSpecialization(form.call, texts))
+                    self._written[key] = _write(folder, StoredSpecialization(specialization.call, texts))
                 write_atomically(folder / name, sealed(self._written[key].encode()))
 
     def _name(self, sizes: Mapping[str, int], records: str = "") -> str:
-        given = sorted((name, size) for name, size in sizes.items() if name not in self._implied)
-        return hashlib.sha256(repr((self._digest, given, records)).encode()).hexdigest()
+        independent = sorted((name, size) for name, size in sizes.items() if name not in self._implied)
+        return hashlib.sha256(repr((self._digest, independent, records)).encode()).hexdigest()
 
     @cached_property
     def _implied(self) -> frozenset[str]:
@@ -389,26 +391,26 @@ class PlanCache:
 
     @cached_property
     def _digest(self) -> str:
-        """The digest of all that plans follow from, but for the sizes and what was measured."""
-        given = (generator(), self.target, self._wide, self._graph.facts, self._graph.locations)
-        return hashlib.sha256(repr(given).encode()).hexdigest()
+        """The digest of everything that plans depend on except sizes and measurements."""
+        facts = (generator(), self.target, self._wide, self._graph.facts, self._graph.locations)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 @lru_cache(maxsize=256)
-def plans_of(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> PlanCache:
-    """The programs of a graph: the same for all functions that are traced to it, as those of a model's layers are.
+def specializations_of(graph: Graph, _locations: Sequence[Location | None], target: Target, wide: bool) -> SpecializationCache:
+    """The specializations of a graph, shared by all functions with an equal trace, e.g. a model's layers.
 
     Args:
-        _locations: of the graph, which its equality leaves out, and its texts name.
+        _locations: of the graph. Its equality leaves them out, but emitted text names them.
     """
-    return PlanCache(graph, target, wide=wide)
+    return SpecializationCache(graph, target, wide=wide)
 
 
 def _read(name: str) -> bytes:
-    """The content of a file of the cache.
+    """The content of a cache file.
 
     Raises:
-        OSError: there is none.
+        OSError: it is missing.
         ValueError: it is damaged.
     """
     content = unsealed(read_regular(settings().cache_dir / "plans" / name))
@@ -417,13 +419,13 @@ def _read(name: str) -> bytes:
     return content
 
 
-def _write(folder: Path, form: StoredSpecialization) -> str:
-    """Writes a form; gives its digest, which names the file.
+def _write(folder: Path, specialization: StoredSpecialization) -> str:
+    """Writes a specialization. Returns its digest, which is the file's name.
 
     Raises:
         OSError: it cannot be written.
     """
-    content = zlib.compress(json.dumps(encode(form, StoredSpecialization), separators=(",", ":")).encode(), 1)
+    content = zlib.compress(json.dumps(encode(specialization, StoredSpecialization), separators=(",", ":")).encode(), 1)
     digest = hashlib.sha256(content).hexdigest()
     write_atomically(folder / digest, sealed(content))
     return digest

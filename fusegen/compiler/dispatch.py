@@ -22,7 +22,7 @@ from fusegen.compiler.parameters import KINDS, ContainerLayouts, Parameters, fla
 from fusegen.compiler.parameters import KINDS as CONTAINERS
 from fusegen.compiler.passes import passes_of, require_history
 from fusegen.compiler.signature import ITSELF
-from fusegen.compiler.tuned import in_measured_form
+from fusegen.compiler.tuned import with_measured_plans
 from fusegen.compiler.variants import VariantCache
 from fusegen.errors import ArgumentError
 from fusegen.ir.graph import Graph
@@ -257,7 +257,7 @@ class Dispatcher(CallBinder):
         with self._lock:
             if wrt:
                 return self._with_gradients(variant, values, hidden, wrt), hidden
-            measured = in_measured_form(variant, self.variants.sizes(variant, values, hidden), device)
+            measured = with_measured_plans(variant, self.variants.sizes(variant, values, hidden), device)
             return self.bound(measured, values, hidden, device, without_history=bool(wanted)), hidden
 
     def _wanted(self, variant: Variant, values: Values, hidden: Hidden) -> set[str]:

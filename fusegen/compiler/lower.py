@@ -190,7 +190,7 @@ def _earlier_place(steps: Sequence[Step], step: Launch) -> int | None:
     return None
 
 
-def agreed(steps: Sequence[Step], target: Target) -> dict[tuple[int, ...], Plan]:
+def with_equal_blocks(steps: Sequence[Step], target: Target) -> dict[tuple[int, ...], Plan]:
     """Plans with which launches have as many threads a block as the launches beside them, by the outputs of their groups.
 
     Rows say how many threads their blocks have; points, and what takes one block, go with any.

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_structure
 from fusegen.autodiff.derive import Derivative, derive
 from fusegen.autodiff.keep import Recompute
 from fusegen.compiler.backends import machine_of
-from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_wide, plans_of
+from fusegen.compiler.compile import CompiledGraph, Variant, compile_graph, needs_wide, specializations_of
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.compiler.signature import ITSELF, with_layout_of
-from fusegen.compiler.tuned import in_measured_form
+from fusegen.compiler.tuned import with_measured_plans
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec, Location
@@ -156,7 +156,7 @@ class GraphKernel(CallBinder):
             known |= {stride_name(spec.name, d): stride for d, stride in enumerate(tensor.stride())}
         with self._lock:
             compiled = self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors))
-        measured = in_measured_form(compiled, known, device)
+        measured = with_measured_plans(compiled, known, device)
         facts = CallFacts(measured.call, Numbers(), {}, known, self.names)
         return BoundPlan(machine.bound(measured, known, device), facts, None), NOTHING
 
@@ -295,7 +295,7 @@ def _passes(
 
 def forget_programs() -> None:
     """Programs are laid out and emitted anew, though equal graphs had some before."""
-    plans_of.cache_clear()
+    specializations_of.cache_clear()
     _passes.cache_clear()
 
 

@@ -1,5 +1,4 @@
-"""The programs of one graph: which a call runs depends on how many rows its products have, and on what is faster at its sizes; each
-is made when it is first wanted."""
+"""Specializations of a graph: for the sizes of a call, how it is rewritten, what is fused, and which plan each launch has."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from threading import RLock
 from typing import Any, TypeAlias, cast
 
 from fusegen import families
-from fusegen.compiler.lower import agreed, emit, lower
+from fusegen.compiler.lower import emit, lower, with_equal_blocks
 from fusegen.compiler.pipeline import Rules, Stage, run
 from fusegen.families import preferred, program_time
 from fusegen.families.attention import products_of_attention
@@ -40,65 +39,23 @@ from fusegen.source import Source
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-ProductsKey: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
+MatmulKey: TypeAlias = tuple[frozenset[int], tuple[ContractionPlan, ...]]
 Split: TypeAlias = frozenset[tuple[int, ...]]
-"""Groups that are two kernels, by their outputs."""
+"""Groups that run as two kernels, by their outputs."""
 _NO_PINS: Pins = {}
-_NONE: Split = frozenset()
-Rows: TypeAlias = Mapping[Dim, range]
+_NO_SPLIT: Split = frozenset()
+RowRanges: TypeAlias = Mapping[Dim, range]
 BodiesAt: TypeAlias = Callable[[Mapping[str, int]], Bodies]
 Choose: TypeAlias = Callable[[Graph, Group, Target, Expected], ProductChoice]
 
 
 @dataclass(frozen=True)
-class _Fused:
-    """The result of fusion of a graph of which some products are left to the library.
-
-    Attributes:
-        graph: the graph; its products are those of the one that it was made of, in their order.
-        groups: what runs.
-        kind: a number that graphs share whose nodes stand at the same places.
-    """
-
-    graph: Graph
-    groups: tuple[Group, ...]
-    kind: int
-
-    @cached_property
-    def products(self) -> tuple[int, ...]:
-        """All products of the graph."""
-        return products_of(self.graph)
-
-
-@dataclass(frozen=True)
-class _Decision:
-    """The facts that fusion and lowering go by.
-
-    Attributes:
-        by_library: products that the library computes, by choice.
-        fused: what fusion makes of the rest.
-        plans: of the launches of products, by their products in the graph that was fused.
-        choices: for these products, and for those that were left to the library before.
-    """
-
-    by_library: frozenset[int]
-    fused: _Fused
-    plans: Mapping[tuple[int, ...], ContractionPlan]
-    choices: Mapping[int, ProductChoice]
-
-    @property
-    def key(self) -> ProductsKey:
-        """The part that makes a difference to the program."""
-        return self.by_library, tuple(self.plans.values())
-
-
-@dataclass(frozen=True)
 class Specialization:
-    """One way to compute a graph.
+    """A graph, fused and planned for some sizes.
 
     Attributes:
-        graph: in primitives; products that the library computes by choice say so.
-        groups: what fusion decided.
+        graph: in primitives; marks the matmuls that the library computes by choice.
+        groups: the groups that fusion made.
         program: the steps of a call.
     """
 
@@ -108,7 +65,7 @@ class Specialization:
 
     @cached_property
     def bound(self) -> dict[object, Any]:
-        """Calls that were bound to exact sizes, by what they depend on (`compiler.backends`)."""
+        """Calls bound to exact sizes, by all that they depend on (`compiler.backends`)."""
         return {}
 
     @property
@@ -118,19 +75,64 @@ class Specialization:
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
-        """The text of each launch, which takes longer than all that comes before."""
+        """The text of each launch. Emitting it takes longer than all stages before."""
         return tuple(emit(parts, self.program.target) for parts in self.program.kernels)
 
 
-class Specializer:
-    """All forms of a graph for a machine. Threads may share them: one at a time makes a form.
+# One graph: the library or a generated kernel for each matmul, and the plan of each launch.
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """A graph after fusion, with some matmuls left to the library.
+
+    Attributes:
+        graph: its matmuls are those of the graph before, in the same order.
+        groups: in order of their launches.
+        kind: equal for graphs with the same operations at the same positions.
+    """
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    kind: int
+
+    @cached_property
+    def matmuls(self) -> tuple[int, ...]:
+        """All matmuls of the graph."""
+        return products_of(self.graph)
+
+
+@dataclass(frozen=True)
+class _MatmulDecision:
+    """The implementation of each matmul.
+
+    Attributes:
+        by_library: matmuls left to the library because that is expected to be faster.
+        fused: the graph without them, fused.
+        plans: of the other matmul launches, by their matmuls in the fused graph.
+        choices: by matmul, those left to the library among them.
+    """
+
+    by_library: frozenset[int]
+    fused: _Fused
+    plans: Mapping[tuple[int, ...], ContractionPlan]
+    choices: Mapping[int, ProductChoice]
+
+    @property
+    def key(self) -> MatmulKey:
+        """The part that the program depends on."""
+        return self.by_library, tuple(self.plans.values())
+
+
+class GraphPlanner:
+    """Fuses and plans one graph. Threads share it: the lock lets one of them plan at a time.
 
     Args:
         graph: in primitives.
         wide: whether indices need 64 bits.
-        choose: says who computes a launch of products, and by which plan.
-        bodies: the programs of loops for some sizes.
-        lock: that of the alternatives that these are of.
+        choose: selects the implementation of a matmul launch.
+        bodies: returns the programs of loop bodies for some sizes.
+        lock: the lock of the `Specializer` that owns this planner.
     """
 
     def __init__(
@@ -144,184 +146,196 @@ class Specializer:
         lock: RLock | None = None,
     ) -> None:
         self._lock = lock or new_lock()
-        self.graph, self._target, self._wide, self._choose = graph, target, wide, choose
-        self._made: dict[tuple[object, ...], Specialization] = {}
-        self._first: dict[tuple[object, ...], Specialization] = {}  # with the first plan of each launch
-        self._products = products_of(graph)
+        self.graph, self._target, self._wide, self._choose, self._bodies = graph, target, wide, choose, bodies
+        self._specializations: dict[tuple[object, ...], Specialization] = {}
+        self._with_first_plans: dict[tuple[object, ...], Specialization] = {}
+        self._matmuls = products_of(graph)
         self._fused: dict[frozenset[int], _Fused] = {}
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._chosen: dict[tuple[int, Group, int, int], ProductChoice] = {}
-        self._bodies = bodies
+        self._choices: dict[tuple[int, Group, int, int], ProductChoice] = {}
 
     def at(self, sizes: Mapping[str, int], pins: Pins = _NO_PINS) -> Specialization:
-        """The form for some sizes: of its candidates, a launch has the one that was measured or asked for, else the one that is
-        expected to be fastest, else the first.
+        """The specialization for some sizes.
+
+        A launch takes its pinned plan, else the candidate with the lowest expected time, else its first candidate.
 
         Args:
-            pins: candidates of launches that were measured or asked for, by the outputs of their groups.
+            pins: measured or requested plans, by the outputs of their groups.
         """
         with self._lock:
-            return self._laid_out(self._classes(sizes), sizes, pins)
-
-    def _laid_out(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Specialization:
-        """The form of some classes, with the kernels and the plans that launches should have at some sizes."""
-        bodies = self._bodies(sizes)
-        fused = self._with_first_plans(classes, _NONE, bodies).program.launches
-        split = frozenset(launch.group.outputs for launch in fused if is_faster_apart(launch, sizes, self._target))
-        plans: dict[tuple[int, ...], Plan] = {}
-        for launch in self._with_first_plans(classes, split, bodies).program.launches:
-            wanted = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
-            if wanted is not None and wanted != launch.plan:
-                plans[launch.group.outputs] = wanted
-        form = self._form(classes, split, bodies, plans)
-        beside = {outputs: plan for outputs, plan in agreed(form.program.steps, self._target).items() if outputs not in pins}
-        return self._form(classes, split, bodies, plans | beside) if beside else form
-
-    def _with_first_plans(self, classes: tuple[int, ...], split: Split, bodies: Bodies) -> Specialization:
-        key = classes, split, tuple(id(program) for program, _ in bodies.values())
-        if key not in self._first:
-            self._first[key] = self._form(classes, split, bodies)
-        return self._first[key]
-
-    def expected(self, sizes: Mapping[str, int]) -> Expected:
-        """The expectation of some sizes."""
-        return self._expected(self._classes(sizes))
+            return self._planned(self._classes(sizes), sizes, pins)
 
     def choices(self, sizes: Mapping[str, int]) -> dict[int, ProductChoice]:
-        """For products that a kernel of ours could compute, by their places in the graph of the form, what is chosen for some
-        sizes."""
+        """Maps each matmul that a generated kernel could compute to the choice made for these sizes; positions are those of the
+        fused graph."""
         with self._lock:
             decision = self._decision(self.expected(sizes))
-        places = zip(self._products, decision.fused.products, strict=True)
-        return {place: decision.choices[product] for product, place in places if product in decision.choices}
+        positions = zip(self._matmuls, decision.fused.matmuls, strict=True)
+        return {fused: decision.choices[matmul] for matmul, fused in positions if matmul in decision.choices}
 
-    def all(self, sizes: Mapping[str, int]) -> Iterator[tuple[Rows, Specialization]]:
-        """A form for every choice of who computes products, and by which plan, with the numbers of rows that make it; what is above
-        all classes counts as the last.
+    def all(self, sizes: Mapping[str, int]) -> Iterator[tuple[RowRanges, Specialization]]:
+        """One specialization for each way to compute the matmuls, with the ranges of rows that select it. The last range stands for
+        all larger numbers too.
 
         Args:
-            sizes: for which launches of rows and points are laid out.
+            sizes: used to plan all other launches.
         """
-        for parts in itertools.product(*self._ranges()):
-            yield dict(zip(self._rows, parts, strict=True)), self._laid_out(tuple(part[-1] for part in parts), sizes, _NO_PINS)
+        for ranges in itertools.product(*self._ranges()):
+            yield dict(zip(self._rows, ranges, strict=True)), self._planned(tuple(r[-1] for r in ranges), sizes, _NO_PINS)
+
+    # Plans of launches.
+
+    def _planned(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Specialization:
+        bodies = self._bodies(sizes)
+        fused = self._first(classes, _NO_SPLIT, bodies).program.launches
+        split = frozenset(launch.group.outputs for launch in fused if is_faster_apart(launch, sizes, self._target))
+        plans: dict[tuple[int, ...], Plan] = {}
+        for launch in self._first(classes, split, bodies).program.launches:
+            plan = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
+            if plan is not None and plan != launch.plan:
+                plans[launch.group.outputs] = plan
+        specialization = self._specialization(classes, split, bodies, plans)
+        equal = with_equal_blocks(specialization.program.steps, self._target)
+        unpinned = {outputs: plan for outputs, plan in equal.items() if outputs not in pins}
+        return self._specialization(classes, split, bodies, plans | unpinned) if unpinned else specialization
+
+    def _first(self, classes: tuple[int, ...], split: Split, bodies: Bodies) -> Specialization:
+        """The specialization with the first candidate of each launch."""
+        key = classes, split, _body_ids(bodies)
+        if key not in self._with_first_plans:
+            self._with_first_plans[key] = self._specialization(classes, split, bodies)
+        return self._with_first_plans[key]
+
+    def _specialization(self, classes: tuple[int, ...], split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
+        decision = self._decision(self._expected(classes))
+        key = decision.key, split, frozenset(pins.items()), _body_ids(bodies)
+        if key not in self._specializations:
+            self._specializations[key] = self._lowered(decision, split, bodies, pins)
+        return self._specializations[key]
+
+    def _lowered(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
+        graph = decision.fused.graph
+        parts = (apart(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
+        groups = tuple(itertools.chain.from_iterable(parts))
+        program = lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins, bodies=bodies)
+        return Specialization(graph, groups, program)
+
+    # Implementations of matmuls.
 
     @property
-    def products(self) -> tuple[Group, ...]:
-        """Launches of products by the pipeline of which something is known to choose by."""
-        return _priced(self._fuse(frozenset()).groups)
+    def matmul_launches(self) -> tuple[Group, ...]:
+        """The matmul launches that a cost model knows, before any matmul is left to the library."""
+        return _with_cost(self._fuse(frozenset()).groups)
+
+    def expected(self, sizes: Mapping[str, int]) -> Expected:
+        """The size classes that choices of matmuls depend on."""
+        return self._expected(self._classes(sizes))
+
+    def _decision(self, expected: Expected) -> _MatmulDecision:
+        """Leaves matmuls to the library until each remaining matmul launch is expected to be faster than the library."""
+        by_library: frozenset[int] = frozenset()
+        choices: dict[int, ProductChoice] = {}
+        while True:
+            fused = self._fuse(by_library)
+            origin = dict(zip(fused.matmuls, self._matmuls, strict=True))
+            launches = {group: self._choice(fused, group, expected) for group in _with_cost(fused.groups)}
+            choices |= {origin[p]: choice for group, choice in launches.items() for p in group.anchors}
+            slower = {origin[p] for group, choice in launches.items() if choice.takes_library for p in group.anchors}
+            if not slower:
+                plans = {group.anchors: choice.plan for group, choice in launches.items()}
+                return _MatmulDecision(by_library, fused, plans, choices)
+            by_library |= slower
 
     def _fuse(self, by_library: frozenset[int]) -> _Fused:
-        """The decision of fusion where some products are left to the library."""
         if by_library not in self._fused:
             graph = run(leave_to_library(self.graph, by_library), Rules(self._target), Stage.FUSION)
             kind = self._kinds.setdefault(tuple((node.op, node.args) for node in graph.nodes), len(self._kinds))
             self._fused[by_library] = _Fused(graph, fuse(graph, self._target, families.FAMILIES), kind)
         return self._fused[by_library]
 
+    def _choice(self, fused: _Fused, group: Group, expected: Expected) -> ProductChoice:
+        """The choice for one matmul launch. It depends on the launch's own rows and depth alone."""
+        rows, depth = _rows_and_depth(fused.graph, group.anchors[0])
+        key = (fused.kind, group, expected.of(rows), expected.of(depth))
+        if key not in self._choices:
+            self._choices[key] = self._choose(fused.graph, group, self._target, expected)
+        return self._choices[key]
+
+    # Classes of sizes: choices of matmuls depend on powers of two of their rows and depths.
+
     @cached_property
     def _rows(self) -> dict[Dim, Formula]:
-        """Sizes that choices go by and that are known at the call only: rows, and what is summed over; each as a formula."""
-        fused = self._fuse(frozenset())
-        rows = dict.fromkeys(dim for group in _priced(fused.groups) for dim in _dims(fused.graph, group.anchors[0]))
-        return {dim: formula(dim) for dim in rows if literal(dim) is None}
+        """Symbolic rows and depths of matmuls with a cost model, each as a formula."""
+        graph = self._fuse(frozenset()).graph
+        dims = dict.fromkeys(dim for group in self.matmul_launches for dim in _rows_and_depth(graph, group.anchors[0]))
+        return {dim: formula(dim) for dim in dims if literal(dim) is None}
 
     def _classes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        return tuple(class_of(rows(sizes)) for rows in self._rows.values()) if self._products else ()
+        return tuple(class_of(rows(sizes)) for rows in self._rows.values()) if self._matmuls else ()
 
     def _expected(self, classes: tuple[int, ...]) -> Expected:
         return Expected(dict(zip(self._rows, classes, strict=True)) if classes else {})
 
     def _ranges(self) -> list[list[range]]:
-        """For each of these sizes, numbers that make the same choices, whatever the others are."""
+        """For each of these sizes, the ranges within which all choices stay the same."""
         keys = {c: self._decision(self._expected(c)).key for c in itertools.product(CLASSES, repeat=len(self._rows))}
-        return [self._merged(place, keys) for place in range(len(self._rows))]
+        return [self._merged(axis, keys) for axis in range(len(self._rows))]
 
-    def _merged(self, place: int, keys: Mapping[tuple[int, ...], ProductsKey]) -> list[range]:
-        found: list[range] = []
-        before: list[ProductsKey] = []
+    def _merged(self, axis: int, keys: Mapping[tuple[int, ...], MatmulKey]) -> list[range]:
+        """Neighbouring classes along one axis as one range where their choices are equal."""
+        ranges: list[range] = []
+        previous: list[MatmulKey] = []
         for first, last in zip((1, *(c + 1 for c in CLASSES)), CLASSES, strict=False):
-            now = [key for classes, key in keys.items() if classes[place] == last]
-            if now == before:
-                found[-1] = range(found[-1].start, last + 1)
+            current = [key for classes, key in keys.items() if classes[axis] == last]
+            if current == previous:
+                ranges[-1] = range(ranges[-1].start, last + 1)
             else:
-                found.append(range(first, last + 1))
-            before = now
-        return found
-
-    def _decision(self, expected: Expected) -> _Decision:
-        """Leaves products to the library until fusion makes no launch any more that it is expected to be faster than."""
-        by_library: frozenset[int] = frozenset()
-        choices: dict[int, ProductChoice] = {}
-        while True:
-            fused = self._fuse(by_library)
-            place = dict(zip(fused.products, self._products, strict=True))
-            chosen = {group: self._choice(fused, group, expected) for group in _priced(fused.groups)}
-            choices |= {place[p]: choice for group, choice in chosen.items() for p in group.anchors}
-            left = {place[p] for group, choice in chosen.items() if choice.takes_library for p in group.anchors}
-            if not left:
-                plans = {group.anchors: choice.plan for group, choice in chosen.items()}
-                return _Decision(by_library, fused, plans, choices)
-            by_library |= left
-
-    def _choice(self, fused: _Fused, group: Group, expected: Expected) -> ProductChoice:
-        """The choice for a launch of products, which goes by their own rows and depth alone."""
-        rows, depth = _dims(fused.graph, group.anchors[0])
-        key = (fused.kind, group, expected.of(rows), expected.of(depth))
-        if key not in self._chosen:
-            self._chosen[key] = self._choose(fused.graph, group, self._target, expected)
-        return self._chosen[key]
-
-    def _form(self, classes: tuple[int, ...], split: Split, bodies: Bodies, pins: Pins = _NO_PINS) -> Specialization:
-        decision = self._decision(self._expected(classes))
-        key = decision.key, split, frozenset(pins.items()), tuple(id(program) for program, _ in bodies.values())
-        if key not in self._made:
-            self._made[key] = self._lowered(decision, split, bodies, pins)
-        return self._made[key]
-
-    def _lowered(self, decision: _Decision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
-        graph, fused = decision.fused.graph, decision.fused.groups
-        parts = (apart(graph, group) if group.outputs in split else (group,) for group in fused)
-        groups = tuple(itertools.chain.from_iterable(parts))
-        return Specialization(
-            graph, groups, lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins, bodies=bodies)
-        )
+                ranges.append(range(first, last + 1))
+            previous = current
+        return ranges
 
 
-def _priced(groups: Sequence[Group]) -> tuple[Group, ...]:
+def _with_cost(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The matmul launches that a cost model knows."""
     return tuple(group for group in groups if group.pipeline == WGMMA.name)
 
 
-def _dims(graph: Graph, product: int) -> tuple[Dim, Dim]:
-    """The rows of a product, and what it sums over."""
-    return rows_of(graph, product), depth_of(graph, product)
+def _rows_and_depth(graph: Graph, matmul: int) -> tuple[Dim, Dim]:
+    return rows_of(graph, matmul), depth_of(graph, matmul)
 
 
-# The graphs that compute one thing: which a call runs is known when its sizes are.
+def _body_ids(bodies: Bodies) -> tuple[int, ...]:
+    return tuple(id(program) for program, _ in bodies.values())
+
+
+# Equivalent graphs: torch's attention or ours, loops over blocks of rows, reductions cut into rows, facts about sizes.
 
 
 SizeValues: TypeAlias = Mapping[str, int]
 SizeFacts: TypeAlias = tuple[tuple[str, int, int], ...]
-"""Sizes, or what is computed of them, each with a bound and a divisor."""
+"""Sizes or expressions of sizes, each with an upper bound and a divisor."""
 
-_WHOLE = 64 << 20  # bytes up to which a value may lie in memory whole, though a loop could compute it in blocks
-_TRIED = 1024  # rows of a block for which a loop is laid out before it is known how many there is room for
+_LARGE = 64 << 20  # bytes of a value from which a loop computes it in blocks
+_TRIAL_ROWS = 1024  # rows of the block for which a loop body is planned before its memory per row is known
 _DIVISORS = (16, 8, 4, 2, 1)
 
 
-class GraphChoices:
-    """A graph, the same with torch's attention in place of ours, and with loops in place of values that are too large to lie in
-    memory whole; each also for sizes of which a bound and a divisor are known. Kernels of equal graphs share it: one thread at a
-    time makes a form.
+class Specializer:
+    """All specializations of a graph for a machine. It rewrites the graph as the sizes of a call require, and plans the result.
+
+    A rewritten graph lets torch compute attention, computes values in loops that are too large to be materialized, cuts reductions
+    into rows, and knows a bound and a divisor of some sizes. Kernels of equal graphs share a specializer; the lock lets one thread
+    plan at a time.
 
     Args:
         graph: in primitives, ready for fusion.
         wide: whether indices need 64 bits.
-        depth: how many loops it is the body of.
-        library: the graph with attention by torch.
-        lock: of the alternatives that these are a part of.
+        depth: the number of loops around it, if it is the body of one.
+        library: the graph with attention computed by torch; None if there is no choice.
+        lock: that of the outer specializer.
 
     Attributes:
-        whole: the forms of the graph as it is, for all sizes.
+        base: plans the graph as it is, for all sizes.
     """
 
     def __init__(
@@ -336,108 +350,110 @@ class GraphChoices:
     ) -> None:
         self._lock = lock or new_lock()
         self._target, self._wide, self._depth = target, wide, depth
-        self._lengths = _lengths(graph)
-        self._looped = in_blocks(graph, products_of_attention(graph, target), depth)
-        self._known: dict[tuple[bool, SizeFacts | None, Cuts], Specializer] = {}
-        self._bodies: dict[Blocks, GraphChoices] = {}
-        self._graphs = (graph, graph if self._looped is None else self._looped.graph)  # and with loops
+        self._lengths = _reduced_lengths(graph)
+        self._loops = in_blocks(graph, products_of_attention(graph, target), depth)
+        self._planners: dict[tuple[bool, SizeFacts | None, Cuts], GraphPlanner] = {}
+        self._bodies: dict[Blocks, Specializer] = {}
+        self._graphs = (graph, graph if self._loops is None else self._loops.graph)  # without and with loops
         self._attentions = () if library is None else attentions_of(library)
         self._library = None
         if library is not None and self._attentions:
-            self._library = GraphChoices(library, target, wide=wide, lock=self._lock)
-        self.whole = self._forms(None, (), is_looped=False)
+            self._library = Specializer(library, target, wide=wide, lock=self._lock)
+        self.base = self._planner(None, (), with_loops=False)
 
-    def of(self, sizes: SizeValues) -> Specializer:
-        """The forms for some sizes, and for others with the same bounds and divisors."""
+    def at(self, sizes: SizeValues, pins: Pins = _NO_PINS) -> Specialization:
+        """The specialization for some sizes; pins as in `GraphPlanner.at`."""
+        return self.planner(sizes).at(sizes, pins)
+
+    def planner(self, sizes: SizeValues, *, is_general: bool = False) -> GraphPlanner:
+        """The planner for some sizes, and for all others with the same bounds and divisors.
+
+        Args:
+            is_general: True for a planner whose specializations serve all sizes, with loops if these sizes need them.
+        """
         with self._lock:
-            return self._chosen(sizes, is_general=False)
+            return self._chosen(sizes, is_general=is_general)
 
-    def general(self, sizes: SizeValues) -> Specializer:
-        """Forms for all sizes, with loops if these sizes need them."""
-        with self._lock:
-            return self._chosen(sizes, is_general=True)
-
-    def _chosen(self, sizes: SizeValues, *, is_general: bool) -> Specializer:
+    def _chosen(self, sizes: SizeValues, *, is_general: bool) -> GraphPlanner:
         if self._library is not None and takes_library([size(sizes) for size in self._attentions], self._target.processors):
             return self._library._chosen(sizes, is_general=is_general)
-        whole = self._in_rows(sizes, is_general=is_general, is_looped=False)
-        is_looped = self._looped is not None and self._is_stored(self._looped, whole.at(sizes).program, sizes)
-        return self._in_rows(sizes, is_general=is_general, is_looped=True) if is_looped else whole
+        without = self._cut_or_whole(sizes, is_general=is_general, with_loops=False)
+        if self._loops is None or not self._needs_loops(self._loops, without.at(sizes).program, sizes):
+            return without
+        return self._cut_or_whole(sizes, is_general=is_general, with_loops=True)
 
-    def _is_stored(self, looped: InBlocks, program: Program, sizes: SizeValues) -> bool:
-        """True if a program keeps a value, of those that loops would compute in blocks, that is too large."""
-        large, most = {formula(elements)(sizes) for elements in looped.large}, ROOM if self._depth else _WHOLE
-        kept = ((program.graph.nodes[b.node], b) for b in program.buffers if b.role is Role.TEMPORARY and b.node is not None)
-        values = ((formula(product(node.shape))(sizes), b.dtype) for node, b in kept)
-        return any(count in large and count * dtype.itemsize > most for count, dtype in values)
+    def _needs_loops(self, loops: InBlocks, program: Program, sizes: SizeValues) -> bool:
+        """True if a program materializes a value that is too large, and that the loops would compute in blocks."""
+        large, limit = {formula(elements)(sizes) for elements in loops.large}, ROOM if self._depth else _LARGE
+        stored = ((program.graph.nodes[b.node], b) for b in program.buffers if b.role is Role.TEMPORARY and b.node is not None)
+        values = ((formula(product(node.shape))(sizes), b.dtype) for node, b in stored)
+        return any(count in large and count * dtype.itemsize > limit for count, dtype in values)
 
-    def _in_rows(self, sizes: SizeValues, *, is_general: bool, is_looped: bool) -> Specializer:
-        """The forms, in which reductions go by rows that would leave most of the machine idle otherwise."""
-        graph = self._graphs[is_looped]
+    def _cut_or_whole(self, sizes: SizeValues, *, is_general: bool, with_loops: bool) -> GraphPlanner:
+        """The planner whose reductions are cut into rows if that is expected to be faster: few results leave most SMs idle."""
+        graph = self._graphs[with_loops]
         cuts = cuts_of(graph, sizes, self._target.processors)
 
-        def forms(cuts: Cuts) -> Specializer:
+        def planner(cuts: Cuts) -> GraphPlanner:
             lengths = dict.fromkeys((*self._lengths, *(extent for _, cut in cuts for extent in cut.extents)))
             facts = None if is_general else tuple(_fact(extent, sizes) for extent in lengths)
-            return self._forms(facts, cuts, is_looped=is_looped)
+            return self._planner(facts, cuts, with_loops=with_loops)
 
         if not cuts or any(same(product(graph.nodes[position].shape), 1) for position, _ in cuts):
-            return forms(cuts)  # there is no other way to keep a machine busy with one result
-        whole, apart = forms(()), forms(cuts)
-        return apart if _is_faster(apart.at(sizes).program, whole.at(sizes).program, sizes, self._target) else whole
+            return planner(cuts)  # one result alone would leave the machine idle
+        whole, cut = planner(()), planner(cuts)
+        return cut if _is_faster(cut.at(sizes).program, whole.at(sizes).program, sizes, self._target) else whole
 
-    def _forms(self, facts: SizeFacts | None, cuts: Cuts, *, is_looped: bool) -> Specializer:
-        graph, key = self._graphs[is_looped], (is_looped, facts, cuts)
-        if key not in self._known:
+    def _planner(self, facts: SizeFacts | None, cuts: Cuts, *, with_loops: bool) -> GraphPlanner:
+        graph, key = self._graphs[with_loops], (with_loops, facts, cuts)
+        if key not in self._planners:
             loops = dict.fromkeys(cast(Blocks, node.attr("blocks")) for node in graph.nodes if node.op is Op.BLOCKS)
 
             def bodies(sizes: SizeValues) -> Bodies:
-                return {blocks: self._program(blocks, sizes, is_general=facts is None) for blocks in loops}
+                return {blocks: self._body(blocks, sizes, is_general=facts is None) for blocks in loops}
 
-            known = by_rows(_knowing(graph, facts or ()), cuts)
-            self._known[key] = Specializer(known, self._target, wide=self._wide, bodies=bodies, lock=self._lock)
-        return self._known[key]
+            rewritten = by_rows(_with_facts(graph, facts or ()), cuts)
+            self._planners[key] = GraphPlanner(rewritten, self._target, wide=self._wide, bodies=bodies, lock=self._lock)
+        return self._planners[key]
 
-    def _program(self, blocks: Blocks, sizes: SizeValues, *, is_general: bool) -> tuple[Program, Formula]:
-        """The program of a loop's body, laid out for the first block at some sizes, and the bytes of a row."""
+    def _body(self, blocks: Blocks, sizes: SizeValues, *, is_general: bool) -> tuple[Program, Formula]:
+        """The program of a loop body, planned for the first block, and the bytes that it needs for a row."""
         if blocks not in self._bodies:
             body = run(blocks.body, Rules(self._target), Stage.READY)
-            self._bodies[blocks] = GraphChoices(body, self._target, wide=self._wide, depth=self._depth + 1, lock=self._lock)
+            self._bodies[blocks] = Specializer(body, self._target, wide=self._wide, depth=self._depth + 1, lock=self._lock)
         loop, extent = self._bodies[blocks], formula(blocks.extent)(sizes)
-        tried = loop.whole.at({**sizes, **blocks.first(min(extent, _TRIED))})
-        taken = row_bytes(tried.program, blocks)
-        first = {**sizes, **blocks.first(rows_of_block(extent, taken(sizes), sum_bytes(blocks)(sizes)))}
-        forms = loop.general(first) if is_general else loop.of(first)
-        return forms.at(first).program, taken
+        trial = loop.base.at({**sizes, **blocks.first(min(extent, _TRIAL_ROWS))})
+        bytes_of_row = row_bytes(trial.program, blocks)
+        first = {**sizes, **blocks.first(rows_of_block(extent, bytes_of_row(sizes), sum_bytes(blocks)(sizes)))}
+        return loop.planner(first, is_general=is_general).at(first).program, bytes_of_row
 
 
-def _lengths(graph: Graph) -> tuple[Dim, ...]:
-    """Extents along which rows are reduced, that are known at the call only."""
+def _reduced_lengths(graph: Graph) -> tuple[Dim, ...]:
+    """Symbolic extents that reductions run along."""
     reduced = ((node, graph.nodes[node.args[0]].shape) for node in graph.nodes if node.family is Family.REDUCTION)
     extents = (shape[dim] for node, shape in reduced for dim in cast(tuple[int, ...], node.attr("dims")))
     return tuple(sorted({extent for extent in extents if literal(extent) is None}, key=str))
 
 
-def _is_faster(apart: Program, whole: Program, sizes: SizeValues, target: Target) -> bool:
-    """True if reductions by rows are expected to take less time; where nothing is known of it, if they were few blocks."""
-    time, other = program_time(apart, sizes, target), program_time(whole, sizes, target)
-    if time is not None and other is not None:
-        return time < other
+def _is_faster(cut: Program, whole: Program, sizes: SizeValues, target: Target) -> bool:
+    """True if reductions cut into rows are expected to be faster; without a cost, if whole ones launch fewer blocks than SMs."""
+    time, whole_time = program_time(cut, sizes, target), program_time(whole, sizes, target)
+    if time is not None and whole_time is not None:
+        return time < whole_time
     rows = (launch for launch in whole.launches if isinstance(launch.plan, RowPlan) and not launch.plan.tiled)
     return any(launch.cluster == 1 and launch.grid(sizes) < target.processors for launch in rows)
 
 
 def _fact(extent: Dim, sizes: SizeValues) -> tuple[str, int, int]:
-    """An extent with the next power of two, and the largest of some divisors; what is computed of sizes has those of these."""
+    """An extent with the next power of two, and its largest divisor of `_DIVISORS` (1 for an expression)."""
     size, name = formula(extent)(sizes), str(extent)
     return name, 1 << (size - 1).bit_length(), next(d for d in _DIVISORS if size % d == 0) if name.isidentifier() else 1
 
 
-def _knowing(graph: Graph, facts: SizeFacts) -> Graph:
-    """A graph of which bounds and divisors of some sizes are known."""
+def _with_facts(graph: Graph, facts: SizeFacts) -> Graph:
     bounds, multiples = dict(graph.bounds), dict(graph.multiples)
     for name, bound, divisor in facts:
         bounds[name] = min(bounds.get(name, bound), bound)
         multiples[name] = math.lcm(multiples.get(name, 1), divisor)
-    known = {name: divisor for name, divisor in multiples.items() if divisor > 1}
-    return replace(graph, bounds=tuple(bounds.items()), multiples=tuple(known.items()))
+    divisors = {name: divisor for name, divisor in multiples.items() if divisor > 1}
+    return replace(graph, bounds=tuple(bounds.items()), multiples=tuple(divisors.items()))

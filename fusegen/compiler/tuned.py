@@ -1,8 +1,8 @@
-"""Plans that were measured: what `fg.tune` found out for a launch, its sizes and a device, and later calls go by.
+"""Measured plans: `fg.tune` records the fastest plan of a launch for its extents on a device, and later calls take it.
 
-A folder a kind of launch and device lies in the cache, with a file for each pair of extents that was measured: processes that
-measure at the same time lose nothing. Where there is none, the nearest that is no more than a factor of two away says what the plan
-should be like. Removing the files is safe.
+The cache has a folder for each kind of launch and device, with a file for each measured pair of extents, so that processes can
+measure at the same time. For other extents, the nearest record within a factor of two decides: its plan, or the candidate with the
+nearest traits. Removing the files is safe.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ C = TypeVar("C", bound=CompiledGraph)
 
 FORMAT = 2
 _FOLDER = "tuned"
-_NEAR = 1.0  # powers of two that a size may be away from one that was measured
-_IGNORING: set[object] = set()  # one for each `untuned` that is under way
+_NEAR = 1.0  # powers of two between two extents of which one may stand for the other
+_ACTIVE_UNTUNED: set[object] = set()  # one token for each active `untuned`
 
 Extents: TypeAlias = tuple[int, int]
 Traits: TypeAlias = tuple[str, tuple[float, ...]]
@@ -42,8 +42,8 @@ class TuningKey:
     """The subject of a measurement: a kind of launch on a kind of device, at its extents.
 
     Attributes:
-        launch: digest of what it computes (`likeness`).
-        device: with its target, in words.
+        launch: digest of the computation (`likeness`).
+        device: the device's name and its target.
         extents: rows and columns.
     """
 
@@ -53,25 +53,25 @@ class TuningKey:
 
     @property
     def folder(self) -> str:
-        """The folder of all measurements of such launches on such a device, by name."""
+        """The name of the folder with all records of this kind of launch on this kind of device."""
         return hashlib.sha256(f"{self.launch} {self.device}".encode()).hexdigest()[:32]
 
     @property
     def file(self) -> str:
-        """The file that holds it, by name."""
+        """The name of the record's file."""
         return f"{self.extents[0]}x{self.extents[1]}.json"
 
 
 @dataclass(frozen=True)
 class TuningRecord:
-    """The choice at some extents.
+    """The plan chosen for some extents.
 
     Attributes:
         extents: rows and columns.
-        plan: in words, by field.
-        traits: what it has in common with plans for other sizes.
-        times: microseconds of each candidate, in words.
-        pinned: whether the user chose it, whatever the times are.
+        plan: the plan's fields.
+        traits: properties that plans for different extents can share.
+        times: each candidate's text with its time in µs.
+        pinned: True if the user chose the plan.
     """
 
     extents: Extents
@@ -80,52 +80,52 @@ class TuningRecord:
     times: tuple[tuple[str, float], ...]
     pinned: bool = False
 
+    @classmethod
+    def of(cls, extents: Extents, plan: Plan, times: Sequence[tuple[str, float]], *, pinned: bool = False) -> TuningRecord:
+        """The record of a plan."""
+        return cls(extents, plan_fields(plan), plan.traits, tuple(times), pinned)
+
 
 _OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
-"""Measurements of another rank: this process may see another disk."""
+"""Records of another rank: this process may have another disk."""
 
 
-def place_of(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> TuningKey:
-    """The place of a launch's measurement."""
-    machine = f"{program.target.name}, {_device_words(device)}"  # the emulator plays a GPU on a CPU
+def tuning_key(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> TuningKey:
+    """The key of a launch's records."""
+    machine = f"{program.target.name}, {_device_name(device)}"  # both: the emulator plays a GPU on a CPU
     return TuningKey(likeness(program.graph, launch.group), machine, extents(launch, sizes))
 
 
-def described(plan: Plan) -> dict[str, Any]:
+def plan_fields(plan: Plan) -> dict[str, Any]:
     """A plan as JSON holds it."""
     return {name: value.value if isinstance(value, Enum) else value for name, value in asdict(plan).items()}
 
 
-def entry_of(at: Extents, plan: Plan, times: Sequence[tuple[str, float]], *, pinned: bool = False) -> TuningRecord:
-    """An entry with a plan."""
-    return TuningRecord(at, described(plan), plan.traits, tuple(times), pinned)
-
-
 @contextmanager
 def untuned() -> Iterator[None]:
-    """Within it, calls that are bound have the plans that nobody has measured, in all threads: autograd's bind backward passes."""
+    """A context in which binding a call ignores records, in all threads: autograd binds backward passes in threads of its own."""
     token = object()
-    _IGNORING.add(token)
+    _ACTIVE_UNTUNED.add(token)
     try:
         yield
     finally:
-        _IGNORING.discard(token)
+        _ACTIVE_UNTUNED.discard(token)
 
 
-def in_measured_form(compiled: C, sizes: Mapping[str, int], device: torch.device) -> C:
-    """The compiled program, with the plans that were measured for such sizes on such a device."""
-    records = "" if _IGNORING else _records()
-    if not records:
+def with_measured_plans(compiled: C, sizes: Mapping[str, int], device: torch.device) -> C:
+    """The compiled graph with the plans recorded for these sizes on this device."""
+    digest = "" if _ACTIVE_UNTUNED else _digest()
+    if not digest:
         return compiled
-    where = f"{_device_words(device)} {records}"
-    return compiled.in_form(compiled.programs.measured(sizes, where, lambda program: dict(_pins(program, sizes, device))))
+    pins = lambda program: dict(_pins(program, sizes, device))  # noqa: E731
+    return compiled.with_specialization(compiled.cache.measured(sizes, f"{_device_name(device)} {digest}", pins))
 
 
-def _records() -> str:
-    """All measurements that there are, in words that change with any of them; empty where there is none."""
+def _digest() -> str:
+    """A text that changes with any record; empty without records."""
     files = []
     for path in (settings().cache_dir / _FOLDER).glob("*/*.json"):
-        with suppress(FileNotFoundError):  # it has just gone
+        with suppress(FileNotFoundError):  # removed since
             files.append((path.parent.name, path.name, path.stat().st_mtime_ns))
     return repr((sorted(files), sorted(map(repr, _OF_THIS_JOB.items())))) if files or _OF_THIS_JOB else ""
 
@@ -133,80 +133,80 @@ def _records() -> str:
 def _pins(program: Program, sizes: Mapping[str, int], device: torch.device) -> Iterator[tuple[tuple[int, ...], Plan]]:
     for launch in program.launches:
         if len(launch.candidates) > 1:
-            plan = chosen(place_of(program, launch, sizes, device), launch.candidates)
+            plan = recorded_plan(tuning_key(program, launch, sizes, device), launch.candidates)
             if plan is not None and plan != launch.plan:
                 yield launch.group.outputs, plan
 
 
-def chosen(place: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
-    """The candidate that measurements speak for; None where there are none nearby."""
-    near = [(_distance(entry.extents, place.extents), entry) for entry in entries(place)]
-    distance, entry = min(near, key=lambda pair: pair[0], default=(math.inf, None))
-    if entry is None or distance > _NEAR:
+def recorded_plan(key: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
+    """The candidate that the nearest record selects; None without a record nearby."""
+    near = [(_distance(record.extents, key.extents), record) for record in records(key)]
+    distance, record = min(near, key=lambda pair: pair[0], default=(math.inf, None))
+    if record is None or distance > _NEAR:
         return None
-    exact = next((plan for plan in candidates if described(plan) == entry.plan), None)
-    return exact if exact is not None or distance == 0 else _most_alike(entry.traits, candidates)
+    exact = next((plan for plan in candidates if plan_fields(plan) == record.plan), None)
+    return exact if exact is not None or distance == 0 else _nearest(record.traits, candidates)
 
 
-def _most_alike(traits: Traits, candidates: Sequence[Plan]) -> Plan | None:
+def _nearest(traits: Traits, candidates: Sequence[Plan]) -> Plan | None:
     kind, numbers = traits
-    alike = [plan for plan in candidates if plan.traits[0] == kind and len(plan.traits[1]) == len(numbers)]
-    return min(alike, key=lambda plan: math.dist(plan.traits[1], numbers), default=None)
+    comparable = [plan for plan in candidates if plan.traits[0] == kind and len(plan.traits[1]) == len(numbers)]
+    return min(comparable, key=lambda plan: math.dist(plan.traits[1], numbers), default=None)
 
 
 def _distance(one: Extents, other: Extents) -> float:
-    """Powers of two between two pairs of extents, the greater of both."""
+    """The larger difference of two pairs of extents, in powers of two."""
     return max(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(one, other, strict=True))
 
 
 # Files.
 
 
-def entries(place: TuningKey) -> list[TuningRecord]:
-    """All entries of a kind of launch on a kind of device."""
-    files = sorted((settings().cache_dir / _FOLDER / place.folder).glob("*.json"))
-    found = {entry.extents: entry for entry in map(_stored, files) if entry is not None}
-    found |= {p.extents: entry for p, entry in _OF_THIS_JOB.items() if (p.launch, p.device) == (place.launch, place.device)}
-    return list(found.values())
+def records(key: TuningKey) -> list[TuningRecord]:
+    """All records of this kind of launch on this kind of device, for any extents."""
+    files = sorted((settings().cache_dir / _FOLDER / key.folder).glob("*.json"))
+    by_extents = {record.extents: record for record in map(_read, files) if record is not None}
+    of_this_job = {k.extents: record for k, record in _OF_THIS_JOB.items() if (k.launch, k.device) == (key.launch, key.device)}
+    return list((by_extents | of_this_job).values())
 
 
-def keep(place: TuningKey, entry: TuningRecord) -> None:
-    """Writes an entry, in place of an older one of the same extents.
+def write_record(key: TuningKey, record: TuningRecord) -> None:
+    """Writes a record. It replaces an older one for the same extents.
 
     Raises:
         SettingsError: the cache cannot be written to.
     """
     folder = cache_folder("tuned")
-    document = {"format": FORMAT, "launch": place.launch, "device": place.device, "entry": asdict(entry)}
+    document = {"format": FORMAT, "launch": key.launch, "device": key.device, "entry": asdict(record)}
     with writing_to(folder):
-        write_atomically(folder / place.folder / place.file, (json.dumps(document, indent=1) + "\n").encode())
+        write_atomically(folder / key.folder / key.file, (json.dumps(document, indent=1) + "\n").encode())
 
 
-def remember(found: Mapping[TuningKey, TuningRecord]) -> None:
-    """Takes what another rank of the job has measured."""
-    _OF_THIS_JOB.update(found)
+def add_records(of_other_rank: Mapping[TuningKey, TuningRecord]) -> None:
+    """Adds the records of another rank of the job."""
+    _OF_THIS_JOB.update(of_other_rank)
 
 
-def _stored(path: Path) -> TuningRecord | None:
-    """The entry of a file; none of one that has just gone, or that something else has written to."""
+def _read(path: Path) -> TuningRecord | None:
+    """The record of a file; None with a warning if the file holds something else, None if it was removed since."""
     try:
         document = json.loads(read_regular(path))
-        return _entry(document["entry"]) if document["format"] == FORMAT else None
+        return _parsed(document["entry"]) if document["format"] == FORMAT else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        warnings.warn(f"{path} holds no measurement of fusegen and is passed over ({error})", stacklevel=2)
+        warnings.warn(f"{path} is not a tuning record and is ignored ({error})", stacklevel=2)
         return None
 
 
-def _entry(data: Mapping[str, Any]) -> TuningRecord:
+def _parsed(data: Mapping[str, Any]) -> TuningRecord:
     rows, columns = map(int, data["extents"])
     kind, numbers = data["traits"]
-    times = tuple((str(words), float(time)) for words, time in data["times"])
+    times = tuple((str(text), float(time)) for text, time in data["times"])
     return TuningRecord((rows, columns), dict(data["plan"]), (str(kind), tuple(map(float, numbers))), times, bool(data["pinned"]))
 
 
-def _device_words(device: torch.device) -> str:
+def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{torch.get_num_threads()} threads"

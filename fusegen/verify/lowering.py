@@ -105,7 +105,7 @@ class LoweredCase:
         if self.variant is None or own.name == self.target.name:
             with untuned():  # what is recorded is what everybody gets
                 results = self.dispatcher.call((), arguments)
-            if self.variant is not None and self._variant(arguments, device).form is not self.variant.form:
+            if self.variant is not None and self._variant(arguments, device).specialization is not self.variant.specialization:
                 raise VerificationError("a call runs another variant than was lowered", where=self.dispatcher.name)
         else:
             results = self._foreign(self.variant, arguments, device)

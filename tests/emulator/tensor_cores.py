@@ -14,7 +14,7 @@ from fusegen import target as targets
 from fusegen.compiler.backends import Machine, emulated_machine
 from fusegen.compiler.compile import Variant
 from fusegen.compiler.emulator import EARLY, EmulatedSource, EmulatedTiming, load_emulated
-from fusegen.compiler.specialize import Specializer
+from fusegen.compiler.specialize import GraphPlanner
 from fusegen.families.gemm.heuristics import Expected, ProductChoice, choose
 from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
@@ -67,8 +67,8 @@ def lowered(function: Callable[..., Any], arguments: Sequence[Any], target: Targ
     values = dispatcher.arguments(arguments, {})
     variant, hidden = dispatcher.variants.of(values, target, device)
     sizes = dispatcher.variants.sizes(variant, values, hidden)
-    forms = Specializer(variant.alternatives.whole.graph, target, wide=variant.request.wide, choose=ours)
-    variant = variant.in_form(forms.at(sizes))
+    planner = GraphPlanner(variant.specializer.base.graph, target, wide=variant.request.wide, choose=ours)
+    variant = variant.with_specialization(planner.at(sizes))
     assert len(variant.program.launches) == len(variant.program.steps)
     return Ready(variant, values, sizes, dispatcher.parameters.names, device)
 

@@ -88,7 +88,7 @@ def measure(device: torch.device) -> Iterator[Measured]:
 def _by_our_kernel(kernel: fg.Kernel[..., Any], tensors: Sequence[Tensor]) -> TimedCall:
     """A call of the kernel, with our attention whatever is expected of it."""
     (variant, sizes), device = variant_of(kernel, tensors), tensors[0].device
-    program = machine_of(device).bound(variant.in_form(variant.alternatives.whole.at(sizes)), sizes, device)
+    program = machine_of(device).bound(variant.with_specialization(variant.specializer.base.at(sizes)), sizes, device)
     return partial(program.call, tensors, {})
 
 

@@ -23,7 +23,7 @@ import fusegen as fg
 from fusegen.bench.record import Environment, environment
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.compile import Variant
-from fusegen.compiler.specialize import Choose, Specializer
+from fusegen.compiler.specialize import Choose, GraphPlanner
 from fusegen.families.gemm.heuristics import ProductChoice, candidates, shape_of
 from fusegen.families.gemm.plan import ContractionPlan
 from fusegen.files import write_atomically
@@ -168,13 +168,13 @@ def _programs(kernel: fg.Kernel[..., Any], arguments: Sequence[Tensor]) -> Itera
     """The kernel as it is with each plan, and by the library."""
     device = arguments[0].device
     machine, (variant, sizes) = machine_of(device), variant_of(kernel, arguments)
-    whole = variant.alternatives.whole
-    (group,) = whole.products
+    whole = variant.specializer.base
+    (group,) = whole.matmul_launches
     plans = candidates(shape_of(whole.graph, group, whole.expected(sizes)), machine.target)
     choices = [*(ProductChoice(plan) for plan in plans), ProductChoice(plans[0], ours=1.0, library=0.0)]
     for choice in choices:
-        forms = Specializer(whole.graph, machine.target, wide=False, choose=_always(choice))
-        chosen = variant.in_form(forms.at(sizes))
+        planner = GraphPlanner(whole.graph, machine.target, wide=False, choose=_always(choice))
+        chosen = variant.with_specialization(planner.at(sizes))
         yield None if choice.takes_library else choice.plan, machine.bound(chosen, sizes, device)
 
 

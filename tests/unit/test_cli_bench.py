@@ -89,10 +89,10 @@ def regard(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
 
     def bound(compiled: Any, *_: Any) -> Any:
-        found.append(not tuned._IGNORING)
+        found.append(not tuned._ACTIVE_UNTUNED)
         return compiled
 
-    monkeypatch.setattr("fusegen.compiler.dispatch.in_measured_form", bound)
+    monkeypatch.setattr("fusegen.compiler.dispatch.with_measured_plans", bound)
     return found
 
 

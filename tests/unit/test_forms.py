@@ -16,9 +16,9 @@ from torch import Tensor
 
 import fusegen as fg
 from fusegen.compiler import specialize, variants
-from fusegen.compiler.compile import PlanCache
+from fusegen.compiler.compile import SpecializationCache
 from fusegen.compiler.passes import forget_programs
-from fusegen.compiler.specialize import Specialization, Specializer
+from fusegen.compiler.specialize import GraphPlanner, Specialization
 from fusegen.families.gemm.heuristics import CLASSES
 from fusegen.families.gemm.plan import ContractionBody, ContractionPlan, MmaPlan
 from fusegen.families.pointwise.plan import PointwisePlan
@@ -71,8 +71,8 @@ def test_the_forms_are_a_list_that_every_call_is_in() -> None:
 
 def test_a_loop_over_sizes_makes_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    original = Specializer._lowered
-    monkeypatch.setattr(Specializer, "_lowered", lambda self, *args: made.append(1) or original(self, *args))
+    original = GraphPlanner._lowered
+    monkeypatch.setattr(GraphPlanner, "_lowered", lambda self, *args: made.append(1) or original(self, *args))
     kernel = fg.kernel(lambda x, weight: linear_gelu(x, weight))  # under a name of its own: programs of equal graphs are shared
     for rows in range(2, 400):
         lowered(kernel, rows)
@@ -102,9 +102,9 @@ def test_sizes_of_what_is_not_read_make_no_program() -> None:
 
 def test_kernels_that_share_programs_make_them_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, most = [], []
-    original = Specializer._lowered
+    original = GraphPlanner._lowered
 
-    def watched(self: Specializer, *args: Any) -> Specialization:
+    def watched(self: GraphPlanner, *args: Any) -> Specialization:
         inside.append(1)
         most.append(len(inside))
         time.sleep(0.02)  # for the other thread to come in, if it can
@@ -114,7 +114,7 @@ def test_kernels_that_share_programs_make_them_one_at_a_time(monkeypatch: pytest
     kernels = [fg.kernel(lambda x, weight: linear_gelu(x, weight).neg()) for _ in range(2)]
     for kernel in kernels:
         lowered(kernel, 33)
-    monkeypatch.setattr(Specializer, "_lowered", watched)
+    monkeypatch.setattr(GraphPlanner, "_lowered", watched)
     with ThreadPoolExecutor(len(kernels)) as threads:
         found = list(threads.map(lowered, kernels, (512, 8192)))
     assert max(most) == 1 and found[0].program != found[1].program
@@ -152,7 +152,7 @@ def test_a_plan_that_was_asked_for_comes_before_the_expected_one() -> None:
     (launch,) = low.program.launches
     first = launch.candidates[0]
     assert launch.plan != first, "two rows have more threads each than the first plan has"
-    (asked,) = low._forms.at(low.sizes, {launch.group.outputs: first}).program.launches
+    (asked,) = low._planner.at(low.sizes, {launch.group.outputs: first}).program.launches
     assert asked.plan == first
 
 
@@ -162,7 +162,7 @@ def test_a_plan_that_is_asked_for_does_not_give_way_to_that_of_rows_beside_it() 
     rows, points = low.program.launches
     assert rows.block == points.block
     for plan in points.candidates[:4]:
-        form = low._forms.at(low.sizes, {points.group.outputs: plan})
+        form = low._planner.at(low.sizes, {points.group.outputs: plan})
         assert form.program.launches[1].plan == plan
 
 
@@ -173,8 +173,8 @@ def test_a_plan_that_is_asked_for_does_not_give_way_to_that_of_rows_beside_it() 
 def plans(kept_plans: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:  # noqa: ARG001
     """Begins a new process, as far as programs go; gives how many plans were made since."""
     made = []
-    original = PlanCache.planned
-    monkeypatch.setattr(PlanCache, "planned", lambda self, sizes: made.append(1) or original(self, sizes))
+    original = SpecializationCache.planned
+    monkeypatch.setattr(SpecializationCache, "planned", lambda self, sizes: made.append(1) or original(self, sizes))
 
     def begin() -> int:
         forget_programs()

@@ -33,7 +33,7 @@ T[7] = -100
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for a few rows of the cases."""
-    monkeypatch.setattr(specialize, "_WHOLE", 0)
+    monkeypatch.setattr(specialize, "_LARGE", 0)
     for module in (call, call_text, specialize):
         monkeypatch.setattr(module, "ROOM", 16 << 10)
         monkeypatch.setattr(module, "EVEN", 4, raising=False)

@@ -170,7 +170,7 @@ CASES: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
 
 @pytest.mark.usefixtures("emulated", "padded_always")
 def test_gradients_that_blocks_of_rows_add_up_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specialize, "_WHOLE", 0)
+    monkeypatch.setattr(specialize, "_LARGE", 0)
     monkeypatch.setattr(call, "rows_of_block", lambda *_: 4)
     tensors, target = [given(10, 32), given(77, 32)], torch.arange(10)
     narrow, wide = ([t.to(dtype, copy=True).requires_grad_() for t in tensors] for dtype in (BF16, torch.float64))

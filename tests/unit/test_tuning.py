@@ -21,7 +21,7 @@ from fusegen import tuning
 from fusegen.compiler import tuned
 from fusegen.compiler.backends import machine_of
 from fusegen.compiler.passes import forget_programs
-from fusegen.compiler.tuned import in_measured_form, untuned
+from fusegen.compiler.tuned import untuned, with_measured_plans
 from fusegen.errors import ArgumentError, VerificationError
 from fusegen.schedule.kernel import Plan
 from fusegen.timing import RoundTimes, TimedCall
@@ -63,7 +63,7 @@ def plan_of(function: Callable[..., Any], *arguments: Any) -> Plan | None:
     """The plan that a call of a kernel that nobody has called runs."""
     dispatcher = fg.kernel(function)._dispatcher
     variant, hidden = dispatcher.variants.of(list(arguments), machine_of(CPU).target, CPU)
-    measured = in_measured_form(variant, dispatcher.variants.sizes(variant, list(arguments), hidden), CPU)
+    measured = with_measured_plans(variant, dispatcher.variants.sizes(variant, list(arguments), hidden), CPU)
     return measured.program.launches[0].plan
 
 
@@ -90,7 +90,7 @@ def test_a_kernel_that_was_called_before_takes_the_plan(fastest: Callable[..., N
     (launch,) = fg.tune(kernel, x).launches
     seen: list[Any] = []
     monkeypatch.setattr(
-        "fusegen.compiler.dispatch.in_measured_form", lambda *given: seen.append(in_measured_form(*given)) or seen[-1]
+        "fusegen.compiler.dispatch.with_measured_plans", lambda *given: seen.append(with_measured_plans(*given)) or seen[-1]
     )
     torch.testing.assert_close(kernel(x), softmax(x))
     assert [variant.program.launches[0].plan for variant in seen] == [launch.plan]
@@ -285,8 +285,8 @@ def test_backward_passes_take_what_was_measured(fastest: Callable[..., None], mo
     x = randn(40, 500)
     (launch,) = fg.tune(fg.kernel(softmax), x).launches
     bound: list[Any] = []
-    measured = lambda *given: bound.append(in_measured_form(*given)) or bound[-1]  # noqa: E731
-    monkeypatch.setattr("fusegen.compiler.passes.in_measured_form", measured)
+    measured = lambda *given: bound.append(with_measured_plans(*given)) or bound[-1]  # noqa: E731
+    monkeypatch.setattr("fusegen.compiler.passes.with_measured_plans", measured)
     fg.vjp(fg.kernel(softmax), x).forward(x)
     assert [each.program.launches[0].plan for each in bound] == [launch.plan]
 
@@ -307,9 +307,9 @@ def test_a_file_that_holds_something_else_is_passed_over(own_cache: Path, fastes
     file.write_text(text)
     with untuned():
         first = plan_of(softmax, x)
-    with pytest.warns(UserWarning, match="no measurement"):
+    with pytest.warns(UserWarning, match="not a tuning record"):
         assert plan_of(softmax, x) == first
-    with pytest.warns(UserWarning, match="no measurement"):
+    with pytest.warns(UserWarning, match="not a tuning record"):
         (launch,) = fg.tune(fg.kernel(softmax), x).launches
     assert plan_of(softmax, x) == launch.plan
 
@@ -329,8 +329,8 @@ kernel = fg.kernel(lambda x: F.softmax(x, -1))
 assert launch.plan == launch.candidates[3].plan
 bound = []
 from fusegen.compiler import dispatch
-measured = dispatch.in_measured_form
-dispatch.in_measured_form = lambda *given: bound.append(measured(*given)) or bound[-1]
+measured = dispatch.with_measured_plans
+dispatch.with_measured_plans = lambda *given: bound.append(measured(*given)) or bound[-1]
 kernel(torch.randn(40, 500))
 assert bound[0].program.launches[0].plan == launch.plan
 """

@@ -63,10 +63,10 @@ def test_what_was_measured_has_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     ignored: list[bool] = []
 
     def bound(compiled: Any, *_: Any) -> Any:
-        ignored.append(bool(tuned._IGNORING))
+        ignored.append(bool(tuned._ACTIVE_UNTUNED))
         return compiled
 
-    monkeypatch.setattr("fusegen.compiler.dispatch.in_measured_form", bound)
+    monkeypatch.setattr("fusegen.compiler.dispatch.with_measured_plans", bound)
     assert outcome("canonical").passed and ignored and all(ignored)
 
 
