@@ -1,4 +1,4 @@
-"""Devices: what code is made for them, what compiles it, and what launches it there."""
+"""Devices: their targets, compilers and launchers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fusegen.threads import new_lock
 from fusegen.trace.run import ResultTree
 
 _EMULATED = targets.target("sm_90a")
-"""The target that the emulator plays: Hopper, with its tensor cores and its copy engine."""
+"""The emulated target: Hopper, with tensor cores and TMA."""
 
 
 _HOST = HostBackend()
@@ -45,10 +45,10 @@ _MOST_BOUND = 64  # exact sizes of one program
 
 
 def target_of(device: torch.device) -> Target:
-    """The target of a device; where CUDA is emulated, that of the CPU is the machine that the emulator plays.
+    """The target of a device; for the CPU under FUSEGEN_EMULATE, the emulated GPU.
 
     Raises:
-        ArgumentError: for a device that is neither a CPU nor an NVIDIA GPU.
+        ArgumentError: the device is neither a CPU nor an NVIDIA GPU.
     """
     return _EMULATED if device.type == "cpu" and settings().emulate else devices.target_of(device)
 
@@ -58,11 +58,11 @@ class Machine:
     """A device with the compiler and the launcher of its kernels.
 
     Attributes:
-        target: what code is made for.
-        backend: what launches.
+        target: the target of emitted code.
+        backend: launches kernels.
         kernels: compiles and loads the kernels of some launches.
-        prepare: compiles texts of which `kernels` will be asked for some at a time, side by side or as one unit.
-        compiler: whether programs are C++ operators.
+        prepare: compiles several texts at once, before `kernels` is asked for them.
+        compiler: "extension" if programs are C++ operators.
     """
 
     target: Target
@@ -72,15 +72,15 @@ class Machine:
     compiler: Compiler = "nvrtc"
 
     def bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
-        """The program of a graph for exact sizes: the same for all functions that are traced to it."""
+        """The compiled graph bound to exact sizes; shared by all functions with an equal trace."""
         key = (self.compiler, self.backend, device, str(compiled.structure), *sizes.items())
-        known = compiled.specialization.bound
-        if key not in known:
-            if len(known) >= _MOST_BOUND:
-                known.clear()
-            known[key] = self._bound(compiled, sizes, device)
-        found: Runner = known[key]
-        return found
+        calls = compiled.specialization.bound
+        if key not in calls:
+            if len(calls) >= _MOST_BOUND:
+                calls.clear()
+            calls[key] = self._bound(compiled, sizes, device)
+        runner: Runner = calls[key]
+        return runner
 
     def _bound(self, compiled: CompiledGraph, sizes: Mapping[str, int], device: torch.device) -> Runner:
         sources = compiled.sources
@@ -97,7 +97,7 @@ def machine_of(device: torch.device, compiler: Compiler | None = None) -> Machin
     """The machine of a device.
 
     Args:
-        compiler: the way to compile; by default that of the settings. The emulator has a way of its own.
+        compiler: the compiler; by default that of the settings. The emulator has its own.
     """
     machine = _machine_of(device)
     return machine if settings().emulate and device.type == "cpu" else replace(machine, compiler=compiler or settings().compiler)
@@ -124,7 +124,7 @@ def _gpu(target: Target, index: int) -> Machine:
 
 
 def _loaded(source: Source, binary: nvrtc.Binary, launch: KernelLaunch, index: int) -> Any:
-    """The kernel of a source; a damaged cache entry is compiled again."""
+    """The loaded kernel of a source. A damaged cache entry is compiled again."""
     try:
         return cuda.load(binary.cubin, source.name, source.entry, launch, index)
     except LaunchError as error:
@@ -135,12 +135,12 @@ def _loaded(source: Source, binary: nvrtc.Binary, launch: KernelLaunch, index: i
 
 
 def emulated_machine(target: Target, timing: EmulatedTiming = EARLY) -> Machine:
-    """A machine that the emulator plays."""
     return Machine(target, EmulatorBackend(timing), lambda sources, _: emulated_kernels(sources), emulated_kernels)
 
 
 def builder(structure: ResultTree) -> PutTogether | None:
-    """The constructor of results of their tensors: None for a tensor alone, of the plain kinds the constructor itself."""
+    """Returns the function that assembles results from their tensors: None for a single tensor, the type itself for a flat list
+    or tuple."""
     if structure.is_leaf():
         return None
     if structure.type in (tuple, list) and all(child.is_leaf() for child in structure.children()):
@@ -163,15 +163,15 @@ _LOADED: dict[Source, Any] = {}
 
 
 def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None) -> list[Any]:
-    """The kernels of some sources: those that this process does not have yet are compiled as one unit, unless they were before.
+    """The kernels of some sources. Those that this process has not loaded are compiled as one unit, or read from the cache.
 
     Args:
-        sources: emitted C++, with entries that differ.
-        flags: of the compiler; by default those of `host_flags`.
+        sources: emitted C++, with distinct entries.
+        flags: of the compiler; by default `host_flags`.
 
     Raises:
         ToolNotFoundError: there is no compiler.
-        CompileError: the compiler refused the text.
+        CompileError: the compiler rejects the text.
     """
     new = [source for source in dict.fromkeys(sources) if source not in _LOADED]
     if new:
@@ -182,7 +182,7 @@ def host_kernels(sources: Sequence[Source], flags: tuple[str, ...] | None = None
 
 @lru_cache(maxsize=1)
 def host_flags() -> tuple[str, ...]:
-    """The compiler's flags on this machine; the definition puts its instruction set into the key of what is compiled."""
+    """The compiler flags for this machine. The definition adds its instruction set to the cache key."""
     vectors = ("-mprefer-vector-width=512",) if platform.machine() in _X86 else ()
     return (*_HOST_FLAGS, "-march=native", *vectors, f"-DFG_MACHINE={instruction_set()}")
 
@@ -191,17 +191,17 @@ def host_flags() -> tuple[str, ...]:
 
 
 _FLAGS = ("-O2",)
-_NOT_FOR_TORCH = ("-std=", "-fno-exceptions")  # torch's headers have a standard of their own, and throw
+_NOT_FOR_TORCH = ("-std=", "-fno-exceptions")  # torch's headers set their own standard, and throw
 
 _operators: dict[tuple[LaunchPlan, tuple[str, ...], str], tuple[OperatorUnit, Callable[..., Any]]] = {}
 _lock = new_lock()
 
 
 def bound_extension(compiled: CompiledGraph, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Runner:
-    """A program for exact sizes, as a call of its operator.
+    """A compiled graph bound to exact sizes, as a call of its C++ operator.
 
     Args:
-        put_together: makes the function's results of their tensors; None where the only tensor, or none, is the result.
+        put_together: assembles the results from their tensors; None for a single tensor or none.
         sizes: values of all sizes and strides, by name.
 
     Raises:
@@ -216,7 +216,7 @@ class _Call:
     """A call of an operator.
 
     Attributes:
-        sizes: that it is given.
+        sizes: the operator's size arguments.
     """
 
     unit: OperatorUnit
@@ -225,22 +225,22 @@ class _Call:
     put_together: PutTogether | None
 
     def made(self, _: ModuleType) -> None:
-        """As of a `Runner`."""
+        pass
 
     def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
         numbers = [float(scalars[name]) if is_float else integer(scalars[name]) for name, is_float in self.unit.numbers]
         try:
-            found = self.operator(*tensors, *self.sizes, *numbers)
+            results = self.operator(*tensors, *self.sizes, *numbers)
         except IndexError as error:
             what, _, hint = str(error).partition("\n  try: ")
             raise IndexRangeError(what, hint=hint or None) from None
         if self.put_together is None:
-            return found
-        return self.put_together([found] if isinstance(found, Tensor) else list(found or ()))
+            return results
+        return self.put_together([results] if isinstance(results, Tensor) else list(results or ()))
 
 
 def _operator(compiled: CompiledGraph, target: Target) -> tuple[OperatorUnit, Callable[..., Any]]:
-    """The operator of a program, which is built and loaded once."""
+    """The operator of a compiled graph, built and loaded once."""
     call = compiled.call
     key = call, tuple(source.digest for source in compiled.sources), target.name
     with _lock:
@@ -250,23 +250,23 @@ def _operator(compiled: CompiledGraph, target: Target) -> tuple[OperatorUnit, Ca
 
 
 def _loaded_operator(compiled: CompiledGraph, call: LaunchPlan, target: Target) -> tuple[OperatorUnit, Callable[..., Any]]:
-    given = given_of(compiled.traced, call)
+    size_places = size_places_of(compiled.traced, call)
     is_cpu = target.backend is Backend.CPU
     cubins = None if is_cpu else [binary.cubin for binary in nvrtc.compile_cubins(compiled.sources, target.name)]
-    unit = unit_of(plain(compiled.traced.name), call, given, compiled.sources, cubins)
+    unit = unit_of(plain(compiled.traced.name), call, size_places, compiled.sources, cubins)
     files = {"binding.cpp": unit.text} | ({"kernels.cpp": unit_text(compiled.sources)} if is_cpu and compiled.sources else {})
     library = library_of(Texts(compiled.traced.name, files, flags_of(is_cpu=is_cpu)))
     torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
-    found: Callable[..., Any] = getattr(getattr(torch.ops, LIBRARY), unit.name).default
-    return unit, found
+    operator: Callable[..., Any] = getattr(getattr(torch.ops, LIBRARY), unit.name).default
+    return unit, operator
 
 
 def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
     return tuple(flag for flag in host_flags() if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
 
 
-def given_of(graph: Graph, call: LaunchPlan) -> SizePlaces:
-    """The places of the sizes of a graph's call."""
+def size_places_of(graph: Graph, call: LaunchPlan) -> SizePlaces:
+    """Where the sizes of a call are found: tensor, and size or stride."""
     names = tuple(name for _, name in call.inputs)
     specs = {spec.name: spec for spec in graph.inputs}
     dims = [

@@ -1,4 +1,4 @@
-"""The passes for a call: of the variant that the kernel's own dispatcher finds, so that its guards are theirs."""
+"""Calls of `fg.vjp`: the forward and backward pass of the variant that the kernel's dispatcher finds, under its guards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fusegen.runtime.instructions import drawn_key
 from fusegen.threads import new_lock
 
 VariantOf: TypeAlias = Callable[[Values], tuple[Variant, Hidden]]
-"""The variant of a call, and the tensors that the function closes over."""
+"""Returns the variant of a call and the captured tensors."""
 
 _AGAIN = "call fg.vjp again with such arguments"
 
@@ -34,9 +34,8 @@ class BoundVjp(BoundCall):
 
     Args:
         dispatcher: the kernel's.
-        variant: of the call.
         passes: of the variant's graph.
-        hidden: the tensors that the function closes over.
+        hidden: the captured tensors.
         sizes: values of all sizes and strides.
     """
 
@@ -54,37 +53,36 @@ class BoundVjp(BoundCall):
         if passes.derivative.key is not None:
             named[passes.derivative.key] = drawn_key(next(v.device for v in values if isinstance(v, Tensor)))
         outputs = passes.forward([named[name] for name in passes.forward.names])
-        kept = tuple(named[source] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept)
+        saved = tuple(named[source] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept)
         named |= passes.forward.sizes([named[spec.name] for spec in passes.forward.graph.inputs])
         numbers = tuple(named[name] for name in (*passes.backward.further, *(name for name, _ in passes.backward.graph.scalars)))
         return tree_unflatten(list(outputs[: len(variant.traced.outputs)]), variant.structure), SavedForBackward(
-            passes, kept, numbers
+            passes, saved, numbers
         )
 
     def _closed_over(self, hidden: Hidden) -> dict[str, Tensor]:
-        """The tensors that the function closes over, by name.
+        """The captured tensors by name, detached.
 
         Raises:
-            GradientError: a tensor requires a gradient, and there is none by it.
+            GradientError: one requires a gradient and is not in ``wrt``.
         """
-        recorded, wrt = torch.is_grad_enabled(), self.passes.derivative.wrt
+        is_recorded, wrt = torch.is_grad_enabled(), self.passes.derivative.wrt
         named = dict(zip(self._variant.state.names, hidden, strict=True))
         for name, tensor in named.items():
-            if recorded and tensor.requires_grad and name not in wrt:
-                what = f"{self._dispatcher.name}: {name!r} requires a gradient, and the passes give none by it"
-                raise GradientError(what, hint="name it in wrt=, or call under torch.no_grad() for what is to count as constant")
+            if is_recorded and tensor.requires_grad and name not in wrt:
+                what = f"{self._dispatcher.name}: {name!r} requires a gradient, but is not among the differentiated inputs"
+                raise GradientError(what, hint="name it in wrt=, or call under torch.no_grad() if it is a constant")
             check_tangent(self._dispatcher.name, name, tensor)
         return {name: tensor.detach() for name, tensor in named.items()}
 
 
 @dataclass(frozen=True)
 class SavedForBackward:
-    """Tensors and numbers that a forward pass leaves to the backward pass.
+    """The tensors and numbers that a forward pass saves for the backward pass.
 
     Attributes:
-        passes: of the call.
-        tensors: arguments, results, and what else was kept.
-        numbers: values of the sizes that none of them has, and of the run-time numbers.
+        tensors: saved arguments, results and intermediate values.
+        numbers: sizes that none of the tensors has, and run-time numbers.
     """
 
     passes: ForwardBackward
@@ -93,16 +91,16 @@ class SavedForBackward:
 
 
 class VjpCalls(CallBinder):
-    """Finds the passes for a call: the kernel's own dispatcher says which variant it is.
+    """Finds the passes for a call.
 
     Args:
         dispatcher: the kernel's.
         variant_of: finds a call's variant.
-        wrt: by what gradients are wanted, as a user calls it; None is all arguments that are tensors of floats, and what the
-            function closes over that requires a gradient.
+        wrt: the inputs to differentiate, by the user's names; None for all float arguments and all captured tensors that require a
+            gradient.
 
     Attributes:
-        wrt: the same, from the first call on.
+        wrt: as given; the default is fixed by the first call.
     """
 
     def __init__(self, dispatcher: Dispatcher, variant_of: VariantOf, wrt: Sequence[str] | None) -> None:
@@ -116,7 +114,7 @@ class VjpCalls(CallBinder):
         self._lock = new_lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> VjpCalls:
-        """Those of the copied kernel, whose passes are made anew."""
+        """The calls of the copied kernel, with empty caches."""
         copied = VjpCalls(*copy.deepcopy((self.dispatcher, self._variant_of), memo), self.wrt)
         copied._by_default = self._by_default
         return copied
@@ -125,29 +123,29 @@ class VjpCalls(CallBinder):
         """The forward pass for some arguments, which may be tensors without memory.
 
         Raises:
-            ArgumentError: one by which a gradient is wanted is no tensor of floats.
-            UnsupportedError: there are no passes.
+            ArgumentError: an input to differentiate is not a float tensor.
+            UnsupportedError: the graph cannot be differentiated.
         """
         _require_elements(self.dispatcher, values)
-        with torch.enable_grad():  # else nothing would show what the function does without gradients
-            passed, _ = self.bind(values)
-        return passed
+        with torch.enable_grad():  # so that the trace shows where the function switches gradients off
+            forward, _ = self.bind(values)
+        return forward
 
     def __call__(self, values: Values) -> tuple[Any, SavedForBackward]:
-        """Runs the forward pass: what the kernel returns, and what is left to the backward pass."""
+        """Runs the forward pass. Returns the kernel's results and the values saved for the backward pass."""
         with torch.enable_grad():
-            passed, hidden = self._executable.recently(values) or self._executable.found(values)
-        results: tuple[Any, SavedForBackward] = passed(values, hidden)
+            forward, hidden = self._executable.recently(values) or self._executable.found(values)
+        results: tuple[Any, SavedForBackward] = forward(values, hidden)
         return results
 
-    # As a plan of programs.
+    # As a `CallBinder`.
 
     def statics(self) -> list[bool]:
-        """As of the kernel."""
+        """For each parameter, whether its value selects a program."""
         return self.dispatcher.statics()
 
     def check(self, values: Values) -> None:
-        """Refuses tensors without memory, and without elements, which no pass takes."""
+        """Refuses tensors without memory and tensors without elements."""
         self.dispatcher.check(values)
         _require_elements(self.dispatcher, values)
 
@@ -159,42 +157,43 @@ class VjpCalls(CallBinder):
         return BoundVjp(self.dispatcher, variant, passes, hidden, self.dispatcher.variants.sizes(variant, values, hidden)), hidden
 
     def _inputs(self, variant: Variant, hidden: Hidden) -> list[str]:
-        """The inputs by which gradients are wanted, as the graph calls them."""
-        parameters, name = self.dispatcher.parameters, self.dispatcher.name
+        """The inputs to differentiate, by the graph's names."""
+        parameters = self.dispatcher.parameters
         floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
         closed_over = dict(zip(variant.state.names, hidden, strict=True))
-        places = dict(zip(variant.state.names, variant.state.places, strict=True))
-        known = dict(zip(parameters.given, parameters.names, strict=True))
-        known |= {n: n for n in closed_over if n not in known}
-        known = {given: n for given, n in known.items() if n in floats}
+        locations = dict(zip(variant.state.names, variant.state.places, strict=True))
+        names = dict(zip(parameters.given, parameters.names, strict=True))
+        names |= {n: n for n in closed_over if n not in names}
+        names = {given: n for given, n in names.items() if n in floats}
         if self._by_default:
-            self._take_default([g for g, n in known.items() if n not in closed_over or closed_over[n].requires_grad])
-        for given in self.wrt or ():
-            if given not in known:
-                what = f"{name}: {given!r} is no tensor of floats that it is given"
-                raise ArgumentError(what, hint=f"name some of {', '.join(known)}")
-            if known[given] in closed_over:
-                self._require_same(given, closed_over[known[given]], places[known[given]])
-        return [known[given] for given in self.wrt or ()]
+            self._take_default([g for g, n in names.items() if n not in closed_over or closed_over[n].requires_grad])
+        for name in self.wrt or ():
+            if name not in names:
+                what = f"{self.dispatcher.name}: {name!r} is not a float tensor among its inputs"
+                raise ArgumentError(what, hint=f"name some of {', '.join(names)}")
+            if names[name] in closed_over:
+                self._require_same(name, closed_over[names[name]], locations[names[name]])
+        return [names[name] for name in self.wrt or ()]
 
-    def _require_same(self, name: str, tensor: Tensor, place: object) -> None:
-        """Refuses a tensor that a variant calls as another one calls its own; what is put in its place later is what it was."""
-        first, first_place = self._closed_over.setdefault(name, (weakref.ref(tensor), place))
-        if first() is not tensor and first_place != place:
-            raise ArgumentError(f"{self.dispatcher.name}: {name!r} is another tensor than at first", hint=_AGAIN)
+    def _require_same(self, name: str, tensor: Tensor, location: object) -> None:
+        """Refuses a captured tensor whose name stood for another one at first. A tensor that replaces the first one at its
+        storage location is fine."""
+        first, first_location = self._closed_over.setdefault(name, (weakref.ref(tensor), location))
+        if first() is not tensor and first_location != location:
+            raise ArgumentError(f"{self.dispatcher.name}: {name!r} is not the tensor of the first call", hint=_AGAIN)
 
     def _take_default(self, names: Sequence[str]) -> None:
-        """By what gradients are wanted where nobody says it: the same in all calls."""
+        """Fixes the default `wrt` at the first call and rejects calls that would change it."""
         if self.wrt is None:
             self.wrt = tuple(names)
         if set(self.wrt) != set(names):
-            here, first = (", ".join(some) or "nothing" for some in (names, self.wrt))
-            what = f"the passes of {self.dispatcher.name} give gradients by {first}, and would here give them by {here}"
+            now, first = (", ".join(some) or "nothing" for some in (names, self.wrt))
+            what = f"the passes of {self.dispatcher.name} differentiate {first}; this call would differentiate {now}"
             raise ArgumentError(what, hint=_AGAIN)
 
 
 def _require_elements(dispatcher: Dispatcher, values: Values) -> None:
-    """Refuses empty tensors, which no pass takes."""
+    """Refuses empty tensors."""
     for name, value in zip(dispatcher.parameters.given, values, strict=True):
         if isinstance(value, Tensor) and not value.numel():
-            raise ArgumentError(f"{dispatcher.name}: {name!r} has no elements", hint="let torch compute what is empty")
+            raise ArgumentError(f"{dispatcher.name}: {name!r} has no elements", hint="call torch for empty tensors")

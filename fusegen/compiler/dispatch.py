@@ -1,4 +1,4 @@
-"""A kernel's calls: as programs, as torch runs the function, or as an operator in a graph that is being recorded."""
+"""A kernel's calls: as compiled programs, as the plain function, or as an operator in a graph that is being recorded."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _MOST_LAYOUTS = 64  # of arguments that hold tensors, which a kernel remembers
 
 @dataclass(frozen=True)
 class _WithoutHistory:
-    """A call of which autograd records nothing."""
+    """A call that autograd does not record."""
 
     runner: Runner
 
     def made(self, _: ModuleType) -> None:
-        """As of a `Runner`."""
+        pass
 
     def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
         with torch.no_grad():
@@ -69,17 +69,15 @@ class Dispatcher(CallBinder):
     """Runs the calls of a kernel.
 
     Args:
-        function: the user's function.
         name: the kernel's name.
-        options: of its declaration, whose names are the function's.
-        recorded: runs a call that is recorded in a graph of torch's operators, by this dispatcher; the function where there is
-            nothing else.
-        requires: refuses variants that the kernel must not have.
+        options: of its declaration.
+        recorded: runs a call that torch records in a graph of operators; None to run the function itself.
+        requires: raises an error for variants that the kernel must not have.
         origin: as of `VariantCache`.
 
     Attributes:
         variants: of the function.
-        executable: runs the calls that nothing watches.
+        executable: runs calls outside of torch's modes.
     """
 
     def __init__(
@@ -94,27 +92,27 @@ class Dispatcher(CallBinder):
         self.function, self.name, self.options = function, name, options
         self._recorded_call, self._requires = recorded, requires
         self._flat: dict[ContainerLayouts, FlatDispatcher] = {}
-        self._named: tuple[Named, FlatDispatcher] | None = None  # the last such call
+        self._named: tuple[Named, FlatDispatcher] | None = None  # of the last call whose only container was **kwargs
         self.variants = VariantCache(function, name, options, origin=origin)
         self.parameters = self.variants.parameters
         self.executable = Executable(self)
         self._lock = new_lock()
         self._derived: dict[tuple[str, ...], Dispatcher] = {}  # by the parameters that are complex
-        self._told = False  # that nothing is fused under a transform
+        self._warned = False  # the user knows that nothing is fused under a transform
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
-        """One of the copied function, which knows no call."""
+        """The dispatcher of the copied function, with empty caches."""
         return Dispatcher(copy.deepcopy(self.function, memo), self.name, self.options)
 
     @cached_property
     def _positional(self) -> int | None:
-        """The number of arguments of a call that names none of them; None where some must be named."""
+        """The number of positional arguments of a call without keywords; None if some must be named."""
         return None if self.parameters.keyword_only or self.parameters.variadic else len(self.parameters.names)
 
     # Calls.
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs the kernel, or, inside of another kernel's trace, the function itself.
+        """Runs the kernel; inside another kernel's trace, the function itself.
 
         Raises:
             ArgumentError: an argument has the wrong type, device or dtype.
@@ -122,11 +120,11 @@ class Dispatcher(CallBinder):
             TraceError: the function does something that no kernel can do.
         """
         if RUNNING.count:
-            self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
+            self.parameters.bind(args, kwargs)  # checks the arguments as a call outside does
             return self.function(*args, **kwargs)
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
-        found = None if function_modes() and is_intercepted(values) else self.executable.recently(values)
-        if found is None:
+        match = None if function_modes() and is_intercepted(values) else self.executable.recently(values)
+        if match is None:
             flat = self._spread(values)
             if flat is not None:
                 return flat[0].call(flat[1], {})
@@ -135,12 +133,12 @@ class Dispatcher(CallBinder):
                 return derived.call((), dict(zip(self.parameters.given, pairs, strict=True)))
             if is_watched(values):
                 return self._as_torch_does(values, args, kwargs)
-            found = self.executable.found(values)
-        program, hidden = found
+            match = self.executable.found(values)
+        program, hidden = match
         return program(values, hidden) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
     def of_reals(self, values: Values) -> tuple[Dispatcher, Values]:
-        """The dispatcher of a call with pairs of real numbers in place of complex tensors, and the arguments."""
+        """The dispatcher and the arguments of a call with pairs of real numbers in place of complex tensors."""
         names = tuple(name for name, value in zip(self.parameters.given, values, strict=True) if is_complex(value))
         if not names:
             return self, values
@@ -151,14 +149,14 @@ class Dispatcher(CallBinder):
         return self._derived[names], in_pairs(values)
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call into which something looks: the function itself."""
+        """Runs the function itself, under a torch mode or transform that watches the call."""
         values, args = [settled(value) for value in values], [settled(value) for value in args]
         kwargs = {name: settled(value) for name, value in kwargs.items()}
         for name, value in zip(self.parameters.names, values, strict=True):
             if not isinstance(value, Tensor):
                 check_plain(self.name, name, value)
-        if is_transformed() and not self._told:
-            self._told = True
+        if is_transformed() and not self._warned:
+            self._warned = True
             what = f"under a transform of torch.func or forward-mode differentiation, {self.name} runs as torch runs its function"
             warnings.warn(what, stacklevel=4)
         if self._recorded_call is not None and is_recorded_as_operators():
@@ -170,19 +168,19 @@ class Dispatcher(CallBinder):
         return args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
 
     def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Dispatcher, list[Any]]:
-        """The dispatcher of a call that runs nothing, and all its arguments: leaves in place of containers that hold tensors.
+        """The dispatcher of a call that is not run, and all its arguments, with leaves in place of containers of tensors.
 
         Raises:
-            ArgumentError: something is neither a tensor nor a value that can select code.
+            ArgumentError: an argument is neither a tensor nor a value that can select code.
         """
         flat = self._spread(self.parameters.bind(args, kwargs))
         return (self, self.arguments(args, kwargs)) if flat is None else (flat[0], flat[0].arguments(flat[1], {}))
 
     def _spread(self, values: Values) -> tuple[FlatDispatcher, list[Any]] | None:
-        """The dispatcher of the leaves of containers that hold tensors, and the leaves; None where no argument is one."""
-        known = self._named
-        if known is not None and (given := known[0].leaves(values)) is not None:
-            return known[1], given
+        """The dispatcher for the leaves of containers of tensors, and the leaves; None if no argument is such a container."""
+        last = self._named
+        if last is not None and (leaves := last[0].leaves(values)) is not None:
+            return last[1], leaves
         for value in values:
             if isinstance(value, CONTAINERS):
                 break
@@ -206,14 +204,14 @@ class Dispatcher(CallBinder):
             return flat, leaves
 
     def inputs(self, name: str) -> Sequence[str]:
-        """The parameters of this dispatcher that a parameter of the user's function is."""
+        """The parameters of this dispatcher for a parameter of the user's function."""
         return (name,)
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """All arguments in the order of the parameters, for a call that runs nothing and takes tensors one by one.
+        """All arguments in the order of the parameters, for a call that is not run and takes tensors one by one.
 
         Raises:
-            ArgumentError: something is neither a tensor nor a value that can select code.
+            ArgumentError: an argument is neither a tensor nor a value that can select code.
         """
         self.parameters.require_fixed()
         values = self.parameters.bind(args, kwargs)
@@ -222,14 +220,14 @@ class Dispatcher(CallBinder):
             (check_values if isinstance(value, Tensor) else check_plain)(self.name, name, value)
         return values
 
-    # As a plan of programs.
+    # As a `CallBinder`.
 
     def statics(self) -> list[bool]:
-        """Tells for each parameter whether programs are bound to its value."""
+        """For each parameter, whether its value selects a program."""
         return self.variants.statics()
 
     def check(self, values: Values) -> None:
-        """Refuses what no kernel can work on, values of a trace that is over among it."""
+        """Refuses arguments that no kernel can take, such as values of a finished trace."""
         if any(type(value) is TracedScalar or isinstance(value, TracedTensor) for value in values):
             raise stale()
         self.parameters.require_given(values)
@@ -239,51 +237,51 @@ class Dispatcher(CallBinder):
                 check_writable(self.name, name, value)
 
     def bind(self, values: Values) -> BoundMatch:
-        """The program of a call: of its variant, with the passes where autograd wants gradients; the function itself for empty
+        """The program of a call: its variant's, with a backward pass if autograd needs one; the function itself for empty
         tensors."""
         tensors = [value for value in values if isinstance(value, Tensor)]
         if any(tensor.numel() == 0 for tensor in tensors):
-            return _OfNothing(self.parameters), NOTHING
+            return _EmptyCall(self.parameters), NOTHING
         device = tensors[0].device
         variant, hidden = self.variants.of(values, machine_of(device).target, device)
         if self._requires is not None:
             self._requires(variant)
         for name, tensor in zip(variant.state.names, hidden, strict=True):
             check_memory(self.name, name, tensor, device, "the first tensor")
-        wanted = self._wanted(variant, values, hidden)
-        wrt = differentiated_inputs(variant.traced, wanted)
-        if wrt and _has_empty_result(variant.traced):  # by which a gradient is empty too
-            return _OfNothing(self.parameters), NOTHING
+        differentiated = self._differentiated(variant, values, hidden)
+        wrt = differentiated_inputs(variant.traced, differentiated)
+        if wrt and _has_empty_result(variant.traced):  # its gradients are empty too
+            return _EmptyCall(self.parameters), NOTHING
         with self._lock:
             if wrt:
                 return self._with_gradients(variant, values, hidden, wrt), hidden
             measured = with_measured_plans(variant, self.variants.sizes(variant, values, hidden), device)
-            return self.bound(measured, values, hidden, device, without_history=bool(wanted)), hidden
+            return self.bound(measured, values, hidden, device, without_history=bool(differentiated)), hidden
 
-    def _wanted(self, variant: Variant, values: Values, hidden: Hidden) -> set[str]:
-        """The inputs by which autograd wants gradients.
+    def _differentiated(self, variant: Variant, values: Values, hidden: Hidden) -> set[str]:
+        """The inputs that autograd differentiates.
 
         Raises:
             GradientError: the function writes to its parameters.
-            UnsupportedError: the graph does not show all that torch records.
+            UnsupportedError: the graph does not show everything that torch records.
         """
         if not torch.is_grad_enabled():
             return set()
         named = (*zip(self.parameters.names, values, strict=True), *zip(variant.state.names, hidden, strict=True))
-        wanted = {name for name, value in named if isinstance(value, Tensor) and value.requires_grad}
+        differentiated = {name for name, value in named if isinstance(value, Tensor) and value.requires_grad}
         if variant.traced.writes:
-            refuse_gradients(self.name, wanted)
-        if wanted:
+            refuse_gradients(self.name, differentiated)
+        if differentiated:
             require_history(variant)
-        return wanted
+        return differentiated
 
     def bound(
         self, variant: Variant, values: Values, hidden: Hidden, device: torch.device, *, without_history: bool = False
     ) -> BoundPlan:
-        """A variant for the exact shapes of a call.
+        """A variant bound to the exact shapes of a call.
 
         Args:
-            without_history: True if autograd would record what torch's own functions do, though no result has a gradient.
+            without_history: True if autograd would record torch functions that the program calls, though no result has a gradient.
         """
         sizes = self.variants.sizes(variant, values, hidden)
         program = machine_of(device, self.options.compiler).bound(variant, sizes, device)
@@ -292,23 +290,23 @@ class Dispatcher(CallBinder):
         return BoundPlan(program, facts, self._by_value(variant), variant.state, hidden)
 
     def _with_gradients(self, variant: Variant, values: Values, hidden: Hidden, wrt: Sequence[str]) -> BoundAutogradCall:
-        """The passes of a variant for the exact shapes of a call."""
+        """The forward and backward pass of a variant, bound to the exact shapes of a call."""
         passes, sizes = passes_of(variant, wrt, self.options), self.variants.sizes(variant, values, hidden)
-        names, everything = self.parameters.names, (*values, *hidden)
-        where = {name: place for place, name in enumerate((*names, *variant.state.names))}
-        where |= {size: where[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
-        device = next(value.device for value in everything if isinstance(value, Tensor))
-        source = ArgumentSource(tuple(where.get(name) for name in passes.forward.names), device)
-        given = source.example(everything)
+        names, all_values = self.parameters.names, (*values, *hidden)
+        index_of = {name: index for index, name in enumerate((*names, *variant.state.names))}
+        index_of |= {size: index_of[name] for size, (name, dim) in variant.request.sizes.sources if dim == ITSELF}
+        device = next(value.device for value in all_values if isinstance(value, Tensor))
+        source = ArgumentSource(tuple(index_of.get(name) for name in passes.forward.names), device)
+        arguments = source.example(all_values)
         with torch.no_grad():
-            forward, _ = passes.forward.executable.found(given)
+            forward, _ = passes.forward.executable.found(arguments)
         recorded = differentiated_results(variant.traced, wrt)
         return BoundAutogradCall(
             source=source,
-            count=len(everything),
+            count=len(all_values),
             tensors=len(passes.forward.graph.inputs),
             forward=forward,
-            node=BackwardNode(passes.wiring, passes.backward.executable, recorded, {**passes.forward.sizes(given), **sizes}),
+            node=BackwardNode(passes.wiring, passes.backward.executable, recorded, {**passes.forward.sizes(arguments), **sizes}),
             put_together=builder(variant.structure),
             by_value=self._by_value(variant) if passes.forward.graph.scalars else None,
             condition=condition_of(variant.conditions, sizes, names),
@@ -321,19 +319,14 @@ class Dispatcher(CallBinder):
         return partial(self._call_by_value, scalars)
 
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
-        """The call with the values of these scalars in the trace."""
+        """Runs the call with the values of these scalars as constants of the trace."""
         self.variants.make_static(scalars)
         program, hidden = self.executable.first(values)
         return program(values, hidden)
 
 
 class FlatDispatcher(Dispatcher):
-    """Runs the calls of a kernel whose arguments hold tensors, all of one layout: each leaf is a parameter.
-
-    Args:
-        kernel: the kernel's dispatcher.
-        layouts: of the arguments.
-    """
+    """Runs the calls of a kernel whose arguments contain tensors, for one layout: each leaf is a parameter."""
 
     def __init__(self, kernel: Dispatcher, layouts: ContainerLayouts) -> None:
         self._kernel, self._layouts = kernel, layouts
@@ -355,12 +348,12 @@ class FlatDispatcher(Dispatcher):
         """The leaves of a call's arguments.
 
         Raises:
-            ArgumentError: they are put together in another way.
+            ArgumentError: the arguments have another layout.
         """
-        given = self._kernel.parameters
-        layouts, leaves = spread(given.given, given.bind(args, kwargs), given.variadic)
+        parameters = self._kernel.parameters
+        layouts, leaves = spread(parameters.given, parameters.bind(args, kwargs), parameters.variadic)
         if layouts != self._layouts:
-            what = f"{self.name}: the lists, tuples and dicts among the arguments hold others than at first"
+            what = f"{self.name}: the lists, tuples and dicts among the arguments have another structure than at first"
             raise ArgumentError(what, hint="call fg.vjp again with such arguments")
         return leaves
 
@@ -369,7 +362,7 @@ class FlatDispatcher(Dispatcher):
         return self._leaves.get(name, (name,))
 
 
-_OF_NO_ELEMENTS = ("to have non-zero size", "input.numel() == 0")
+_NO_ELEMENTS = ("to have non-zero size", "input.numel() == 0")
 """Words of torch's errors of reductions of no elements."""
 
 
@@ -377,16 +370,12 @@ def _has_empty_result(graph: Graph) -> bool:
     return any(dim == 0 for position in graph.outputs for dim in graph.nodes[position].shape)
 
 
-class _OfNothing(BoundCall):
-    """Runs a function of empty tensors, or with empty results: there is nothing to fuse, and torch knows what comes of it.
-
-    Args:
-        parameters: of the function.
-    """
+class _EmptyCall(BoundCall):
+    """Runs the function itself for empty tensors or empty results: nothing can be fused."""
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(None, None, NOTHING)
-        self.find = lambda _: None  # each call makes it anew
+        self.find = lambda _: None  # not cached: each call binds again
         self._parameters = parameters
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
@@ -395,25 +384,25 @@ class _OfNothing(BoundCall):
         try:
             result = parameters.call(_copied(list(values), written))
         except (IndexError, RuntimeError) as error:
-            if any(words in str(error) for words in _OF_NO_ELEMENTS):
+            if any(words in str(error) for words in _NO_ELEMENTS):
                 raise self._refused(values, error) from error
             raise
         return _copied(result, written)
 
     def _refused(self, values: Values, error: Exception) -> ArgumentError:
-        """The error of a reduction that has no result for no elements, such as a maximum."""
+        """The error for a reduction without a result for no elements, e.g. a maximum."""
         named = zip(self._parameters.names, values, strict=True)
         empty = [(name, value) for name, value in named if isinstance(value, Tensor) and not value.numel()]
-        where = ", ".join(f"{name!r} of shape {tuple(value.shape)}" for name, value in empty)
+        shapes = ", ".join(f"{name!r} of shape {tuple(value.shape)}" for name, value in empty)
         what = f"{self._parameters.function.__name__}: a reduction of no elements has no result: {error}"
-        return ArgumentError(what, where=where, hint="give tensors with elements, or leave the call out where there are none")
+        return ArgumentError(what, where=shapes, hint="pass tensors with elements, or skip the call for empty ones")
 
 
 def _copied(values: Any, written: Sequence[Any]) -> Any:
-    """Tensors in memory of their own, so that neither arguments nor what the function closes over can be written to.
+    """Copies tensors, so that neither arguments nor captured tensors can be written to.
 
     Args:
-        written: those that may be, and are left as they are.
+        written: tensors that may be written to, which are not copied.
     """
 
     def copy(tensor: Tensor) -> Tensor:
@@ -422,12 +411,12 @@ def _copied(values: Any, written: Sequence[Any]) -> Any:
     return tree_map_only(Tensor, copy, values)
 
 
-# Calls whose only container is ``**kwargs``: the next one like the last is told by names and types, in a tenth of the time.
+# Calls whose only container is ``**kwargs``: names and types recognize a call like the last one in a tenth of the time.
 
 
 @dataclass(frozen=True)
 class Named:
-    """Calls with the same names in ``**kwargs``, and leaves of the same types, none of which is a container: one layout.
+    """Calls with the same names in ``**kwargs`` and leaves of the same types, none of them a container: they have one layout.
 
     Attributes:
         names: in ``**kwargs``.
@@ -439,7 +428,7 @@ class Named:
 
     @classmethod
     def of(cls, layouts: ContainerLayouts, leaves: Sequence[Any]) -> Named | None:
-        """Those like a call of a function whose last parameter is ``**kwargs``; None where it has other containers."""
+        """The class of a call; None if the function's last parameter is not ``**kwargs``, or another argument is a container."""
         *others, (_, last) = layouts
         if last is None or any(layout is not None for _, layout in others) or any(isinstance(leaf, KINDS) for leaf in leaves):
             return None
@@ -447,7 +436,7 @@ class Named:
         return cls([*names], [*map(type, leaves)]) if all(element is None for element in elements) else None
 
     def leaves(self, values: Values) -> list[Any] | None:
-        """The leaves of a call that is one of these."""
+        """The leaves of a call of this class; None for another call."""
         *others, named = values
         leaves = [*others, *named.values()]
         return leaves if [*named] == self.names and [*map(type, leaves)] == self.types else None

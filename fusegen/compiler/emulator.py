@@ -1,9 +1,9 @@
 """Runs emitted CUDA text on the CPU, with every memory access checked.
 
-The math and the pipeline are compiled as they are; only the bodies of primitives are swapped for host versions
-(``templates/emulator/primitives/<name>.hpp``). A primitive whose CUDA file holds no ``asm`` and no intrinsic needs none.
-What they call (``templates/emulator/interface.hpp``) is a library of its own, compiled once, since it is much longer than a
-kernel. A block's threads are fibers. See ``templates/emulator/runtime`` for what is checked.
+Math and pipelines are compiled unchanged; only the bodies of primitives are replaced by host versions
+(``templates/emulator/primitives/<name>.hpp``). A primitive whose CUDA file holds no ``asm`` and no intrinsic needs none. Their
+runtime (``templates/emulator/interface.hpp``) is a library of its own, compiled once, since it is much longer than a kernel. The
+threads of a block are fibers. ``templates/emulator/runtime`` documents the checks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fusegen.source import Source
 _FLAGS = (
     "-std=c++17", "-g0", "-w", *ARITHMETIC, "-fno-strict-aliasing", "-fno-exceptions", "-fvisibility=hidden",
 )  # fmt: skip
-# Indices of a thread's own arrays are checked by the compiler; what they call when they fail is in kernel.hpp.
+# The compiler checks indices into a thread's own arrays; kernel.hpp holds the function that a failed check calls.
 _KERNEL_FLAGS = (*_FLAGS, "-O1", "-fsanitize=bounds")
 _RUNTIME_FLAGS = (*_FLAGS, "-O2", "-fno-semantic-interposition", "-ftls-model=initial-exec")
 _BOTH = ("builtins", "interface")
@@ -42,29 +42,27 @@ _PRODUCT = re.compile(
     r"    asm volatile\(.*?wgmma\.mma_async\.sync\.aligned\.m64n(?P=n)k16\.f32\.(?P=type)\.(?P=type) .*?\);\n\}",
     re.DOTALL,
 )
-"""An instruction of tensor cores: a function of the emitted text, since there is one for each shape."""
+"""A tensor-core instruction. The emitted text holds it as a function, since there is one for each shape."""
 _MESSAGE_BYTES = 1024
-_BAD_INDEX = 2  # what a launch gives that met one
+_BAD_INDEX = 2  # status of a launch that read an index out of range
 _MOST_THREADS, _LARGEST_CLUSTER = 1024, 16
 
 
 class EmulatedTiming(Flag):
-    """When things happen whose time is not settled; a kernel must be right with all of it."""
+    """The order of events that hardware leaves open; a kernel must be right under all of them."""
 
-    LATE = 1  # what is asynchronous takes effect when somebody waits for it, not at once
+    LATE = 1  # asynchronous operations take effect when they are waited for, not at once
     BACKWARDS = 2  # threads run from the last to the first
 
 
 EARLY = EmulatedTiming(0)
-"""All at once, threads from the first to the last."""
+"""Asynchronous operations take effect at once; threads run from the first to the last."""
 
 
 @dataclass(frozen=True)
 class EmulatedBuffer:
-    """Memory that a launch may touch: all of ``bytes`` from ``address``; stores only if ``writable``.
-
-    Buffers may overlap, as an input that is also an output does.
-    """
+    """Memory that a launch may access: ``bytes`` from ``address``; stores only if ``writable``. Buffers may overlap, e.g. an
+    input that is also an output."""
 
     name: str
     address: int
@@ -106,19 +104,19 @@ def emulate(
     """Runs a kernel on memory of this process, as a launch of ``grid`` blocks of ``block`` threads would.
 
     Args:
-        source: the kernel; compiled on first use, then taken from the cache.
+        source: the kernel; compiled on first use, then read from the cache.
         grid: number of blocks, a multiple of ``cluster``.
         block: threads in a block.
         cluster: blocks in a cluster; these run concurrently, clusters one after the other.
         shared_bytes: dynamic shared memory of a block.
-        overlaps: whether the launch before it may still be running, so that every thread must wait for that.
-        arguments: one for each parameter: ``int`` for pointers and integers, ``float`` for floating numbers.
-        buffers: all that the kernel may touch in global memory.
-        timing: when things happen whose time is not settled.
+        overlaps: whether the previous launch may still be running, so that every thread must wait for it.
+        arguments: one for each parameter: ``int`` for pointers and integers, ``float`` for floating-point numbers.
+        buffers: all global memory that the kernel may access.
+        timing: the order of events that hardware leaves open.
 
     Raises:
-        IndexRangeError: an index that the kernel read names no element.
-        EmulationError: the kernel did something illegal, or a primitive that it uses has no host version.
+        IndexRangeError: an index that the kernel read is out of range.
+        EmulationError: the kernel did something illegal, or one of its primitives has no host version.
         CompileError, ToolNotFoundError: from :mod:`fusegen.jit.host`.
     """
     _check_shape(source.entry, grid, block, cluster, shared_bytes)
@@ -139,7 +137,12 @@ def emulate(
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A compiled kernel: runs a launch, and gives 0 when nothing illegal happened; the file that it was compiled from."""
+    """A compiled kernel.
+
+    Attributes:
+        function: runs a launch; returns 0 on success.
+        where: the file that it was compiled from.
+    """
 
     function: Callable[[Any], int]
     where: str
@@ -149,10 +152,10 @@ _LOADED: dict[EmulatedSource, _Loaded] = {}
 
 
 def load_emulated(sources: Sequence[EmulatedSource]) -> list[_Loaded]:
-    """The kernels of some sources: those that this process does not have yet are compiled as one unit, unless they were before.
+    """The kernels of some sources. Those that this process has not loaded are compiled as one unit, or read from the cache.
 
     Raises:
-        EmulationError: a primitive that a kernel uses has no host version.
+        EmulationError: a primitive has no host version.
         CompileError, ToolNotFoundError: from :mod:`fusegen.jit.host`.
     """
     new = [source for source in dict.fromkeys(sources) if source not in _LOADED]
@@ -166,13 +169,13 @@ def load_emulated(sources: Sequence[EmulatedSource]) -> list[_Loaded]:
 
 @lru_cache(maxsize=1)
 def _load_runtime() -> None:
-    """Makes what kernels call known to the process, so that libraries that are loaded later find it."""
+    """Loads the emulator's runtime, with its symbols visible to libraries that are loaded later."""
     text = "\n".join([_host_body("types"), *map(_written, _BOTH), *(_written(f"runtime/{name}") for name in _RUNTIME)])
     load_shared(compile_shared(text, _RUNTIME_FLAGS, cache_folder("emulator")), for_others=True)
 
 
 def host_text(sources: Sequence[EmulatedSource]) -> str:
-    """The C++ of some kernels: host primitives, and for each kernel its text in a namespace and what runs it."""
+    """The C++ text of some kernels: host primitives, then each kernel in a namespace with its entry point."""
     types, *primitives = closure("\n".join(s.text for s in sources), _primitive_names(), _host_body).values()
     kernels = [_kernel_text(n, source) for n, source in enumerate(sources)]
     return "\n".join([types, *map(_written, (*_BOTH, "kernel")), *primitives, *kernels])
@@ -183,7 +186,7 @@ def _written(name: str) -> str:
 
 
 def _kernel_text(number: int, source: EmulatedSource) -> str:
-    """A kernel in a namespace of its own, with C++ linkage, so that kernels of one name can share a unit."""
+    """A kernel in a namespace of its own, with C++ linkage, so that kernels of equal names can share a unit."""
     text = _PRODUCT.sub(_product, source.text).replace('extern "C" __global__', "__global__")
     return (
         f"namespace kernel_{number} {{\n{text}\n"
@@ -194,7 +197,7 @@ def _kernel_text(number: int, source: EmulatedSource) -> str:
 
 
 def _product(match: re.Match[str]) -> str:
-    """The host version of an instruction of tensor cores."""
+    """The host version of a tensor-core instruction."""
     if match["registers"]:
         return f"{match[1]}\n    emulator::wgmma_rs<TRANSPOSE_B, {match['type']}>(d, a, b, accumulate);\n}}"
     return f"{match[1]}\n    emulator::wgmma<TRANSPOSE_A, TRANSPOSE_B, {match['type']}>(d, a, b, accumulate);\n}}"
@@ -287,14 +290,14 @@ class EmulatorBackend(LaunchBackend):
     """Runs CUDA text on the CPU, with every access checked.
 
     Args:
-        timing: when things happen whose time is not settled.
+        timing: the order of events that hardware leaves open.
     """
 
     def __init__(self, timing: EmulatedTiming = EARLY) -> None:
         self.timing = timing
 
     def add_launch(self, binder: Binder, launch: call.KernelLaunch, kernel: Any) -> None:
-        """A call of the emulator, which is told of all memory that the kernel may touch."""
+        """Adds a call of the emulator with all memory that the kernel may access."""
         grid = launch.grid(binder.sizes)
         if not grid:
             return
@@ -303,10 +306,10 @@ class EmulatorBackend(LaunchBackend):
         names = {spec.key: spec.name for spec in binder.call.buffers}
 
         def step(tensors: Sequence[Tensor], scalars: Scalars) -> None:
-            given = dict(zip(launch.touched, tensors, strict=True))
-            maps = [encode(spec, given[spec.buffer], sizes=binder.sizes) for spec in launch.tensor_maps]
-            arguments = [_value(argument, given, maps, binder.sizes, scalars) for argument in launch.arguments]
-            buffers = [EmulatedBuffer.of(names[key], given[key], writable=written) for key, written in launch.touched.items()]
+            by_key = dict(zip(launch.touched, tensors, strict=True))
+            maps = [encode(spec, by_key[spec.buffer], sizes=binder.sizes) for spec in launch.tensor_maps]
+            arguments = [_value(argument, by_key, maps, binder.sizes, scalars) for argument in launch.arguments]
+            buffers = [EmulatedBuffer.of(names[key], by_key[key], writable=written) for key, written in launch.touched.items()]
             try:
                 run(arguments=arguments, buffers=buffers)
             except IndexRangeError as error:
@@ -331,11 +334,11 @@ def _value(
     return float(scalars[argument.name]) if argument.is_float else integer(scalars[argument.name])
 
 
-# Tensor maps for the emulator: what the driver would make of a view, and what it would refuse.
+# Tensor maps: encoded as the driver would, and refused where it would refuse them.
 
 
 _RANKS = 4
-_ALIGNMENT, _FARTHEST = 16, 1 << 40  # bytes: of addresses and strides; what a stride stays below
+_ALIGNMENT, _FARTHEST = 16, 1 << 40  # bytes: of addresses and strides; limit of a stride
 _LONGEST_SIDE, _LINE_BYTES = 256, 128  # of a box, in elements; and of its lines
 
 
@@ -354,7 +357,7 @@ class EmulatedMap(ctypes.Structure):
 
 
 def encode(spec: TensorMapSpec, tensor: Tensor, sizes: Mapping[str, int]) -> EmulatedMap:
-    """The map of a view of a tensor.
+    """The tensor map of a view of a tensor.
 
     Raises:
         EmulationError: the driver would refuse it.

@@ -1,4 +1,4 @@
-"""Groups to a program, and its kernels to text: padded rows, launches that overlap, launches joined as parts of one."""
+"""Lowers groups to a program, and emits its kernels: padded rows, overlapping launches, horizontal fusion."""
 
 from __future__ import annotations
 
@@ -42,12 +42,11 @@ def lower(
 
     Args:
         graph: in primitives.
-        groups: what fusion decided, in order.
-        target: the machine.
-        plans: of launches of products.
+        groups: from fusion, in order.
+        plans: of matmul launches.
         wide: whether some tensor has 2^31 elements or more, so that indices need 64 bits.
-        pins: plans that were asked for, of other launches.
-        bodies: programs of loops.
+        pins: requested plans of other launches.
+        bodies: programs of loop bodies.
     """
     graph = with_padded_rows(graph, groups, target)
     memory = Memory(graph, groups)
@@ -58,17 +57,17 @@ def lower(
         context = Context(
             graph, group, memory, target, wide, fast[group], contracted, name, plans, memory.reads, None, pins or {}, bodies or {}
         )
-        found = family_of(group.kind).lower(context)
-        _check_shared(found, target)
-        steps += found
+        group_steps = family_of(group.kind).lower(context)
+        _check_shared(group_steps, target)
+        steps += group_steps
     return Program(graph, target, memory.specs, overlapping(in_parts(steps, target), target), tuple(memory.results))
 
 
 def _check_shared(steps: Sequence[Step], target: Target) -> None:
-    """Refuses what no launch could have.
+    """Refuses launches that need more shared memory than a block can have.
 
     Raises:
-        VerificationError: a plan takes more shared memory than a block can have.
+        VerificationError: a plan does.
     """
     for step in steps:
         if isinstance(step, Launch) and target.shared_bytes and step.shared_bytes > target.shared_bytes:
@@ -76,41 +75,40 @@ def _check_shared(steps: Sequence[Step], target: Target) -> None:
             raise VerificationError(what, hint="please report the declaration and its shapes")
 
 
-# Rows of matrices between kernels and the library, padded so that each starts at a multiple of 16 bytes. cuBLAS has fast kernels
-# for 16-bit floats where rows lie like that, and takes several times as long where they do not. To pad memory of the call's own
-# costs nothing: a kernel writes longer rows, and another skips the ends, which nobody writes.
+# Padded rows. cuBLAS has fast kernels for 16-bit floats if each row starts at a multiple of 16 bytes, and takes several times as
+# long otherwise. Padding a temporary costs nothing: one kernel writes longer rows, and the next one skips their ends.
 
 
 def with_padded_rows(graph: Graph, groups: Sequence[Group], target: Target) -> Graph:
-    """The graph which says of matrices that are operands or results of library products, and no result of the call, that their rows
-    are padded in memory, where they would start at other places."""
+    """Marks matrices whose rows are padded in memory: temporaries that a library matmul reads or writes, with rows that would
+    not start at multiples of 16 bytes."""
     if target.device == "cpu":
         return graph
     padded = {value: nodes for value, nodes in _temporaries(graph, groups).items() if _may_be_padded(graph, groups, value, nodes)}
     while padded:
-        found = replace(graph, padded=frozenset(p for nodes in padded.values() for p in nodes))
-        lost = {strip_views(graph, base) for base in _no_views_now(graph, found, groups)}
+        padded_graph = replace(graph, padded=frozenset(p for nodes in padded.values() for p in nodes))
+        lost = {strip_views(graph, base) for base in _lost_views(graph, padded_graph, groups)}
         if not lost:
-            return found
+            return padded_graph
         padded = {value: nodes for value, nodes in padded.items() if value not in lost}
     return graph
 
 
 def _temporaries(graph: Graph, groups: Sequence[Group]) -> dict[int, set[int]]:
-    """Values that a group leaves for another, and for no one else, with the views of each as which they may lie in memory."""
-    wanted = {strip_views(graph, position) for position in (*graph.outputs, *graph.puts)}
-    found: dict[int, set[int]] = {}
+    """Maps each value that one group passes to another, and to nothing else, to the views through which it is read."""
+    results = {strip_views(graph, position) for position in (*graph.outputs, *graph.puts)}
+    temporaries: dict[int, set[int]] = {}
     for group in groups:
         for position in group.inputs:
             value = strip_views(graph, position)
-            if graph.nodes[position].op not in (*READ, Op.PUT) and value not in wanted:
-                found.setdefault(value, {value}).add(position)
-    return found
+            if graph.nodes[position].op not in (*READ, Op.PUT) and value not in results:
+                temporaries.setdefault(value, {value}).add(position)
+    return temporaries
 
 
 def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set[int]) -> bool:
-    """True if a heavy library product has a value as an operand or result, its rows are none of multiples of 16 bytes, and all that
-    touch it can do with padded ones."""
+    """True if a heavy library matmul reads or writes a value, its rows are not multiples of 16 bytes, and all groups that touch
+    it can handle padded rows."""
     columns = {literal(graph.nodes[p].shape[-1]) if len(graph.nodes[p].shape) > 1 else None for p in nodes}
     extent = columns.pop()
     if columns or extent is None or not may_pad(extent):
@@ -120,8 +118,8 @@ def _may_be_padded(graph: Graph, groups: Sequence[Group], value: int, nodes: set
     return bool(heavy) and all(group.kind.is_strided for group in touching)
 
 
-def _no_views_now(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterator[int]:
-    """Operands in memory of which, padded, no strides make what a library product reads."""
+def _lost_views(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Iterator[int]:
+    """Operands of library matmuls that no strides describe once their matrix is padded."""
     products = (group.anchors[0] for group in groups if group.kind is LIBRARY_PRODUCT)
     for position in (p for matmul in products for p in graph.nodes[matmul].args):
         base = strided_view(graph, position).base
@@ -129,93 +127,92 @@ def _no_views_now(graph: Graph, padded: Graph, groups: Sequence[Group]) -> Itera
             yield base
 
 
-# Which launches begin while the one before them still runs, so that nobody waits for the device to start them. Such a launch
-# starts as soon as all blocks of the one before have ended, when their last writes may still be under way. It waits for these at
-# the very beginning of its text (``templates/cuda/primitives/wait_for_previous.cuh``), and that orders the two: - What it reads
-# is there: the wait ends when the launch before has completed, and all its writes can be seen. - What it writes over has been
-# read, for the same reason: the workspace may be used again. - It comes behind everything earlier, too: since each such launch
-# waits before it does anything else, in every thread, one that has completed says the same of those before it. - The first launch
-# of a call is an ordinary one: what other code has put into the stream before may be anything. So is one behind a product of the
-# library, whose kernels are not known to wait. The one before says nowhere that the next may start earlier than at its end:
-# blocks that wait would take the place of its last ones.
+# Programmatic dependent launch: a launch overlaps with the end of the one before it, so that the next kernel's start costs no time.
+#
+# It starts as soon as all blocks of the launch before have ended, when their last writes may still be in flight. The first
+# statement of its text waits for them (``templates/cuda/primitives/wait_for_previous.cuh``), and that orders the two:
+# - Its inputs are complete: the wait ends when the launch before has completed and its writes are visible.
+# - It may overwrite what the launch before has read, for the same reason: the workspace can be reused.
+# - It comes after all earlier launches too, since each of them waited before it did anything else, in every thread.
+# The first launch of a call is an ordinary one: earlier work in the stream may be anything. So is a launch after a library matmul,
+# whose kernels are not known to wait. No kernel triggers the next launch early: waiting blocks would take the place of its own last
+# ones.
 
 
 def overlapping(steps: Sequence[Step], target: Target) -> tuple[Step, ...]:
-    """Steps in their order, of which launches directly behind another one overlap with its end, where the target has such."""
+    """The steps, with launches marked that overlap with the end of the launch directly before them."""
     if not target.overlap:
         return tuple(steps)
-    return (*steps[:1], *(_behind(before, step) for before, step in pairwise(steps)))
+    return (*steps[:1], *(_overlapping_launch(before, step) for before, step in pairwise(steps)))
 
 
-def _behind(before: Step, step: Step) -> Step:
+def _overlapping_launch(before: Step, step: Step) -> Step:
     starts = isinstance(step, Launch) and step.part <= 1
     return replace(step, overlaps=True) if starts and isinstance(step, Launch) and isinstance(before, Launch) else step
 
 
-# Launches that do not depend on each other become parts of one: each has a range of its blocks.
+# Horizontal fusion: independent launches become parts of one, each with a range of its blocks.
 #
-# A function's results often have spaces of their own (q and k of a rotation, the three parts of a packed projection), which no
-# single loop goes through. As parts of one launch they start together, and none of them waits for the last blocks of another.
-# What takes one block, as a check of a norm's weights, goes before the first launch that it can start with.
+# A function's results often have iteration spaces of their own (q and k of a rotation, the three parts of a packed projection). As
+# parts of one launch they start at the same time, and none waits for the last blocks of another. A launch of one block, such as a
+# check of a norm's weights, moves in front of the first launch that it can join.
 
 
-_MOST = 8  # parts: each adds its code to the kernel
-_LITTLE = 8 << 10  # bytes of shared memory, with which a multiprocessor is full of threads before
+_MOST_PARTS = 8  # each adds its code to the kernel
+_LITTLE = 8 << 10  # bytes of shared memory up to which threads, not shared memory, limit the blocks of an SM
 
 
 def in_parts(steps: Sequence[Step], target: Target) -> list[Step]:
-    """The steps, of which launches directly behind each other that can start together are parts of one."""
+    """The steps, with neighbouring independent launches as parts of one."""
     if not target.warp:
         return list(steps)
     return [part for run in _runs(_brought_forward(steps), _have_one_block) for part in _numbered(run)]
 
 
 def _brought_forward(steps: Sequence[Step]) -> list[Step]:
-    """The steps, of which launches of one block come before an earlier one that they can start with."""
-    found: list[Step] = []
+    """The steps, with launches of one block moved in front of an earlier launch that they can join."""
+    reordered: list[Step] = []
     for step in steps:
-        place = _earlier_place(found, step) if isinstance(step, Launch) and is_of_one_block(step) else None
-        found.insert(len(found) if place is None else place, step)
-    return found
+        position = _position_to_join(reordered, step) if isinstance(step, Launch) and is_of_one_block(step) else None
+        reordered.insert(len(reordered) if position is None else position, step)
+    return reordered
 
 
-def _earlier_place(steps: Sequence[Step], step: Launch) -> int | None:
-    """The place before the last launch that a step can start with, where it needs none of those behind that."""
-    for place in reversed(range(len(steps))):
-        other = steps[place]
+def _position_to_join(steps: Sequence[Step], step: Launch) -> int | None:
+    """The position of the last launch that a step can join, if it is independent of all steps after it."""
+    for position in reversed(range(len(steps))):
+        other = steps[position]
         if not isinstance(other, Launch) or not _are_independent(other, step):
             return None
         if _joins([other], step, lambda *_: True):
-            return place
+            return position
     return None
 
 
 def with_equal_blocks(steps: Sequence[Step], target: Target) -> dict[tuple[int, ...], Plan]:
-    """Plans with which launches have as many threads a block as the launches beside them, by the outputs of their groups.
-
-    Rows say how many threads their blocks have; points, and what takes one block, go with any.
-    """
-    found: dict[tuple[int, ...], Plan] = {}
+    """Plans that give launches as many threads a block as their neighbours, so that they can be parts of one launch; by the
+    outputs of their groups. Row plans fix their threads; pointwise plans and plans of one block adapt."""
+    plans: dict[tuple[int, ...], Plan] = {}
     if not target.warp:
-        return found
+        return plans
     for run in _runs(steps, lambda *_: True):
         launches = [step for step in run if isinstance(step, Launch)]
         small = [launch for launch in launches if is_of_one_block(launch)]
         large = [launch for launch in launches if launch not in small] or launches
         fixed = [launch for launch in large if launch.plan is None or launch.plan.fixes_threads]
         is_crowded = any(launch.shared_bytes > _LITTLE for launch in large)
-        for launch in small if is_crowded else launches:  # many blocks of points would wait for as much room as those of rows take
+        for launch in small if is_crowded else launches:  # pointwise blocks would wait for as much room as blocks of rows take
             plan = family_of(launch.group.kind).with_threads(launch, (fixed or large)[0].block)
             if plan is not None:
-                found[launch.group.outputs] = plan
-    return found
+                plans[launch.group.outputs] = plan
+    return plans
 
 
 def _runs(steps: Sequence[Step], agree: Callable[[Launch, Launch], bool]) -> list[list[Step]]:
-    """The steps, of which those that can start together are one run.
+    """The steps, grouped into runs of launches that can start together.
 
     Args:
-        agree: says of two launches that could whether they do.
+        agree: says of two launches whether they may be in one run.
     """
     runs: list[list[Step]] = []
     for step in steps:
@@ -237,37 +234,38 @@ def _numbered(run: Sequence[Step]) -> list[Step]:
 
 
 def _joins(run: Sequence[Step], step: Launch, agree: Callable[[Launch, Launch], bool]) -> bool:
-    """True if a launch can be one more part of some that start together."""
+    """True if a launch can become one more part of a run."""
     before = [each for each in run if isinstance(each, Launch)]
-    is_alike = len(before) == len(run) < _MOST and all(_is_simple(each) and agree(each, step) for each in (*before, step))
+    is_alike = len(before) == len(run) < _MOST_PARTS and all(_is_simple(each) and agree(each, step) for each in (*before, step))
     return is_alike and all(_are_independent(each, step) and _agree(each, step) for each in before)
 
 
 def _is_simple(launch: Launch) -> bool:
-    """True if a launch needs nothing but its blocks."""
+    """True if a launch consists of its blocks alone: no tensor maps, no cluster."""
     return launch.kernel.body.can_be_part and not launch.tensor_maps and not launch.extra and launch.cluster == 1
 
 
 def _are_independent(one: Launch, other: Launch) -> bool:
-    """True if neither touches what the other writes; a call refuses tensors that overlap with one that is written to."""
+    """True if neither launch touches a buffer that the other writes. A call refuses arguments that overlap with one it writes
+    to."""
     return not (_written(one) & _touched(other) or _touched(one) & _written(other))
 
 
 def _written(launch: Launch) -> frozenset[int]:
-    return frozenset(each.buffer for each in _places(launch) if each.writable)
+    return frozenset(each.buffer for each in _accesses(launch) if each.writable)
 
 
 def _touched(launch: Launch) -> frozenset[int]:
-    return frozenset(each.buffer for each in _places(launch))
+    return frozenset(each.buffer for each in _accesses(launch))
 
 
-def _places(launch: Launch) -> list[Pointer | TensorMapSpec]:
-    """All by which a launch reaches buffers."""
+def _accesses(launch: Launch) -> list[Pointer | TensorMapSpec]:
+    """All pointers and tensor maps through which a launch reaches buffers."""
     return [*launch.kernel.pointers, *launch.tensor_maps]
 
 
 def _agree(one: Launch, other: Launch) -> bool:
-    """True if parameters of one name are the same ones."""
+    """True if parameters with the same name are equal."""
     names = {pointer.name: pointer for pointer in one.kernel.pointers}
     return all(names.get(pointer.name, pointer) == pointer for pointer in other.kernel.pointers)
 
@@ -276,11 +274,10 @@ def _agree(one: Launch, other: Launch) -> bool:
 
 
 def emit(parts: Sequence[Launch], target: Target) -> Source:
-    """The text of a kernel for a target: the same input gives the same text on any machine.
+    """Emits a kernel. The text depends on the arguments alone, not on the machine.
 
     Args:
-        parts: of the kernel: one, or several that are launched together.
-        target: the machine.
+        parts: one launch, or several that are launched together.
     """
     sources = [_emit(part, target) for part in parts]
     return sources[0] if len(parts) == 1 else assemble_parts(parts, sources, target)

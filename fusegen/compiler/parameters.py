@@ -1,4 +1,4 @@
-"""A kernel's parameters: which are tensors or run-time scalars, which select code, and what the user calls their dims."""
+"""A kernel's parameters: tensors, run-time scalars, values that select code, containers, and the user's names of dims."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 _STATIC = "fusegen.static"
 Static = Annotated[T, _STATIC]
-"""``fg.Static[int]``: the argument's value selects code instead of being passed at run time."""
+"""``fg.Static[int]``: the argument's value selects code; it is not passed at run time."""
 
 _REQUIRED = inspect.Parameter.empty
 ELEMENT_OF = "_element_of"
-"""An attribute of a function of leaves: by parameter, that of the user's function of which it is an element."""
+"""Attribute of a function of leaves: maps a parameter to the user's parameter that contains it."""
 NEVER_NONE = "_never_none"
-"""An attribute of a function that knows its callers: the parameters for which None is no value."""
+"""Attribute of a function: the parameters that must not be None."""
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -44,14 +44,13 @@ class Parameters:
     """The parameters of a function.
 
     Attributes:
-        function: the user's function.
-        given: their names, in order.
-        names: what graphs and emitted texts call them, in order: the same names where these are distinct identifiers there.
-        defaults: where there are any, by given name.
-        mutates: those that the function may write to, as texts call them.
-        variadic: those that take any number of arguments, ``*args`` and ``**kwargs``, as the user calls them.
-        takes_any_name: whether one of them is ``**kwargs``.
-        element_of: by name in texts, the parameter of the user's function of which a parameter is an element.
+        given: the user's names, in order.
+        names: the names in graphs and emitted text, in order; equal to `given` if these are distinct identifiers there.
+        defaults: by given name.
+        mutates: parameters that the function may write to, by name in text.
+        variadic: ``*args`` and ``**kwargs``, by given name.
+        takes_any_name: whether there is a ``**kwargs``.
+        element_of: maps the name in text of a leaf to the parameter that contains it.
     """
 
     function: Callable[..., Any]
@@ -68,60 +67,59 @@ class Parameters:
         """The parameters of a function.
 
         Args:
-            mutates: names of those that it may write to.
+            mutates: names of parameters that it may write to.
 
         Raises:
-            ArgumentError: for a name that no parameter has.
+            ArgumentError: a name is not a parameter's.
         """
-        found = inspect.signature(function).parameters
-        defaults = {name: p.default for name, p in found.items() if p.default is not _REQUIRED}
-        names = parameter_names(function.__name__, tuple(found))
-        unknown = [name for name in mutates if name not in found]
+        parameters = inspect.signature(function).parameters
+        defaults = {name: p.default for name, p in parameters.items() if p.default is not _REQUIRED}
+        names = parameter_names(function.__name__, tuple(parameters))
+        unknown = [name for name in mutates if name not in parameters]
         if unknown:
-            what = f"{function.__name__}: mutates names {unknown[0]!r}, which is no parameter"
-            raise ArgumentError(what, hint=f"name some of {', '.join(found)}")
-        writable = frozenset(n for g, n in zip(found, names, strict=True) if g in mutates)
-        variadic = {name: p.kind for name, p in found.items() if p.kind in _VARIADIC}
+            what = f"{function.__name__}: mutates= names {unknown[0]!r}, which is not a parameter"
+            raise ArgumentError(what, hint=f"name some of {', '.join(parameters)}")
+        writable = frozenset(n for g, n in zip(parameters, names, strict=True) if g in mutates)
+        variadic = {name: p.kind for name, p in parameters.items() if p.kind in _VARIADIC}
         takes_any_name = inspect.Parameter.VAR_KEYWORD in variadic.values()
         owners = getattr(function, ELEMENT_OF, {})
-        element_of = {name: owners[given] for given, name in zip(found, names, strict=True) if given in owners}
-        return cls(function, tuple(found), names, defaults, writable, tuple(variadic), takes_any_name, element_of)
+        element_of = {name: owners[given] for given, name in zip(parameters, names, strict=True) if given in owners}
+        return cls(function, tuple(parameters), names, defaults, writable, tuple(variadic), takes_any_name, element_of)
 
     @cached_property
     def annotations(self) -> Mapping[str, Any]:
-        """Resolved annotations; those that cannot be resolved are left out, since they are optional."""
+        """Annotations that can be resolved; others are ignored, since annotations are optional."""
         raw = dict(getattr(self.function, "__annotations__", {}))
         return {name: hint for name in raw if (hint := _resolved(self.function, name, raw[name])) is not None}
 
     @property
     def writable(self) -> tuple[str, ...]:
-        """Parameters that the function may write to, as the user calls them."""
+        """Parameters that the function may write to, by given name."""
         return tuple(given for given, name in self._pairs if name in self.mutates)
 
     @cached_property
     def keyword_only(self) -> frozenset[str]:
-        """Parameters that a call must name."""
-        found = inspect.signature(self.function).parameters.items()
-        return frozenset(n for n, p in found if p.kind is inspect.Parameter.KEYWORD_ONLY)
+        parameters = inspect.signature(self.function).parameters.items()
+        return frozenset(n for n, p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY)
 
     def require_fixed(self) -> None:
-        """Refuses parameters that take any number of arguments.
+        """Refuses ``*args`` and ``**kwargs``.
 
         Raises:
-            ArgumentError: there are some.
+            ArgumentError: there is one.
         """
         if self.variadic:
-            what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, of which this can name none"
+            what = f"{self.function.__name__}: {self.variadic[0]!r} takes any number of arguments, which this call cannot name"
             raise ArgumentError(what, hint="declare a kernel that names every parameter")
 
     def require_given(self, values: Sequence[object]) -> None:
-        """Refuses None for parameters of which the function says that they never are.
+        """Refuses None for parameters that the function marks as required.
 
         Args:
             values: all arguments.
 
         Raises:
-            ArgumentError: one of them is.
+            ArgumentError: a required one is None.
         """
         for name, value in zip(self.given, values, strict=True):
             if value is None and name in getattr(self.function, NEVER_NONE, ()):
@@ -131,17 +129,18 @@ class Parameters:
 
     @cached_property
     def static(self) -> frozenset[str]:
-        """Parameters whose value selects code by their annotation, as texts call them."""
+        """Parameters whose annotation makes their value select code, by name in text."""
         return frozenset(n for g, n in self._pairs if g in self.static_given)
 
     @cached_property
     def static_given(self) -> frozenset[str]:
-        """The same, as the user calls them."""
+        """The same, by given name."""
         return frozenset(g for g in self.given if _is_static(self.annotations.get(g)))
 
     @cached_property
     def dim_names(self) -> Mapping[str, tuple[str, ...]]:
-        """By parameter's name in texts, names of dims there, from annotations such as ``Annotated[Tensor, "rows cols"]``."""
+        """Names of dims from annotations such as ``Annotated[Tensor, "rows cols"]``, as identifiers, by a parameter's name in
+        text."""
         taken = [*map(identifier, self.names), *keyword.kwlist, "min", "max"]  # formulas are Python
         namer = Namer(taken=taken)
         words = dict.fromkeys(word for dims in self.dims.values() for word in dims)
@@ -155,14 +154,14 @@ class Parameters:
     @cached_property
     def dims(self) -> Mapping[str, tuple[str, ...]]:
         """Dims as the user wrote them: names, or numbers as in ``Annotated[Tensor, "rows 4096"]``."""
-        found = {n: _dims(self.annotations.get(n)) for n in self.given}
-        return {n: dims for n, dims in found.items() if dims}
+        dims_of = {n: _dims(self.annotations.get(n)) for n in self.given}
+        return {n: dims for n, dims in dims_of.items() if dims}
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """All arguments in the order of the parameters.
 
         Raises:
-            ArgumentError: as Python raises TypeError for such a call.
+            ArgumentError: Python would raise a TypeError.
         """
         try:
             return self._binder(*args, **kwargs)
@@ -171,27 +170,27 @@ class Parameters:
 
     @cached_property
     def _binder(self) -> Callable[..., list[Any]]:
-        """A function of the same parameters that lists their values: Python binds arguments twenty times faster than `inspect`."""
-        found = inspect.signature(self.function).parameters.values()
-        defaults = {f"_default_{number}": p.default for number, p in enumerate(found) if p.default is not _REQUIRED}
+        """A function with the same parameters that returns their values: Python binds arguments twenty times faster than
+        `inspect`."""
+        parameters = inspect.signature(self.function).parameters.values()
+        defaults = {f"_default_{number}": p.default for number, p in enumerate(parameters) if p.default is not _REQUIRED}
         plain = [
             p.replace(annotation=_REQUIRED, default=_Name(f"_default_{number}") if p.default is not _REQUIRED else _REQUIRED)
-            for number, p in enumerate(found)
+            for number, p in enumerate(parameters)
         ]
         text = f"lambda {str(inspect.Signature(plain))[1:-1]}: [{', '.join(self.given)}]"
         binder: Callable[..., list[Any]] = eval(text, defaults)
         return binder
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgumentError:
-        """The error of arguments that do not fit, in Python's words."""
+        """The error for arguments that do not bind, with Python's message."""
         signature = inspect.signature(self.function)
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             return ArgumentError(f"{self.function.__name__}: {error}", hint=f"call it as {self.function.__name__}{signature}")
-        return ArgumentError(
-            f"{self.function.__name__} cannot be called so", hint=f"call it as {self.function.__name__}{signature}"
-        )
+        what = f"{self.function.__name__} cannot be called with these arguments"
+        return ArgumentError(what, hint=f"call it as {self.function.__name__}{signature}")
 
     def call(self, values: Sequence[Any]) -> Any:
         """Calls the function.
@@ -204,7 +203,7 @@ class Parameters:
 
 
 class _Name:
-    """A name, which `inspect` shows as the default of a parameter."""
+    """A default that `inspect` prints as a bare name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -214,7 +213,7 @@ class _Name:
 
 
 def _resolved(function: Callable[..., Any], name: str, annotation: Any) -> Any:
-    """One annotation as a type; None where its names are not known at run time."""
+    """An annotation as a type; None if its names are unknown at run time."""
     holder = types.SimpleNamespace(__annotations__={name: annotation})
     variables = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
     try:
@@ -240,15 +239,13 @@ def _dims(annotation: Any) -> tuple[str, ...]:
     return tuple(texts[0].split()) if texts else ()
 
 
-# Arguments that hold others: each leaf of a list, tuple, dict or named tuple of tensors becomes a parameter of its own; lists and
-# dicts of settings are part of the code.
-#
-# torch.compile reads `settled` and `spread` as it reads a user's function: they are plain Python.
+# Containers as arguments. Each leaf of a list, tuple, dict or named tuple of tensors becomes a parameter of its own. Lists and
+# dicts of settings select code. torch.compile traces `settled` and `spread` like user code: they are plain Python.
 
 
 ContainerLayout: TypeAlias = tuple[Any, ...] | None
-"""The structure of an argument: a class, the keys, and the layouts of the elements; None for one that stays as it is; of an element
-that selects code the word "setting", what tells it from others, and itself."""
+"""The structure of an argument: its class, its keys, and the layouts of its elements; None for a leaf. An element that selects code
+is ("setting", a comparable key, the element)."""
 
 ContainerLayouts: TypeAlias = tuple[tuple[str, ContainerLayout], ...]
 """By parameter, in order."""
@@ -260,10 +257,8 @@ _NUMBERS = (bool, int, float, torch.SymInt, torch.SymFloat)
 
 
 def settled(value: Any) -> Any:
-    """A tuple or list of numbers with those numbers known: they select code, so that torch compiles again for others.
-
-    Any other value is returned as it is.
-    """
+    """Makes the numbers of a tuple or list constants, so that torch.compile compiles again for others. Returns any other value
+    unchanged."""
     if isinstance(value, torch.Size):
         value = tuple(value)
     if type(value) not in (tuple, list) or not all([isinstance(element, _NUMBERS) for element in value]):
@@ -272,11 +267,11 @@ def settled(value: Any) -> Any:
 
 
 def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str]) -> tuple[ContainerLayouts, list[Any]]:
-    """The layout of each argument, and all arguments with leaves in place of containers that hold tensors.
+    """The layout of each argument, and all arguments with leaves in place of containers of tensors.
 
     Args:
         names: of the parameters.
-        values: one a parameter.
+        values: one for each parameter.
         variadic: the parameters ``*args`` and ``**kwargs``, which are always spread.
     """
     layouts: list[tuple[str, ContainerLayout]] = []
@@ -297,7 +292,7 @@ def spread(names: Sequence[str], values: Sequence[Any], variadic: Sequence[str])
 
 
 def _layout(value: Any, leaves: list[Any]) -> ContainerLayout:
-    """The layout of a value, whose leaves are added to a list."""
+    """The layout of a value; appends its leaves to a list."""
     kind = type(value)
     if kind in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         keys = getattr(kind, "_fields", None) or tuple(range(len(value)))
@@ -311,7 +306,7 @@ def _layout(value: Any, leaves: list[Any]) -> ContainerLayout:
 
 
 def _is_of_settings(value: Any, leaves: Sequence[Any]) -> bool:
-    """True if an argument without tensors can be part of the code, and has no hash to be one as it is."""
+    """True if an argument without tensors can select code but has no hash."""
     return isinstance(value, (list, dict)) and all([is_plain(leaf) for leaf in leaves])
 
 
@@ -327,11 +322,10 @@ def _of_settings(value: Any) -> ContainerLayout:
 
 
 def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Callable[..., Any]:
-    """The function with a parameter for each leaf, all of them positional.
+    """The function with a positional parameter for each leaf.
 
     Args:
-        function: the user's function.
-        layouts: of the arguments that it is given; one without a layout keeps its name.
+        layouts: of its arguments; an argument without a layout keeps its name.
     """
     text = _Text(function, layouts)
     scope: dict[str, Any] = {"__name__": "arguments that hold tensors"}
@@ -347,24 +341,24 @@ def flat_function(function: Callable[..., Any], layouts: ContainerLayouts) -> Ca
 
 
 def every_argument(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """All arguments in the order of the parameters, as `Parameters.bind` gives them, of a call that Python takes."""
+    """All arguments in the order of the parameters, as `Parameters.bind` returns them, for a call that is known to bind."""
     names = parameters.given
     values: list[Any] = []
     first = parameters.variadic[0] if parameters.variadic else ""
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         if name in parameters.variadic and not (parameters.takes_any_name and name == names[-1]):
-            values.append(tuple(args[place:]))
+            values.append(tuple(args[position:]))
         elif name in parameters.variadic:
             values.append({key: value for key, value in kwargs.items() if key not in names})
-        elif place < len(args) and (first not in names[:place]):
-            values.append(args[place])
+        elif position < len(args) and (first not in names[:position]):
+            values.append(args[position])
         else:
             values.append(kwargs[name] if name in kwargs else parameters.defaults[name])
     return values
 
 
 def flat_names(layouts: ContainerLayouts) -> Mapping[str, tuple[str, ...]]:
-    """By parameter, the parameters of its leaves: ``xs_0``, ``cache_k``."""
+    """Maps each parameter to the parameters of its leaves: ``xs_0``, ``cache_k``."""
     taken = {name for name, layout in layouts if layout is None}
     return {
         name: (name,) if layout is None else tuple(_free(leaf, taken) for leaf in _leaves(name, layout)) for name, layout in layouts
@@ -372,15 +366,15 @@ def flat_names(layouts: ContainerLayouts) -> Mapping[str, tuple[str, ...]]:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """The name, with a number behind it where it is taken; taken from now on."""
+    """The name, with a number appended if it is taken; marks it as taken."""
     numbered = (f"{name}_{number}" for number in itertools.count(2))
-    found = next(each for each in (name, *itertools.islice(numbered, len(taken) + 1)) if each not in taken)
-    taken.add(found)
-    return found
+    free = next(each for each in (name, *itertools.islice(numbered, len(taken) + 1)) if each not in taken)
+    taken.add(free)
+    return free
 
 
 def _leaves(name: str, layout: ContainerLayout) -> list[str]:
-    """Names of the leaves of a container, by the way to them."""
+    """Names of the leaves of a container, from their paths."""
     if layout is None:
         return [name]
     if layout[0] == _SETTING:
@@ -393,12 +387,8 @@ def _leaves(name: str, layout: ContainerLayout) -> list[str]:
 class _Text:
     """The text of a function of leaves.
 
-    Args:
-        function: the user's function.
-        layouts: of its arguments.
-
     Attributes:
-        constants: what the text calls ``_constant_0`` and so on: classes, and keys.
+        constants: classes and keys that the text names ``_constant_0`` and so on.
     """
 
     def __init__(self, function: Callable[..., Any], layouts: ContainerLayouts) -> None:
@@ -410,7 +400,7 @@ class _Text:
         self._checked: list[str] = []
 
     def whole(self) -> str:
-        """A function that makes the function of leaves."""
+        """The text of a function that returns the function of leaves."""
         given = ", ".join(text for name, layout in self._layouts for text in self._given(name, layout))
         leaves = ", ".join(leaf for names in self._names.values() for leaf in names)
         constants = "".join(f", _constant_{number}" for number in range(len(self.constants)))
@@ -431,7 +421,7 @@ class _Text:
             yield f"{name}={value}" if kind is inspect.Parameter.KEYWORD_ONLY else value
 
     def _value(self, name: str, layout: ContainerLayout, leaves: Iterator[str]) -> str:
-        """A leaf, or the variable of a container: one that can change is compared with what it was, when the function has run."""
+        """A leaf, or the variable of a container. A mutable container is compared with its original after the call."""
         if layout is None:
             return next(leaves)
         if layout[0] == _SETTING:
@@ -463,15 +453,15 @@ class _Text:
 
 
 def _require_unchanged(function: Callable[..., Any], name: str, given: Any, before: Any) -> None:
-    """Refuses a function that changes a container of its caller's.
+    """Refuses a function that changes one of its caller's containers.
 
     Raises:
-        UnsupportedError: it does.
+        UnsupportedError: it did.
     """
     keys = (list(given), list(before)) if isinstance(before, dict) else ([], [])
     now, then = (list(each.values()) if isinstance(each, dict) else list(each) for each in (given, before))
     if keys[0] != keys[1] or len(now) != len(then) or any(a is not b for a, b in zip(now, then, strict=True)):
         kind = type(before).__name__
-        what = f"the kernel changes {name!r}, a {kind} of its caller's, which cannot be traced"
+        what = f"the kernel changes its caller's {kind} {name!r}, which cannot be traced"
         hint = f"change a copy: {name} = {kind}({name}); a tensor in it can be written to: @fg.kernel(mutates=({name!r},))"
         raise UnsupportedError(what, where=returned_at(function), hint=hint)

@@ -1,4 +1,4 @@
-"""The two passes of a graph as functions of tensors, made once for each choice of inputs by which gradients are wanted."""
+"""The forward and backward pass of a graph as callables, compiled once for each set of differentiated inputs."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ from fusegen.settings import Compiler
 from fusegen.target import Target
 from fusegen.threads import cached_property, new_lock
 
-# A graph that can be called: compiled for each way in which its tensors lie in memory, and bound to exact shapes.
+# A graph that can be called: compiled for each memory layout of its tensors, and bound to exact shapes.
 #
-# Its symbolic sizes stay symbols: another batch is lowered anew only where other plans are expected to be faster. What the graph
-# assumes of sizes is checked for each new shape.
+# Its symbolic sizes stay symbolic: another batch size is lowered again only if other plans are expected to be faster. The graph's
+# assumptions about sizes are checked for each new shape.
 
 
 class GraphKernel(CallBinder):
-    """A graph as a function of its tensors, of sizes that none of them has, and of its run-time numbers, in this order.
+    """A graph as a function of its tensors, of sizes that no tensor has, and of its run-time numbers, in this order.
 
     Args:
-        graph: as traced, or made of such.
         target: the machine that it is compiled for.
         sizes: symbolic sizes that no input has, in order.
-        relations: what else must hold of sizes.
+        relations: further relations of sizes that must hold.
         compiler: as of a kernel.
 
     Attributes:
@@ -68,7 +67,7 @@ class GraphKernel(CallBinder):
         self.names = (*(spec.name for spec in graph.inputs), *sizes, *(name for name, _ in graph.scalars))
         self.further, self._relations = tuple(sizes), tuple(relations)
         dims = [(str(dim), n, d) for n, spec in enumerate(graph.inputs) for d, dim in enumerate(spec.shape)]
-        self._places = {symbol: (n, d) for symbol, n, d in reversed(dims) if symbol.isidentifier()}
+        self._dims = {symbol: (n, d) for symbol, n, d in reversed(dims) if symbol.isidentifier()}
         self._compiled: dict[tuple[tuple[InputSpec, ...], bool], CompiledGraph] = {}
         self._lock = new_lock()
         self.executable = Executable(self)
@@ -80,29 +79,29 @@ class GraphKernel(CallBinder):
             values: its tensors, its further sizes, its numbers.
 
         Raises:
-            ArgumentError: a tensor is not what the graph takes.
+            ArgumentError: a tensor does not match the graph's input.
             GradientError: a result would need a derivative.
         """
         results: tuple[Tensor, ...] = self.executable(values)
         return results
 
     def statics(self) -> list[bool]:
-        """Programs are bound to sizes, and to no number."""
+        """For each value, whether programs are bound to it: sizes are, numbers are not."""
         return [name in self.further for name in self.names]
 
     def sizes(self, tensors: Sequence[Tensor]) -> dict[str, int]:
-        """The values of the symbolic sizes, by the first dim that has each.
+        """Values of the symbolic sizes, each from the first dim that has it.
 
         Args:
-            tensors: one an input, of as many dims as it has.
+            tensors: one for each input, of its rank.
         """
-        return {symbol: tensors[n].shape[d] for symbol, (n, d) in self._places.items()}
+        return {symbol: tensors[n].shape[d] for symbol, (n, d) in self._dims.items()}
 
     def compiled(self, specs: Sequence[InputSpec], sizes: Mapping[str, int], *, wide: bool = False) -> CompiledGraph:
-        """The graph as text.
+        """The compiled graph.
 
         Args:
-            specs: its inputs, as they lie in memory.
+            specs: its inputs, with the strides and alignments of a call.
             sizes: values of all sizes and strides.
             wide: whether an input needs indices of 64 bits.
         """
@@ -110,14 +109,14 @@ class GraphKernel(CallBinder):
         if key not in self._compiled:
             structure = tree_structure((0,) * len(self.graph.outputs))
             self._compiled[key] = compile_graph(replace(self.graph, inputs=key[0]), structure, self.target, sizes, wide=wide)
-        found = self._compiled[key].at(sizes)
-        return found if wide or not needs_wide(found, sizes) else self.compiled(specs, sizes, wide=True)
+        compiled = self._compiled[key].at(sizes)
+        return compiled if wide or not needs_wide(compiled, sizes) else self.compiled(specs, sizes, wide=True)
 
     def check(self, values: Values) -> None:
-        """Refuses what is no tensor of an input's dtype and rank, and what no kernel can read.
+        """Checks that each argument is a readable tensor of the input's dtype and rank.
 
         Raises:
-            ArgumentError: there is such a thing.
+            ArgumentError: it is not.
             GradientError: a result would need a derivative.
         """
         name, tensors = self.graph.name, values[: len(self.graph.inputs)]
@@ -138,48 +137,48 @@ class GraphKernel(CallBinder):
     # Binding.
 
     def bind(self, values: Values) -> BoundMatch:
-        """The graph for the exact shapes of some tensors.
+        """Binds the graph to the exact shapes of some tensors.
 
         Raises:
-            ArgumentError: they are not of the shapes that the graph was traced for, or on another device.
+            ArgumentError: the graph was not traced for these shapes, or for this device.
         """
         count = len(self.graph.inputs)
         tensors, sizes = values[:count], dict(zip(self.further, values[count:], strict=False))
         device = tensors[0].device
         machine = machine_of(device, self._compiler)
         if machine.target.name != self.target.name or machine.target.cluster < self.target.cluster:
-            what = f"{self.graph.name} is compiled for {self.target.name}, and its tensors are on {device} ({machine.target.name})"
-            raise ArgumentError(what, hint="make it with tensors of the device on which it is called")
-        known = self._checked({**self.sizes(tensors), **sizes}, tensors)
+            what = f"{self.graph.name} is compiled for {self.target.name}, but its tensors are on {device} ({machine.target.name})"
+            raise ArgumentError(what, hint="create it with tensors on the device of its calls")
+        sizes_and_strides = self._checked({**self.sizes(tensors), **sizes}, tensors)
         specs = [with_layout_of(spec, tensor) for spec, tensor in zip(self.graph.inputs, tensors, strict=True)]
         for spec, tensor in zip(specs, tensors, strict=True):
-            known |= {stride_name(spec.name, d): stride for d, stride in enumerate(tensor.stride())}
+            sizes_and_strides |= {stride_name(spec.name, d): stride for d, stride in enumerate(tensor.stride())}
         with self._lock:
-            compiled = self.compiled(specs, known, wide=any(span(t) >= WIDE for t in tensors))
-        measured = with_measured_plans(compiled, known, device)
-        facts = CallFacts(measured.call, Numbers(), {}, known, self.names)
-        return BoundPlan(machine.bound(measured, known, device), facts, None), NOTHING
+            compiled = self.compiled(specs, sizes_and_strides, wide=any(span(t) >= WIDE for t in tensors))
+        measured = with_measured_plans(compiled, sizes_and_strides, device)
+        facts = CallFacts(measured.call, Numbers(), {}, sizes_and_strides, self.names)
+        return BoundPlan(machine.bound(measured, sizes_and_strides, device), facts, None), NOTHING
 
     def _checked(self, sizes: Mapping[str, int], tensors: Sequence[Tensor]) -> dict[str, int]:
-        """The sizes, where all shapes are of them and what the graph assumes of them holds."""
+        """The sizes, if all shapes agree with them and all relations hold."""
         for spec, tensor in zip(self.graph.inputs, tensors, strict=True):
             if any(formula(dim)(sizes) != extent for dim, extent in zip(spec.shape, tensor.shape, strict=True)):
                 raise self._misshapen(spec, tensor, sizes)
         for relation in (*limits(self.graph.multiples, self.graph.bounds), *self._relations):
             if not relation(sizes):
-                what = f"{self.graph.name} was traced for sizes of which {relation} holds, and here are {_text(sizes)}"
-                raise ArgumentError(what, hint="make, compile or export it again for these sizes")
+                what = f"{self.graph.name} was traced for sizes with {relation}, and gets {_text(sizes)}"
+                raise ArgumentError(what, hint="trace, compile or export it again for these sizes")
         return dict(sizes)
 
     def _misshapen(self, spec: InputSpec, tensor: Tensor, sizes: Mapping[str, int]) -> ArgumentError:
         if not tensor.numel():
-            return ArgumentError(f"{self.graph.name}: {spec.name!r} has no elements", hint="let torch compute what is empty")
-        wanted, symbols = shape_text(spec.shape), [dim for dim in map(str, spec.shape) if dim in sizes]
-        known = f", with {_text({s: sizes[s] for s in symbols})}" if symbols else ""
-        what = f"{self.graph.name}: {spec.name!r} has shape {shape_text(tuple(tensor.shape))}, where {wanted} is needed{known}"
+            return ArgumentError(f"{self.graph.name}: {spec.name!r} has no elements", hint="call torch for empty tensors")
+        needed, symbols = shape_text(spec.shape), [dim for dim in map(str, spec.shape) if dim in sizes]
+        where = f", with {_text({s: sizes[s] for s in symbols})}" if symbols else ""
+        what = f"{self.graph.name}: {spec.name!r} has shape {shape_text(tuple(tensor.shape))}, where {needed} is needed{where}"
         literals = any(literal(dim) is not None for dim in spec.shape)
         return ArgumentError(
-            what, hint="numbers in the shape are part of the code: make another for other ones" if literals else None
+            what, hint="numbers in the shape are part of the code: create another one for other numbers" if literals else None
         )
 
 
@@ -195,12 +194,7 @@ _MOST_KNOWN = 256
 
 @dataclass(frozen=True, eq=False)
 class ForwardBackward:
-    """The passes of a graph.
-
-    Attributes:
-        derivative: of the graph.
-        forward, backward: its parts, as functions.
-    """
+    """The forward and the backward pass of a graph."""
 
     derivative: Derivative
     forward: GraphKernel
@@ -208,7 +202,7 @@ class ForwardBackward:
 
     @cached_property
     def wiring(self) -> Wiring:
-        """The connection of both passes."""
+        """The connections between the two passes."""
         derivative, graph = self.derivative, self.forward.graph
         return Wiring(
             name=self.backward.graph.name,
@@ -232,44 +226,44 @@ class ForwardBackward:
         target: Target,
         options: Options,
     ) -> ForwardBackward:
-        """The passes by some inputs.
+        """Derives both passes.
 
         Args:
             sizes: symbolic sizes that no input has.
         """
         derivative, forward, backward, further = named_passes(graph, sizes, wrt, target, options.recompute)
-        parts = ((forward, sizes), (backward, further))
-        return cls(derivative, *(GraphKernel(part, target, given, compiler=options.compiler) for part, given in parts))
+        kernels = (GraphKernel(part, target, s, compiler=options.compiler) for part, s in ((forward, sizes), (backward, further)))
+        return cls(derivative, *kernels)
 
 
 def named_passes(
     graph: Graph, sizes: Sequence[str], wrt: Sequence[str], target: Target, recompute: Recompute
 ) -> tuple[Derivative, Graph, Graph, tuple[str, ...]]:
-    """The derivative of a graph by some inputs, its passes under names of their own, and the sizes that no input of the backward
-    pass has."""
-    taken = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
-    names = Namer(reserved=False, taken=taken, functions=kernel_functions(graph.name))
-    whole = run(graph, Rules(target, wrt), Stage.TRACED, Stage.LIBRARY)
-    derivative = derive(whole, wrt, names.take, recompute)
+    """The derivative of a graph, its forward and backward graph under names of their own, and the sizes that no input of the
+    backward graph has."""
+    input_names = [spec.name for spec in graph.inputs] + [name for name, _ in graph.scalars]
+    names = Namer(reserved=False, taken=input_names, functions=kernel_functions(graph.name))
+    full = run(graph, Rules(target, wrt), Stage.TRACED, Stage.LIBRARY)
+    derivative = derive(full, wrt, names.take, recompute)
     forward, backward = _renamed(derivative.forward, "forward"), _renamed(derivative.backward, "backward")
-    given = {str(dim) for spec in backward.inputs for dim in spec.shape}
-    placed = dict.fromkeys(str(dim) for spec in forward.inputs for dim in spec.shape if str(dim).isidentifier())
-    return derivative, forward, backward, tuple(symbol for symbol in (*placed, *sizes) if symbol not in given)
+    backward_dims = {str(dim) for spec in backward.inputs for dim in spec.shape}
+    forward_dims = dict.fromkeys(str(dim) for spec in forward.inputs for dim in spec.shape if str(dim).isidentifier())
+    return derivative, forward, backward, tuple(symbol for symbol in (*forward_dims, *sizes) if symbol not in backward_dims)
 
 
 def passes_of(variant: Variant, wrt: Sequence[str], options: Options) -> ForwardBackward:
-    """The passes of a variant's graph, which others may have as well.
+    """The passes of a variant's graph, shared with variants of equal graphs.
 
     Raises:
         GradientError: no result depends on one of these inputs.
-        UnsupportedError: there are none.
+        UnsupportedError: the graph cannot be differentiated.
     """
     if variant.traced.writes:
-        what = f"{variant.traced.name} writes to its parameters, of which there are no gradients"
-        raise UnsupportedError(what, hint="differentiate a kernel that returns new values, and write them outside of it")
+        what = f"{variant.traced.name} writes to its parameters, which cannot be differentiated"
+        raise UnsupportedError(what, hint="differentiate a kernel that returns new values, and write them outside")
     require_history(variant)
     if variant.state.has_backward_hooks:
-        what = f"{variant.traced.name} calls a module that has backward hooks, which its graph does not show"
+        what = f"{variant.traced.name} calls a module with backward hooks, which its graph does not show"
         raise UnsupportedError(what, hint="remove the hooks, or call the module outside of the kernel")
     sizes = tuple(symbol for symbol, (_, dim) in variant.request.sizes.sources if dim == ITSELF)
     graph, target = variant.traced, variant.request.target
@@ -285,16 +279,16 @@ def _passes(
     target: Target,
     options: Options,
 ) -> ForwardBackward:
-    """The passes of all functions that are traced to this graph, as those of a model's layers are.
+    """The passes of all functions with an equal trace, e.g. a model's layers.
 
     Args:
-        _locations: of the graph, which its equality leaves out, and the passes' texts name.
+        _locations: of the graph. Its equality leaves them out, but emitted text names them.
     """
     return ForwardBackward.of(graph, sizes, wrt, target, options)
 
 
 def forget_programs() -> None:
-    """Programs are laid out and emitted anew, though equal graphs had some before."""
+    """Clears the memory caches, so that equal graphs are planned and emitted again."""
     specializations_of.cache_clear()
     _passes.cache_clear()
 
@@ -303,16 +297,16 @@ def require_history(variant: Variant) -> None:
     """Refuses a variant whose graph does not show how torch differentiates its function.
 
     Raises:
-        UnsupportedError: it is one.
+        UnsupportedError: with a hint.
     """
     if variant.switches_gradients:
         what = f"{variant.traced.name} calls a torch.autograd.Function, or switches gradients on or writes where they are off"
-        hint = "compute outside of the kernel what has gradients of its own; under torch.no_grad(), compute new values"
+        hint = "call functions with gradients of their own outside the kernel; under torch.no_grad(), compute new values"
         raise UnsupportedError(f"{what}, which its graph does not show", hint=hint)
 
 
 def _renamed(graph: Graph, suffix: str) -> Graph:
-    """A pass under a name of its own, of which no input has one that its functions have."""
+    """The graph under a name whose kernel functions no input's name collides with."""
     name = f"{graph.name}_{suffix}"
     while any(kernel_functions(name).fullmatch(spec.name) for spec in graph.inputs):
         name += "_pass"

@@ -1,7 +1,7 @@
-"""The passes between a trace and fusion, in one table and in their order.
+"""The table of passes between trace and fusion, in order.
 
-A stage is run where its graphs are made: what was traced, what is differentiated, the body of a loop, and each choice of who
-computes products. A pass is not entered where its graph has none of the operations that it needs.
+A stage runs at each point where its graphs arise: traced graphs, graphs to be differentiated, loop bodies, and each way to compute
+the matmuls. A pass is skipped if the graph has none of the operations that it needs.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from fusegen.target import Target
 
 
 class Stage(Enum):
-    """When passes run."""
+    """The point at which passes run."""
 
-    TRACED = "on what was traced, before it is differentiated"
-    LIBRARY = "before that too, where torch may compute attention"
-    PRIMITIVE = "on a graph that will be fused, until it is made of primitives"
-    READY = "behind these, and on the body of a loop"
-    FUSION = "before each fusion: some products may be left to the library by then"
+    TRACED = "on a trace, before it is differentiated"
+    LIBRARY = "then, if torch may compute attention"
+    PRIMITIVE = "on a graph that will be fused, until it consists of primitives"
+    READY = "on a graph of primitives, and on loop bodies"
+    FUSION = "before each fusion, after some matmuls were left to the library"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """All that passes go by beside the graph.
+    """The facts beside the graph that passes depend on.
 
     Attributes:
-        wrt: inputs by which the graph will be differentiated.
-        only_dropout: True if torch computes no attention but what drops weights.
+        wrt: inputs that the graph will be differentiated by.
+        only_dropout: True if torch computes attention with dropout only.
     """
 
     target: Target
@@ -60,10 +60,9 @@ class Pass:
 
     Attributes:
         name: for messages.
-        stage: when it runs.
-        rewrite: gives the new graph.
-        needs: sets of operations: of each, the graph has one, or the pass changes nothing.
-        warps: True if it is for machines with warps alone, False for those without; None for all.
+        rewrite: returns the new graph.
+        needs: sets of operations; the pass changes nothing unless the graph has one of each set.
+        warps: True for a pass for machines with warps only, False for machines without, None for all.
     """
 
     name: str
@@ -73,7 +72,7 @@ class Pass:
     warps: bool | None = None
 
     def is_needed(self, graph: Graph, target: Target) -> bool:
-        """Tells if the pass may change a graph."""
+        """True if the pass may change a graph."""
         is_for_target = self.warps is None or self.warps is bool(target.warp)
         return is_for_target and not any(graph.operations.isdisjoint(some) for some in self.needs)
 
@@ -113,7 +112,7 @@ PASSES = (
 
 
 def run(graph: Graph, rules: Rules, *stages: Stage) -> Graph:
-    """The graph behind the passes of some stages.
+    """Runs the passes of some stages.
 
     Raises:
         VerificationError: a pass changed the type of a result.

@@ -1,10 +1,10 @@
-"""From tensors to what the compiler knows of them: which sizes are literal, which are run-time, how memory lies.
+"""Describes tensors to the compiler: literal and symbolic sizes, strides, alignment.
 
-The last dim of a tensor is a feature extent and literal at first; when a second value of it comes, it becomes a run-time
-size of which a power-of-two bound and a power-of-two divisor are known, so that no loop over lengths compiles at each step.
-Leading dims (rows, tokens, sequence lengths) are run-time; those that were equal in all calls share a symbol. A leading dim that
-equals a literal extent and had no other value yet, or that a matrix product needs to know, is literal as well. A dim that must be
-the sum of others, as it is in a call, is that sum: a mask's keys are those of a cache and the new ones.
+The last dim of a tensor is a feature extent. It is literal until a second value of it comes; then it becomes symbolic, with a
+power-of-two bound and a power-of-two divisor, so that a loop over lengths does not compile at each step. Leading dims (rows,
+tokens, sequence lengths) are symbolic; those that were equal in all calls share a symbol. A leading dim is literal if it equals a
+literal extent and had no other value yet, or if a matmul needs to know it. A dim that must be the sum of others, and is so in this
+call, is that sum: a mask's keys are those of the cache and the new ones.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class SymbolicSizes:
 
     Attributes:
         hints: their values in this call, by name.
-        multiples: a power of two that divides each, for those where it is part of the variant.
-        bounds: a power of two that each is at most, likewise.
-        sources: where a value is found in later calls: parameter and dim, or `ITSELF` for an int that is used as a size.
-        shared: ints that are used as sizes and are the size of a dim: the parameter and the dim's symbol.
+        multiples: a power of two that divides a size, for sizes whose variants depend on it.
+        bounds: a power of two that a size does not exceed, likewise.
+        sources: the parameter and dim that holds a size in later calls, or `ITSELF` for an int used as a size.
+        shared: ints used as sizes that equal a dim: the parameter and the dim's symbol.
     """
 
     hints: tuple[tuple[str, int], ...]
@@ -51,15 +51,15 @@ class SymbolicSizes:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """Ints that are used as sizes, by parameter: their symbols."""
+        """Maps each int that is used as a size to its symbol."""
         return {name: symbol for symbol, (name, dim) in self.sources if dim == ITSELF} | dict(self.shared)
 
     def with_parameters(self, numbers: Mapping[str, int], tied: Collection[str]) -> SymbolicSizes:
-        """These and ints that are used as sizes, named as no dim is: they have none.
+        """Adds ints that are used as sizes, under names that no dim has.
 
         Args:
             numbers: the ints, by parameter.
-            tied: those that share the symbol of a dim of their size, where there is one.
+            tied: those that share the symbol of a dim of equal size, if there is one.
         """
         dims = {value: symbol for symbol, value in reversed(self.hints)}  # the first of those that are equal
         shared = {name: dims[value] for name, value in numbers.items() if name in tied and value in dims}
@@ -71,12 +71,7 @@ class SymbolicSizes:
 
 @dataclass(frozen=True)
 class Sum:
-    """A size as the sum of others.
-
-    Attributes:
-        parts: dims of parameters.
-        number: what is added.
-    """
+    """A size that is the sum of other dims and a number."""
 
     parts: tuple[DimRef, ...]
     number: int
@@ -90,12 +85,12 @@ class History:
         extents: the first value of each last dim.
         run_time: last dims that had several values.
         literal: leading dims that must be literal.
-        static: scalars whose values select code, though nothing but their use says so.
+        static: scalars whose values select code because of how they are used.
         sizes: ints that are used as sizes.
-        tied: those of them that met the size of a dim where both must be equal.
+        tied: those of `sizes` that were compared with a dim and must equal it.
         sums: dims that are sums of others.
-        apart: dims that share no symbol with outermost ones.
-        calls: the extents of the last few calls that differ.
+        separate: dims that share no symbol with outermost dims.
+        calls: the extents of the last few distinct calls.
     """
 
     extents: dict[DimRef, int] = field(default_factory=dict)
@@ -105,11 +100,11 @@ class History:
     sizes: set[str] = field(default_factory=set)
     tied: set[str] = field(default_factory=set)
     sums: dict[DimRef, Sum] = field(default_factory=dict)
-    apart: set[DimRef] = field(default_factory=set)
+    separate: set[DimRef] = field(default_factory=set)
     calls: deque[dict[DimRef, int]] = field(default_factory=lambda: deque(maxlen=8))
 
     def with_facts_of(self, other: History) -> History:
-        """A history that knows what traces of another kernel of the same function needed to know."""
+        """This history with the facts that traces of another kernel of the same function needed."""
         return replace(
             deepcopy(self),
             literal=self.literal | other.literal,
@@ -117,18 +112,18 @@ class History:
             sizes=self.sizes | other.sizes,
             tied=self.tied | other.tied,
             sums=self.sums | other.sums,
-            apart=self.apart | other.apart,
+            separate=self.separate | other.separate,
         )
 
     def were_equal(self, one: DimRef, other: DimRef) -> bool:
-        """True if two dims were equal wherever both were there, and may be one size."""
-        if (one in self.apart) != (other in self.apart):
+        """True if two dims were equal in every call that had both, and may share a symbol."""
+        if (one in self.separate) != (other in self.separate):
             return False
         return all(call[one] == call[other] for call in self.calls if one in call and other in call)
 
-    def had_another(self, place: DimRef, extent: int) -> bool:
-        """True if a dim had another extent before."""
-        return any(call.get(place, extent) != extent for call in self.calls)
+    def had_another(self, dim: DimRef, extent: int) -> bool:
+        """True if a dim had another extent in an earlier call."""
+        return any(call.get(dim, extent) != extent for call in self.calls)
 
 
 def input_specs(
@@ -137,13 +132,13 @@ def input_specs(
     dim_names: Mapping[str, Sequence[str]],
     hidden: frozenset[str] = frozenset(),
 ) -> tuple[tuple[InputSpec, ...], SymbolicSizes]:
-    """The description of some tensors for the compiler.
+    """Describes tensors to the compiler.
 
     Args:
         tensors: by parameter, in order.
         history: of the kernel; updated.
-        dim_names: names of dims where the user gave them, as identifiers.
-        hidden: parameters that the function closes over: weights, all of whose dims are literal.
+        dim_names: the user's names of dims, as identifiers.
+        hidden: captured tensors, whose dims are all literal.
     """
     extents = {(name, dim): extent for name, t in tensors.items() if name not in hidden for dim, extent in enumerate(t.shape)}
     if extents not in history.calls:
@@ -156,13 +151,13 @@ def input_specs(
 
 
 def with_layout_of(spec: InputSpec, tensor: torch.Tensor) -> InputSpec:
-    """An input of a graph, in memory as a tensor is."""
+    """The input with the strides and the alignment of a tensor."""
     strides = _strides(spec.name, tensor, spec.shape)
     return replace(spec, strides=strides, alignment=alignment(tensor, [literal(stride) is None for stride in strides]))
 
 
 def hidden_spec(name: str, tensor: torch.Tensor) -> InputSpec:
-    """The description, for the compiler, of a tensor that a function closes over."""
+    """Describes a captured tensor to the compiler."""
     (spec,), _ = input_specs({name: tensor}, History(), {}, frozenset({name}))
     return spec
 
@@ -171,7 +166,6 @@ class _Sizes:
     """Gives dims their symbols.
 
     Args:
-        history: of the kernel.
         dim_names: as of `input_specs`.
         extents: of all dims that may be symbolic.
         ranks: of the tensors.
@@ -191,76 +185,74 @@ class _Sizes:
         self.features: dict[str, int] = {}
 
     def observe(self, name: str, tensor: torch.Tensor, is_hidden: bool) -> None:
-        """Notes the extents that are literal in this call."""
+        """Records the extents that are literal in this call."""
         for dim, extent in enumerate(tensor.shape):
-            place = (name, dim)
-            if is_hidden or place in self.history.literal:
+            dim_ref = (name, dim)
+            if is_hidden or dim_ref in self.history.literal:
                 self.required.add(extent)
             is_last = dim == tensor.dim() - 1
-            if extent in self.required or (is_last and not self._is_sum(place) and self._stays_literal(place, extent)):
+            if extent in self.required or (is_last and not self._is_sum(dim_ref) and self._stays_literal(dim_ref, extent)):
                 self.literal_values.add(extent)
 
-    def _stays_literal(self, place: DimRef, extent: int) -> bool:
-        first = self.history.extents.setdefault(place, extent)
+    def _stays_literal(self, dim: DimRef, extent: int) -> bool:
+        first = self.history.extents.setdefault(dim, extent)
         if first != extent and extent != 1:
-            self.history.run_time.add(place)
-        return place not in self.history.run_time
+            self.history.run_time.add(dim)
+        return dim not in self.history.run_time
 
     def shape(self, name: str, tensor: torch.Tensor, is_hidden: bool) -> tuple[Dim, ...]:
-        """A tensor's sizes, literal or symbolic."""
         return tuple(extent if is_hidden else self._dim((name, dim), extent) for dim, extent in enumerate(tensor.shape))
 
-    def _dim(self, place: DimRef, extent: int) -> Dim:
-        if self._is_sum(place):
-            return self._sum(place)
-        is_last = place[1] == self.ranks[place[0]] - 1
-        is_feature = is_last and place in self.history.run_time
-        if extent == 1 or place in self.history.literal or (is_last and extent in self.required):
+    def _dim(self, dim: DimRef, extent: int) -> Dim:
+        if self._is_sum(dim):
+            return self._sum(dim)
+        is_last = dim[1] == self.ranks[dim[0]] - 1
+        is_feature = is_last and dim in self.history.run_time
+        if extent == 1 or dim in self.history.literal or (is_last and extent in self.required):
             return extent
         if is_last and not is_feature:
             return extent
-        if extent in self.literal_values and not is_feature and not self.history.had_another(place, extent):
+        if extent in self.literal_values and not is_feature and not self.history.had_another(dim, extent):
             return extent
-        name = self._symbol(place, extent, is_feature)
+        name = self._symbol(dim, extent, is_feature)
         self.hints[name] = extent
         if is_feature:
             self.features[name] = extent
         return size_symbol(name)
 
-    def _symbol(self, place: DimRef, extent: int, is_feature: bool) -> str:
-        """The name of a dim's size: that of a dim that was equal in all calls, or its own."""
-        alike = self.by_value.setdefault((extent, is_feature), [])
-        first = next((other for other in alike if self.history.were_equal(place, other)), None)
+    def _symbol(self, dim: DimRef, extent: int, is_feature: bool) -> str:
+        """The symbol of a dim that was equal in all calls, or a new one."""
+        candidates = self.by_value.setdefault((extent, is_feature), [])
+        first = next((other for other in candidates if self.history.were_equal(dim, other)), None)
         if first is not None:
             return next(name for name, source in self.sources.items() if source == first)
-        alike.append(place)
-        name = self._name(place)
-        self.sources[name] = place
+        candidates.append(dim)
+        name = self._name(dim)
+        self.sources[name] = dim
         return name
 
-    def _is_sum(self, place: DimRef) -> bool:
-        """True if a dim is known as the sum of others, and is that in this call."""
-        known = self.history.sums.get(place)
-        if known is None or any(part not in self.extents for part in known.parts):
+    def _is_sum(self, dim: DimRef) -> bool:
+        """True if a dim is known as the sum of others, and is so in this call."""
+        total = self.history.sums.get(dim)
+        if total is None or any(part not in self.extents for part in total.parts):
             return False
-        return sum(self.extents[part] for part in known.parts) + known.number == self.extents[place]
+        return sum(self.extents[part] for part in total.parts) + total.number == self.extents[dim]
 
-    def _sum(self, place: DimRef) -> Dim:
-        """The sum that a dim is. A part may be literal: one new position beside a cache of any length."""
-        known = self.history.sums[place]
-        total: Dim = known.number
-        for part in known.parts:
+    def _sum(self, dim: DimRef) -> Dim:
+        """The sum that a dim equals. A part may be literal: one new position beside a cache of any length."""
+        terms = self.history.sums[dim]
+        total: Dim = terms.number
+        for part in terms.parts:
             total = total + self._dim(part, self.extents[part])
         return total
 
-    def _name(self, place: DimRef) -> str:
-        parameter, dim = place
-        given = self.dim_names.get(parameter, ())
-        wanted = given[dim] if dim < len(given) else f"{plain(parameter)}_dim{dim}"
-        return wanted if wanted not in self.sources else f"{plain(parameter)}_dim{dim}"
+    def _name(self, dim_ref: DimRef) -> str:
+        parameter, dim = dim_ref
+        names = self.dim_names.get(parameter, ())
+        name = names[dim] if dim < len(names) else f"{plain(parameter)}_dim{dim}"
+        return name if name not in self.sources else f"{plain(parameter)}_dim{dim}"
 
     def sizes(self) -> SymbolicSizes:
-        """All symbolic sizes."""
         return SymbolicSizes(
             hints=tuple(self.hints.items()),
             multiples=tuple((n, min(MOST_ALIGNED, e & -e)) for n, e in self.features.items()),
@@ -279,7 +271,7 @@ def _spec(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...], is_hidden: bo
 
 
 def _strides(name: str, tensor: torch.Tensor, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Strides as the sizes imply them, innermost first; a stride that nothing implies is a symbol."""
+    """Strides from the innermost dim outwards: implied by the sizes, or a symbol."""
     strides: list[Dim] = []
     expected: Dim = 1
     expected_value = 1

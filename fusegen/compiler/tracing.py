@@ -1,4 +1,4 @@
-"""Runs a function on traced values, watches what else it reads, and makes scalars of the numbers that change."""
+"""Runs a function on traced values, records the Python state that it reads, and turns changing constants into scalars."""
 
 from __future__ import annotations
 
@@ -35,44 +35,43 @@ _FILLED = functions  # importing the package fills the table of functions that c
 
 
 def trace_function(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateGuard]:
-    """Runs the function on traced values, as `watched_trace` does, for a check of what it read."""
+    """Traces a function. Returns the trace and a guard of the Python state that the function read."""
     found, recorder = watched_trace(request, parameters)
     return found, recorder.state([parameters.index(spec.name) for spec in request.specs])
 
 
 def watched_trace(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRecorder]:
-    """Runs the function on traced values, watched by a recorder.
+    """Traces a function under a recorder of Python state.
 
     Args:
-        request: what to trace.
         parameters: names of the function's parameters, in order.
 
     Raises:
         TraceError: the function does something that no kernel can do.
-        NeedsFact: a size must be literal, say; or it fails on run-time scalars, and does not with their values.
+        NeedsFact: the trace needs, e.g., a literal size, or the values of run-time scalars.
     """
     numbers = tuple(name for name, _ in request.numbers)
     try:
-        found, recorder = _traced(request, parameters)
+        traced, recorder = _traced(request, parameters)
     except Exception as error:
         if isinstance(error, NeedsFact) or not numbers:
             raise
         by_value = replace(request, scalars=(), numbers=(), statics=request.statics + request.numbers)
         _traced(by_value, parameters)
         raise NeedsFact("static", numbers) from None
-    if recorder.asks_for_types and numbers:  # of which a traced number cannot give the answer
+    if recorder.asks_for_types and numbers:  # a traced number would give the wrong answer
         raise NeedsFact("static", numbers)
     if recorder.compares_identity and request.one_tensor_twice:
         twice = ", ".join(request.one_tensor_twice)
-        what = f"{request.name} asks whether two tensors are one, and is given one tensor twice: {twice}"
+        what = f"{request.name} compares tensors by identity, and gets one tensor twice: {twice}"
         raise UnsupportedError(what, hint="pass a flag in place of the comparison")
-    return found, recorder
+    return traced, recorder
 
 
 def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRecorder]:
-    given = {parameters.index(name): value for name, value in request.statics}
+    statics = {parameters.index(name): value for name, value in request.statics}
     recorder = StateRecorder(
-        request.function, given, Namer(reserved=False, taken=parameters, functions=kernel_functions(request.name)).take
+        request.function, statics, Namer(reserved=False, taken=parameters, functions=kernel_functions(request.name)).take
     )
     outside = _Outside(request.name, recorder, parameters)
     tracer = Tracer(request.name, dict(request.sizes.hints), request.device, outside, dict(request.numbers))
@@ -86,26 +85,26 @@ def _traced(request: Request, parameters: Sequence[str]) -> tuple[Trace, StateRe
         values[spec.name] = tracer.parameter(spec, argument, declared=spec.name in request.mutates)
     values |= {name: TracedScalar(tracer, tracer.builder.scalar(name, dtype)) for name, dtype in request.scalars}
     with traced_math(), recorder:
-        found = trace(tracer, _keyword_call(request.function), [values[p] for p in parameters], {})
-    return found, recorder
+        traced = trace(tracer, _keyword_call(request.function), [values[p] for p in parameters], {})
+    return traced, recorder
 
 
 class _Outside:
-    """Tensors that a function closes over.
+    """Captured tensors.
 
     Args:
         name: the kernel's.
-        recorder: knows where they are found again.
+        recorder: records where they are found in later calls.
         parameters: names of the function's parameters, in order.
     """
 
     def __init__(self, name: str, recorder: StateRecorder, parameters: Sequence[str]) -> None:
         self._name = name
-        self._recorder: StateRecorder = weakref.proxy(recorder)  # values of the trace hold this, and may stay for long
+        self._recorder: StateRecorder = weakref.proxy(recorder)  # traced values refer to this and may live long
         self._parameters = parameters
 
     def input_of(self, tensor: torch.Tensor) -> InputSpec:
-        """A closed-over tensor as an input."""
+        """The graph input of a captured tensor."""
         name = self._recorder.use(tensor)
         if name is None:
             raise TraceError(
@@ -113,23 +112,23 @@ class _Outside:
                 where=here(),
                 hint="pass the tensor as a parameter; one that is computed inside from other tensors, compute outside",
             )
-        with torch._C.DisableTorchFunction():  # what we ask of the tensor is not what the function asks
+        with torch._C.DisableTorchFunction():  # our own reads of the tensor are not recorded
             check_values(self._name, name, tensor)
             return hidden_spec(name, tensor)
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Notes that torch was asked something of tensors that the function closes over."""
+        """Records a torch function that was called on captured tensors."""
         self._recorder.observe(function, args, kwargs, result)
 
     def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
-        """Notes what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+        """Records an answer of a tensor argument: whether it has an attribute, or the value of ``requires_grad``."""
         self._recorder.argument_asked(self._parameters.index(parameter), attribute, answer)
 
 
 def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with all parameters positional, however it declares them."""
+    """The function with all parameters positional."""
     declared = inspect.signature(function).parameters.values()
-    named = [p.name for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY]  # behind all others
+    named = [p.name for p in declared if p.kind is inspect.Parameter.KEYWORD_ONLY]  # they come last
 
     @wraps(function)
     def call(*values: object) -> Any:
@@ -139,12 +138,12 @@ def _keyword_call(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# Values that select code, and change: literals that differ from trace to trace become run-time scalars of one program.
+# Promotion: a literal that differs from trace to trace becomes a run-time scalar of one program.
 #
-# A function that needs a number (``math.sqrt(1 - beta ** step)``), or reads one of its surroundings (``self.eps``), is traced with
-# it, and the number leaves literals in the graph: constants, and arguments of compositions (`Row.numbers`). Where a later trace
-# differs in nothing but such literals, these are promoted: one program takes them as scalars, and a further value costs a trace but
-# nothing of what follows it. What is structure (dims, sizes, the number of nodes) remains.
+# A function that needs a number (``math.sqrt(1 - beta ** step)``) or reads one of its surroundings (``self.eps``) is traced with
+# the number's value, which leaves literals in the graph: constants, and arguments of compositions (`Row.numbers`). If a later trace
+# differs in such literals alone, they are promoted: one program takes them as scalars, and a further value costs a trace but no
+# compilation. Structure (dims, sizes, the number of nodes) is never promoted.
 
 
 Compile: TypeAlias = Callable[[Request, Trace, StateGuard], Variant]
@@ -157,50 +156,48 @@ class _Family:
     """Programs of graphs that differ in constants alone.
 
     Attributes:
-        members: for each, the constants of the trace that it was made of, and the positions of those that it takes as scalars.
+        members: for each, the constants of its trace, the positions of those that it takes as scalars, and its variant.
     """
 
     members: list[tuple[tuple[str, ...], frozenset[int], Variant]] = field(default_factory=list)
 
 
 class Promotions:
-    """The families of a kernel."""
+    """The programs of a kernel, in families of graphs that differ in constants alone."""
 
     def __init__(self) -> None:
         self._families: dict[Hashable, _Family] = {}
 
     @property
     def count(self) -> int:
-        """The number of programs."""
         return sum(len(family.members) for family in self._families.values())
 
-    def variant(self, request: Request, found: Trace, state: StateGuard, compile: Compile, fixed: Hashable) -> Variant:
-        """The variant of a trace: an earlier program with other constants, or a new one.
+    def variant(self, request: Request, traced: Trace, state: StateGuard, compile: Compile, fixed: Hashable) -> Variant:
+        """The variant of a trace: an earlier program with other constants, or a new program.
 
         Args:
-            request: what was asked for.
-            state: what else the function read.
-            compile: makes a variant of a trace.
+            state: the guard of the Python state that the function read.
+            compile: compiles a trace.
             fixed: values that the user wants to select code.
         """
-        pipeline, constants = _taken_apart(found.graph)
-        key = (pipeline, request.target, request.wide, str(found.structure), fixed)
+        pipeline, constants = _split_constants(traced.graph)
+        key = (pipeline, request.target, request.wide, str(traced.structure), fixed)
         family = self._families.setdefault(key, _Family())
-        for theirs, promoted, variant in family.members:
-            if all(n in promoted or a == b for n, (a, b) in enumerate(zip(theirs, constants, strict=True))):
-                return _with(variant, request, found, state, constants, promoted)
-        promoted = _to_promote(family, constants) if family.members else frozenset[int]()
+        for other, promoted, variant in family.members:
+            if all(n in promoted or a == b for n, (a, b) in enumerate(zip(other, constants, strict=True))):
+                return _with(variant, request, traced, state, constants, promoted)
+        promoted = _changed(family, constants) if family.members else frozenset[int]()
         if promoted:
-            variant, promoted = _compiled(request, found, state, compile, promoted)
-            variant = _with(variant, request, found, state, constants, promoted)
+            variant, promoted = _compiled(request, traced, state, compile, promoted)
+            variant = _with(variant, request, traced, state, constants, promoted)
         else:
-            variant = compile(request, found, state)
+            variant = compile(request, traced, state)
         family.members.append((constants, promoted, variant))
         return variant
 
 
-def _taken_apart(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
-    """A graph without its numbers, and the numbers as text; truths and what is no finite number stay."""
+def _split_constants(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """The graph with placeholders for its finite numbers, and these numbers as text."""
     nodes, constants = [], []
     for node in graph.nodes:
         names = _literals(node)
@@ -211,7 +208,7 @@ def _taken_apart(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
 
 
 def _literals(node: Node) -> tuple[str, ...]:
-    """Attributes of a node that are finite numbers: the value of a constant, and arguments that operands can stand for."""
+    """Attributes of a node that are finite numbers: a constant's value, and arguments that an operand can replace."""
     if node.op is Op.CONSTANT:
         is_number = node.dtype is not DType.BOOL and str(node.attr("value")) not in ("inf", "-inf", "nan")
         return ("value",) if is_number else ()
@@ -219,69 +216,69 @@ def _literals(node: Node) -> tuple[str, ...]:
     return tuple(n for n, value in node.attrs if n in names and type(value) in (int, float) and math.isfinite(cast(float, value)))
 
 
-def _to_promote(family: _Family, constants: tuple[str, ...]) -> frozenset[int]:
-    """Constants in which a trace differs from the first one of its family, and those that were promoted before."""
+def _changed(family: _Family, constants: tuple[str, ...]) -> frozenset[int]:
+    """Positions of constants in which a trace differs from the first of its family, and of those promoted before."""
     first = family.members[0][0]
     changed = {n for n, (a, b) in enumerate(zip(first, constants, strict=True)) if a != b}
     return frozenset(changed).union(*(promoted for _, promoted, _ in family.members))
 
 
 def _compiled(
-    request: Request, found: Trace, state: StateGuard, compile: Compile, promoted: frozenset[int]
+    request: Request, traced: Trace, state: StateGuard, compile: Compile, promoted: frozenset[int]
 ) -> tuple[Variant, frozenset[int]]:
-    """The variant with these constants as scalars, or with none where that cannot be compiled."""
+    """The variant with these constants as scalars; with none if that cannot be compiled."""
     try:
-        return compile(request, replace(found, graph=_promoted(found.graph, promoted)), state), promoted
-    except FusegenError:  # a constant that an emitted form depends on
-        return compile(request, found, state), frozenset()
+        return compile(request, replace(traced, graph=_promoted(traced.graph, promoted)), state), promoted
+    except FusegenError:  # emitted text depends on the constant
+        return compile(request, traced, state), frozenset()
 
 
 def _name(number: int) -> str:
-    """A name that no parameter has, for what takes a constant's place."""
+    """The name of a promoted constant. No parameter has it."""
     return f"constant.{number}"
 
 
 def _promoted(graph: Graph, numbers: frozenset[int]) -> Graph:
-    """The graph with scalars in place of some of its literals."""
-    counted = itertools.count()
-    literals = [{name: next(counted) for name in _literals(node)} for node in graph.nodes]
+    """The graph with scalars in place of some literals."""
+    counter = itertools.count()
+    literals = [{name: next(counter) for name in _literals(node)} for node in graph.nodes]
 
-    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+    def replaced(builder: GraphBuilder, operands: Sequence[int], position: int) -> int | None:
         node, location = graph.nodes[position], graph.locations[position]
-        chosen = {name: number for name, number in literals[position].items() if number in numbers}
-        if not chosen:
+        promoted = {name: number for name, number in literals[position].items() if number in numbers}
+        if not promoted:
             return None
         if node.op is not Op.CONSTANT:
-            return builder.put(_with_operands(builder, replace(node, args=tuple(moved[a] for a in node.args)), chosen), location)
-        scalar = builder.scalar(_name(chosen["value"]), DType.FLOAT64 if node.dtype.is_float else DType.INT64)
+            moved = replace(node, args=tuple(operands[a] for a in node.args))
+            return builder.put(_with_operands(builder, moved, promoted), location)
+        scalar = builder.scalar(_name(promoted["value"]), DType.FLOAT64 if node.dtype.is_float else DType.INT64)
         return scalar if node.attr("weak") else builder.add(Op.CAST, [scalar], location=location, dtype=node.dtype)
 
     return rebuilt(graph, replaced)
 
 
-def _with_operands(builder: GraphBuilder, node: Node, chosen: Mapping[str, int]) -> Node:
-    """A node with scalars in place of some of its attributes, which are numbers."""
-    types = {name: DType.FLOAT64 if type(node.attr(name)) is float else DType.INT64 for name in chosen}
-    scalars = [builder.scalar(_name(number), types[name]) for name, number in chosen.items()]
-    kept = {name: value for name, value in node.attrs if name not in chosen}
-    attrs = kept | {"numbers": (*node.numbers, *chosen)}
+def _with_operands(builder: GraphBuilder, node: Node, promoted: Mapping[str, int]) -> Node:
+    """The node with scalar operands in place of numeric attributes."""
+    types = {name: DType.FLOAT64 if type(node.attr(name)) is float else DType.INT64 for name in promoted}
+    scalars = [builder.scalar(_name(number), types[name]) for name, number in promoted.items()]
+    attrs = {name: value for name, value in node.attrs if name not in promoted} | {"numbers": (*node.numbers, *promoted)}
     return replace(node, args=(*node.args, *scalars), attrs=tuple(sorted(attrs.items())))
 
 
 def _with(
-    variant: Variant, request: Request, found: Trace, state: StateGuard, constants: tuple[str, ...], promoted: frozenset[int]
+    variant: Variant, request: Request, traced: Trace, state: StateGuard, constants: tuple[str, ...], promoted: frozenset[int]
 ) -> Variant:
-    """A variant for a trace that its program serves: with the trace's constants."""
+    """The variant of an earlier program for a trace, with the trace's constants."""
     values = tuple((_name(n), _number(constants[n])) for n in sorted(promoted))
     return replace(
         variant,
         request=replace(request, statics=()),
-        traced=found.graph,
-        trace=replace(found, hidden=()),
-        guards=guards_of(found),
+        traced=traced.graph,
+        trace=replace(traced, hidden=()),
+        guards=guards_of(traced),
         state=state,
-        conditions=numbers_of(found.conditions),
-        switches_gradients=found.switches_gradients,
+        conditions=numbers_of(traced.conditions),
+        switches_gradients=traced.switches_gradients,
         constants=values,
     )
 

@@ -1,4 +1,4 @@
-"""From the arguments of a call to a variant of its function: a known one whose guards hold, or one that is traced and compiled."""
+"""From the arguments of a call to a variant of the function: a known one whose guards hold, or a new trace."""
 
 from __future__ import annotations
 
@@ -32,29 +32,28 @@ from fusegen.trace.run import ResultTree, Trace
 from fusegen.trace.scalars import NeedsFact, SizeSum
 from fusegen.trace.user import CallerTensor
 
-_MANY_VARIANTS = 32  # from here on the user is told
-_MOST_VARIANTS = 64  # for one key; the oldest goes
-_MOST_IN_ALL = 1024  # for all keys; all go
+_MANY_VARIANTS = 32  # of one kernel, from which a warning is due
+_MOST_VARIANTS = 64  # of one key; the oldest is dropped
+_MOST_IN_ALL = 1024  # of all keys; then all are dropped
 
-
-_MOST_LEADERS = 8  # kernels of one function whose traces others take over
-
-_ALIKE: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[VariantCache]]]] = weakref.WeakKeyDictionary()
-"""Kernels that have traced a function, by the function that they are made of, and by all else that is theirs."""
+_MOST_KERNELS = 8  # of one function, whose traces others may use
+_KERNELS: weakref.WeakKeyDictionary[Callable[..., Any], dict[Hashable, list[weakref.ref[VariantCache]]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Kernels that have traced a function, by the function and by all other facts that their traces depend on."""
 
 
 class VariantCache:
-    """The compiled forms of a function.
+    """The variants of a function.
 
     Args:
-        function: the user's.
         name: the kernel's.
         options: of the kernel.
-        origin: the function that it was made of, and how; None where it is the user's own.
+        origin: for a derived function, the user's function and the derivation; None for the user's own.
 
     Attributes:
         parameters: of the function.
-        history: what was found out of them.
+        history: facts learned from earlier calls.
     """
 
     def __init__(
@@ -75,100 +74,99 @@ class VariantCache:
         self._lock = new_lock()
         self._warned = False  # about many variants
         made_of, how = origin or (function, None)
-        alike = _ALIKE.setdefault(made_of, {}) if isinstance(made_of, FunctionType) else {}
-        self._alike = alike.setdefault((how, name, options.mutates, options.fast_math), [])
+        alike = _KERNELS.setdefault(made_of, {}) if isinstance(made_of, FunctionType) else {}
+        self._kernels = alike.setdefault((how, name, options.mutates, options.fast_math), [])
 
     @property
     def known(self) -> list[Variant]:
-        """All that are known."""
         return [variant for kin in self._variants.values() for variants in kin.values() for variant in variants]
 
     @property
     def programs(self) -> int:
-        """The number of programs: variants that differ in numbers alone share one."""
+        """The number of programs. Variants that differ in constants alone share one."""
         return self._promotions.count
 
     def statics(self) -> list[bool]:
-        """Tells for each parameter whether programs are bound to its value."""
+        """For each parameter, whether its value selects a program."""
         return [self._is_static(name) or name in self.history.sizes for name in self.parameters.names]
 
     def _is_static(self, name: str) -> bool:
         return name in self.parameters.static or name in self.history.static
 
     def of(self, values: Values, target: Target, device: torch.device) -> tuple[Variant, Hidden]:
-        """The variant for some arguments, compiled when there is none, and the tensors that the function closes over.
+        """The variant for some arguments, compiled if there is none, and the captured tensors.
 
         Args:
             values: all arguments, in the order of the parameters.
-            device: what ``x.device`` answers.
+            device: the answer to ``x.device``.
         """
-        variant, hidden = self._in_form(values, target, device, wide=False)
+        variant, hidden = self._specialized(values, target, device, wide=False)
         if not variant.request.wide and needs_wide(variant, self.sizes(variant, values, hidden)):
-            return self._in_form(values, target, device, wide=True)
+            return self._specialized(values, target, device, wide=True)
         return variant, hidden
 
-    def _in_form(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
-        """The variant in its form for the sizes of the call."""
+    def _specialized(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
+        """The variant, specialized for the sizes of the call."""
         variant, hidden = self._variant(values, target, device, wide=wide)
         with self._lock:
             return variant.at(self.sizes(variant, values, hidden)), hidden
 
     def _variant(self, values: Values, target: Target, device: torch.device, *, wide: bool) -> tuple[Variant, Hidden]:
-        """The variant whose indices have 64 bits if they are asked to, or if an input needs it."""
+        """A known or a new variant. Its indices have 64 bits if asked for, or if an input needs them."""
         while True:
             with self._lock:
                 request = self._request(values, target, device, wide)
             try:
                 with self._lock:
-                    known = (self._match(request, values) or self._of_kin(request, values)) if self._variants else None
-                    known = known or (self._of_alike(request, values) if self._alike else None)
+                    known = (self._match(request, values) or self._from_known_trace(request, values)) if self._variants else None
+                    known = known or (self._from_other_kernel(request, values) if self._kernels else None)
                 if known is not None:
                     return known
-                found, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
+                trace, state = trace_function(request, self.parameters.names)  # unlocked: it may wait for another thread's call
                 with self._lock:
-                    self._lead()
-                    return self._compile(request, values, found, state)
+                    self._register()
+                    return self._compile(request, values, trace, state)
             except NeedsFact as need:
                 self._learn(need, request)
 
-    def _of_alike(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
-        """A new variant of a trace that another kernel of this function has, for a call that differs in objects alone which the
-        function cannot tell apart: the layers of a model, say. The lock is held."""
-        given = {self.parameters.names.index(name): value for name, value in request.statics}
-        for other in self._leaders() if given else ():
-            known, self.history = self.history, self.history.with_facts_of(other.history)
-            asked = self._request(values, request.target, request.device, request.wide)
-            for variant in other.like(asked):
-                state = variant.state.like(self.function, given)
-                found = None if state is None else self._fitting([replace(variant, state=state)], values)
-                if state is not None and found is not None:
-                    return self._kept(asked, _with_facts_of(asked, variant), state), found[1]
-            self.history = known
+    def _from_other_kernel(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
+        """A variant made of another kernel's trace of this function, for a call that differs only in objects which the function
+        cannot tell apart, e.g. a model's layers. The lock is held."""
+        statics = {self.parameters.names.index(name): value for name, value in request.statics}
+        for other in self._other_kernels() if statics else ():
+            history, self.history = self.history, self.history.with_facts_of(other.history)
+            own_request = self._request(values, request.target, request.device, request.wide)
+            for variant in other.like(own_request):
+                state = variant.state.like(self.function, statics)
+                match = None if state is None else self._first_valid([replace(variant, state=state)], values)
+                if state is not None and match is not None:
+                    return self._remembered(own_request, _with_facts_of(own_request, variant), state), match[1]
+            self.history = history
         return None
 
-    def _leaders(self) -> list[VariantCache]:
-        """Other kernels of this function that have traced it."""
-        found = (reference() for reference in self._alike)
-        return [other for other in found if other is not None and other is not self]
+    def _other_kernels(self) -> list[VariantCache]:
+        """Other kernels that have traced this function."""
+        kernels = (reference() for reference in self._kernels)
+        return [other for other in kernels if other is not None and other is not self]
 
-    def _lead(self) -> None:
-        """Lets other kernels of this function know that this one has traced it."""
-        if not any(reference() is self for reference in self._alike):
-            self._alike[:] = [*self._alike, weakref.ref(self)][-_MOST_LEADERS:]
+    def _register(self) -> None:
+        """Registers this kernel as one that has traced its function."""
+        if not any(reference() is self for reference in self._kernels):
+            self._kernels[:] = [*self._kernels, weakref.ref(self)][-_MOST_KERNELS:]
 
     def like(self, request: Request) -> list[Variant]:
-        """The variants whose traces depend on the same as that of a request, but for the objects that it gives."""
+        """The variants whose traces depend on the same facts as a request, except for the objects it passes."""
         _, rest = _trace_key(request)
-        alike = [kin for (_, other), kin in tuple(self._variants.items()) if other == rest]
-        found = [variant for kin in alike for variants in tuple(kin.values()) for variant in variants[-1:]]
-        return [variant for variant in found if _is_plain(variant.structure)]
+        candidates = [kin for (_, other), kin in tuple(self._variants.items()) if other == rest]
+        matches = [variant for kin in candidates for variants in tuple(kin.values()) for variant in variants[-1:]]
+        return [variant for variant in matches if _is_plain(variant.structure)]
 
     def traced(self, values: Values, target: Target, device: torch.device) -> tuple[Request, Trace, StateRecorder]:
-        """The trace for some arguments, of which nothing is compiled, and who watched it.
+        """The trace for some arguments and its recorder, without compiling it.
 
         Args:
             values: all arguments, in the order of the parameters.
-            device: what ``x.device`` answers.
+            device: the answer to ``x.device``.
         """
         while True:
             with self._lock:
@@ -179,7 +177,7 @@ class VariantCache:
                 self._learn(need, request)
 
     def _learn(self, need: NeedsFact, request: Request) -> None:
-        """Takes into account what a trace needs to know."""
+        """Adds a fact that a trace needs to the history."""
         with self._lock:
             if need.fact != "literal":
                 getattr(self.history, need.fact).update(need.names)
@@ -187,46 +185,46 @@ class VariantCache:
                 self._learn_literal(need.names[0], request)
 
     def _learn_literal(self, size: str, request: Request) -> None:
-        """Takes a size for literal; first, where it is that of outermost and of other dims, these for sizes of their own: as many
+        """Makes a size literal. If outermost and other dims share its symbol, it first gives these separate symbols: as many
         heads as sequences are a coincidence. The lock is held."""
-        others = {place for place in _places(size, request) if place[1]}
-        if others < {*_places(size, request)} and not others <= self.history.apart:
-            self.history.apart.update(others)
+        inner = {dim for dim in _dims_of_size(size, request) if dim[1]}
+        if inner < {*_dims_of_size(size, request)} and not inner <= self.history.separate:
+            self.history.separate.update(inner)
         else:
             self.history.literal.add(dict(request.sizes.sources)[size])
 
     def _learn_sum(self, total: SizeSum, request: Request) -> bool:
-        """Takes dims of the parameters for the sum of others; False where none is of that size, or all are known already. The lock
-        is held."""
+        """Records dims of the parameters as sums of others. Returns False if no dim has that size or all are known. The lock is
+        held."""
         sources, (size, names, number), known = dict(request.sizes.sources), total, self.history.sums
         parts = tuple(sources[name] for name in names if name in sources)
         if len(parts) < len(names) or any(dim == ITSELF for _, dim in parts):
             return False
-        new = [place for place in _places(size, request) if place not in known and not any(part in known for part in parts)]
-        known.update((place, Sum(parts, number)) for place in new)
+        new = [dim for dim in _dims_of_size(size, request) if dim not in known and not any(part in known for part in parts)]
+        known.update((dim, Sum(parts, number)) for dim in new)
         return bool(new)
 
     def make_static(self, names: Iterable[str]) -> None:
-        """From now on the values of these scalars select code."""
+        """Makes the values of scalars select code from now on."""
         with self._lock:
             self.history.static.update(names)
 
     def _match(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
-        """A variant that serves a call, and the tensors that the function closes over."""
-        return self._fitting(self._variants.get(_trace_key(request), {}).get(_facts(request), ()), values)
+        """A variant that serves a call, with the captured tensors."""
+        return self._first_valid(self._variants.get(_trace_key(request), {}).get(_facts(request), ()), values)
 
-    def _of_kin(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
-        """A new variant of an earlier trace, for a call that differs from those before in alignments and in what divides and
-        bounds sizes alone: a trace says nothing of these but in its guards. The lock is held."""
+    def _from_known_trace(self, request: Request, values: Values) -> tuple[Variant, Hidden] | None:
+        """A new variant of a known trace, for a call that differs only in alignments, divisors and bounds: a trace depends on
+        these through its guards alone. The lock is held."""
         kin = self._variants.get(_trace_key(request), {}).values()
-        found = self._fitting(itertools.chain.from_iterable(kin), values)
-        if found is None:
+        match = self._first_valid(itertools.chain.from_iterable(kin), values)
+        if match is None:
             return None
-        variant, hidden = found
-        return self._kept(request, _with_facts_of(request, variant), variant.state), hidden
+        variant, hidden = match
+        return self._remembered(request, _with_facts_of(request, variant), variant.state), hidden
 
-    def _fitting(self, variants: Iterable[Variant], values: Values) -> tuple[Variant, Hidden] | None:
-        """The first variant of which all that it assumes holds, and the tensors that the function closes over."""
+    def _first_valid(self, variants: Iterable[Variant], values: Values) -> tuple[Variant, Hidden] | None:
+        """The first variant whose assumptions hold, with the captured tensors."""
         for variant in variants:
             hidden = self._hidden(variant, values)
             if hidden is None:
@@ -240,44 +238,44 @@ class VariantCache:
         return None
 
     def _hidden(self, variant: Variant, values: Values) -> Hidden | None:
-        """The tensors that the function closes over; None where they, or what else it read, are not as the variant knows them."""
+        """The captured tensors; None if they, or other state that the function read, differ from what the variant assumes."""
         check = variant.state.check
-        found = NOTHING if check is None else check(values)
-        if found is None:
+        tensors = NOTHING if check is None else check(values)
+        if tensors is None:
             return None
         specs = {spec.name: spec for spec in variant.traced.inputs}
-        for name, tensor in zip(variant.state.names, found, strict=True):
+        for name, tensor in zip(variant.state.names, tensors, strict=True):
             check_values(self.name, name, tensor)
             if hidden_spec(name, tensor) != specs[name]:
                 return None
-        return found
+        return tensors
 
-    def _compile(self, request: Request, values: Values, found: Trace, state: StateGuard) -> tuple[Variant, Hidden]:
-        """The variant of a trace; another thread may have made it meanwhile.
+    def _compile(self, request: Request, values: Values, trace: Trace, state: StateGuard) -> tuple[Variant, Hidden]:
+        """The variant of a trace. Another thread may have compiled it meanwhile.
 
         Raises:
-            UnsupportedError: the function may ask whether two tensors are one, and is given one that it also reads otherwise.
+            UnsupportedError: the function may compare tensors by identity, and one argument is also a captured tensor.
         """
-        if met := state.met(values):
-            names = ", ".join(self.parameters.names[position] for position in met)
-            what = f"{self.name} asks whether two tensors are one, and is given one that it also closes over: {names}"
+        if repeated := state.met(values):
+            names = ", ".join(self.parameters.names[position] for position in repeated)
+            what = f"{self.name} compares tensors by identity, and gets an argument that it also captures: {names}"
             raise UnsupportedError(what, hint="pass a flag in place of the comparison")
         changes = state.check is not None and state.check(values) is None  # the function changes what it reads: each call runs it
         known = self._match(request, values) if self._variants and not changes else None
         if known is not None:
             return known
         if changes:
-            return replace(self._made(request, found, state), state=state.never()), found.hidden
-        return self._kept(request, found, state), found.hidden
+            return replace(self._build(request, trace, state), state=state.never()), trace.hidden
+        return self._remembered(request, trace, state), trace.hidden
 
-    def _made(self, request: Request, found: Trace, state: StateGuard) -> Variant:
-        found = replace(found, graph=_with_facts_of_what_is_read(found.graph))
+    def _build(self, request: Request, trace: Trace, state: StateGuard) -> Variant:
+        trace = replace(trace, graph=_with_facts_of_read_inputs(trace.graph))
         fixed = tuple(static_part(value) for name, value in request.statics if name in self.parameters.static)
-        return self._promotions.variant(request, found, state, compile_trace, fixed)
+        return self._promotions.variant(request, trace, state, compile_trace, fixed)
 
-    def _kept(self, request: Request, found: Trace, state: StateGuard) -> Variant:
-        """The variant of a trace, from now on known."""
-        variant = self._made(request, found, state)
+    def _remembered(self, request: Request, trace: Trace, state: StateGuard) -> Variant:
+        """Compiles the variant of a trace and remembers it."""
+        variant = self._build(request, trace, state)
         if len(self.known) >= _MOST_IN_ALL:
             self._variants.clear()  # their programs are kept
         kin, facts = self._variants.setdefault(_trace_key(request), {}), _facts(request)
@@ -302,7 +300,6 @@ class VariantCache:
         statics = tuple((n, v) for n, v in named.items() if n not in tensors and n not in numbers)
         wide = wide or any(span(t) >= WIDE for t in tensors.values())
         sizes = sizes.with_parameters(symbols, self.history.tied)
-        given = tuple(numbers.items())
         arguments = tuple(CallerTensor.of(n, self.parameters.element_of.get(n, n), t) for n, t in tensors.items())
         ids = [id(t) for t in tensors.values()]
         twice = tuple(n for n, t in tensors.items() if ids.count(id(t)) > 1)
@@ -317,7 +314,7 @@ class VariantCache:
             target=target,
             device=device,
             wide=wide,
-            numbers=given,
+            numbers=tuple(numbers.items()),
             one_tensor_twice=twice,
             mutates=self.parameters.mutates,
             tied=frozenset(self.history.tied),
@@ -327,44 +324,43 @@ class VariantCache:
     def sizes(self, variant: Variant, values: Values, hidden: Hidden) -> dict[str, int]:
         """Values of all sizes and strides of a variant."""
         named = dict(zip(self.parameters.names, values, strict=True)) | dict(zip(variant.state.names, hidden, strict=True))
-        places = variant.request.sizes.sources
-        sizes = {size: named[name] if dim == ITSELF else named[name].shape[dim] for size, (name, dim) in places}
+        sources = variant.request.sizes.sources
+        sizes = {size: named[name] if dim == ITSELF else named[name].shape[dim] for size, (name, dim) in sources}
         for spec in variant.traced.inputs:
             sizes |= {stride_name(spec.name, d): s for d, s in enumerate(named[spec.name].stride())}
         return sizes
 
 
 def _is_plain(structure: ResultTree) -> bool:
-    """True if results are put together by nothing but names and classes: other objects may be those of a layer."""
+    """True if results are structured by names and classes alone: other objects may belong to one layer."""
     context = structure.context
     parts = context if isinstance(context, list) else [context]
     return all(isinstance(part, type) or is_plain(part) for part in parts) and all(map(_is_plain, structure.children()))
 
 
-def _places(size: str | int, request: Request) -> list[DimRef]:
-    """The dims that a symbol is the size of, or the last dims of a literal extent."""
+def _dims_of_size(size: str | int, request: Request) -> list[DimRef]:
+    """The dims with a symbolic size, or the last dims with a literal extent."""
     dims = [((spec.name, dim), extent) for spec in request.specs for dim, extent in enumerate(spec.shape)]
     last = {(spec.name, len(spec.shape) - 1) for spec in request.specs}
-    return [place for place, extent in dims if str(extent) == str(size) and (isinstance(size, str) or place in last)]
+    return [dim for dim, extent in dims if str(extent) == str(size) and (isinstance(size, str) or dim in last)]
 
 
 def _facts(request: Request) -> CallKey:
-    """Facts that a trace does not depend on, though the kernels do: alignments, and numbers that divide and bound sizes."""
+    """Facts on which kernels depend and traces do not: alignments, and divisors and bounds of sizes."""
     return (tuple(spec.alignment for spec in request.specs), request.sizes.multiples, request.sizes.bounds)
 
 
 def _with_facts_of(request: Request, variant: Variant) -> Trace:
-    """The trace of a variant for a call that differs in alignments and in what divides and bounds sizes."""
-    given = {spec.name: spec for spec in request.specs}
+    """The trace of a variant with the alignments, divisors and bounds of another call."""
+    specs = {spec.name: spec for spec in request.specs}
     graph = variant.trace.graph
-    inputs = tuple(given.get(spec.name, spec) for spec in graph.inputs)
+    inputs = tuple(specs.get(spec.name, spec) for spec in graph.inputs)
     graph = replace(graph, inputs=inputs, multiples=request.sizes.multiples, bounds=request.sizes.bounds)
     return replace(variant.trace, graph=graph)
 
 
 def _trace_key(request: Request) -> tuple[CallKey, CallKey]:
-    """All that a trace depends on, but for what its guards and conditions say, and what the function reads: values that select
-    code, and the rest."""
+    """Everything that a trace depends on, except guards, conditions and state: values that select code, and the rest."""
     specs = tuple(replace(spec, alignment=1) for spec in request.specs)
     features = tuple(name for name, _ in request.sizes.bounds)
     statics = tuple((name, static_part(value)) for name, value in request.statics)
@@ -374,9 +370,8 @@ def _trace_key(request: Request) -> tuple[CallKey, CallKey]:
     return statics, (specs, request.scalars, types, *known, *modes)
 
 
-def _with_facts_of_what_is_read(graph: Graph) -> Graph:
-    """A graph that knows what divides and bounds the sizes of the inputs that it reads, and of no others: what it compiles to would
-    change with these."""
+def _with_facts_of_read_inputs(graph: Graph) -> Graph:
+    """The graph with divisors and bounds of the inputs that it reads alone: with others, equal graphs would compile twice."""
     read = {node.attr("name") for position, node in graph if node.op is Op.INPUT and graph.users[position]}
     shapes = [spec.shape for spec in graph.inputs if spec.name in read]
     symbols = {symbol.name for shape in shapes for dim in shape for symbol in getattr(dim, "free_symbols", ())}

@@ -115,7 +115,7 @@ def test_a_declaration_that_is_refused_has_a_line(run: Run, tmp_path: Path) -> N
     path = tmp_path / "refused.py"
     path.write_text("import fusegen as fg\n\n@fg.kernel(mutates=('y',))\ndef every(x):\n    return x\n")
     refused = run("explain", f"{path}:every")
-    assert refused.code == 2 and f"mutates names 'y', which is no parameter · at: {path}:3" in refused.err
+    assert refused.code == 2 and f"mutates= names 'y', which is not a parameter · at: {path}:3" in refused.err
 
 
 def test_a_kernel_of_any_number_of_tensors_has_no_shapes(run: Run, tmp_path: Path) -> None:

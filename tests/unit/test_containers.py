@@ -107,7 +107,7 @@ def test_passes_by_leaves() -> None:
     result, saved = by_cache.forward(*arguments())
     torch.testing.assert_close(result, nested(*arguments()))
     torch.testing.assert_close(by_cache.backward(saved, torch.ones_like(A))[0], A)
-    with pytest.raises(ArgumentError, match=r"(?s)hold others than at first.*try: "):
+    with pytest.raises(ArgumentError, match=r"(?s)have another structure than at first.*try: "):
         by_cache.forward([A], *arguments()[1:])
 
 
@@ -140,8 +140,8 @@ def test_a_container_that_the_function_changes() -> None:
         xs[0] = xs[0] + 1
         return xs[0] * 2
 
-    refused(replaced, [A, B], error=UnsupportedError, says="changes 'xs', a list of its caller's", line="return")
-    refused(lambda d: d.pop("x"), {"x": A, "y": B}, error=UnsupportedError, says="a dict of its caller's")
+    refused(replaced, [A, B], error=UnsupportedError, says="changes its caller's list 'xs'", line="return")
+    refused(lambda d: d.pop("x"), {"x": A, "y": B}, error=UnsupportedError, says="its caller's dict")
 
 
 def test_a_write_that_is_not_declared_names_the_parameter() -> None:

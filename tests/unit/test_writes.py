@@ -293,7 +293,7 @@ def test_refused() -> None:
 
 
 def test_names_that_no_parameter_has() -> None:
-    with pytest.raises(ArgumentError, match="'y', which is no parameter"):
+    with pytest.raises(ArgumentError, match="'y', which is not a parameter"):
         mutating(_undeclared, "y")
     with pytest.raises(ArgumentError, match="tuple"):
         fg.kernel(mutates="x")
