@@ -46,6 +46,7 @@ def test_values_are_those_of_the_other_way_in_every_bit() -> None:
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.deep
 def test_gradients_are_those_of_the_other_way_in_every_bit() -> None:
     given = [t.requires_grad_() for t in (randn(6, 32), randn(32, 16), randn(32))]
     ours, theirs = both(*given, 0.7, IDS)

@@ -61,6 +61,7 @@ def _small_t5() -> Any:
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
 
 
+@pytest.mark.deep
 def test_an_encoder_s_outputs_and_two_caches() -> None:
     model = _small_t5()
     several = [_ids(2, 6), _ids(2, 6) + 1, _ids(2, 5)]
@@ -168,6 +169,7 @@ def test_a_mask_that_hides_nothing_but_later_tokens(is_patched: bool) -> None:
     assert graphs.replayed == 2
 
 
+@pytest.mark.deep
 def test_copies_and_files_record_anew() -> None:
     model = small_model("Llama")
     expected = _generated(model, _ids(2, 6))
