@@ -1,4 +1,4 @@
-"""Pointwise groups: one pass, one function, vectors along the last axis; tiles where operands lie across each other."""
+"""Lowers pointwise groups: one pass, one function, vectors along the last axis; tiles for transposed operands."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import BufferRead, Terms
 from fusegen.threads import cached_property
 
-_LANES = 8  # of most plans
+_LANES = 8  # vector width of most plans
 
 
 POINTWISE = GroupKind("pointwise", merges=True, writes_in_place=True, is_strided=True)
 
 
 def lower_pointwise(context: Context) -> Launch:
-    """The launch of a pointwise group."""
+    """Returns the launch of a pointwise group."""
     points = _points(context)
     crossing = crossing_of(points) if points.together == 1 else None
     tiled = () if crossing is None else plans_of(context, points, crossing)
@@ -50,24 +50,24 @@ def lower_pointwise(context: Context) -> Launch:
 def _points(context: Context) -> Points:
     space = unrolled(context.graph, context.group)
     points = _points_over(context, space)
-    apart = in_parts_of(space.axes, [offset for _, offset in points.touched])
-    if apart is not None:
-        axes, index = apart
-        moved_to = dict(zip(space.axes.symbols, index, strict=True))
-        points = _points_over(context, Space(axes, tuple(tuple(substitute(i, moved_to) for i in p) for p in space.points)))
-    reads, places = [read.offset for read in points.leaves.reads.values()], [offset for _, offset in points.stores]
-    ordered = _ordered(context, in_memory_order(points.axes, reads, places), points)
-    merged, replaced = merge_axes(ordered, [*points.leaves.expressions(), *places], "position")
+    split = in_parts_of(space.axes, [offset for _, offset in points.touched])
+    if split is not None:
+        axes, index = split
+        replacements = dict(zip(space.axes.symbols, index, strict=True))
+        points = _points_over(context, Space(axes, tuple(tuple(substitute(i, replacements) for i in p) for p in space.points)))
+    reads, offsets = [read.offset for read in points.leaves.reads.values()], [offset for _, offset in points.stores]
+    ordered = _ordered(context, in_memory_order(points.axes, reads, offsets), points)
+    merged, replaced = merge_axes(ordered, [*points.leaves.expressions(), *offsets], "position")
     if not merged.symbols:
         merged = Axes((axis_symbol("position"),), (1,))
-    moved = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in points.stores)
-    return replace(points, leaves=points.leaves.moved(replaced), stores=moved, axes=merged)
+    stores = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in points.stores)
+    return replace(points, leaves=points.leaves.moved(replaced), stores=stores, axes=merged)
 
 
 def _ordered(context: Context, axes: Axes, points: Points) -> Axes:
-    """The axes in the order in which a GPU's cache serves best. Lanes go on along the last one."""
+    """Returns the axes in the order that is best for the L2 cache. The last axis stays, since vectors run along it."""
     if not context.target.warp or not axes.symbols or divisor(axes.extents[-1], context.multiples) % _LANES:
-        return axes  # rows that groups of lanes do not divide are best one behind the other
+        return axes  # rows that vectors do not divide are fastest in sequence
     lanes = Axes(axes.symbols[-1:], axes.extents[-1:])
     itemsizes = [context.dtype(buffer).itemsize for buffer, _ in points.touched]
     outer = Axes(axes.symbols[:-1], axes.extents[:-1])
@@ -76,7 +76,7 @@ def _ordered(context: Context, axes: Axes, points: Points) -> Axes:
 
 
 def _points_over(context: Context, space: Space) -> Points:
-    """The points of a group, of which a thread computes some together."""
+    """Evaluates a group over a space in which a thread computes several elements together."""
     axes = space.axes
     evaluator = Evaluator(
         context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted, context.inverted
@@ -110,7 +110,7 @@ def _plans(context: Context, points: Points, hoisting: Hoisting | None) -> tuple
 
 
 def _in_turn(context: Context, points: Points) -> int:
-    """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
+    """Returns the bytes per lane of the widest interleaved access; 0 if there is none."""
     if not context.target.warp:
         return 0
     reads = [BufferRead(read.buffer, read.offset, read.conditions) for read in points.leaves.reads.values()]
@@ -144,7 +144,7 @@ def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoi
 
 
 def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]) -> Hoisted:
-    """The values that are computed before a loop, which calls in the loop take."""
+    """Returns the values computed before a loop, for calls inside it."""
     context = fragments.context
     roots = [(context.names.take("hoisted"), term) for term in hoisting.terms]
     call = fragments.call(f"{context.name}_once", roots) if roots else None
@@ -152,16 +152,16 @@ def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]
     return Hoisted(hoisting.axis, reads, call)
 
 
-# Loops of a thread along an axis on which costly parts of the math do not depend, as the angles of a rotation on the head: these
-# are computed once, before the loop.
+# Hoisting: a thread loops along an axis that expensive math does not depend on, e.g. a rotation's angles do not depend on the head.
+# This math is computed once, before the loop.
 
 
 _COSTS = {Op.POW: 3, Op.SIN: 2, Op.COS: 2, Op.ATAN2: 2, Op.LGAMMA: 3}
-"""Prices of operations, beside those of a few instructions, and those that are as much as an exponential."""
+"""Prices of expensive operations, relative to an exponential; others cost 1."""
 
 _CHEAP = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.CAST, Op.WHERE, Op.SQRT, Op.RSQRT)
 _LEAST = 4
-"""The price of what is worth a loop: an exponential an element still goes along with memory."""
+"""Lowest price that justifies a loop: one exponential per element still hides behind memory."""
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,9 @@ class Hoisting:
     """The math that does not depend on an axis.
 
     Attributes:
-        axis: the one that a thread goes along.
-        terms: computed before.
-        reads: terms of what is read before.
+        axis: the axis that a thread loops along.
+        terms: terms computed before the loop.
+        reads: terms read before the loop.
     """
 
     axis: sympy.Symbol
@@ -179,19 +179,19 @@ class Hoisting:
     reads: frozenset[int]
 
     def ordered(self, axes: Axes) -> Axes:
-        """The axes with its own first."""
+        """Returns the axes with the loop's axis first."""
         symbols = sorted(axes.symbols, key=lambda axis: axis != self.axis)
         extents = dict(zip(axes.symbols, axes.extents, strict=True))
         return Axes(tuple(symbols), tuple(extents[axis] for axis in symbols))
 
 
 def hoisting_of(points: Points) -> Hoisting | None:
-    """The axis along which most of what is costly is the same; None where that is nothing, or an index is checked."""
+    """Returns the axis along which most of the expensive math is invariant; None if too little is, or an index is checked."""
     if points.leaves.checks:
         return None
     axes = zip(points.axes.symbols[:-1], points.axes.extents[:-1], strict=True)
-    found = [_Invariance(points, axis) for axis, extent in axes if literal(extent) != 1]
-    best = max(found, key=lambda each: each.saved, default=None)
+    invariances = [_Invariance(points, axis) for axis, extent in axes if literal(extent) != 1]
+    best = max(invariances, key=lambda each: each.saved, default=None)
     if best is None or best.saved < _LEAST:
         return None
     return Hoisting(best.axis, best.terms, best.reads)
@@ -204,30 +204,30 @@ class _Invariance:
 
     @property
     def saved(self) -> int:
-        """The price of what does not depend on the axis."""
-        found = [self.points.terms.items[t].op for t in self.points.terms.below(self.terms)]
-        return sum(_COSTS.get(op, 1) for op in found if isinstance(op, Op) and op not in _CHEAP)
+        """The price of the invariant math."""
+        ops = [self.points.terms.items[t].op for t in self.points.terms.below(self.terms)]
+        return sum(_COSTS.get(op, 1) for op in ops if isinstance(op, Op) and op not in _CHEAP)
 
     @property
     def reads(self) -> frozenset[int]:
-        """Reads that do not depend on it."""
+        """The invariant reads."""
         return frozenset(t for t in self.points.leaves.reads if t not in self._varying)
 
     @cached_property
     def terms(self) -> tuple[int, ...]:
-        """The outermost operations that do not depend on it."""
+        """The outermost invariant operations."""
         items, varying = self.points.terms.items, self._varying
         used = {a for t in varying for a in items[t].args}.union(self.points.roots)
         return tuple(sorted(t for t in used if t not in varying and isinstance(items[t].op, Op)))
 
     @cached_property
     def _varying(self) -> frozenset[int]:
-        """Terms that depend on the axis."""
-        found: set[int] = set()
+        """The terms that depend on the axis."""
+        varying: set[int] = set()
         for position in self.points.terms.below(self.points.roots):
-            if self._is_leaf_along(position) or not found.isdisjoint(self.points.terms.items[position].args):
-                found.add(position)
-        return frozenset(found)
+            if self._is_leaf_along(position) or not varying.isdisjoint(self.points.terms.items[position].args):
+                varying.add(position)
+        return frozenset(varying)
 
     def _is_leaf_along(self, position: int) -> bool:
         leaves = self.points.leaves
@@ -241,25 +241,26 @@ class _Invariance:
         return bool(sympy.sympify(index).has(self.axis))
 
 
-# Axes that tensors lie along in parts: as two axes, so that neighbours within a part are seen as such. A packed projection goes
-# along heads times channels; its heads lie apart in the result. Along the joined axis no two elements are known to be neighbours
-# there; along the channels alone they are.
+# Splitting axes that tensors index in parts into two, so that neighbours within a part are recognized. A packed projection has one
+# axis of heads times channels; in the result, heads are not adjacent. Along the joined axis no elements are known to be neighbours;
+# along the channels they are.
 
 
-def in_parts_of(axes: Axes, places: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
-    """The axes, of which those that places divide by one number are two, and the old axes in terms of them; None if none is.
+def in_parts_of(axes: Axes, offsets: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
+    """Splits each axis that offsets divide by one number into two; returns the new axes and the old ones in terms of them. None if
+    no axis is split.
 
     Args:
         axes: of an iteration space.
         places: offsets in tensors.
     """
-    found = [_part(axis, extent, places) for axis, extent in zip(axes.symbols, axes.extents, strict=True)]
-    if not any(found):
+    splits = [_part(axis, extent, offsets) for axis, extent in zip(axes.symbols, axes.extents, strict=True)]
+    if not any(splits):
         return None
     symbols: list[sympy.Symbol] = []
     extents: list[Index] = []
     index: list[Index] = []
-    for axis, extent, part in zip(axes.symbols, axes.extents, found, strict=True):
+    for axis, extent, part in zip(axes.symbols, axes.extents, splits, strict=True):
         if part is None:
             symbols, extents, index = [*symbols, axis], [*extents, extent], [*index, axis]
             continue
@@ -270,9 +271,9 @@ def in_parts_of(axes: Axes, places: Iterable[Index]) -> tuple[Axes, tuple[Index,
     return Axes(tuple(symbols), tuple(extents)), tuple(index)
 
 
-def _part(axis: sympy.Symbol, extent: Index, places: Iterable[Index]) -> tuple[Index, int] | None:
-    """The number of parts of an axis, and their length, where all places that divide it divide it by that."""
-    divisions = [d for place in places for d in sympy.sympify(place).atoms(FloorDiv, Modulo) if d.args[0] == axis]
+def _part(axis: sympy.Symbol, extent: Index, offsets: Iterable[Index]) -> tuple[Index, int] | None:
+    """Returns the number of parts of an axis and their length, if all divisions of the axis are by that length."""
+    divisions = [d for offset in offsets for d in sympy.sympify(offset).atoms(FloorDiv, Modulo) if d.args[0] == axis]
     lengths = {d.args[1] for d in divisions}
     if len(lengths) != 1:
         return None
@@ -283,7 +284,7 @@ def _part(axis: sympy.Symbol, extent: Index, places: Iterable[Index]) -> tuple[I
     return None if count is None else (count, int(length))
 
 
-# Pointwise groups tile by tile: operands that lie across the results are read as they lie, and turned in shared memory.
+# Pointwise groups by tiles: transposed operands are read along their contiguous axis and transposed in shared memory.
 
 
 _VECTOR_BYTES = 16  # the widest memory access of a thread
@@ -291,7 +292,7 @@ _MOST_LANES = 8
 
 
 def plans_of(context: Context, points: Points, crossing: Crossing) -> tuple[TilePlan, ...]:
-    """The plans of a kernel whose operands lie across its results; none where tiles do not pay."""
+    """Returns the tile plans of a kernel with transposed operands; empty if tiles do not pay."""
     extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
     columns = extents[crossing.column_axis]
     lanes = min(_MOST_LANES, _VECTOR_BYTES // min(context.dtype(buffer).itemsize for buffer, _ in points.touched))
@@ -302,12 +303,12 @@ def plans_of(context: Context, points: Points, crossing: Crossing) -> tuple[Tile
 
 
 def lower_tiles(context: Context, points: Points, crossing: Crossing, plan: TilePlan) -> Launch:
-    """The launch of a pointwise group with a plan of tiles."""
+    """Returns the launch of a pointwise group with a tile plan."""
     return _TileBuilder(context, points, crossing, plan).launch()
 
 
 class _TileBuilder:
-    """Builds the kernel of a pointwise group that works tile by tile."""
+    """Builds the kernel of a pointwise group that works by tiles."""
 
     def __init__(self, context: Context, points: Points, crossing: Crossing, plan: TilePlan) -> None:
         self.context, self.points, self.crossing, self.plan = context, points, crossing, plan
@@ -316,7 +317,7 @@ class _TileBuilder:
         self.writes = tuple(self._access(context.names.take("result"), BufferRead(b, o)) for b, o in points.stores)
 
     def launch(self) -> Launch:
-        """The launch of the kernel."""
+        """Returns the launch of the kernel."""
         context, points, plan = self.context, self.points, self.plan
         accesses = {read: self.fragments.reads[t] for t, read in points.leaves.reads.items()}
         across = tuple(access for read, access in accesses.items() if read in self.crossing.reads)
@@ -338,12 +339,12 @@ class _TileBuilder:
         return Launch(kernel, context.group, (), grid, plan.threads, body.shared.bytes, context.traffic(), candidates=candidates)
 
     def _tiles(self) -> Axes:
-        """The axes that number blocks. Consecutive blocks read consecutive memory."""
+        """Returns the axes that number blocks. Consecutive blocks read consecutive memory."""
         row, column = self.crossing.row_axis, self.crossing.column_axis
-        others = {axis: extent for axis, extent in self.extents.items() if axis not in (row, column)}
-        symbols = (*others, axis_symbol("tile_column"), axis_symbol("tile_row"))
+        outer = {axis: extent for axis, extent in self.extents.items() if axis not in (row, column)}
+        symbols = (*outer, axis_symbol("tile_column"), axis_symbol("tile_row"))
         sides = _parts(self.extents[column], self.plan.columns), _parts(self.extents[row], self.plan.rows)
-        return Axes(symbols, (*others.values(), *sides))
+        return Axes(symbols, (*outer.values(), *sides))
 
     def _staged(self, accesses: Sequence[Access]) -> SharedArrays:
         return arranged(staged=[self.plan.tile_bytes(self.context.dtype(a.buffer).itemsize) for a in accesses])
@@ -351,27 +352,27 @@ class _TileBuilder:
     def _access(self, name: str, read: BufferRead) -> Access:
         if read in self.crossing.reads:
             return self.context.access(name, read.buffer, read.offset, self.crossing.row_axis, self._widest(read), read.conditions)
-        rest = sympy.Add(*(term for term, _ in self._assumed(read)))
-        plain = sympy.expand(sympy.sympify(read.offset) - rest)
+        assumed = sympy.Add(*(term for term, _ in self._assumed(read)))
+        plain = sympy.expand(sympy.sympify(read.offset) - assumed)
         axis, lanes = self.crossing.column_axis, self.plan.lanes
         return replace(self.context.access(name, read.buffer, plain, axis, lanes, read.conditions), offset=read.offset)
 
     def _widest(self, read: BufferRead) -> int:
-        """Elements of an access to what lies across: a thread's part of a tile at most."""
+        """Returns the vector width for a transposed operand, at most a thread's part of a tile."""
         widest = _VECTOR_BYTES // self.context.dtype(read.buffer).itemsize
         return min(widest, self.plan.rows * self.plan.columns // self.plan.threads)
 
     def _multiples(self) -> Iterator[sympy.Expr]:
-        """Sizes that must be multiples of a number of lanes, so that groups of lanes are whole and at aligned places."""
+        """Yields sizes that must be multiples of the vector width for whole, aligned vectors."""
         extent = sympy.sympify(self.extents[self.crossing.column_axis])
         if divisor(extent, self.context.multiples) % self.plan.lanes:
             yield extent
-        others = [read for read in self.points.leaves.reads.values() if read not in self.crossing.reads]
-        for read in (*others, *(BufferRead(b, o) for b, o in self.points.stores)):
+        reads = [read for read in self.points.leaves.reads.values() if read not in self.crossing.reads]
+        for read in (*reads, *(BufferRead(b, o) for b, o in self.points.stores)):
             yield from (sizes for _, sizes in self._assumed(read))
 
     def _assumed(self, read: BufferRead) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
-        """Terms of a vector's offset that are multiples of the lanes if a call's sizes are, each with these sizes."""
+        """Yields terms of a vector's offset that are multiples of its width if certain sizes are, with these sizes."""
         context, axis = self.context, self.crossing.column_axis
         if pattern_of(read.offset, axis) is not AccessPattern.VECTOR:
             return
@@ -384,7 +385,7 @@ class _TileBuilder:
 
 
 def _independent(sizes: Sequence[sympy.Expr]) -> tuple[Index, ...]:
-    """Those that are no multiples of others whatever the sizes are."""
+    """Returns the sizes that are not multiples of other ones for any values."""
     return tuple(size for size in sizes if not any(size != other and (size / other).is_integer for other in sizes))
 
 
@@ -392,8 +393,8 @@ def _parts(extent: Index, side: int) -> Index:
     return FloorDiv(sympy.sympify(extent) + side - 1, sympy.Integer(side))
 
 
-# Operands of pointwise kernels that lie across the results, as a transposed one does: where results are contiguous, neighbours
-# of theirs are far apart, and where they are contiguous, those of the results are.
+# Transposed operands of pointwise kernels: along the axis in which results are contiguous, their neighbours are far apart, and vice
+# versa.
 
 
 @dataclass(frozen=True)
@@ -401,9 +402,9 @@ class Crossing:
     """Two axes along which different tensors of a kernel are contiguous.
 
     Attributes:
-        row_axis: along which some operands are, which lie across the results.
-        column_axis: along which all results are.
-        reads: of those operands.
+        row_axis: the axis in which transposed operands are contiguous.
+        column_axis: the axis in which all results are contiguous.
+        reads: the transposed operands.
     """
 
     row_axis: sympy.Symbol
@@ -412,8 +413,8 @@ class Crossing:
 
 
 def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index]) -> Axes:
-    """The axes with that last along which all results are contiguous, where nothing is along the last one: as where a transposed
-    tensor is worked on in place.
+    """Moves the axis in which all results are contiguous to the end, if nothing is contiguous in the last one, e.g. if a transposed
+    tensor is changed in place.
 
     Args:
         reads, stores: offsets.
@@ -427,49 +428,48 @@ def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index])
 
 
 def crossing_of(points: Points) -> Crossing | None:
-    """The axes between which most operands lie across the results; None where none does, or where one place may depend on what
-    another point does: on an index that is read, or on an operand that the kernel writes to."""
+    """Returns the axes with most transposed operands. None without such operands, or if an element may depend on another one's
+    write or on an index that is read."""
     if points.leaves.checks or any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in points.touched):
         return None
     symbols = points.axes.symbols
     columns = [axis for axis in symbols if _are_contiguous([offset for _, offset in points.stores], axis)]
     pairs = [Crossing(row, column, _across(points, row, column)) for column in columns for row in symbols if row != column]
-    found = max(pairs, key=lambda pair: len(pair.reads), default=None)
-    return found if found is not None and found.reads else None
+    best = max(pairs, key=lambda pair: len(pair.reads), default=None)
+    return best if best is not None and best.reads else None
 
 
 def _across(points: Points, row: sympy.Symbol, column: sympy.Symbol) -> frozenset[BufferRead]:
-    """Reads of what lies across."""
+    """Returns the transposed reads."""
     written = {buffer for buffer, _ in points.stores}
     reads = (r for r in points.leaves.reads.values() if r.buffer not in written and not r.drawn)
-    return frozenset(r for r in reads if _lies_across(r, row, column))
+    return frozenset(r for r in reads if _is_transposed(r, row, column))
 
 
 def _are_contiguous(offsets: Sequence[Index], axis: sympy.Symbol) -> bool:
     return all(pattern_of(offset, axis) is AccessPattern.VECTOR for offset in offsets)
 
 
-def _lies_across(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) -> bool:
-    """True if neighbours in memory differ in the row alone, and all points of a tile or none of them read."""
+def _is_transposed(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) -> bool:
+    """True if neighbours in memory differ in the row alone, and either all elements of a tile read or none."""
     if any(sympy.sympify(bounds.index).has(row, column) for bounds in read.conditions):
         return False
     return pattern_of(read.offset, row) is AccessPattern.VECTOR and pattern_of(read.offset, column) is AccessPattern.GATHER
 
 
-# The math of a pointwise kernel, before its layout is decided.
+# The math of a pointwise kernel, before its layout is chosen.
 
 
 @dataclass(frozen=True)
 class Points:
-    """Points of an iteration space.
+    """The math of a pointwise group over an iteration space.
 
     Attributes:
-        terms: the math.
         roots: the term of each store.
-        leaves: of the terms, over the axes.
-        stores: buffers, and the offsets at which they are written.
+        leaves: leaves of the terms, over the axes.
+        stores: written buffers and offsets.
         axes: merged.
-        together: how many points of the group's domain one of the space is.
+        together: elements of the group's domain per index of the space.
     """
 
     terms: Terms
@@ -481,6 +481,6 @@ class Points:
 
     @property
     def touched(self) -> Iterator[tuple[int, Index]]:
-        """Buffers and offsets of all that is read or written."""
+        """Buffers and offsets of all reads and writes."""
         yield from ((read.buffer, read.offset) for read in self.leaves.reads.values())
         yield from self.stores

@@ -1,4 +1,4 @@
-"""Row kernels, scans and the combination of column sums in CUDA."""
+"""CUDA text of row kernels and of the combination of column sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusegen.target import Target
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of a row kernel."""
+    """Returns the source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
     return _emit_column_tiles(kernel, launch, target, body) if body.plan.tiled else _emit_phases(kernel, launch, target, body)
@@ -78,7 +78,7 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
         kept=[fragment(a, offsets, lane_axis) for a in body.kept],
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
-        scratch=dict(zip(components, body.shared.scratch, strict=False)),  # none where a warp shuffles
+        scratch=dict(zip(components, body.shared.scratch, strict=False)),  # empty if warps shuffle instead
         plan=body.plan,
         anchor=_anchor(body, offsets),
     )
@@ -87,23 +87,22 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
 
 
 def _pipeline(plan: RowPlan) -> str:
-    """The template of a plan."""
     held = "summed" if plan.resident else "registers"
     return {Persistence.REGISTERS: held, Persistence.STAGED: "shared", Persistence.LOOPED: "multi_pass"}[plan.persistence]
 
 
 def _sharing(plan: RowPlan) -> str:
-    """The macros of the threads that share a row."""
+    """Returns the macro file for the threads that share a row."""
     return "cluster" if plan.cluster > 1 else "block" if plan.warps > 1 else "warp"
 
 
 def _anchor(body: RowBody, offsets: Offsets) -> dict[str, str | bool] | None:
-    """The start of groups of lanes that do not start with the row."""
+    """Returns the aligned start of shifted vectors."""
     return None if body.anchor is None else {"start": offsets.text(body.anchor.start), "dense": body.anchor.dense}
 
 
 def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of the kernel that combines column sums."""
+    """Returns the source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)
     offsets = cuda_offsets(kernel)
