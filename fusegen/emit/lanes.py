@@ -1,4 +1,4 @@
-"""Calls of math on two neighbouring lanes: what templates see of them."""
+"""Wrappers that call the math for two neighbouring lanes, as matmul and attention pipelines do."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from fusegen.schedule.math import CallArgument, LaneFunction, LaneRead, Origin
 
 _LANES = 2
 _INLINE = "__device__ __forceinline__"
-_WIDEST = 120  # columns of a line
+_WIDEST = 120  # characters per line
 
 
 @dataclass(frozen=True)
 class PairCoordinates:
-    """A pipeline's names of the coordinates of a pair of lanes.
+    """A pipeline's variables for the coordinates of a pair of lanes.
 
     Attributes:
-        leading: the coordinates before the lanes', as parameters of the wrapper, and how many of the function's axes each numbers
-            through.
-        lane: of the first lane, which is even.
-        index: their type, and that of offsets.
+        leading: the coordinates before the lane's, as parameters of the wrapper, each with the number of axes that it linearizes.
+        lane: the coordinate of the first lane, which is even.
+        index: the type of coordinates and offsets.
     """
 
     leading: tuple[tuple[str, int], ...]
@@ -44,10 +43,10 @@ class PairCoordinates:
 
 @dataclass(frozen=True)
 class ReadView:
-    """A read as the template sees it: one access of two elements, or one value or two.
+    """A read as the template sees it: a vector access, or one or two scalar ones.
 
     Attributes:
-        indirect: whether its place is read and checked itself, which must not be done where its condition does not hold.
+        indirect: whether its offset is read and checked, which must not happen unless its condition holds.
     """
 
     name: str
@@ -62,7 +61,7 @@ class ReadView:
 
 @dataclass(frozen=True)
 class WrapperResult:
-    """A result of a wrapper: the array that it fills, and the one that the math writes, which is of a wider type perhaps."""
+    """A result of a wrapper: the array that it fills, and the one that the math writes, possibly of a wider type."""
 
     out: str
     target: str
@@ -79,10 +78,9 @@ class WrapperView:
 
     Attributes:
         signature: the head of the definition.
-        decode: statements that find the axes.
+        decode: statements that compute the axes' indices.
         checks: statements that check indices.
-        call: the math function; with its arguments.
-        results: what it gives.
+        call: the math function.
     """
 
     doc: str
@@ -98,13 +96,12 @@ class WrapperView:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """The functions that a pipeline calls.
+    """A function that a pipeline calls for a pair of lanes.
 
     Attributes:
-        name, doc: of the function.
-        inputs: declarations of what the pipeline hands it besides operands and coordinates.
+        inputs: declarations of arguments besides operands and coordinates.
         place: the coordinates.
-        outs: the arrays of results, and their element types.
+        outs: the arrays of results, with their element types.
     """
 
     name: str
@@ -115,9 +112,9 @@ class Wrapper:
 
 
 def operand_parts(kernel: LoweredKernel, index: str) -> tuple[list[str], list[str], list[str]]:
-    """Fields of Operands, the kernel's parameters for them, and the values that fields get.
+    """Returns the fields of Operands, the kernel's parameters for them, and the values of the fields.
 
-    Parameters end in ``_ptr``, ``_extent`` or ``_value``, so that they are none of the pipeline's names.
+    Parameters end in ``_ptr``, ``_extent`` or ``_value`` to avoid the pipeline's names.
     """
     pointers = [p for p in kernel.pointers if not p.writable]
     fields = list(map(declared, pointers))
@@ -134,17 +131,17 @@ def operand_parts(kernel: LoweredKernel, index: str) -> tuple[list[str], list[st
 
 
 def operands_text(fields: Sequence[str]) -> str:
-    """The definition of Operands."""
+    """Prints the definition of Operands."""
     return _macro("operands")(fields) + "\n"
 
 
 def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> str:
-    """The function that a pipeline calls for a pair of lanes."""
+    """Prints the function that a pipeline calls for a pair of lanes."""
     return _macro("wrapper")(_view(kernel, function, wrapper)) + "\n"
 
 
 def offset_text(name: str, doc: str, offset: Index, axes: Axes, place: PairCoordinates, last: bool) -> str:
-    """A function that says where in a result an element lies.
+    """Prints a function that returns the offset of a result's element.
 
     Args:
         offset: over the axes.
@@ -179,7 +176,7 @@ def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> Wr
 
 
 def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
-    """A head, on as many lines as it needs."""
+    """Prints a function's head on as many lines as it needs."""
     head = f"{_INLINE} {returned} {name}("
     lines = [head + parameters[0]]
     for parameter in parameters[1:]:
@@ -192,7 +189,7 @@ def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
 
 
 def _decode(axes: Axes, place: PairCoordinates) -> list[str]:
-    """Coordinates of an element along axes that the pipeline numbers through."""
+    """Returns statements that compute the axes' indices from linearized coordinates."""
     lines: list[str] = []
     first = 0
     for name, count in place.leading:
@@ -206,13 +203,13 @@ def _decode(axes: Axes, place: PairCoordinates) -> list[str]:
 def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: PairCoordinates) -> ReadView:
     pointer = offsets.pointers[read.buffer]
     wide = pointer.dtype.compute.spelling
-    places = [offsets.text(_renamed(o, axes, place)) for o in read.offsets]
+    offset_texts = [offsets.text(_renamed(o, axes, place)) for o in read.offsets]
     conditions = [_conditions(c, axes, place) for c in read.conditions]
     base = elements(pointer, offsets.prefix)
-    values = [f"widen(load_once({base}, {offset}))" for offset in places]
+    values = [f"widen(load_once({base}, {offset}))" for offset in offset_texts]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
     indirect = sympy.sympify(read.offsets[0]).has(Loaded, Checked)
-    return ReadView(read.name, wide, base, read.vector, places[0], conditions[0], indirect, tuple(guarded))
+    return ReadView(read.name, wide, base, read.vector, offset_texts[0], conditions[0], indirect, tuple(guarded))
 
 
 def _conditions(bounds: Sequence[Bounds], axes: Axes, place: PairCoordinates) -> str:
@@ -229,8 +226,8 @@ def _argument(argument: CallArgument, function: LaneFunction, offsets: Offsets, 
     value = argument.coordinates[0]
     step = LANE if len(argument.coordinates) > 1 else 0  # lanes of one call are neighbours
     if isinstance(value, Bounds):
-        moved = _renamed_bounds(value, function.axes, place)
-        return condition_text(Bounds(moved.index + step, moved.lower, moved.upper))
+        renamed = _renamed_bounds(value, function.axes, place)
+        return condition_text(Bounds(renamed.index + step, renamed.lower, renamed.upper))
     return offsets.text(_renamed(value, function.axes, place) + step)
 
 
@@ -244,15 +241,15 @@ def _renamed_check(check: IndexCheck, axes: Axes, place: PairCoordinates) -> Ind
 
 
 def _renamed(index: Index, axes: Axes, place: PairCoordinates) -> sympy.Expr:
-    """An index in the wrapper's variables: the pipeline's coordinates, and sizes as members of Operands."""
+    """Returns an index in the wrapper's variables: the pipeline's coordinates, and sizes as members of Operands."""
     expression = sympy.expand(index)
     sizes = {s: _variable(f"operands.{s.name}") for s in expression.free_symbols - set(axes.symbols)}
-    moved = expression.subs({**sizes, **_names(axes, place)}, simultaneous=True)
-    return _in_lanes(moved, axes.symbols[-1], _variable(place.lane))
+    renamed = expression.subs({**sizes, **_names(axes, place)}, simultaneous=True)
+    return _in_lanes(renamed, axes.symbols[-1], _variable(place.lane))
 
 
 def _names(axes: Axes, place: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbol]:
-    """Names of axes that have a coordinate for themselves."""
+    """Maps axes with a coordinate of their own to its variable."""
     names: dict[sympy.Symbol, sympy.Symbol] = {}
     first = 0
     for name, count in place.leading:
@@ -263,7 +260,7 @@ def _names(axes: Axes, place: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbo
 
 
 def _in_lanes(expression: sympy.Expr, pair: sympy.Symbol, lane: sympy.Symbol) -> sympy.Expr:
-    """Pairs by the coordinate of their first lane: halved only where twice the pair's number does not occur."""
+    """Replaces the pair's number by its first lane's coordinate; divides by 2 only if the factors do not cancel."""
     halved = sympy.expand(expression.subs(pair, lane / _LANES))
     if all(number.is_Integer for number in halved.atoms(sympy.Number)):
         return halved
