@@ -100,14 +100,14 @@ class Wrapper:
 
     Attributes:
         inputs: declarations of arguments besides operands and coordinates.
-        place: the coordinates.
+        coordinates: the coordinates.
         outs: the arrays of results, with their element types.
     """
 
     name: str
     doc: str
     inputs: tuple[str, ...]
-    place: PairCoordinates
+    coordinates: PairCoordinates
     outs: tuple[tuple[str, str], ...]
 
 
@@ -140,16 +140,16 @@ def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper
     return _macro("wrapper")(_view(kernel, function, wrapper)) + "\n"
 
 
-def offset_text(name: str, doc: str, offset: Index, axes: Axes, place: PairCoordinates, last: bool) -> str:
+def offset_text(name: str, doc: str, offset: Index, axes: Axes, coordinates: PairCoordinates, last: bool) -> str:
     """Prints a function that returns the offset of a result's element.
 
     Args:
         offset: over the axes.
         last: whether it takes the lane's coordinate, too.
     """
-    parameters = ["const Operands& operands", *place.parameters[: None if last else -1]]
-    returned = f"return {c_text(_renamed(offset, axes, place))};"
-    lines = [*needed(_decode(axes, place), returned), returned]
+    parameters = ["const Operands& operands", *coordinates.parameters[: None if last else -1]]
+    returned = f"return {c_text(_renamed(offset, axes, coordinates))};"
+    lines = [*needed(_decode(axes, coordinates), returned), returned]
     body = "".join(f"    {line}\n" for line in lines)
     return f"// {doc}\n{_signature('i64', name, parameters)} {{\n{body}}}\n"
 
@@ -159,18 +159,18 @@ def _macro(name: str) -> Callable[[Any], str]:
 
 
 def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> WrapperView:
-    place = wrapper.place
+    coordinates = wrapper.coordinates
     offsets = cuda_offsets(kernel, prefix="operands.")
     outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
     return WrapperView(
         doc=wrapper.doc,
-        signature=_signature("void", wrapper.name, ["const Operands& operands", *wrapper.inputs, *place.parameters, *outs]),
-        decode=tuple(_decode(function.axes, place)),
-        checks=tuple(offsets.check(_renamed_check(c, function.axes, place)) for c in function.checks),
-        reads=tuple(_read_view(r, offsets, function.axes, place) for r in function.reads),
+        signature=_signature("void", wrapper.name, ["const Operands& operands", *wrapper.inputs, *coordinates.parameters, *outs]),
+        decode=tuple(_decode(function.axes, coordinates)),
+        checks=tuple(offsets.check(_renamed_check(c, function.axes, coordinates)) for c in function.checks),
+        reads=tuple(_read_view(r, offsets, function.axes, coordinates) for r in function.reads),
         lanewise=function.lanewise,
         call=function.function.name,
-        arguments=[_argument(a, function, offsets, place) for a in function.arguments],
+        arguments=[_argument(a, function, offsets, coordinates) for a in function.arguments],
         results=tuple(WrapperResult(out, out if type_ == "float" else out.replace("out", "result")) for out, type_ in wrapper.outs),
     )
 
@@ -188,23 +188,23 @@ def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
     return "\n".join(lines) + ")"
 
 
-def _decode(axes: Axes, place: PairCoordinates) -> list[str]:
+def _decode(axes: Axes, coordinates: PairCoordinates) -> list[str]:
     """Returns statements that compute the axes' indices from linearized coordinates."""
     lines: list[str] = []
     first = 0
-    for name, count in place.leading:
+    for name, count in coordinates.leading:
         numbered = slice(first, first + count)
-        extents = tuple(_renamed(e, axes, place) for e in axes.extents[numbered])
-        lines += decode(Axes(axes.symbols[numbered], extents), name, place.index, sized=True)
+        extents = tuple(_renamed(e, axes, coordinates) for e in axes.extents[numbered])
+        lines += decode(Axes(axes.symbols[numbered], extents), name, coordinates.index, sized=True)
         first += count
     return lines
 
 
-def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: PairCoordinates) -> ReadView:
+def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, coordinates: PairCoordinates) -> ReadView:
     pointer = offsets.pointers[read.buffer]
     wide = pointer.dtype.compute.spelling
-    offset_texts = [offsets.text(_renamed(o, axes, place)) for o in read.offsets]
-    conditions = [_conditions(c, axes, place) for c in read.conditions]
+    offset_texts = [offsets.text(_renamed(o, axes, coordinates)) for o in read.offsets]
+    conditions = [_conditions(c, axes, coordinates) for c in read.conditions]
     base = elements(pointer, offsets.prefix)
     values = [f"widen(load_once({base}, {offset}))" for offset in offset_texts]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
@@ -212,11 +212,11 @@ def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: PairCoordina
     return ReadView(read.name, wide, base, read.vector, offset_texts[0], conditions[0], indirect, tuple(guarded))
 
 
-def _conditions(bounds: Sequence[Bounds], axes: Axes, place: PairCoordinates) -> str:
-    return " && ".join(condition_text(_renamed_bounds(b, axes, place)) for b in bounds)
+def _conditions(bounds: Sequence[Bounds], axes: Axes, coordinates: PairCoordinates) -> str:
+    return " && ".join(condition_text(_renamed_bounds(b, axes, coordinates)) for b in bounds)
 
 
-def _argument(argument: CallArgument, function: LaneFunction, offsets: Offsets, place: PairCoordinates) -> str:
+def _argument(argument: CallArgument, function: LaneFunction, offsets: Offsets, coordinates: PairCoordinates) -> str:
     if argument.origin is Origin.LANES:
         return f"{argument.name}[v]" if function.lanewise else argument.name
     if argument.origin is Origin.SCALAR:
@@ -226,33 +226,36 @@ def _argument(argument: CallArgument, function: LaneFunction, offsets: Offsets, 
     value = argument.coordinates[0]
     step = LANE if len(argument.coordinates) > 1 else 0  # lanes of one call are neighbours
     if isinstance(value, Bounds):
-        renamed = _renamed_bounds(value, function.axes, place)
+        renamed = _renamed_bounds(value, function.axes, coordinates)
         return condition_text(Bounds(renamed.index + step, renamed.lower, renamed.upper))
-    return offsets.text(_renamed(value, function.axes, place) + step)
+    return offsets.text(_renamed(value, function.axes, coordinates) + step)
 
 
-def _renamed_bounds(bounds: Bounds, axes: Axes, place: PairCoordinates) -> Bounds:
-    lower, upper = (None if b is None else _renamed(b, axes, place) for b in (bounds.lower, bounds.upper))
-    return Bounds(_renamed(bounds.index, axes, place), lower, upper)
+def _renamed_bounds(bounds: Bounds, axes: Axes, coordinates: PairCoordinates) -> Bounds:
+    lower, upper = (None if b is None else _renamed(b, axes, coordinates) for b in (bounds.lower, bounds.upper))
+    return Bounds(_renamed(bounds.index, axes, coordinates), lower, upper)
 
 
-def _renamed_check(check: IndexCheck, axes: Axes, place: PairCoordinates) -> IndexCheck:
-    return IndexCheck(_renamed(check.call, axes, place), tuple(_renamed_bounds(b, axes, place) for b in check.conditions))
+def _renamed_check(check: IndexCheck, axes: Axes, coordinates: PairCoordinates) -> IndexCheck:
+    bounds = tuple(_renamed_bounds(b, axes, coordinates) for b in check.conditions)
+    return IndexCheck(_renamed(check.call, axes, coordinates), bounds)
+        _renamed(check.call, axes, coordinates), tuple(_renamed_bounds(b, axes, coordinates) for b in check.conditions)
+    )
 
 
-def _renamed(index: Index, axes: Axes, place: PairCoordinates) -> sympy.Expr:
+def _renamed(index: Index, axes: Axes, coordinates: PairCoordinates) -> sympy.Expr:
     """Returns an index in the wrapper's variables: the pipeline's coordinates, and sizes as members of Operands."""
     expression = sympy.expand(index)
     sizes = {s: _variable(f"operands.{s.name}") for s in expression.free_symbols - set(axes.symbols)}
-    renamed = expression.subs({**sizes, **_names(axes, place)}, simultaneous=True)
-    return _in_lanes(renamed, axes.symbols[-1], _variable(place.lane))
+    renamed = expression.subs({**sizes, **_names(axes, coordinates)}, simultaneous=True)
+    return _in_lanes(renamed, axes.symbols[-1], _variable(coordinates.lane))
 
 
-def _names(axes: Axes, place: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbol]:
+def _names(axes: Axes, coordinates: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbol]:
     """Maps axes with a coordinate of their own to its variable."""
     names: dict[sympy.Symbol, sympy.Symbol] = {}
     first = 0
-    for name, count in place.leading:
+    for name, count in coordinates.leading:
         if count == 1:
             names[axes.symbols[first]] = _variable(name)
         first += count
