@@ -237,8 +237,7 @@ def _renamed_bounds(bounds: Bounds, axes: Axes, coordinates: PairCoordinates) ->
 
 
 def _renamed_check(check: IndexCheck, axes: Axes, coordinates: PairCoordinates) -> IndexCheck:
-    bounds = tuple(_renamed_bounds(b, axes, coordinates) for b in check.conditions)
-    return IndexCheck(_renamed(check.call, axes, coordinates), bounds)
+    return IndexCheck(
         _renamed(check.call, axes, coordinates), tuple(_renamed_bounds(b, axes, coordinates) for b in check.conditions)
     )
 
