@@ -54,7 +54,6 @@ class NestView:
 
     @property
     def flat(self) -> bool:
-        """True if there is only one axis."""
         return not self.outer
 
 
@@ -82,12 +81,10 @@ class KernelNames:
 
     @property
     def declared(self) -> str:
-        """The parameters in a function's declaration."""
         return ", ".join(f"{p.type} {p.name}" for p in self.parameters)
 
     @property
     def passed(self) -> str:
-        """The parameters in a call."""
         return ", ".join(p.name for p in self.parameters)
 
 
@@ -95,7 +92,6 @@ class KernelNames:
 
 
 def names_of(kernel: LoweredKernel) -> KernelNames:
-    """Returns the names of a kernel's functions and parameters."""
     split = [text.rsplit(" ", 1) for text in kernel_parameters(kernel)]
     parameters = [DeclaredParameter(*pair) for pair in split]
     if kernel.checks:
@@ -118,12 +114,10 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
 
 
 def _uses(kernel: LoweredKernel) -> PrimitiveUses:
-    """Restricts primitives to the dtypes of elements in memory."""
     return replace(EVERYTHING, stored=frozenset(pointer.dtype for pointer in kernel.pointers))
 
 
 def math_text(functions: Sequence[MathFunction]) -> str:
-    """Prints math functions in C++."""
     return "\n".join(function_text(f, CPP, "FG_INLINE") for f in functions)
 
 

@@ -168,7 +168,6 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
 
 
 def math_text(functions: Sequence[MathFunction]) -> str:
-    """Prints math functions in CUDA."""
     return "\n".join(function_text(f, CUDA, _INLINE) for f in functions)
 
 
@@ -212,7 +211,6 @@ _ROUNDING_CALLS = {f"round_{dtype.short}(": dtype for dtype in DType if dtype.is
 
 
 def uses_of(launch: Launch, target: Target, math: str, pipeline: str) -> PrimitiveUses:
-    """Returns the primitives that the text of a launch's kernel uses."""
     math, pipeline = code_of(math), code_of(pipeline)
     moved = {_count(word, pipeline) for word in _MOVED.findall(pipeline)}
     stored = _stored(launch) | {dtype for call, dtype in _ROUNDING_CALLS.items() if call in math}
@@ -233,7 +231,6 @@ def _stored(launch: Launch) -> frozenset[DType]:
 
 
 def _count(word: str, pipeline: str) -> int:
-    """Returns a vector width given as a number or as a constant of the text."""
     if word.isdigit():
         return int(word)
     match = re.search(rf"constexpr i32 {word} = (\d+);", pipeline)
@@ -250,12 +247,7 @@ def _access(count: int) -> int:
 
 
 def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: Target) -> Source:
-    """Returns the source of a kernel of several parts.
-
-    Args:
-        parts: at least two, launched as one kernel.
-        sources: of the parts, each with a function instead of an entry.
-    """
+    """Returns the source of a kernel of at least two parts, from the source of each part."""
     whole = whole_launch(parts)
     large = [part for part in parts if not is_of_one_block(part)]  # registers must leave room for their blocks
     names = [f"part_{part.part}" for part in parts]

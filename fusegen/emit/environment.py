@@ -32,12 +32,10 @@ from fusegen.target import Target
 
 
 def c_text(index: Index) -> str:
-    """Prints an index in C."""
     return integer_text(index, "/")
 
 
 def condition_text(bounds: Bounds) -> str:
-    """Prints a condition in C."""
     comparisons = []
     if bounds.lower is not None and bounds.lower != 0:
         comparisons.append(f"{c_text(bounds.index)} >= {c_text(bounds.lower)}")
@@ -55,7 +53,6 @@ def code_of(text: str) -> str:
 
 
 def mentions(text: str, name: str) -> bool:
-    """True if a text contains a name."""
     return re.search(rf"\b{name}\b", text) is not None
 
 
@@ -88,11 +85,7 @@ def banner(launch: Launch, target: Target) -> str:
 
 
 def unit_text(sources: Sequence[Source]) -> str:
-    """Returns the text of a C++ unit that defines the entries of several kernels; for one kernel, its text unchanged.
-
-    Args:
-        sources: in C++, with distinct entries; at least one.
-    """
+    """Returns the text of a C++ unit that defines the distinct entries of several kernels; for one kernel, its text unchanged."""
     if len(sources) == 1:
         return sources[0].text
     own = [f"{s.banner}\nnamespace kernel_{number} {{\n{s.kernel_text}}}\n" for number, s in enumerate(sources)]
@@ -102,11 +95,7 @@ def unit_text(sources: Sequence[Source]) -> str:
 
 @lru_cache(maxsize=1)
 def templates() -> Path:
-    """Returns the folder of templates: inside the package in a wheel, next to ``pyproject.toml`` in a checkout.
-
-    Raises:
-        VerificationError: the installation lacks them.
-    """
+    """Returns the folder of templates: inside the package in a wheel, next to ``pyproject.toml`` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     shipped, checkout = package / "templates", package.parent / "templates"
     if shipped.is_dir():
@@ -161,9 +150,6 @@ class _Compiled(jinja2.BytecodeCache):
     """Caches compiled templates on disk: compiling those of a first kernel takes longer than everything else it needs.
 
     Jinja compares the template's text itself. An unreadable, unwritable or damaged file only costs time.
-
-    Args:
-        options: of the environment, which affect compilation.
     """
 
     def __init__(self, options: str) -> None:
@@ -188,7 +174,6 @@ def _path(bucket: Bucket) -> Path:
 
 
 def render(template: str, /, **context: object) -> str:
-    """Renders a template."""
     return environment().get_template(template).render(**context)
 
 
@@ -216,7 +201,6 @@ def closure(text: str, known: frozenset[str], body_of: Callable[[str], str]) -> 
 
 @lru_cache(maxsize=4)
 def names(folder: str) -> frozenset[str]:
-    """Returns the primitives of a language: the file names of its folder."""
     return frozenset(path.stem for path in (templates() / folder / "primitives").iterdir() if path.suffix in (".cuh", ".h"))
 
 
@@ -276,13 +260,11 @@ class PrimitiveUses:
     converts_float8: bool
 
     def __or__(self, other: PrimitiveUses) -> PrimitiveUses:
-        """Returns the union of both."""
         lists = (self.stored | other.stored, self.computed | other.computed, self.widths | other.widths)
         return PrimitiveUses(*lists, self.maps or other.maps, self.converts_float8 or other.converts_float8)
 
     @property
     def context(self) -> dict[str, object]:
-        """The variables of a primitive's template."""
         stored = [StoredType(d.spelling, d.itemsize) for d in DType if d in self.stored]
         return {
             "stored": stored,
@@ -300,7 +282,6 @@ EVERYTHING = PrimitiveUses(frozenset(DType), frozenset(DType), frozenset((1, 2, 
 
 @lru_cache(maxsize=1024)
 def body(folder: str, name: str, uses: PrimitiveUses = EVERYTHING) -> str:
-    """Returns the text of a primitive."""
     written = _written(folder, name)
     return _environment().get_template(_file(folder, name)).render(uses.context) if _is_template(written) else written
 

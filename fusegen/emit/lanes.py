@@ -37,7 +37,6 @@ class PairCoordinates:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The coordinates as parameters."""
         return tuple(f"{self.index} {name}" for name in (*(name for name, _ in self.leading), self.lane))
 
 
@@ -45,8 +44,7 @@ class PairCoordinates:
 class ReadView:
     """A read as the template sees it: a vector access, or one or two scalar ones.
 
-    Attributes:
-        indirect: whether its offset is read and checked, which must not happen unless its condition holds.
+    ``indirect`` reads have an offset that is read and checked itself, which must not happen unless the condition holds.
     """
 
     name: str
@@ -74,14 +72,7 @@ class WrapperResult:
 
 @dataclass(frozen=True)
 class WrapperView:
-    """A wrapper as the template sees it.
-
-    Attributes:
-        signature: the head of the definition.
-        decode: statements that compute the axes' indices.
-        checks: statements that check indices.
-        call: the math function.
-    """
+    """A wrapper as the template sees it. ``decode`` computes the axes' indices, ``checks`` checks indices that are read."""
 
     doc: str
     signature: str
@@ -96,13 +87,7 @@ class WrapperView:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A function that a pipeline calls for a pair of lanes.
-
-    Attributes:
-        inputs: declarations of arguments besides operands and coordinates.
-        coordinates: the coordinates.
-        outs: the arrays of results, with their element types.
-    """
+    """A function that a pipeline calls for a pair of lanes; ``inputs`` are arguments besides operands and coordinates."""
 
     name: str
     doc: str
@@ -131,7 +116,6 @@ def operand_parts(kernel: LoweredKernel, index: str) -> tuple[list[str], list[st
 
 
 def operands_text(fields: Sequence[str]) -> str:
-    """Prints the definition of Operands."""
     return _macro("operands")(fields) + "\n"
 
 
@@ -141,12 +125,8 @@ def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper
 
 
 def offset_text(name: str, doc: str, offset: Index, axes: Axes, coordinates: PairCoordinates, last: bool) -> str:
-    """Prints a function that returns the offset of a result's element.
-
-    Args:
-        offset: over the axes.
-        last: whether it takes the lane's coordinate, too.
-    """
+    """Prints a function that returns the offset of a result's element; ``last`` says whether it takes the lane's coordinate,
+    too."""
     parameters = ["const Operands& operands", *coordinates.parameters[: None if last else -1]]
     returned = f"return {c_text(_renamed(offset, axes, coordinates))};"
     lines = [*needed(_decode(axes, coordinates), returned), returned]
@@ -176,7 +156,6 @@ def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> Wr
 
 
 def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
-    """Prints a function's head on as many lines as it needs."""
     head = f"{_INLINE} {returned} {name}("
     lines = [head + parameters[0]]
     for parameter in parameters[1:]:
@@ -189,7 +168,6 @@ def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
 
 
 def _decode(axes: Axes, coordinates: PairCoordinates) -> list[str]:
-    """Returns statements that compute the axes' indices from linearized coordinates."""
     lines: list[str] = []
     first = 0
     for name, count in coordinates.leading:
@@ -251,7 +229,6 @@ def _renamed(index: Index, axes: Axes, coordinates: PairCoordinates) -> sympy.Ex
 
 
 def _names(axes: Axes, coordinates: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbol]:
-    """Maps axes with a coordinate of their own to its variable."""
     names: dict[sympy.Symbol, sympy.Symbol] = {}
     first = 0
     for name, count in coordinates.leading:

@@ -70,7 +70,6 @@ def _shortened(text: str) -> str:
 
 
 def _single(value: float) -> float:
-    """Rounds to float32."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
@@ -160,7 +159,6 @@ class _Writer:
         return self.texts[position]
 
     def _operand_dtype(self, term: Term) -> DType:
-        """Returns the dtype in which the operands are computed; for `where`, the dtype of the values."""
         return self.function.terms[term.args[-1]].dtype
 
     def _named(self, position: int, term: Term, written: Text) -> Text:
@@ -196,8 +194,6 @@ class Precedence(IntEnum):
 
 @dataclass(frozen=True)
 class Text:
-    """An expression as text."""
-
     text: str
     precedence: Precedence = Precedence.ATOM
 
@@ -220,18 +216,15 @@ class Spelling:
 
 
 def function(name: str, arity: int = 1) -> Spelling:
-    """Returns a call."""
     slots = ", ".join(f"{{{i}}}" for i in range(arity))
     return Spelling(f"{name}({slots})", Precedence.ATOM, (Precedence.CONDITIONAL,))
 
 
 def infix(sign: str, precedence: Precedence) -> Spelling:
-    """Returns a left-associative operator."""
     return Spelling(f"{{0}} {sign} {{1}}", precedence, (precedence, Precedence(precedence + 1)))
 
 
 def prefix(sign: str) -> Spelling:
-    """Returns a unary operator."""
     return Spelling(f"{sign}{{0}}", Precedence.UNARY, (Precedence.UNARY,))
 
 
@@ -296,12 +289,7 @@ class Language:
     power: str = ""
 
     def form(self, term: Term, operand: DType, fast: Fast) -> Spelling:
-        """Returns the spelling of an operation.
-
-        Args:
-            operand: the dtype in which the operands are computed.
-            fast: the approximate functions that may be used.
-        """
+        """Returns the spelling of an operation on operands of a computing dtype, with the permitted approximate functions."""
         if isinstance(term.op, FusedOp):
             return _FUSED[term.op]
         approximate = self.fast.get(fast, {}) if operand is DType.FLOAT32 else {}
@@ -313,7 +301,6 @@ class Language:
         return COMMON[term.op]  # type: ignore[index]
 
     def constant(self, text: str, dtype: DType) -> Text:
-        """Prints a literal of a dtype."""
         if dtype is DType.BOOL:
             return Text("true" if text == "True" else "false")
         if dtype in (DType.INT64, DType.INT32):

@@ -59,7 +59,6 @@ class FragmentView:
 
     @property
     def per_lane(self) -> int:
-        """Elements per lane."""
         return max(1, len(self.parts))
 
     @property
@@ -74,7 +73,6 @@ class FragmentView:
 
 
 def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -> FragmentView:
-    """Returns the view of an access whose lanes run along an axis."""
     pointer = offsets.pointers[access.buffer]
     shifted = {} if lane_axis is None else {lane_axis: lane_axis + LANE}
     return FragmentView(
@@ -96,7 +94,6 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
 
 
 def shift(bounds: Bounds, replacements: Mapping[sympy.Symbol, Index]) -> Bounds:
-    """Returns bounds with axes replaced."""
     return Bounds(sympy.sympify(bounds.index).subs(replacements), bounds.lower, bounds.upper)
 
 
@@ -109,11 +106,7 @@ class ChecksView:
 
 
 def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> ChecksView:
-    """Returns the view of index checks.
-
-    Args:
-        axes: the axes that lanes run along, the lanes' own last.
-    """
+    """Returns the view of index checks. ``axes`` are those that lanes run along, the lanes' own last."""
     shifted = {axes.symbols[-1]: axes.symbols[-1] + LANE}
     along = set(axes.symbols)
     varying = [c for c in checks if any(sympy.sympify(e).free_symbols & along for e in c.expressions())]
@@ -124,8 +117,7 @@ def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> C
 def decode(axes: Axes, linear: str, index_type: str, *, sized: bool = False) -> list[str]:
     """Returns statements that compute the axes' indices from a row-major position.
 
-    Args:
-        sized: whether sizes have the index's type already. Otherwise they are cast, since they have 64 bits.
+    Sizes are cast to the index type, since they have 64 bits, unless they are ``sized`` so already.
     """
     symbols, extents = axes.symbols, axes.extents
     if len(symbols) == 1:
@@ -153,7 +145,6 @@ class CallView:
 
     @property
     def single(self) -> bool:
-        """True if the function returns its only result."""
         return len(self.results) == 1
 
     def type_of(self, result: str) -> str:
@@ -161,7 +152,6 @@ class CallView:
 
 
 def call_view(call: MathCall, offsets: Offsets, lane_axis: sympy.Symbol | None) -> CallView:
-    """Returns the view of a call whose lanes run along an axis."""
     arguments = [argument_text(a, offsets, lane_axis) for a in call.arguments]
     results = tuple((r.name, r.dtype.spelling) for r in call.function.results)
     return CallView(call.function.name, ", ".join(arguments), results)
@@ -176,31 +166,24 @@ def argument_text(argument: CallArgument, offsets: Offsets, lane_axis: sympy.Sym
 
 
 def coordinate_text(value: Index | Bounds, offsets: Offsets, replacements: Mapping[sympy.Symbol, Index]) -> str:
-    """Prints a coordinate or a condition as an argument of the math."""
     if isinstance(value, Bounds):
         return condition_text(shift(value, replacements))
     return offsets.text(sympy.sympify(value).subs(replacements))
 
 
 def declared(pointer: Pointer) -> str:
-    """Prints the declaration of a buffer's address, or of the address of a random key."""
     if pointer.stream is not None:
         return f"const i64* {pointer.name}"
     return f"{'' if pointer.writable else 'const '}{pointer.dtype.spelling}* {pointer.name}"
 
 
 def elements(pointer: Pointer, prefix: str = "") -> str:
-    """Prints the expression that is indexed or loaded from.
-
-    Args:
-        prefix: of the pointer's name.
-    """
+    """Prints the expression that is indexed or loaded from."""
     name = f"{prefix}{pointer.name}"
     return name if pointer.stream is None else f"random_bits({name}, {pointer.stream})"
 
 
 def kernel_parameters(kernel: LoweredKernel) -> list[str]:
-    """Returns the declarations of a kernel's parameters: buffers, sizes, scalars."""
     pointers = list(map(declared, kernel.pointers))
     sizes = [f"i64 {name}" for name in kernel.sizes]
     return [*pointers, *sizes, *(f"{_scalar_type(d)} {name}" for name, d in kernel.scalars)]
@@ -211,7 +194,6 @@ def _scalar_type(dtype: DType) -> str:
 
 
 def entry(kernel: LoweredKernel) -> str:
-    """Returns the kernel's symbol."""
     return f"fg_{identifier(kernel.name)}"
 
 
@@ -244,7 +226,6 @@ class Offsets:
     lines: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, index: Index) -> str:
-        """Prints an offset, or any index."""
         if isinstance(index, int) or not index.has(*_CALLS):
             return c_text(index)
         return c_text(self._written(index.subs({call: _word(name) for call, name in self.named.items()})))
@@ -254,11 +235,7 @@ class Offsets:
         return " && ".join(condition_text(b) for b in bounds)
 
     def found_first(self, accesses: Iterable[Access], varying: Collection[sympy.Symbol]) -> Offsets:
-        """Hoists indices that do not vary along the given axes into statements.
-
-        Args:
-            varying: the axes along which accesses run.
-        """
+        """Hoists indices that do not vary along the given axes into statements."""
         named: dict[sympy.Expr, str] = {}
         invariant = _invariant(accesses, frozenset(varying))
         for call in invariant:
@@ -273,12 +250,10 @@ class Offsets:
         return f"const Index {name} = {f'!({condition}) ? 0 : ' if condition else ''}{self.text(call)};"
 
     def indices(self, accesses: Iterable[Access]) -> list[str]:
-        """Returns the statements that define the hoisted indices of some accesses."""
         needed = {name for a in accesses for call, name in self.named.items() if sympy.sympify(a.offset).has(call)}
         return [line for name, line in self.lines.items() if name in needed]
 
     def check(self, check: IndexCheck) -> str:
-        """Prints a statement that checks an index, hoisted or not."""
         condition = self.condition(check.conditions)
         return f"{f'if ({condition}) ' if condition else ''}{c_text(self._written(check.call))};"
 
@@ -303,13 +278,11 @@ class Offsets:
 
 
 def cuda_offsets(kernel: LoweredKernel, prefix: str = "") -> Offsets:
-    """Returns the printer of offsets in a CUDA kernel."""
     pointers = {p.buffer: p for p in kernel.pointers}
     return Offsets(kernel.name, pointers, "widen(load_once({}, {}))", '{}({}, {}, "{}")', prefix)
 
 
 def cpu_offsets(kernel: LoweredKernel) -> Offsets:
-    """Returns the printer of offsets in a CPU kernel."""
     pointers = {p.buffer: p for p in kernel.pointers}
     return Offsets(kernel.name, pointers, "widen({}[{}])", '{}({}, {}, "{}", failed)')
 
@@ -330,9 +303,7 @@ def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> 
         for call in sorted(outer, key=str):
             guards.setdefault(call, set()).add(conditions)
     always: set[tuple[Bounds, ...]] = {()}
-    return {
-        call: () if () in under else next(iter(under)) for call, under in guards.items() if len(under) == 1 or always & under
-    }
+    return {call: () if () in under else next(iter(under)) for call, under in guards.items() if len(under) == 1 or always & under}
 
 
 @dataclass(frozen=True)
@@ -358,7 +329,6 @@ class GatheredView:
     sums: tuple[str, ...]
 
     def of(self, pattern: str = "{}") -> list[str]:
-        """Applies a pattern to each sum's name."""
         return [pattern.format(name) for name in self.sums]
 
     def gather(self, element: str, pivot: str, sums: str) -> str:
@@ -405,7 +375,6 @@ class ReductionView:
 
     @property
     def bytes(self) -> str:
-        """Bytes of a state, as an expression."""
         return " + ".join(f"sizeof({type_})" for _, type_ in self.components)
 
     def of(self, pattern: str) -> list[str]:
@@ -425,7 +394,6 @@ class ReductionView:
 
 
 def view(reduction: Reduction) -> ReductionView:
-    """Returns the view of a reduction."""
     return _named(reduction, [c.name for c in reduction.components])
 
 
@@ -435,7 +403,6 @@ def kinds(reductions: Iterable[Reduction]) -> list[ReductionView]:
 
 
 def _named(reduction: Reduction, names: Sequence[str]) -> ReductionView:
-    """Returns a view with given variables."""
     kind, types = _stem(reduction), [c.dtype.spelling for c in reduction.components]
     rule, gathered = reduction.gathering, None
     if rule is not None:
@@ -451,7 +418,6 @@ def _variables(reduction: Reduction) -> list[str]:
 
 
 def reduction_functions(reductions: Iterable[Reduction]) -> list[MathFunction]:
-    """Returns the functions of each distinct kind of reduction."""
     distinct = {(_stem(r), r.gathering is None): r for r in reductions}
     return list(dict.fromkeys(function for (kind, _), r in distinct.items() for function in _functions(kind, r)))
 

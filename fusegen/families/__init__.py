@@ -31,7 +31,6 @@ FAMILIES: tuple[KernelFamily, ...] = (
 
 
 def family_of(kind: GroupKind) -> KernelFamily:
-    """Returns the family that builds groups of a kind."""
     return matcher_of(FAMILIES, kind)
 
 

@@ -22,30 +22,17 @@ MARGIN = 0.97  # of the first plan's time: a smaller gain is not worth another k
 
 
 class KernelFamily(Matcher):
-    """A family of kernels.
-
-    Attributes:
-        cuda, cpu: printers for GPUs and CPUs. A machine runs only the bodies that its table lists.
-    """
+    """A family of kernels, with its printers for GPUs and for CPUs. A machine runs only the bodies that its table lists."""
 
     cuda: ClassVar[Emitters] = {}
     cpu: ClassVar[Emitters] = {}
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """Returns the steps of a group.
-
-        Raises:
-            VerificationError: fusion must not build this group.
-        """
+        """Returns the steps of a group. Raises `VerificationError` for a group that fusion must not build."""
         raise NotImplementedError(type(self).__name__)
 
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
-        """Returns the estimated time of a launch with each candidate, in µs; empty without a cost model.
-
-        Args:
-            launch: planned with any of its candidates.
-            sizes: values of all sizes.
-        """
+        """Returns the estimated time of a launch with each candidate, in µs; empty without a cost model."""
         return {}
 
     def preferred(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:

@@ -54,14 +54,12 @@ class AccumulationFamily(KernelFamily):
     needs = (Family.CONTRACTION,)
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
-        """Claims the values of writes that add a matmul to their target."""
         for put in graph.puts:
             if (added := accumulation(graph, put)) is not None:
                 claims.ends.add(graph.nodes[put].args[1])
                 claims.inside.add(added)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """Returns the group of a claimed value."""
         return accumulation_group(graph, root) if root in decision.ends else None
 
 
@@ -72,19 +70,16 @@ class LibraryFamily(KernelFamily):
     needs = (Family.CONTRACTION, Family.LIBRARY)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """Returns the group of a matmul without a generated kernel, or of a library call."""
         if graph.nodes[root].family is Family.CONTRACTION:
             return library_group(graph, root, decision.refusals.get(root, ""))
         return call_group(graph, root) if graph.nodes[root].family is Family.LIBRARY else None
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """Returns the call of a group, and copies for results that are needed as other views."""
         lowered = {LIBRARY_PRODUCT: lower_library, LIBRARY_CALL: lower_call, LOOP: lower_blocks}
         return lowered[context.group.kind](context)
 
 
 def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
-    """Returns the group of a library matmul, whose operands are materialized."""
     inputs = tuple(sorted({operand_base(graph, a) for a in graph.nodes[matmul].args}))
     return Group(LIBRARY_PRODUCT, (matmul,), inputs, Domain(graph.nodes[matmul].shape), (matmul,), reason)
 
@@ -166,7 +161,6 @@ def _in_parts(context: Context, product: int, step: LibraryProduct) -> list[Libr
 
 
 def _aligned_and_rest(extent: int) -> tuple[tuple[int, int], ...]:
-    """Returns the start and length of both parts of a row."""
     even = extent // ROW_MULTIPLE * ROW_MULTIPLE
     return (0, even), (even, extent - even)
 
@@ -238,12 +232,10 @@ def lower_blocks(context: Context) -> Sequence[Step]:
 
 
 def _result_buffer(context: Context, placement: Placement | None, spec: InputSpec) -> int:
-    """Returns the buffer of a result; a new one if nothing reads it."""
     return placement.buffer if placement is not None else context.memory.add(spec.name, spec.dtype, formulas(spec.shape))
 
 
 def _placed(context: Context, output: int) -> Placement:
-    """Returns the placement of a result in fresh memory."""
     shape = context.graph.nodes[output].shape
     axes = identity_axes(shape)
     stores, row_major = context.stores(output, axes.symbols, axes), linearize(axes.symbols, shape)
@@ -262,7 +254,6 @@ def _operand(buffer: int, view: StridedView) -> StridedOperand:
 
 
 def _reason(context: Context, product: int) -> str:
-    """Returns the reason why the library computes a matmul."""
     if context.group.reason:
         return context.group.reason
     if is_left_to_library(context.graph, product):

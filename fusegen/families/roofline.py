@@ -34,12 +34,7 @@ class Limit(Enum):
 
 @dataclass(frozen=True)
 class Roofline:
-    """The work of a step against the peak rates of its GPU.
-
-    Attributes:
-        moved: least bytes that it reads and writes.
-        peaks: the GPU's peak rates, or None if unknown.
-    """
+    """The work of a step, with the least bytes that it moves, against the peak rates of its GPU (None if unknown)."""
 
     flops: Flops
     moved: int
@@ -70,7 +65,6 @@ class Roofline:
         return None if self.peaks is None else max(self._moving, self._computing, LAUNCH_SECONDS)
 
     def describe(self) -> str:
-        """Returns the figures in one line."""
         figures = f"{human_flops(self.flops.count)}, {_figure(self.intensity)} FLOP/byte"
         left_out = f" (not counted: {', '.join(self.flops.uncounted)})" if self.flops.uncounted else ""
         if self.peaks is None or self.ridge is None or self.bound is None:
@@ -98,7 +92,6 @@ class Roofline:
 
 
 def roofline(step: Step, graph: Graph, sizes: Mapping[str, int], target: Target) -> Roofline:
-    """Returns the roofline of a step at some sizes."""
     return Roofline(step_flops(step, graph, sizes), step.traffic.moved(sizes), PEAKS.get(target.name))
 
 
@@ -135,7 +128,6 @@ class Flops:
 
 
 def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
-    """Returns the floating-point operations of a step at some sizes."""
     if isinstance(step, Launch) and isinstance(step.kernel.body, ColumnBody):
         return _of_combination(step.kernel.body, sizes)
     if isinstance(step, LoopStep):
@@ -220,7 +212,6 @@ def _operand_elements(user: Node, needed: int, size: int, operand_size: int) -> 
 
 
 def _distinct(graph: Graph, positions: Iterable[int]) -> Iterable[int]:
-    """Returns one node of each reduction with several components."""
     return {(n.op, n.args, _without_part(n)): p for p in positions for n in (graph.nodes[p],)}.values()
 
 

@@ -69,7 +69,6 @@ class ScanPlan(Plan):
 
     @property
     def block(self) -> int:
-        """Threads per block."""
         return self.threads * self.rows
 
     @property
@@ -79,16 +78,14 @@ class ScanPlan(Plan):
 
 @dataclass(frozen=True)
 class ScanBody(Body):
-    """A kernel that scans rows.
+    """A kernel that scans rows along its one column axis.
 
     Attributes:
-        row_axes, column_axes: merged axes; there is one column axis.
         reads, writes: accesses along the column axis; a write is named after the result of ``finish``.
         checks: indices to check against their range that no access mentions.
         scans: the carried states; their components' variables are results of ``lift`` and arguments of ``finish``.
         lift: math on each element before the scan.
         finish: math on each element and the scans up to it.
-        shared: scratch of each component of each scan.
     """
 
     row_axes: Axes
@@ -138,7 +135,6 @@ def scan_group(graph: Graph, root: int, kept: Collection[int]) -> Group | None:
 
 
 def _last_scans(graph: Graph, root: int, kept: Collection[int]) -> frozenset[int]:
-    """Returns the scans that a value reaches through pointwise operations and views alone."""
     scans: set[int] = set()
     stack, seen = [root], set[int]()
     while stack:
@@ -204,7 +200,6 @@ def _evaluate(context: Context) -> _Math:
 
 
 def _element(evaluator: Evaluator, graph: Graph, node: int, axes: Axes) -> tuple[int, ...]:
-    """Returns the state of one element of a scan."""
     scan = graph.nodes[node]
     element = evaluator.terms.convert(evaluator.value(scan.args[0], axes.symbols), element_type(graph, scan))
     index = evaluator.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, axes.symbols[-1]))
@@ -231,7 +226,6 @@ class _ScanBuilder:
         self.writes = tuple(self._access(context.names.take("result"), s.buffer, s.offset) for s in math.stores)
 
     def launch(self) -> Launch:
-        """Returns the launch of the kernel."""
         math, context = self.math, self.context
         call = self.fragments.call
         scans = tuple(self.scans.values())
@@ -260,11 +254,9 @@ class _ScanBuilder:
         return Reduction(op, element, tuple(components))
 
     def _lifted(self) -> list[tuple[str, int]]:
-        """Returns the variables of elements' states, with their terms."""
         return [(c.name, t) for n, terms in self.math.scanned.items() for c, t in zip(self.scans[n].components, terms, strict=True)]
 
     def _scanned(self, term: int) -> str:
-        """Returns the variable of the scan up to an element."""
         node = cast(int, self.math.terms.items[term].payload)
         number = REDUCTIONS[self.scans[node].op].number(dict(self.context.graph.nodes[node].attrs).get("part"))
         return self.scans[node].components[number].name
@@ -285,13 +277,7 @@ _BLOCK = 256  # threads of a block with several short rows
 
 
 def scan_plan(columns: Dim, itemsizes: Sequence[int], target: Target, multiples: Multiples) -> ScanPlan:
-    """Returns the plan of a scan.
-
-    Args:
-        columns: the length of a row.
-        itemsizes: bytes per element of fragments read or written along the row.
-        multiples: known divisors of sizes.
-    """
+    """Returns the plan for rows of ``columns`` elements; ``itemsizes`` are those of fragments read or written along the row."""
     if not target.warp:
         return ScanPlan(threads=1, rows=1, lanes=CHUNK)
     lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
@@ -313,7 +299,6 @@ def _scratch(body: ScanBody) -> list[list[int]]:
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of a scan kernel."""
     body = kernel.body
     assert isinstance(body, ScanBody)
     offsets = cuda_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
@@ -346,7 +331,6 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of a scan kernel."""
     body = kernel.body
     assert isinstance(body, ScanBody)
     offsets = cpu_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
@@ -380,9 +364,7 @@ class ScanFamily(KernelFamily):
     cpu: ClassVar[Emitters] = {ScanBody: emit_cpp}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """Returns the group of a value with the last scans that it is computed from."""
         return scan_group(graph, root, decision.kept)
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """Returns the launch of a group."""
         return [_ScanBuilder(context, _evaluate(context)).launch()]

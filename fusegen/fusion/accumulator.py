@@ -35,13 +35,7 @@ def is_of_heads(graph: Graph, position: int) -> bool:
 
 
 def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], extents: Shape) -> bool:
-    """True if a row of a matmul is the row that an epilogue computes, even if its dims are arranged differently.
-
-    Args:
-        shape: the dims that number the matmul's rows.
-        at: the row, as an index into `shape`.
-        symbols, extents: the axes of the epilogue's rows.
-    """
+    """True if a row of a matmul, as an index into the shape of its rows, is the row of an epilogue's axes, possibly reshaped."""
     single = {s: 0 for s, e in zip(symbols, extents, strict=True) if same(e, 1)}
     rows = [sympy.sympify(row).subs(single) for row in (linearize(at, shape), linearize(symbols, extents))]
     return same(product(shape), product(extents)) and same(*rows)

@@ -22,12 +22,7 @@ def decide(
 ) -> Decision:
     """Decides which values are materialized besides the results and the operands of matmuls.
 
-    Args:
-        graph: in primitives, after the passes.
-        target: limits the available kernels.
-        families: in the order in which they are asked.
-        apart: writes that need a kernel of their own.
-        once: values that one kernel computes for all readers.
+    ``apart`` are writes that need a kernel of their own, ``once`` values that one kernel computes for all readers.
     """
     own = held(graph, apart)
     products = products_of(graph)
@@ -67,7 +62,6 @@ def _partials(graph: Graph, ends: Collection[int]) -> Materialized:
 
 
 def _is_combined(graph: Graph, statistic: int) -> bool:
-    """True if a reduction reads a statistic, or equally many elements computed from it."""
     stack, seen = [statistic], set[int]()
     while stack:
         for user in graph.users[stack.pop()]:
@@ -86,7 +80,6 @@ def is_near(graph: Graph, position: int) -> bool:
 
 
 def _stored(graph: Graph, products: Sequence[int], calls: Sequence[int], claims: Claims) -> frozenset[int]:
-    """Returns the computed values that are materialized in any case."""
     required = [*graph.outputs, *graph.puts, *claims.ends, *(p for p in products if p not in claims.inside), *calls]
     for step in (*products, *calls):
         required += claims.operands.get(step) or [operand_base(graph, a) for a in graph.nodes[step].args]
@@ -154,12 +147,8 @@ def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int],
 
 
 class _Readers:
-    """Estimates the kernels that will read each value, and the bytes that they move.
-
-    Attributes:
-        stored: materialized values; grows.
-        alone: those of them whose kernel computes nothing else.
-    """
+    """Estimates the kernels that will read each value, and the bytes that they move. ``stored`` grows; ``alone`` are those of its
+    values whose kernel computes nothing else."""
 
     def __init__(self, graph: Graph, stored: set[int], alone: frozenset[int], streamed: frozenset[int]) -> None:
         self.graph, self.stored, self.alone, self._streamed = graph, stored, alone, streamed
@@ -241,7 +230,6 @@ class _Readers:
 
     @cached_property
     def _sizes(self) -> list[int]:
-        """The bytes of each value; 0 for random bits."""
         nodes = self.graph.nodes
         return [0 if n.op is Op.RANDOM else nominal(product(n.shape)) * n.dtype.itemsize for n in nodes]
 

@@ -22,12 +22,7 @@ from fusegen.target import Target
 
 
 def fuse(graph: Graph, target: Target, families: Sequence[Matcher]) -> tuple[Group, ...]:
-    """Returns the groups of a graph in execution order.
-
-    Args:
-        graph: in primitives, after the passes.
-        target: limits the available kernels.
-        families: in the order in which they are asked.
+    """Returns the groups of a graph in primitives in execution order. Families are asked in their order.
 
     Raises:
         UnsupportedError: a value is computed at too many indices or again in too many kernels, or writes form a cycle.
@@ -61,12 +56,7 @@ def _depends_on_order(node: Node) -> bool:
 
 
 def _unordered(graph: Graph, target: Target, families: Sequence[Matcher], apart: Materialized, once: Materialized) -> list[Group]:
-    """Returns the groups in no particular order.
-
-    Args:
-        apart: writes that need a kernel of their own.
-        once: values that one kernel computes for all readers.
-    """
+    """Returns the groups in no particular order. For the arguments, see `decide`."""
     groups: list[Group] = []
     count = 0
     decision, times = decide(graph, target, families, apart, once), WriteTimes.of(graph)

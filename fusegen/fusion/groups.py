@@ -134,7 +134,6 @@ class Group:
 
 
 def limited(group: Group, outputs: tuple[int, ...]) -> Group:
-    """Returns the group with only the given outputs."""
     parts = []
     for part in group.parts:
         remaining = [(o, order) for o, order in zip(part.outputs, part.orders, strict=True) if o in outputs]
@@ -200,7 +199,6 @@ def _sliced(graph: Graph, inside: Collection[int], position: int) -> Dim | None:
 
 
 def _gathered(graph: Graph, group: Group) -> dict[int, Dim]:
-    """Maps each input that is only gathered to the number of elements read."""
     counts: dict[int, Dim] = {}
     everywhere = _inputs_below(graph, group, group.outputs)
     for position in sorted(computed(graph, group)):
@@ -245,7 +243,6 @@ def products_below(graph: Graph, root: int, kept: Collection[int] = ()) -> list[
 
 
 def products_of(graph: Graph) -> tuple[int, ...]:
-    """Returns all matmuls of a graph."""
     return tuple(position for position, node in graph if node.op is Op.MATMUL)
 
 

@@ -15,7 +15,6 @@ from fusegen.target import Target
 
 
 def grow(graph: Graph, root: int, target: Target, families: Sequence[Matcher], decision: Decision) -> Group:
-    """Returns the group that ends in a value, from the first family that offers one."""
     groups = (family.group(graph, root, target, decision) for family in families)
     return next(group for group in groups if group is not None)
 
@@ -39,12 +38,7 @@ def absorb(
     times: WriteTimes,
     groups: Sequence[Group],
 ) -> Group:
-    """Returns the group extended by each candidate value that it can write as well without reading more.
-
-    Args:
-        others: candidate values, the latest first.
-        groups: built before.
-    """
+    """Returns the group extended by each candidate value that it can write as well without reading more, the latest first."""
     candidates = list(others)
     while True:
         for other in candidates:
@@ -80,9 +74,7 @@ def alongside(
 def _nearest(graph: Graph, groups: Sequence[Group], alone: Materialized, apart: Set[tuple[Group, Group]]) -> tuple[int, int] | None:
     """Returns the two groups over one iteration space with most common reads; None if there are none.
 
-    Args:
-        alone: values whose kernels compute nothing else.
-        apart: pairs that one kernel cannot compute.
+    ``alone`` are values whose kernels compute nothing else, ``apart`` pairs that one kernel cannot compute.
     """
     numbers = [n for n, group in enumerate(groups) if group.kind.merges and alone.isdisjoint(group.outputs)]
     pairs = [(n, m) for n, m in combinations(numbers, 2) if _are_alike(groups[n].domain.shape, groups[m].domain.shape)]
@@ -95,7 +87,6 @@ def _nearest(graph: Graph, groups: Sequence[Group], alone: Materialized, apart: 
 
 
 def _readers(graph: Graph, groups: Sequence[Group], number: int) -> frozenset[int]:
-    """Returns the groups that read the outputs of a group."""
     outputs = set(groups[number].outputs)
     return frozenset(n for n, group in enumerate(groups) if not outputs.isdisjoint(_read(graph, group)))
 
@@ -123,7 +114,6 @@ def _joined(
 def _with(
     graph: Graph, group: Group, other: int, families: Sequence[Matcher], kept: Materialized, times: WriteTimes
 ) -> Group | None:
-    """Returns the group with another output; None if one kernel cannot compute it."""
     merged = matcher_of(families, group.kind).merged(graph, group, other, kept)
     merged = None if merged is None else addressed(graph, merged)
     if merged is None or _reads_itself(graph, merged) or is_torn(merged, times):
@@ -132,7 +122,6 @@ def _with(
 
 
 def _read(graph: Graph, group: Group) -> set[int]:
-    """Returns the values that a group reads, below views."""
     return {strip_views(graph, p) for p in group.inputs}
 
 
@@ -151,11 +140,7 @@ def _counts(graph: Graph, group: Group, position: int) -> bool:
 
 
 def _needed(graph: Graph, positions: Iterable[int], groups: Sequence[Group]) -> set[int]:
-    """Returns everything that values depend on, including all inputs of the groups that compute them.
-
-    Args:
-        groups: those built so far.
-    """
+    """Returns everything that values depend on, including all inputs of the groups that compute them."""
     writers = {output: group for group in groups for output in group.outputs}
     needed, pending, seen = set[int](), list(positions), set[int]()
     while pending:

@@ -55,12 +55,8 @@ class Decision:
 
 
 class Matcher:
-    """Matches values of a graph for one family. Fusion asks the families in order; the defaults match nothing.
-
-    Attributes:
-        kinds: the kinds of groups that it builds.
-        needs: the family is asked only if the graph has an operation of one of these; empty means always.
-    """
+    """Matches values of a graph for one family, which builds groups of certain kinds. Fusion asks the families in order, but only
+    those that need no operations or one that the graph has; the defaults match nothing."""
 
     kinds: tuple[GroupKind, ...] = ()
     needs: tuple[Family, ...] = ()
@@ -69,11 +65,7 @@ class Matcher:
         """Adds the values that the family takes regardless of other decisions."""
 
     def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
-        """Maps materialized values that kernels of claimed values write as well to those claimed values.
-
-        Args:
-            stored: the materialized computed values.
-        """
+        """Maps materialized values that kernels of claimed values write as well to those claimed values."""
         return {}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
@@ -93,11 +85,9 @@ M = TypeVar("M", bound=Matcher)
 
 
 def asked(families: Sequence[Matcher], graph: Graph) -> tuple[Matcher, ...]:
-    """Returns the families that may match part of a graph."""
     present = {op.family for op in graph.operations}
     return tuple(family for family in families if not family.needs or not present.isdisjoint(family.needs))
 
 
 def matcher_of(families: Sequence[M], kind: GroupKind) -> M:
-    """Returns the family that builds groups of a kind."""
     return next(family for family in families if kind in family.kinds)

@@ -66,13 +66,7 @@ def _computed_inputs(graph: Graph, group: Group) -> list[int]:
 
 @dataclass(frozen=True)
 class _Partial:
-    """The beginning of an order, and its memory use.
-
-    Attributes:
-        peak, live: the most bytes at once, and those after the last group.
-        order: numbers of the groups.
-        done: the same groups as a bit set.
-    """
+    """The beginning of an order, as a list and as a bit set, with its peak bytes and the bytes live after its last group."""
 
     peak: int
     live: int
@@ -81,7 +75,6 @@ class _Partial:
 
     @property
     def rank(self) -> tuple[int, int, tuple[int, ...]]:
-        """The sort key; lower is better."""
         return self.peak, self.live, self.order
 
 
@@ -103,14 +96,8 @@ def _min_peak(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 class _Memory:
-    """Tracks the bytes of computed values until their last reader, of results for good, and of inputs that may be freed.
-
-    Args:
-        groups: in dependency order.
-
-    Attributes:
-        first: bytes before the first group.
-    """
+    """Tracks the bytes of computed values until their last reader, of results for good, and of inputs that may be freed. Groups are
+    numbered in dependency order; ``first`` are the bytes before the first one."""
 
     def __init__(self, graph: Graph, groups: Sequence[Group]) -> None:
         results = {strip_views(graph, p) for p in graph.outputs}
@@ -126,11 +113,9 @@ class _Memory:
         self.first = sum(self._sizes[p] for p in donated)
 
     def ready(self, done: int) -> list[int]:
-        """Returns the groups that can run next."""
         return [n for n, needs in enumerate(self._needs) if not done >> n & 1 and needs & ~done == 0]
 
     def followed(self, partial: _Partial, number: int) -> _Partial:
-        """Returns the order with one more group."""
         done, held = partial.done | 1 << number, partial.live + self._written[number]
         freed = sum(size for readers, size in self._read[number] if readers & ~done == 0)
         return _Partial(max(partial.peak, held), held - freed, (*partial.order, number), done)
@@ -150,15 +135,13 @@ def _bits(numbers: Iterable[int]) -> int:
 
 
 def written_by(graph: Graph, group: Group) -> tuple[int, ...]:
-    """Returns the writes that a group makes."""
     return tuple(put for put in graph.puts if strip_views(graph, put) in group.outputs)
 
 
 def held(graph: Graph, apart: Collection[int]) -> frozenset[int]:
     """Returns the copies before and around writes, each with a kernel of its own, and the values that these copy.
 
-    Args:
-        apart: writes that need a kernel of their own.
+    ``apart`` are writes that need a kernel of their own.
     """
     if not graph.writes:
         return frozenset()
@@ -198,7 +181,6 @@ def is_torn(group: Group, times: WriteTimes) -> bool:
 
 
 def hindered(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
-    """Returns the writes that their groups cannot make."""
     return frozenset(put for group in groups for put in written_by(graph, group) if _is_hindered(graph, group, put))
 
 
@@ -240,17 +222,12 @@ def _is_same(first: Position, second: Position) -> bool:
 
 
 def is_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
-    """True if a group would overwrite memory that waiting groups must read or write first.
-
-    Args:
-        waiting: groups that have not run, including the group itself.
-    """
+    """True if a group would overwrite memory that waiting groups, of which it is one, must read or write first."""
     changed = {base(graph, put) for put in written_by(graph, group)}
     others = [other for other in waiting if other is not group]
     return any(not changed.isdisjoint((*other.inputs, *written_by(graph, other))) for other in others)
 
 
 def first_of(graph: Graph, groups: Sequence[Group], apart: Collection[int]) -> frozenset[int]:
-    """Returns the first write of some groups that is not in `apart`."""
     puts = [put for group in groups for put in written_by(graph, group) if put not in apart]
     return frozenset(sorted(puts)[:1])

@@ -31,14 +31,8 @@ _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 @dataclass
 class Producers:
-    """The result of a walk.
-
-    Attributes:
-        inputs: values read from memory, including indices.
-        conditions: conditions on the index that select between operands of concatenations.
-        anchors: reductions, scans and matmuls computed inside.
-        visited: number of elements visited.
-    """
+    """The result of a walk: values read from memory, including indices; the elements read; conditions that select between operands
+    of concatenations; reductions, scans and matmuls computed inside (anchors); the number of visited elements."""
 
     inputs: dict[int, None] = field(default_factory=dict)
     elements: dict[tuple[int, Position], None] = field(default_factory=dict)
@@ -47,7 +41,6 @@ class Producers:
     visited: int = 0
 
     def read(self, position: int, at: Position) -> None:
-        """Records an element that is read."""
         self.inputs[position] = None
         self.elements[position, at] = None
 
@@ -220,7 +213,6 @@ def is_segment_aligned(graph: Graph, reduction: int, at: Position, domain: Domai
 
 
 def is_column_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
-    """True if a reduction is over the domain's rows and read at the column that is being computed."""
     return _aligned(graph, reduction, at, domain, axes, domain.rows)
 
 
@@ -237,5 +229,4 @@ def _axis(axes: Axes, dim: int) -> object:
 
 
 def domain_axes(domain: Domain) -> Axes:
-    """Returns the axes of a domain, one per dim."""
     return identity_axes(domain.shape)

@@ -27,11 +27,7 @@ _FEW = 4  # a thread computes all elements of an axis this short
 
 @dataclass(frozen=True)
 class Space:
-    """An iteration space in which one index stands for several elements of a group's domain.
-
-    Attributes:
-        points: indices into the domain, in terms of the axes.
-    """
+    """An iteration space in which one index stands for several elements of a group's domain, at ``points`` in terms of the axes."""
 
     axes: Axes
     points: tuple[Position, ...]
@@ -63,11 +59,7 @@ def _goes_along_rows(graph: Graph, group: Group) -> bool:
 
 
 def producers_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Producers:
-    """Returns the producers of a group's outputs at an index of its domain.
-
-    Args:
-        axes: the axes that `point` is expressed in.
-    """
+    """Returns the producers of a group's outputs at an index of its domain, in terms of some axes."""
     producers = Producers()
     for root in group.outputs:
         index = broadcast_index(graph.nodes[root].shape, point)
@@ -99,20 +91,13 @@ def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
 
 @dataclass(frozen=True)
 class _Split:
-    """An axis of which a thread computes several elements.
-
-    Attributes:
-        count: elements per thread.
-        rest: the remaining extent of the axis.
-        step: their distance: 1 or `rest`.
-    """
+    """An axis of which a thread computes ``count`` elements, ``step`` apart (1 or ``rest``); ``rest`` is its remaining extent."""
 
     count: int
     rest: int
     step: int
 
     def of(self, space: Space, number: int) -> Space:
-        """Returns the space with one axis split."""
         axis = space.axes.symbols[number]
         start = 0 if self.rest == 1 else axis * (self.count if self.step == 1 else 1)
         elements = [(axis, start + self.step * m) for m in range(self.count)]
@@ -170,12 +155,8 @@ def _substituted(index: Index, axis: sympy.Symbol, by: Index) -> Index:
 
 
 def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tuple[Position, ...]:
-    """Returns the indices of a value's elements that a kernel writes at a row: one along the columns or segments, a single
-    element, or a few. Empty if the value does not fit the domain.
-
-    Args:
-        axes: of the domain.
-    """
+    """Returns the indices of a value's elements that a kernel writes at a row of a domain's axes: one along the columns or
+    segments, a single element, or a few. Empty if the value does not fit the domain."""
     shape = graph.nodes[position].shape
     if len(shape) != len(domain.shape):
         return ()
@@ -192,11 +173,7 @@ def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tu
 
 
 def is_per_segment(domain: Domain, index: Position, axes: Axes) -> bool:
-    """True if an index, from `places_of_row`, is one per segment of a row.
-
-    Args:
-        axes: of the domain.
-    """
+    """True if an index, from `places_of_row`, is one per segment of a row."""
     *groups, last = (index[d] == axes.symbols[d] for d in domain.columns) if domain.segment else (False, False)
     return any(groups) and not last
 

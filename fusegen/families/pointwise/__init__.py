@@ -38,7 +38,6 @@ class PointwiseFamily(KernelFamily):
     cpu: ClassVar[Emitters] = {PointwiseBody: emit_cpp}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """Returns the group of a value and all its unmaterialized producers. Any value has one."""
         return pointwise_group(graph, root, decision.kept)
 
     def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
@@ -55,7 +54,6 @@ class PointwiseFamily(KernelFamily):
         return replace(group, outputs=outputs, inputs=union(*(member.inputs for member in groups)))
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """Returns the launch of a group."""
         return [lower_pointwise(context)]
 
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
@@ -81,7 +79,6 @@ class PointwiseFamily(KernelFamily):
         return super().preferred(launch, sizes, target)
 
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
-        """See the base class."""
         plan = launch.plan
         if not isinstance(plan, PointwisePlan) or plan.threads == threads:
             return None
@@ -91,7 +88,6 @@ class PointwiseFamily(KernelFamily):
 
 
 def pointwise_group(graph: Graph, root: int, kept: Materialized) -> Group:
-    """Returns the pointwise group that ends in a value."""
     domain = Domain(graph.nodes[root].shape)
     producers = Producers()
     axes = domain_axes(domain)
@@ -100,8 +96,7 @@ def pointwise_group(graph: Graph, root: int, kept: Materialized) -> Group:
 
 
 def _tiled(body: TileBody, candidates: Sequence[Plan], sizes: Mapping[str, int], processors: int) -> Plan:
-    """Returns the first plan whose tiles keep all SMs busy, else the one with most tiles. If an axis is too short, returns a plan
-    without tiles."""
+    """Returns the first plan whose tiles keep all SMs busy, else the one with most tiles. Short axes get a plan without tiles."""
     extents = {axis: formula(extent)(sizes) for axis, extent in zip(body.axes.symbols, body.axes.extents, strict=True)}
     rows, columns = extents[body.row_axis], extents[body.column_axis]
     if min(rows, columns) < FEWEST:
@@ -127,7 +122,6 @@ def _is_short(body: PointwiseBody) -> bool:
 
 
 def _work(launch: Launch, body: PointwiseBody, sizes: Mapping[str, int]) -> PointWork:
-    """Returns the work of a launch. Random bits are not counted as reads."""
     rows, columns = extents(launch, sizes)
     in_memory = {pointer.buffer for pointer in launch.kernel.pointers if pointer.stream is None}
     reads = [access for access in body.reads if access.buffer in in_memory]

@@ -29,12 +29,7 @@ _ROWS = 128  # rows per task with transposed operands, chunk by chunk, so that t
 
 
 def cpu_plans(axes: Axes, offsets: Iterable[Index]) -> tuple[PointwisePlan, ...]:
-    """Returns the candidates of a pointwise kernel, the fastest expected first.
-
-    Args:
-        axes: merged; chunks run along the last one.
-        offsets: of all reads and writes.
-    """
+    """Returns the candidates of a pointwise kernel, the fastest expected first. ``offsets`` are those of all reads and writes."""
     if any(_is_transposed(offset, axes) for offset in offsets):
         return tuple(PointwisePlan(threads=1, lanes=lanes, unroll=1, tail=True, rows=_ROWS) for lanes in _LANES_ACROSS)
     return tuple(PointwisePlan(threads=1, lanes=lanes, unroll=_SPAN * CHUNK // lanes, tail=True) for lanes in chunk_lanes(axes))
@@ -59,7 +54,6 @@ def chunk_lanes(axes: Axes) -> tuple[int, ...]:
 
 
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)
     lane_axis = body.axes.symbols[-1]

@@ -17,7 +17,6 @@ from fusegen.target import Target
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)
     pipeline = _straight(kernel, body, launch) if body.hoisted is None else _repeated(kernel, body, body.hoisted, launch)
@@ -26,7 +25,6 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 def _straight(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
-    """Renders the pipeline in which the vectors of a thread are far apart."""
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel).found_first((*body.reads, *body.writes), [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
@@ -50,7 +48,6 @@ def _straight(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str
 
 
 def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: Hoisted, launch: Launch) -> str:
-    """Renders the pipeline in which a thread loops along an axis."""
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel)
     threads = body.threads
@@ -95,7 +92,6 @@ class TileView:
 
 
 def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of a pointwise kernel that works by tiles."""
     body = kernel.body
     assert isinstance(body, TileBody)
     offsets = cuda_offsets(kernel)

@@ -55,11 +55,7 @@ class PointFeatures:
 
 
 def pointwise_plans(features: PointFeatures, target: Target, multiples: Multiples) -> tuple[PointwisePlan, ...]:
-    """Returns the candidates for an iteration space, the fastest expected first.
-
-    Args:
-        multiples: known divisors of sizes.
-    """
+    """Returns the candidates for an iteration space, the fastest expected first."""
     if not target.warp:
         return cpu_plans(features.axes, features.offsets)
     plans = (*_repeated(features, multiples), *_straight(features, multiples))
@@ -67,7 +63,6 @@ def pointwise_plans(features: PointFeatures, target: Target, multiples: Multiple
 
 
 def _straight(features: PointFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
-    """Returns plans in which the vectors of a thread are far apart."""
     axes, itemsizes = features.axes, features.itemsizes
     inner, lanes = axes.extents[-1], _lanes(features)
     least = min(itemsizes, default=4) * lanes
@@ -86,7 +81,6 @@ def _straight(features: PointFeatures, multiples: Multiples) -> tuple[PointwiseP
 
 
 def _lanes(features: PointFeatures) -> int:
-    """Returns the vector width."""
     lanes = widest(features.itemsizes)
     return min(lanes, max(1, _VECTOR_BYTES // features.in_turn)) if features.in_turn else lanes
 
@@ -144,8 +138,7 @@ def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], ta
     """Returns the candidates for an iteration space, the fastest expected first.
 
     Args:
-        rows: elements along the axis in which transposed operands are contiguous.
-        columns: elements along the axis in which results are contiguous.
+        rows, columns: elements along the axes in which transposed operands and results are contiguous.
         lanes: vector width of results.
         itemsizes: bytes per element of the transposed operands.
     """
@@ -157,13 +150,11 @@ def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], ta
 
 
 def is_long(extent: Dim) -> bool:
-    """True if an axis may be long enough for tiles."""
     known = literal(extent)
     return known is None or known >= FEWEST
 
 
 def _fits(sides: Sequence[int], rows: Dim, columns: Dim) -> bool:
-    """True if each axis fills more than half a tile, as far as its extent is known."""
     return all(known is None or known > side // 2 for side, known in zip(sides, (literal(rows), literal(columns)), strict=True))
 
 

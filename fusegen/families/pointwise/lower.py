@@ -34,7 +34,6 @@ POINTWISE = GroupKind("pointwise", merges=True, writes_in_place=True, is_strided
 
 
 def lower_pointwise(context: Context) -> Launch:
-    """Returns the launch of a pointwise group."""
     points = _points(context)
     crossing = crossing_of(points) if points.together == 1 else None
     tiled = () if crossing is None else plans_of(context, points, crossing)
@@ -76,7 +75,6 @@ def _ordered(context: Context, axes: Axes, points: Points) -> Axes:
 
 
 def _points_over(context: Context, space: Space) -> Points:
-    """Evaluates a group over a space in which a thread computes several elements together."""
     axes = space.axes
     evaluator = Evaluator(
         context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted, context.inverted
@@ -166,20 +164,13 @@ _LEAST = 4
 
 @dataclass(frozen=True)
 class Hoisting:
-    """The math that does not depend on an axis.
-
-    Attributes:
-        axis: the axis that a thread loops along.
-        terms: terms computed before the loop.
-        reads: terms read before the loop.
-    """
+    """Terms and reads that do not depend on an axis, and are computed before a thread's loop along it."""
 
     axis: sympy.Symbol
     terms: tuple[int, ...]
     reads: frozenset[int]
 
     def ordered(self, axes: Axes) -> Axes:
-        """Returns the axes with the loop's axis first."""
         symbols = sorted(axes.symbols, key=lambda axis: axis != self.axis)
         extents = dict(zip(axes.symbols, axes.extents, strict=True))
         return Axes(tuple(symbols), tuple(extents[axis] for axis in symbols))
@@ -204,13 +195,11 @@ class _Invariance:
 
     @property
     def saved(self) -> int:
-        """The price of the invariant math."""
         ops = [self.points.terms.items[t].op for t in self.points.terms.below(self.terms)]
         return sum(_COSTS.get(op, 1) for op in ops if isinstance(op, Op) and op not in _CHEAP)
 
     @property
     def reads(self) -> frozenset[int]:
-        """The invariant reads."""
         return frozenset(t for t in self.points.leaves.reads if t not in self._varying)
 
     @cached_property
@@ -222,7 +211,6 @@ class _Invariance:
 
     @cached_property
     def _varying(self) -> frozenset[int]:
-        """The terms that depend on the axis."""
         varying: set[int] = set()
         for position in self.points.terms.below(self.points.roots):
             if self._is_leaf_along(position) or not varying.isdisjoint(self.points.terms.items[position].args):
@@ -248,12 +236,7 @@ class _Invariance:
 
 def in_parts_of(axes: Axes, offsets: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
     """Splits each axis that offsets divide by one number into two; returns the new axes and the old ones in terms of them. None if
-    no axis is split.
-
-    Args:
-        axes: of an iteration space.
-        places: offsets in tensors.
-    """
+    no axis is split."""
     splits = [_part(axis, extent, offsets) for axis, extent in zip(axes.symbols, axes.extents, strict=True)]
     if not any(splits):
         return None
@@ -303,13 +286,10 @@ def plans_of(context: Context, points: Points, crossing: Crossing) -> tuple[Tile
 
 
 def lower_tiles(context: Context, points: Points, crossing: Crossing, plan: TilePlan) -> Launch:
-    """Returns the launch of a pointwise group with a tile plan."""
     return _TileBuilder(context, points, crossing, plan).launch()
 
 
 class _TileBuilder:
-    """Builds the kernel of a pointwise group that works by tiles."""
-
     def __init__(self, context: Context, points: Points, crossing: Crossing, plan: TilePlan) -> None:
         self.context, self.points, self.crossing, self.plan = context, points, crossing, plan
         self.extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
@@ -317,7 +297,6 @@ class _TileBuilder:
         self.writes = tuple(self._access(context.names.take("result"), BufferRead(b, o)) for b, o in points.stores)
 
     def launch(self) -> Launch:
-        """Returns the launch of the kernel."""
         context, points, plan = self.context, self.points, self.plan
         accesses = {read: self.fragments.reads[t] for t, read in points.leaves.reads.items()}
         across = tuple(access for read, access in accesses.items() if read in self.crossing.reads)
@@ -399,13 +378,7 @@ def _parts(extent: Index, side: int) -> Index:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Two axes along which different tensors of a kernel are contiguous.
-
-    Attributes:
-        row_axis: the axis in which transposed operands are contiguous.
-        column_axis: the axis in which all results are contiguous.
-        reads: the transposed operands.
-    """
+    """The axis in which transposed operands are contiguous (rows), the one in which results are (columns), and these operands."""
 
     row_axis: sympy.Symbol
     column_axis: sympy.Symbol
@@ -413,12 +386,8 @@ class Crossing:
 
 
 def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index]) -> Axes:
-    """Moves the axis in which all results are contiguous to the end, if nothing is contiguous in the last one, e.g. if a transposed
-    tensor is changed in place.
-
-    Args:
-        reads, stores: offsets.
-    """
+    """Moves the axis in which all results are contiguous to the end if no tensor is contiguous in the last one, e.g. if a
+    transposed tensor is changed in place. ``reads`` and ``stores`` are offsets."""
     if any(pattern_of(offset, axis) is AccessPattern.VECTOR for axis in axes.symbols[-1:] for offset in (*reads, *stores)):
         return axes
     inner = next((axis for axis in axes.symbols if _are_contiguous(stores, axis)), None)
@@ -440,7 +409,6 @@ def crossing_of(points: Points) -> Crossing | None:
 
 
 def _across(points: Points, row: sympy.Symbol, column: sympy.Symbol) -> frozenset[BufferRead]:
-    """Returns the transposed reads."""
     written = {buffer for buffer, _ in points.stores}
     reads = (r for r in points.leaves.reads.values() if r.buffer not in written and not r.drawn)
     return frozenset(r for r in reads if _is_transposed(r, row, column))
@@ -462,14 +430,13 @@ def _is_transposed(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) ->
 
 @dataclass(frozen=True)
 class Points:
-    """The math of a pointwise group over an iteration space.
+    """The math of a pointwise group over an iteration space, each of whose indices stands for ``together`` elements.
 
     Attributes:
         roots: the term of each store.
         leaves: leaves of the terms, over the axes.
         stores: written buffers and offsets.
         axes: merged.
-        together: elements of the group's domain per index of the space.
     """
 
     terms: Terms
@@ -481,6 +448,5 @@ class Points:
 
     @property
     def touched(self) -> Iterator[tuple[int, Index]]:
-        """Buffers and offsets of all reads and writes."""
         yield from ((read.buffer, read.offset) for read in self.leaves.reads.values())
         yield from self.stores

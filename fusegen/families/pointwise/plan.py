@@ -80,7 +80,6 @@ class TilePlan(Plan):
 
     @property
     def unroll(self) -> int:
-        """Vectors per thread."""
         return self.rows * self.columns // (self.threads * self.lanes)
 
     def pitch(self, itemsize: int) -> int:
@@ -88,18 +87,12 @@ class TilePlan(Plan):
         return self.rows + max(1, _WORD // itemsize)
 
     def tile_bytes(self, itemsize: int) -> int:
-        """Returns the bytes of an operand's tile in shared memory."""
         return self.columns * self.pitch(itemsize) * itemsize
 
 
 @dataclass(frozen=True)
 class Hoisted:
-    """Reads and math that a thread performs once for all elements along an axis.
-
-    Attributes:
-        axis: the first axis of the kernel.
-        call: the math, or None.
-    """
+    """Reads and math that a thread performs once for all elements along the first axis."""
 
     axis: sympy.Symbol
     reads: tuple[Access, ...]

@@ -27,22 +27,17 @@ from fusegen.target import Target
 
 
 class RowFamily(KernelFamily):
-    """Kernels that reduce the rows or the columns of an iteration space."""
-
     kinds = (ROW, COLUMN, ROW_COLUMN)
     cuda: ClassVar[Emitters] = {RowBody: cuda.emit_cuda, ColumnBody: cuda.emit_columns}
     cpu: ClassVar[Emitters] = {RowBody: cpu.emit_cpp, ColumnBody: cpu.emit_columns}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """Returns the group around the last reduction that can be computed with a value."""
         return reduction_group(graph, root, decision.kept)
 
     def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
-        """Returns a group with another output per row, or another column reduction."""
         return merge_rows(graph, group, other, kept)
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """Returns the launch of a group, and the launch that combines its column sums if several blocks share them."""
         return lower_rows(context)
 
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
@@ -61,7 +56,7 @@ class RowFamily(KernelFamily):
         return {plan: row_time(costs, plan, rows, target.processors) for plan in plans}
 
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
-        """See the base class. Only a plan with a single block can change its threads."""
+        """Only a plan with a single block can change its threads."""
         body = launch.kernel.body
         if not isinstance(body, RowBody) or body.plan.block == threads or not is_of_one_block(launch):
             return None
@@ -85,7 +80,6 @@ def is_faster_apart(launch: Launch, sizes: Mapping[str, int], target: Target) ->
 
 
 def _row_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> RowWork:
-    """Returns the work of row reductions. Random bits are not counted as reads."""
     (rows, columns), itemsizes = extents(launch, sizes), _itemsizes(launch)
     accesses = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
     accesses |= {access.name: access for access in body.kept}
@@ -106,7 +100,6 @@ def _column_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> Col
 
 
 def _itemsizes(launch: Launch) -> dict[int, int]:
-    """Maps each buffer in memory to the bytes of its elements."""
     return {pointer.buffer: pointer.dtype.itemsize for pointer in launch.kernel.pointers if pointer.stream is None}
 
 

@@ -32,20 +32,14 @@ PART = axis_symbol("part")
 
 @dataclass(frozen=True)
 class PartialState:
-    """A reduction over rows whose partial states are in a workspace.
-
-    Attributes:
-        workspace: the buffers of the partial states, one per component.
-        stores: maps each node of the state to its stores, over the column axes.
-    """
+    """The workspace of partial states of a reduction over rows, one buffer per component, and the stores of the state's nodes."""
 
     workspace: tuple[int, ...]
     stores: Mapping[int, Sequence[Store]]
 
 
 def row_blocks(context: Context, plan: RowPlan, row_axes: Axes) -> Dim | None:
-    """Returns the number of blocks that the rows can fill; None if all blocks of the plan have work: with column tiles, and on
-    the CPU."""
+    """Returns the number of blocks that the rows can fill; None if all blocks have work: with column tiles, and on the CPU."""
     if plan.tiled or not context.target.warp:
         return None
     rows = product(row_axes.extents)
@@ -68,7 +62,6 @@ def partials_buffers(context: Context, node: int, parts: Formula, column_axes: A
 
 
 def partial_offset(column_axes: Axes) -> Index:
-    """Returns the workspace offset of a component, over the part's number and the column axes."""
     offset: Index = PART
     for symbol, extent in zip(column_axes.symbols, column_axes.extents, strict=True):
         offset = offset * extent + symbol
@@ -76,7 +69,6 @@ def partial_offset(column_axes: Axes) -> Index:
 
 
 def combine_partials(context: Context, states: Sequence[PartialState], row_axes: Axes, column_axes: Axes, plan: RowPlan) -> Launch:
-    """Returns the launch that combines partial sums into the results."""
     names = Namer()
     sums = tuple(_column_sum(context, state, column_axes, names) for state in states)
     partials = [a for s in sums for a in s.partials]
@@ -143,8 +135,7 @@ def reused_soon(axes: Axes, inner: Axes, reads: Sequence[Index], itemsizes: Sequ
     The last axes, which form a contiguous run with the inner ones, stay in place.
 
     Args:
-        axes: axes that may be reordered.
-        inner: axes inside them.
+        axes, inner: axes that may be reordered, and those inside them.
         reads: offsets of all reads, over both.
         itemsizes: bytes per element of all reads and writes.
     """
@@ -183,11 +174,9 @@ _VECTOR_BYTES = 16  # the widest access; its alignment suffices for any vector
 
 
 def anchor_of(context: Context, touched: Iterable[tuple[int, Index]], rows: Axes, columns: Axes) -> Anchor | None:
-    """Returns the first tensor with contiguous rows and aligned memory, as the anchor.
+    """Returns the first tensor with contiguous rows and aligned memory, as the anchor; None if a row has several axes.
 
-    Args:
-        touched: buffers and their offsets, the most important first.
-        rows, columns: the axes; there is no anchor if `columns` has several.
+    ``touched`` are buffers with their offsets, the most important first.
     """
     if len(columns.symbols) > 1:
         return None
@@ -199,16 +188,13 @@ def anchor_of(context: Context, touched: Iterable[tuple[int, Index]], rows: Axes
 
 
 def is_alike(context: Context, buffer: int, offset: Index, axis: sympy.Symbol, anchor: Anchor) -> bool:
-    """True if a tensor's rows have the alignment of the anchor's."""
     return _is_aligned(context, buffer, offset, axis) and same(_start(offset, axis), anchor.start)
 
 
 def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor, lanes: int, other: AccessPattern) -> Access:
-    """Returns an access whose vectors start at aligned addresses of the anchor.
+    """Returns an access whose vectors start at aligned addresses of the anchor, not with the row.
 
-    Args:
-        access: the access with vectors that start with the row.
-        other: the pattern for contiguous data of another alignment.
+    ``other`` is the pattern for contiguous data of another alignment.
     """
     if any(sympy.sympify(b.index).has(axis) for b in access.conditions):
         return replace(access, pattern=AccessPattern.GATHER, width=1)
@@ -226,12 +212,7 @@ def may_wrap(context: Context, touched: Iterable[tuple[int, Index]], written: It
 
 
 def wrapped(context: Context, access: Access, axes: Axes, lanes: int) -> Access:
-    """Returns an access whose vectors may continue in the next row.
-
-    Args:
-        access: the access with vectors inside rows.
-        axes: of the iteration space; vectors start at aligned positions in their order.
-    """
+    """Returns an access whose vectors start at aligned positions in the order of the axes, and may continue in the next row."""
     indices = [access.offset, *(b.index for b in access.conditions)]
     if not any(sympy.sympify(index).has(*axes.symbols) for index in indices):
         return access

@@ -74,11 +74,7 @@ STAGED_H200 = StagedPrices(
 
 
 def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, processors: int) -> float:
-    """Returns the time of a launch with staged rows, in µs.
-
-    Args:
-        processors: number of SMs.
-    """
+    """Returns the time of a launch with staged rows, in µs."""
     parts = max(1, min(work.rows, plan.resident))
     rounds, busy = max(1, math.ceil(work.rows / parts)), min(processors, parts * plan.cluster / plan.blocks_per_sm)
     own = work.moved / _MILLION / rounds / busy  # MB per SM and round
@@ -94,7 +90,6 @@ def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, processors: 
 
 
 def _round(prices: StagedPrices, plan: RowPlan, work: RowWork, own: float) -> float:
-    """Returns the time that blocks wait in a round of one row each."""
     waiting = work.reductions * (prices.reduction + prices.exchange[plan.cluster])
     if not plan.keeps_shared:
         waiting += work.shared * plan.chunks * (prices.late + prices.late_window * plan.shifted)
@@ -192,13 +187,8 @@ class RowPrices:
 
 @dataclass(frozen=True)
 class PointPrices:
-    """Prices of a pointwise kernel, in µs.
-
-    Attributes:
-        start, megabyte, access: see `RowPrices`.
-        wrapped_access: surcharge on an access that may continue in the next row.
-        wave_access: per access in a further wave.
-    """
+    """Prices of a pointwise kernel, in µs; see `RowPrices`. ``wrapped_access`` is a surcharge for wrapping vectors, ``wave_access``
+    the price of an access in a further wave."""
 
     start: float
     megabyte: float
@@ -209,8 +199,6 @@ class PointPrices:
 
 @dataclass(frozen=True)
 class LaneCosts:
-    """Prices of a machine."""
-
     rows: RowPrices
     staged: StagedPrices
     points: PointPrices
@@ -252,13 +240,7 @@ LANE_COSTS: Mapping[str, LaneCosts] = {"sm_90a": H200}
 
 @dataclass(frozen=True)
 class PointWork:
-    """The work of a pointwise kernel.
-
-    Attributes:
-        points: number of elements.
-        moved: bytes to and from memory.
-        operands: tensors that it reads or writes.
-    """
+    """The number of elements of a pointwise kernel, the bytes that it moves, and the tensors that it reads or writes."""
 
     points: int
     moved: int
@@ -266,11 +248,7 @@ class PointWork:
 
 
 def row_time(costs: LaneCosts, plan: RowPlan, work: RowWork, processors: int) -> float:
-    """Returns the time of a row kernel's launch, in µs.
-
-    Args:
-        processors: number of SMs.
-    """
+    """Returns the time of a row kernel's launch, in µs."""
     if plan.persistence is Persistence.STAGED:
         return staged_time(costs.staged, plan, work, processors)
     prices, looped = costs.rows, plan.persistence is Persistence.LOOPED
@@ -320,11 +298,7 @@ def _resident(plan: RowPlan, work: RowWork) -> int:
 
 
 def point_time(prices: PointPrices, plan: PointwisePlan, work: PointWork, processors: int) -> float:
-    """Returns the time of a pointwise kernel's launch, in µs.
-
-    Args:
-        processors: number of SMs.
-    """
+    """Returns the time of a pointwise kernel's launch, in µs."""
     accesses = plan.unroll * work.operands
     threads = math.ceil(work.points / (plan.lanes * plan.unroll))
     waves = threads / (processors * _MOST_THREADS)

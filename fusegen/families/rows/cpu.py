@@ -29,11 +29,9 @@ def cpu_plans(axes: Axes, reductions: int, column_sums: float, computed: int, se
     """Returns the candidates of a row kernel, the fastest expected first.
 
     Args:
-        axes: the column axes, merged.
-        reductions: number of reductions along the row.
-        column_sums: number of reductions over rows.
+        reductions, column_sums: numbers of reductions along rows and over rows.
         computed: bytes per element of values that later phases could reuse.
-        segment: columns per segment; a vector has at least so many. 0 without segments.
+        segment: columns per segment, the least vector width; 0 without segments.
     """
     every, parts = [lanes for lanes in chunk_lanes(axes) if lanes >= segment], _PARTS if column_sums else 0
     if column_sums and not reductions:
@@ -50,7 +48,6 @@ def _plan(lanes: int, chunks: int, persistence: Persistence, parts: int, *, tile
 
 
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
     offsets = cpu_offsets(kernel).found_first([*row_accesses(body), *placed_accesses(body)], body.column_axes.symbols)
@@ -94,7 +91,6 @@ def _pipeline(plan: RowPlan) -> str:
 
 
 def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)
     offsets = cpu_offsets(kernel)

@@ -15,7 +15,6 @@ from fusegen.target import Target
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
     return _emit_column_tiles(kernel, launch, target, body) if body.plan.tiled else _emit_phases(kernel, launch, target, body)
@@ -92,17 +91,14 @@ def _pipeline(plan: RowPlan) -> str:
 
 
 def _sharing(plan: RowPlan) -> str:
-    """Returns the macro file for the threads that share a row."""
     return "cluster" if plan.cluster > 1 else "block" if plan.warps > 1 else "warp"
 
 
 def _anchor(body: RowBody, offsets: Offsets) -> dict[str, str | bool] | None:
-    """Returns the aligned start of shifted vectors."""
     return None if body.anchor is None else {"start": offsets.text(body.anchor.start), "dense": body.anchor.dense}
 
 
 def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)
     offsets = cuda_offsets(kernel)

@@ -134,12 +134,7 @@ class RowFeatures:
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
-    """Returns the candidates of a row kernel, the fastest expected first.
-
-    Args:
-        multiples: known divisors of sizes.
-        bounds: known bounds of sizes.
-    """
+    """Returns the candidates of a row kernel, the fastest expected first, given known divisors and bounds of sizes."""
     if not target.warp:
         return cpu_plans(features.axes, features.reductions, features.column_sums, features.computed, features.segment)
     if features.segment:
@@ -167,7 +162,6 @@ def _ordering(columns: int, lanes: int, plans: Sequence[RowPlan], features: RowF
 
 
 def _segmented(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
-    """Returns plans in which the threads of a segment are neighbours in a warp."""
     lanes = max(_lanes(features, multiples), features.segment // _WARP)
     columns, known = _columns(features.axes, bounds)
     plans = _plans(columns, known, lanes, features, target)
@@ -176,7 +170,6 @@ def _segmented(features: RowFeatures, target: Target, multiples: Multiples, boun
 
 
 def _tiles(columns: int | None, lanes: int, widest: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
-    """Returns plans of column sums without row reductions."""
     plans = column_tile_plans(columns, lanes, features.read, features.column_sums, target)
     if lanes == widest or features.row_step is None or not _is_worth_a_shift(features, columns, widest):
         return plans
@@ -185,7 +178,6 @@ def _tiles(columns: int | None, lanes: int, widest: int, features: RowFeatures, 
 
 
 def _plans(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
-    """Returns plans whose vectors start with the row."""
     looped = _looped(lanes, target, features)
     if columns is None:
         return (looped,)
@@ -239,11 +231,7 @@ def _shifted(columns: int | None, known: bool, lanes: int, features: RowFeatures
 def _with_shift(plan: RowPlan, row_step: int | None) -> RowPlan:
     """Returns a plan with shifted vectors. Weights stay in registers if all rows of a block have the same alignment, i.e. their
     numbers differ by a multiple of the period. A block that visits rows by alignment would not need that; it took a fifth longer
-    on an H200, for its counters and their registers.
-
-    Args:
-        row_step: see `RowFeatures`.
-    """
+    on an H200, for its counters and their registers."""
     plan = replace(plan, shifted=True, exact=False)
     if not plan.keeps_shared or not plan.resident:
         return plan
@@ -277,14 +265,16 @@ def _shared(
 
 
 def _held_by_clusters(
-    clusters: Sequence[int], columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, chunks: int, most: int
+    clusters: Sequence[int],
+    columns: int,
+    known: bool,
+    lanes: int,
+    features: RowFeatures,
+    target: Target,
+    chunks: int,
+    most_threads: int,
 ) -> list[RowPlan]:
-    """Returns plans with the row in the registers of a cluster, for each size that can hold it.
-
-    Args:
-        chunks: vectors per thread.
-        most: most threads per block.
-    """
+    """Returns plans with the row in the registers of a cluster, for each size that can hold it."""
     if chunks == 0:
         return []
     blocks = {cluster: -(-columns // (lanes * chunks * cluster * _WARP)) * _WARP for cluster in clusters}
@@ -292,7 +282,7 @@ def _held_by_clusters(
     return [
         replace(_held(length, lanes, block * cluster, chunks, features, target), cluster=cluster, blocks_per_sm=_blocks(block))
         for cluster, block in blocks.items()
-        if block <= most
+        if block <= most_threads
     ]
 
 
@@ -323,7 +313,6 @@ def _lanes(features: RowFeatures, multiples: Multiples) -> int:
 
 
 def _columns(axes: Axes, bounds: Mapping[str, int]) -> tuple[int | None, bool]:
-    """Returns the length of a row, or a bound, or None; and whether it is exact."""
     total, known = 1, True
     for extent in axes.extents:
         size = literal(extent)
@@ -358,7 +347,6 @@ def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: 
 
 
 def _blocks(threads: int) -> int:
-    """Returns the blocks per SM that registers leave room for."""
     return max(1, _THREADS_PER_SM // threads)
 
 
@@ -446,13 +434,11 @@ def _summing_by(
 
 
 def _slots(lanes: int, threads: int, blocks: int, features: RowFeatures, target: Target, cluster: int = 1) -> int:
-    """Returns the vectors per thread that fit the shared memory of a block."""
     scratch = max(_SCRATCH, _SYSTEM + (threads * cluster // _WARP + 1) * 2 * SCRATCH_BYTES * features.reductions)
     return max(0, target.shared_bytes // blocks - scratch) // (lanes * threads * features.stage_bytes)
 
 
 def _is_worth_it(slots: int, chunks: int) -> bool:
-    """True if enough of the next row is in flight while one is processed."""
     return slots * _LEAST_AHEAD[1] >= chunks * _LEAST_AHEAD[0]
 
 

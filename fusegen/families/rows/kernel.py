@@ -100,7 +100,6 @@ class RowKernelBuilder:
         self.prefetched: set[int] = set()
 
     def launch(self) -> Launch:
-        """Returns the launch of the kernel."""
         phases = tuple(self._phase(number, phase) for number, phase in enumerate(self.phases))
         partials = tuple(access for node in self.workspace for access in self._partials(node, self.plan.lanes))
         sums = self._sums() if self.plan.tiled else ()
@@ -194,7 +193,6 @@ class RowKernelBuilder:
         return node.op is Op.SUM or (node.op is Op.MOMENTS and node.attr("part") == "m2")
 
     def _statistic_names(self) -> dict[int, str]:
-        """Maps each node of a reduction's state to the variable of its component."""
         nodes = self.context.graph.nodes
         return {
             part: self.reductions[node].components[component(nodes[part])].name
@@ -263,7 +261,6 @@ class RowKernelBuilder:
         return not self._is_of_row(term) and term not in phase.held and term not in self.kept
 
     def _kept(self) -> tuple[int, ...]:
-        """Returns the fragments along the row that all rows share."""
         return tuple(dict.fromkeys(t for phase in self.phases for t in phase.reads if is_shared(self.math, t)))
 
     def _is_of_row(self, term: int) -> bool:
@@ -281,7 +278,6 @@ class RowKernelBuilder:
         return self.fragments.values[term].name
 
     def _results(self, root: Root) -> list[tuple[str, int]]:
-        """Returns the names and terms that an element contributes to a root."""
         if root.kind in ("write", "segment_write"):
             return [(f"result_{root.key}", term) for term in root.terms]
         if root.kind == "order":
@@ -294,12 +290,10 @@ class RowKernelBuilder:
         return self.math.terms.items[term].op is Leaf.ORDERED
 
     def _ordered(self, root: Root) -> MathParameter:
-        """Returns the array that holds a row before and after sorting."""
         (term,) = (t for t, item in enumerate(self.math.terms.items) if item.op is Leaf.ORDERED and item.payload == root.key)
         return self.fragments.parameter(term)
 
     def _row_call(self, number: int, phase: PhaseTerms) -> MathCall | None:
-        """Returns the math on statistics at the start of a phase."""
         ops = {t: self.math.terms.items[t].op for t in phase.row_terms}
         roots = [t for t, op in ops.items() if op is Leaf.CONSTANT or not isinstance(op, Leaf)]
         if not roots:
@@ -331,7 +325,6 @@ class RowKernelBuilder:
         return Segments(call, copies, reduction, after)
 
     def _last_segments(self, phase: PhaseTerms, term: int) -> int:
-        """Returns the last segment reduction that a term needs."""
         below = (self.math.terms.items[t] for t in self.math.terms.below((term,)))
         nodes = [cast(int, t.payload) for t in below if t.op is Leaf.STATISTIC]
         return max(self.math.segments[node] for node in nodes if node in self.math.segments)
@@ -342,11 +335,7 @@ class RowKernelBuilder:
     def _computed(
         self, name: str, phase: PhaseTerms, roots: Sequence[tuple[str, int]], missing: Collection[int] = ()
     ) -> tuple[MathCall | None, tuple[Copy, ...]]:
-        """Returns the math that computes named terms, and the terms that are available without math.
-
-        Args:
-            missing: terms of a segment that are not computed yet.
-        """
+        """Returns the math that computes named terms, and the terms that need none. ``missing`` are terms not computed yet."""
         computed_here = {t for _, t in roots}
         known = dict.fromkeys((*phase.given, *phase.row_given, *phase.segment_terms, *self._row_leaves()))
         available = [t for t in known if t not in missing and (t not in computed_here or self._is_given(t, phase))]

@@ -67,12 +67,10 @@ def lower_rows(context: Context) -> list[Launch]:
 
 
 def _state_stores(context: Context, math: RowMath, node: int) -> dict[int, list[Store]]:
-    """Maps each node of a column sum's state to its stores, over the merged column axes."""
     return {part: _column_stores(context, part, dict(math.moves)) for part in math.states[node]}
 
 
 def _evaluate(context: Context) -> RowMath:
-    """Evaluates the terms of all outputs and reductions, and merges row axes and column axes."""
     graph, space = context.graph, unrolled(context.graph, context.group)
     axes = space.axes
     evaluator = Evaluator(
@@ -111,11 +109,7 @@ def _evaluate(context: Context) -> RowMath:
 
 
 def _reduced(context: Context, evaluator: Evaluator, node: int, point: Position) -> tuple[int, ...]:
-    """Returns the terms of one element's state, one per component.
-
-    Args:
-        point: an index into the domain, in terms of the axes.
-    """
+    """Returns the terms of the state of the element at an index of the domain, one per component."""
     graph, terms = context.graph, evaluator.terms
     operand, dims = graph.nodes[node].args[0], reduced_dims(graph, node)
     own = broadcast_index(graph.nodes[node].shape, point)
@@ -154,7 +148,6 @@ def _written_elements(context: Context, output: int, space: Space) -> list[tuple
 
 
 def _is_per_row(domain: Domain, index: Position) -> bool:
-    """True if an element is one per row rather than one per column."""
     columns = {domain_axes(domain).symbols[d] for d in domain.columns}
     along = any(not isinstance(i, int) and not i.free_symbols.isdisjoint(columns) for i in index)
     return not along and not all(same(domain.shape[d], 1) for d in domain.columns)
@@ -209,11 +202,7 @@ def _merged(
 
 
 def _row_order(context: Context, axes: Axes, leaves: Leaves, written: Sequence[int]) -> Axes:
-    """Returns the row axes in the order that is best for the L2 cache.
-
-    Args:
-        written: buffers written once per element.
-    """
+    """Returns the row axes in the order that is best for the L2 cache."""
     domain = context.group.domain
     rows, columns = _sub_axes(axes, domain.rows, "row"), _sub_axes(axes, domain.columns, "column")
     if not context.target.warp or context.group.kind is COLUMN:
@@ -228,9 +217,7 @@ def rows_and_columns(
 ) -> tuple[Axes, Axes, dict[object, Index]]:
     """Returns the merged row axes, the merged column axes, and the domain's axes in terms of these.
 
-    Args:
-        expressions: everything that depends on the domain's axes.
-        rows: the row axes in another order than the domain's.
+    ``expressions`` is everything that depends on the axes; ``rows`` are the row axes in another order than the domain's.
     """
     row_axes, row_moves = merge_axes(rows or _sub_axes(axes, domain.rows, "row"), expressions, "row")
     column_axes, column_moves = merge_axes(_sub_axes(axes, domain.columns, "column"), expressions, "column")
@@ -244,7 +231,6 @@ def _sub_axes(axes: Axes, dims: tuple[int, ...], name: str) -> Axes:
 
 
 def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
-    """Returns the plan and its phases."""
     phases = _split(math, Keep.ALL)
     itemsizes = [context.dtype(r.buffer).itemsize for r in math.leaves.reads.values() if _along(r.offset, math.column_axes)]
     itemsizes += [context.dtype(math.stores[r.key].buffer).itemsize for r in math.roots if r.kind == "write"]
@@ -293,7 +279,6 @@ def _in_turn(context: Context, math: RowMath) -> int:
 
 
 def _read_of_row(context: Context, math: RowMath) -> tuple[int, ...]:
-    """Returns the bytes per element of each fragment that differs from row to row."""
     return tuple(context.dtype(r.buffer).itemsize for r in _fragments_of_row(math))
 
 
@@ -336,14 +321,12 @@ def _shifted_stage_bytes(context: Context, math: RowMath) -> int | None:
 
 
 def _is_aligned_alike(context: Context, math: RowMath, anchor: Anchor) -> bool:
-    """True if all fragments of the row have the anchor's alignment."""
     axis, reads = math.column_axes.symbols[-1], _fragments_of_row(math)
     return all(not r.conditions and is_alike(context, r.buffer, r.offset, axis, anchor) for r in reads)
 
 
 def _row_step(context: Context, math: RowMath) -> int | None:
-    """Returns a divisor of the elements between rows; None if the row's fragments differ in alignment or rows are not
-    equidistant."""
+    """Returns a divisor of the elements between rows; None if fragments differ in alignment or rows are not equidistant."""
     if math.anchor is None or len(math.row_axes.symbols) > 1 or not _is_aligned_alike(context, math, math.anchor):
         return None
     (row,), start = math.row_axes.symbols, sympy.expand(math.anchor.start)
@@ -378,7 +361,6 @@ def _along(offset: Index, axes: Axes) -> bool:
 
 
 def _column_stores(context: Context, node: int, moves: dict[object, Index]) -> list[Store]:
-    """Returns the stores of a column sum over the merged column axes; empty if it is not an output."""
     if node not in context.group.outputs:
         return []
     axes = domain_axes(context.group.domain)

@@ -58,7 +58,6 @@ def _is_segment_of(graph: Graph, reduction: int, wide: int) -> bool:
 
 
 def _reductions_below(graph: Graph, root: int, kept: Materialized) -> list[int]:
-    """Returns the reductions that the root reaches through unmaterialized values, the latest first."""
     reductions: list[int] = []
     stack, seen = [root], set[int]()
     while stack:
@@ -181,7 +180,6 @@ def apart(graph: Graph, group: Group) -> tuple[Group, ...]:
 
 
 def sums_columns(graph: Graph, position: int, domain: Domain) -> bool:
-    """True if a value is reduced over the rows of a domain."""
     return graph.nodes[position].family is Family.REDUCTION and reduced_dims(graph, position) == domain.rows
 
 
@@ -250,7 +248,6 @@ def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], dom
 
 
 def _goes_by_segments(graph: Graph, rows: Group) -> bool:
-    """True if a row group has results per segment, or reduces segments."""
     axes = domain_axes(rows.domain)
     indices = [index for output in rows.outputs for index in places_of_row(graph, output, rows.domain, axes)]
     is_of_segments = any(rows.domain.is_segment(reduced_dims(graph, anchor)) for anchor in rows.anchors)

@@ -127,7 +127,6 @@ class PhaseSplitter:
         return phases
 
     def depth(self, *positions: int) -> int:
-        """Returns the first phase in which all terms can be computed."""
         return max(self._depths[p] for p in positions)
 
     def _depth(self, term: Term) -> int:
@@ -158,7 +157,6 @@ class PhaseSplitter:
         return _mention(indices, self.column_axes)
 
     def _add(self, positions: Sequence[int], number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
-        """Adds terms and their operands to a phase, unless an earlier phase holds them."""
         phases[number].segment_terms += self._computed_by_segment(positions)
         stack = list(positions)
         while stack:
@@ -169,7 +167,6 @@ class PhaseSplitter:
                 self._place_row(position, number, phases)
 
     def _add_element(self, position: int, number: int, phases: list[PhaseTerms], first: dict[int, int]) -> tuple[int, ...]:
-        """Adds a term to a phase; returns the operands that it needs there."""
         phase, known, term = phases[number], first.get(position), self.terms.items[position]
         if known == number:
             return ()
@@ -213,7 +210,6 @@ class PhaseSplitter:
         return min(_CHEAP + 1, own + sum(self._costs[a] for a in term.args if self._elements[a]))
 
     def _add_row(self, position: int, number: int, phases: list[PhaseTerms]) -> None:
-        """Adds a term of the row to the first phase that can compute it."""
         if self.terms.items[position].op is Leaf.CONSTANT:
             return
         phases[number].row_given.append(position)
@@ -254,12 +250,7 @@ def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
 
 @dataclass(frozen=True)
 class ValueNames:
-    """Names the values that a kernel computes.
-
-    Attributes:
-        totals: payloads of the statistics that are sums over the row.
-        columns: elements per row.
-    """
+    """Names the values that a kernel computes; ``totals`` are payloads of statistics that are row sums of ``columns`` elements."""
 
     graph: Graph
     terms: Terms
@@ -272,7 +263,6 @@ class ValueNames:
         return _ends(self.graph)
 
     def of_row(self, position: int) -> str:
-        """Returns the name of a value computed from a row's statistics."""
         if self._is_mean(position):
             word = "mean"
         else:
@@ -281,12 +271,10 @@ class ValueNames:
         return self._assigned(position) or word
 
     def of_element(self, position: int) -> str:
-        """Returns the name of an element's value that later phases use."""
         op = self.terms.items[position].op
         return self._assigned(position) or (f"{op.row.name}_value" if isinstance(op, Op) else "held")
 
     def _assigned(self, position: int) -> str | None:
-        """Returns the variable that a statement assigns a term to."""
         location = self.terms.locations[position]
         if location is None or location not in self.ends:
             return None
@@ -320,7 +308,6 @@ class ValueNames:
 
 
 def _ends(graph: Graph) -> dict[Location, int]:
-    """Maps each source line to the last value computed on it, ignoring casts."""
     lines = enumerate(zip(graph.nodes, graph.locations, strict=True))
     return {location: position for position, (node, location) in lines if location is not None and node.op is not Op.CAST}
 

@@ -108,7 +108,6 @@ class RowPlan(Plan):
 
     @property
     def block(self) -> int:
-        """Threads per block."""
         return self.threads * self.rows // (1 if self.tiled else self.cluster)
 
     @property
@@ -138,10 +137,7 @@ class ColumnPlan(Plan):
 class Segments:
     """A reduction over segments of a row, held by neighbouring threads of a warp. All elements of a segment share the result.
 
-    Attributes:
-        call: math on each element before the reduction, or None.
-        copies: operands of the reduction that need no math.
-        after: math on the result, once per segment, or None.
+    ``call`` is math on each element before it, ``copies`` operands that need no math, ``after`` math once per segment.
     """
 
     call: MathCall | None
@@ -188,12 +184,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class ColumnSum:
-    """A reduction over rows.
-
-    Attributes:
-        partials: accesses of the workspace along the column axis, one per component; empty if there is no workspace.
-        writes: stores of state components, named after these.
-    """
+    """A reduction over rows: its accesses of the workspace, one per component (empty without one), and the stores of its state."""
 
     reduction: Reduction
     partials: tuple[Access, ...]

@@ -19,12 +19,8 @@ _MOST_SUMS = 4  # above it, the scratch of so many threads may exceed the shared
 
 
 def column_plan(target: Target, sums: int, *, tiled: bool) -> ColumnPlan:
-    """Returns the plan of a kernel that combines partial column sums.
-
-    Args:
-        sums: components of all combined states.
-        tiled: whether the partial sums come from column tiles, which leave fewer rows the more columns there are.
-    """
+    """Returns the plan that combines ``sums`` components of partial column sums. Tiles leave fewer rows of these for more
+    columns."""
     if not target.warp:
         return ColumnPlan(CHUNK, 1)
     return ColumnPlan(_COLUMNS, _ROWS if tiled or sums > _MOST_SUMS else _MANY_ROWS)
@@ -77,12 +73,8 @@ def column_tile_plans(columns: int | None, lanes: int, read: Sequence[int], sums
 def shifted_tile_plans(
     columns: int | None, lanes: int, read: Sequence[int], sums: float, period: int, target: Target
 ) -> tuple[RowPlan, ...]:
-    """Returns candidates whose vectors start at aligned addresses although rows do not.
-
-    Args:
-        columns, lanes, read, sums: see `column_tile_plans`.
-        period: rows after which the alignment repeats; a power of two.
-    """
+    """Returns candidates whose vectors start at aligned addresses although rows do not. Alignment repeats after ``period`` rows, a
+    power of two."""
     shapes = [(threads, max(period, _BLOCK // threads)) for threads in _SHIFTED_THREADS]
     shapes = [(threads, rows) for threads, rows in shapes if threads * rows <= _LARGEST_SHIFTED]
     unroll = _unroll(lanes, read)
@@ -93,7 +85,6 @@ def shifted_tile_plans(
 
 
 def _unroll(lanes: int, read: Sequence[int]) -> int:
-    """Returns the rows that a thread loads ahead."""
     under_way = _SINGLE_UNDER_WAY if lanes == 1 else _UNDER_WAY
     return max(1, min(_MOST_UNROLLED, under_way // (lanes * max(1, sum(read)))))
 
@@ -107,11 +98,7 @@ def _shared(tile: RowPlan, columns: int | None, target: Target) -> Iterator[RowP
 
 
 def _shapes(columns: int | None, lanes: int, *, has_large: bool) -> tuple[tuple[int, int], ...]:
-    """Returns the threads along the columns of a tile and along its rows.
-
-    Args:
-        has_large: whether the threads of the largest block have enough registers.
-    """
+    """Returns the threads along the columns of a tile and along its rows. Large blocks need enough registers."""
     groups = _WARP if columns is None else -(-columns // lanes)
     threads = min(_WARP, 1 << (groups - 1).bit_length())
     blocks = (_BLOCK, _LARGE_BLOCK) if has_large else (_BLOCK,)
@@ -220,11 +207,7 @@ class ColumnWork:
 
 
 def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, processors: int) -> float:
-    """Returns the time of a launch and of the one that combines its partial sums, in µs.
-
-    Args:
-        processors: number of SMs.
-    """
+    """Returns the time of a launch and of the one that combines its partial sums, in µs."""
     if not work.rows or not work.columns:
         return prices.start
     tiles = math.ceil(work.columns / plan.span)
@@ -245,7 +228,6 @@ def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, processor
 
 
 def _moving(prices: ColumnPrices, plan: RowPlan, work: ColumnWork) -> float:
-    """Returns the time of memory and load units if they are always busy."""
     is_misaligned = plan.shifted or plan.lanes * work.itemsize < _WIDEST
     shares_sectors = is_misaligned and (plan.block < _LARGEST_BLOCK or plan.resident > 1)
     wasted = 0.0 if not shares_sectors else prices.misaligned * _SECTOR / (plan.span * work.itemsize)

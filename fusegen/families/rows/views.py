@@ -70,7 +70,6 @@ class PhaseView:
 
     @property
     def results(self) -> tuple[tuple[str, str], ...]:
-        """Results of the call, and copies, with their types."""
         return (*(self.call.results if self.call else ()), *((name, type_) for name, type_, _ in self.copies))
 
     def type_of(self, result: str) -> str:
@@ -82,7 +81,6 @@ class PhaseView:
         return bool(self.call or self.elements or self.copies)
 
     def combined(self, reduction: ReductionView, into: str = "{}") -> str:
-        """Returns the statement that combines a lane's value with a state."""
         return reduction.combined([self.elements[name] for name, _ in reduction.components], into)
 
 
@@ -136,7 +134,6 @@ def _phase(
 
 
 def _arguments(call: MathCall | None, copies: Sequence[Copy]) -> list[CallArgument]:
-    """Returns the arguments of the math on each element, and the copied values."""
     return [*(call.arguments if call else ()), *(c.value for c in copies)]
 
 
@@ -182,7 +179,6 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
 
 
 def row_accesses(body: RowBody) -> list[Access]:
-    """Returns all reads of a row kernel."""
     return [*body.kept, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
 
 
