@@ -19,8 +19,8 @@ from fusegen.families.attention.cost import attentions_of, takes_library
 from fusegen.families.gemm.heuristics import CLASSES, Expected, ProductChoice, choose, class_of, depth_of, rows_of
 from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
 from fusegen.families.gemm.plan import ContractionPlan
-from fusegen.families.rows import is_faster_apart
-from fusegen.families.rows.match import apart
+from fusegen.families.rows import is_faster_split
+from fusegen.families.rows.match import split_rows_and_columns
 from fusegen.families.rows.plan import RowPlan
 from fusegen.fusion.driver import fuse
 from fusegen.fusion.groups import Group, products_of
@@ -167,7 +167,7 @@ class Specializer:
         """The form of some classes, with the kernels and the plans that launches should have at some sizes."""
         bodies = self._bodies(sizes)
         fused = self._with_first_plans(classes, _NONE, bodies).program.launches
-        split = frozenset(launch.group.outputs for launch in fused if is_faster_apart(launch, sizes, self._target))
+        split = frozenset(launch.group.outputs for launch in fused if is_faster_split(launch, sizes, self._target))
         plans: dict[tuple[int, ...], Plan] = {}
         for launch in self._with_first_plans(classes, split, bodies).program.launches:
             wanted = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
@@ -280,7 +280,7 @@ class Specializer:
 
     def _lowered(self, decision: _Decision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
         graph, fused = decision.fused.graph, decision.fused.groups
-        parts = (apart(graph, group) if group.outputs in split else (group,) for group in fused)
+        parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in fused)
         groups = tuple(itertools.chain.from_iterable(parts))
         return Specialization(
             graph, groups, lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins, bodies=bodies)

@@ -234,7 +234,7 @@ class Offsets:
         """Prints the conjunction of conditions; empty if there are none."""
         return " && ".join(condition_text(b) for b in bounds)
 
-    def found_first(self, accesses: Iterable[Access], varying: Collection[sympy.Symbol]) -> Offsets:
+    def with_hoisted(self, accesses: Iterable[Access], varying: Collection[sympy.Symbol]) -> Offsets:
         """Hoists indices that do not vary along the given axes into statements."""
         named: dict[sympy.Expr, str] = {}
         invariant = _invariant(accesses, frozenset(varying))

@@ -301,7 +301,7 @@ def _scratch(body: ScanBody) -> list[list[int]]:
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, ScanBody)
-    offsets = cuda_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
+    offsets = cuda_offsets(kernel).with_hoisted(body.reads, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
@@ -333,7 +333,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, ScanBody)
-    offsets = cpu_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
+    offsets = cpu_offsets(kernel).with_hoisted(body.reads, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]

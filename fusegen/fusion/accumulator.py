@@ -16,21 +16,21 @@ from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, Shape, linearize, litera
 LANES = 2
 """Neighbouring columns that one thread holds; an epilogue may combine them."""
 
-OCTET = 8
+FRAGMENT = 8
 """Columns of an n8 fragment: the pairs of one thread are this far apart."""
 
 WIDEST = 256
 """Columns of the widest accumulator."""
 
 
-def is_of_heads(graph: Graph, position: int) -> bool:
+def reduces_heads(graph: Graph, position: int) -> bool:
     """True if a node reduces a last dim of whole n8 fragments that fits one accumulator, e.g. a head."""
     node = graph.nodes[position]
     if node.family is not Family.REDUCTION or len(REDUCTIONS[node.op].components) > 1:
         return False
     shape = graph.nodes[node.args[0]].shape
     extent = literal(shape[-1])
-    fits = extent is not None and 0 < extent <= WIDEST and extent % OCTET == 0
+    fits = extent is not None and 0 < extent <= WIDEST and extent % FRAGMENT == 0
     return fits and node.attr("dims") == (len(shape) - 1,) and node.dtype.compute is DType.FLOAT32
 
 
@@ -41,7 +41,7 @@ def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], ext
     return same(product(shape), product(extents)) and same(*rows)
 
 
-def in_lane(index: object, column: sympy.Symbol, lane: int) -> sympy.Expr:
+def at_lane(index: object, column: sympy.Symbol, lane: int) -> sympy.Expr:
     """Returns an index at column + lane, for an even column."""
     half = sympy.Symbol(f"{column.name}_pair", integer=True, nonnegative=True)
     shifted = sympy.sympify(index).subs(column, LANES * half + lane)

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
-from fusegen.fusion.accumulator import is_of_heads
+from fusegen.fusion.accumulator import reduces_heads
 from fusegen.fusion.groups import Materialized, is_as_large, is_stored_elsewhere, operand_base, products_of, strip_views
 from fusegen.fusion.matcher import Claims, Decision, Matcher
-from fusegen.fusion.order import held
+from fusegen.fusion.order import separate_copies
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Shape, nominal, product
@@ -18,19 +18,23 @@ from fusegen.threads import cached_property
 
 
 def decide(
-    graph: Graph, target: Target, families: Sequence[Matcher], apart: Materialized = frozenset(), once: Materialized = frozenset()
+    graph: Graph,
+    target: Target,
+    families: Sequence[Matcher],
+    separate: Materialized = frozenset(),
+    once: Materialized = frozenset(),
 ) -> Decision:
     """Decides which values are materialized besides the results and the operands of matmuls.
 
-    ``apart`` are writes that need a kernel of their own, ``once`` values that one kernel computes for all readers.
+    ``separate`` are writes that need a kernel of their own, ``once`` values that one kernel computes for all readers.
     """
-    own = held(graph, apart)
+    own = separate_copies(graph, separate)
     products = products_of(graph)
     claims = Claims(ends=set(own))
     for family in families:
         family.claim(graph, target, claims)
     calls = [position for position, node in graph if node.family is Family.LIBRARY]
-    stored = _stored(graph, products, calls, claims) | _partials(graph, ends_in_epilogues(products, claims)) | once
+    stored = _stored(graph, products, calls, claims) | _partials(graph, matmul_ends(products, claims)) | once
     shared = once | shared_values(graph, stored, claims.ends.union(products, calls), claims.streamed)
     beside: dict[int, int] = {}
     for family in families:
@@ -38,17 +42,17 @@ def decide(
     return Decision(frozenset(claims.ends), beside, stored | shared, shared.union(claims.ends), claims.refusals, own)
 
 
-def ends_in_epilogues(products: Sequence[int], claims: Claims) -> list[int]:
+def matmul_ends(products: Sequence[int], claims: Claims) -> list[int]:
     """Returns the values in which matmuls with an epilogue end, and the matmuls without one."""
     return sorted(claims.epilogues.union(p for p in products if p not in claims.inside))
 
 
-def made_of(graph: Graph, value: int) -> set[int]:
+def derived_from(graph: Graph, value: int) -> set[int]:
     """Returns all values computed from a value elementwise or per head, possibly with other operands."""
     found: set[int] = set()
     stack = [value]
     while stack:
-        near = (user for user in graph.users[stack.pop()] if is_near(graph, user))
+        near = (user for user in graph.users[stack.pop()] if fits_epilogue(graph, user))
         new = [user for user in near if user not in found]
         found.update(new)
         stack += new
@@ -57,7 +61,7 @@ def made_of(graph: Graph, value: int) -> set[int]:
 
 def _partials(graph: Graph, ends: Collection[int]) -> Materialized:
     """Returns the per-head statistics of matmul results that another reduction combines, e.g. from tiles to a row."""
-    near = {p for end in ends for p in made_of(graph, end) if graph.nodes[p].family is Family.REDUCTION}
+    near = {p for end in ends for p in derived_from(graph, end) if graph.nodes[p].family is Family.REDUCTION}
     return frozenset(p for p in near if _is_combined(graph, p))
 
 
@@ -74,9 +78,9 @@ def _is_combined(graph: Graph, statistic: int) -> bool:
     return False
 
 
-def is_near(graph: Graph, position: int) -> bool:
+def fits_epilogue(graph: Graph, position: int) -> bool:
     """True if the epilogue of a matmul may compute a node."""
-    return graph.nodes[position].family in (Family.POINTWISE, Family.VIEW) or is_of_heads(graph, position)
+    return graph.nodes[position].family in (Family.POINTWISE, Family.VIEW) or reduces_heads(graph, position)
 
 
 def _stored(graph: Graph, products: Sequence[int], calls: Sequence[int], claims: Claims) -> frozenset[int]:
@@ -96,7 +100,7 @@ KernelKey: TypeAlias = tuple[object, ...]
 """A future kernel: values with equal keys will be computed together."""
 
 
-def ends_of(graph: Graph, value: int) -> list[int]:
+def elementwise_ends(graph: Graph, value: int) -> list[int]:
     """Returns values, the furthest first, that could be materialized in place of a value: all its uses go through them.
 
     They are elementwise results with as many elements. None takes more bytes than one before it, unless it is a result.
@@ -120,7 +124,7 @@ def _only_pointwise(graph: Graph, start: int, end: int) -> bool:
     stack, seen = list(graph.users[start]), {end}
     while stack:
         position = stack.pop()
-        if graph.nodes[position].family not in (Family.POINTWISE, Family.VIEW) and not is_of_heads(graph, position):
+        if graph.nodes[position].family not in (Family.POINTWISE, Family.VIEW) and not reduces_heads(graph, position):
             return False
         if position not in seen:
             seen.add(position)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from fusegen.errors import UnsupportedError
 from fusegen.fusion.decide import decide
-from fusegen.fusion.groups import Group, Materialized, computed, is_stored_elsewhere, limited, strip_views
-from fusegen.fusion.grow import absorb, alongside, grow
-from fusegen.fusion.matcher import Matcher, asked
-from fusegen.fusion.order import addressed, first_of, hindered, in_order
+from fusegen.fusion.groups import Group, Materialized, computed, is_stored_elsewhere, strip_views, with_outputs
+from fusegen.fusion.grow import absorb, grow, merge_independent
+from fusegen.fusion.matcher import Matcher, applicable
+from fusegen.fusion.order import blocked_writes, first_write, in_order, with_write_indices
 from fusegen.ir.graph import Graph, Node, check_repetition
 from fusegen.ir.ops import Family, Op
 from fusegen.passes.writes import WriteTimes
@@ -27,22 +27,22 @@ def fuse(graph: Graph, target: Target, families: Sequence[Matcher]) -> tuple[Gro
     Raises:
         UnsupportedError: a value is computed at too many indices or again in too many kernels, or writes form a cycle.
     """
-    families, apart = asked(families, graph), frozenset[int]()
+    families, separate = applicable(families, graph), frozenset[int]()
     once: Materialized = frozenset()
     while True:
-        groups = _unordered(graph, target, families, apart, once)
+        groups = _unordered(graph, target, families, separate, once)
         if again := _summed_again(graph, groups) - once:
             once |= again
             continue
         ordered, stuck = in_order(graph, groups)
-        hindering = hindered(graph, groups) or first_of(graph, stuck, apart)
+        hindering = blocked_writes(graph, groups) or first_write(graph, stuck, separate)
         if not stuck and not hindering:
             return ordered
-        if hindering <= apart:
+        if hindering <= separate:
             raise UnsupportedError(
                 "kernels wait for each other, or write what they read", hint="copy what is read of a tensor before it is written to"
             )
-        apart |= hindering
+        separate |= hindering
 
 
 def _summed_again(graph: Graph, groups: Sequence[Group]) -> Materialized:
@@ -55,18 +55,20 @@ def _depends_on_order(node: Node) -> bool:
     return node.dtype.is_float and (node.op in (Op.SUM, Op.PROD) or node.family is Family.SCAN)
 
 
-def _unordered(graph: Graph, target: Target, families: Sequence[Matcher], apart: Materialized, once: Materialized) -> list[Group]:
+def _unordered(
+    graph: Graph, target: Target, families: Sequence[Matcher], separate: Materialized, once: Materialized
+) -> list[Group]:
     """Returns the groups in no particular order. For the arguments, see `decide`."""
     groups: list[Group] = []
     count = 0
-    decision, times = decide(graph, target, families, apart, once), WriteTimes.of(graph)
+    decision, times = decide(graph, target, families, separate, once), WriteTimes.of(graph)
     required = set(decision.stored.union(strip_views(graph, o) for o in graph.outputs))
     done: set[int] = set()
     while pending := required - done:
         root = max(pending)
         end = decision.beside.get(root, root)
         root = root if end in done else end
-        group = addressed(graph, grow(graph, root, target, families, decision))
+        group = with_write_indices(graph, grow(graph, root, target, families, decision))
         candidates = pending - {root} - decision.ends - set(decision.beside) if root not in decision.held else set()
         group = absorb(graph, group, sorted(candidates, reverse=True), families, decision.kept, times, groups)
         groups.append(group)
@@ -74,7 +76,7 @@ def _unordered(graph: Graph, target: Target, families: Sequence[Matcher], apart:
         check_repetition(graph, count)
         done |= {root, *group.outputs}
         required |= {strip_views(graph, p) for p in group.inputs if not is_stored_elsewhere(graph, p)}
-    groups = _without_unread(graph, alongside(graph, groups, families, decision, times))
+    groups = _without_unread(graph, merge_independent(graph, groups, families, decision, times))
     for family in families:
         groups = list(family.joined(graph, groups, target))
     return groups
@@ -84,7 +86,7 @@ def _without_unread(graph: Graph, groups: list[Group]) -> list[Group]:
     """Drops outputs that nothing reads, e.g. values materialized for kernels that were merged since."""
     while True:
         needed = {strip_views(graph, p) for p in (*graph.outputs, *graph.puts, *(p for group in groups for p in group.inputs))}
-        limits = [limited(group, tuple(o for o in group.outputs if o in needed)) for group in groups]
+        limits = [with_outputs(group, tuple(o for o in group.outputs if o in needed)) for group in groups]
         if limits == groups:
             return groups
         groups = [group for group in limits if group.outputs]

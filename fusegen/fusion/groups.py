@@ -133,7 +133,7 @@ class Group:
         return self.kind.is_library and bool(self.anchors) and self.outputs != self.anchors
 
 
-def limited(group: Group, outputs: tuple[int, ...]) -> Group:
+def with_outputs(group: Group, outputs: tuple[int, ...]) -> Group:
     parts = []
     for part in group.parts:
         remaining = [(o, order) for o, order in zip(part.outputs, part.orders, strict=True) if o in outputs]
@@ -176,7 +176,7 @@ def computed(graph: Graph, group: Group) -> frozenset[int]:
     return frozenset(nodes)
 
 
-def read_in_part(graph: Graph, group: Group) -> Mapping[int, Dim]:
+def partly_read(graph: Graph, group: Group) -> Mapping[int, Dim]:
     """Maps each input that is only gathered or sliced to the number of elements read, repeats included."""
     inside = computed(graph, group)
     sliced = {position: _sliced(graph, inside, position) for position in group.inputs}

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from fusegen.fusion.groups import Group, Materialized, is_stored_elsewhere, strip_views
 from fusegen.fusion.matcher import Decision, Matcher, matcher_of
-from fusegen.fusion.order import addressed, hindered, is_torn
+from fusegen.fusion.order import blocked_writes, reads_overwritten, with_write_indices
 from fusegen.ir.graph import Graph
 from fusegen.ir.symbolic import Shape, nominal, product, same
 from fusegen.passes.writes import WriteTimes
@@ -53,7 +53,7 @@ def absorb(
             return group
 
 
-def alongside(
+def merge_independent(
     graph: Graph, groups: Sequence[Group], families: Sequence[Matcher], decision: Decision, times: WriteTimes
 ) -> list[Group]:
     """Joins independent groups that one kernel can compute: first those with most common reads, then those that hold only results
@@ -115,10 +115,10 @@ def _with(
     graph: Graph, group: Group, other: int, families: Sequence[Matcher], kept: Materialized, times: WriteTimes
 ) -> Group | None:
     merged = matcher_of(families, group.kind).merged(graph, group, other, kept)
-    merged = None if merged is None else addressed(graph, merged)
-    if merged is None or _reads_itself(graph, merged) or is_torn(merged, times):
+    merged = None if merged is None else with_write_indices(graph, merged)
+    if merged is None or _reads_itself(graph, merged) or reads_overwritten(merged, times):
         return None
-    return merged if hindered(graph, [merged]) <= hindered(graph, [group]) else None
+    return merged if blocked_writes(graph, [merged]) <= blocked_writes(graph, [group]) else None
 
 
 def _read(graph: Graph, group: Group) -> set[int]:

@@ -84,7 +84,7 @@ class Matcher:
 M = TypeVar("M", bound=Matcher)
 
 
-def asked(families: Sequence[Matcher], graph: Graph) -> tuple[Matcher, ...]:
+def applicable(families: Sequence[Matcher], graph: Graph) -> tuple[Matcher, ...]:
     present = {op.family for op in graph.operations}
     return tuple(family for family in families if not family.needs or not present.isdisjoint(family.needs))
 

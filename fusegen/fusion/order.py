@@ -47,7 +47,7 @@ def _topological(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ..
     waiting = list(reversed(groups))
     while waiting:
         served = (g for g in waiting if all(strip_views(graph, p) in written for p in _computed_inputs(graph, g)))
-        ready = next((g for g in served if not is_early(graph, g, waiting)), None)
+        ready = next((g for g in served if not overwrites_too_early(graph, g, waiting)), None)
         if ready is None:
             break
         waiting.remove(ready)
@@ -138,15 +138,15 @@ def written_by(graph: Graph, group: Group) -> tuple[int, ...]:
     return tuple(put for put in graph.puts if strip_views(graph, put) in group.outputs)
 
 
-def held(graph: Graph, apart: Collection[int]) -> frozenset[int]:
+def separate_copies(graph: Graph, separate: Collection[int]) -> frozenset[int]:
     """Returns the copies before and around writes, each with a kernel of its own, and the values that these copy.
 
-    ``apart`` are writes that need a kernel of their own.
+    ``separate`` are writes that need a kernel of their own.
     """
     if not graph.writes:
         return frozenset()
     before = {p for p, node in graph if node.op is Op.COPY and node.attr("role") == BEFORE}
-    last = [strip_views(graph, put) for put in apart]
+    last = [strip_views(graph, put) for put in separate]
     return frozenset(before.union(last, (_complete(graph, p) for p in last)))
 
 
@@ -157,7 +157,7 @@ def _complete(graph: Graph, last: int) -> int:
     return value if graph.nodes[value].family in COMPUTED else first
 
 
-def addressed(graph: Graph, group: Group) -> Group:
+def with_write_indices(graph: Graph, group: Group) -> Group:
     """Adds the indices that the group's writes need to its inputs."""
     if not group.kind.writes_in_place:
         return group
@@ -174,13 +174,13 @@ def addressed(graph: Graph, group: Group) -> Group:
     return replace(group, inputs=tuple(sorted({*group.inputs, *producers.inputs}))) if producers.inputs else group
 
 
-def is_torn(group: Group, times: WriteTimes) -> bool:
+def reads_overwritten(group: Group, times: WriteTimes) -> bool:
     """True if a group would read an input's old contents after a write that it depends on has changed them."""
     latest = max(times.latest[p] for p in group.outputs)
     return any(times.deadline.get(p, NEVER) <= latest for p in group.inputs)
 
 
-def hindered(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
+def blocked_writes(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
     return frozenset(put for group in groups for put in written_by(graph, group) if _is_hindered(graph, group, put))
 
 
@@ -221,13 +221,13 @@ def _is_same(first: Position, second: Position) -> bool:
     return all(map(same, first, second))
 
 
-def is_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
+def overwrites_too_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
     """True if a group would overwrite memory that waiting groups, of which it is one, must read or write first."""
     changed = {base(graph, put) for put in written_by(graph, group)}
     others = [other for other in waiting if other is not group]
     return any(not changed.isdisjoint((*other.inputs, *written_by(graph, other))) for other in others)
 
 
-def first_of(graph: Graph, groups: Sequence[Group], apart: Collection[int]) -> frozenset[int]:
-    puts = [put for group in groups for put in written_by(graph, group) if put not in apart]
+def first_write(graph: Graph, groups: Sequence[Group], separate: Collection[int]) -> frozenset[int]:
+    puts = [put for group in groups for put in written_by(graph, group) if put not in separate]
     return frozenset(sorted(puts)[:1])

@@ -54,7 +54,7 @@ def _reduces_rows(graph: Graph, group: Group) -> bool:
 def _goes_along_rows(graph: Graph, group: Group) -> bool:
     """True if no result has a few elements of a row, written one by one, or one per segment."""
     axes = domain_axes(group.domain)
-    indices = [places_of_row(graph, output, group.domain, axes) for output in group.outputs]
+    indices = [row_elements(graph, output, group.domain, axes) for output in group.outputs]
     return all(len(found) == 1 and not is_per_segment(group.domain, found[0], axes) for found in indices)
 
 
@@ -154,7 +154,7 @@ def _substituted(index: Index, axis: sympy.Symbol, by: Index) -> Index:
 # The elements of a row that a result has: one per column, one per segment, or a few that are written one by one.
 
 
-def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tuple[Position, ...]:
+def row_elements(graph: Graph, position: int, domain: Domain, axes: Axes) -> tuple[Position, ...]:
     """Returns the indices of a value's elements that a kernel writes at a row of a domain's axes: one along the columns or
     segments, a single element, or a few. Empty if the value does not fit the domain."""
     shape = graph.nodes[position].shape
@@ -173,7 +173,7 @@ def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tu
 
 
 def is_per_segment(domain: Domain, index: Position, axes: Axes) -> bool:
-    """True if an index, from `places_of_row`, is one per segment of a row."""
+    """True if an index, from `row_elements`, is one per segment of a row."""
     *groups, last = (index[d] == axes.symbols[d] for d in domain.columns) if domain.segment else (False, False)
     return any(groups) and not last
 

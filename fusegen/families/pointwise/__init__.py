@@ -13,7 +13,7 @@ from fusegen.families.pointwise.cuda import emit_cuda, emit_tiles
 from fusegen.families.pointwise.heuristics import FEWEST, SHORT
 from fusegen.families.pointwise.lower import POINTWISE, lower_pointwise
 from fusegen.families.pointwise.plan import PointwiseBody, PointwisePlan, TileBody, TilePlan
-from fusegen.families.rows.cost import LANE_COSTS, PointWork, point_time
+from fusegen.families.rows.cost import LANE_COSTS, PointwiseWork, pointwise_time
 from fusegen.families.rows.match import merge_rows, reduction_group, union
 from fusegen.fusion.groups import Domain, Group, Materialized
 from fusegen.fusion.matcher import Decision
@@ -67,7 +67,7 @@ class PointwiseFamily(KernelFamily):
         if any(plan.repeats > 1 for plan in plans):
             return {}
         work = _work(launch, body, sizes)
-        return {plan: point_time(costs.points, plan, work, target.processors) for plan in plans}
+        return {plan: pointwise_time(costs.points, plan, work, target.processors) for plan in plans}
 
     def preferred(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:
         """Chooses by time. For tiles and plans that hoist math, the choice depends on the number of busy SMs."""
@@ -121,8 +121,8 @@ def _is_short(body: PointwiseBody) -> bool:
     return columns is not None and columns < SHORT
 
 
-def _work(launch: Launch, body: PointwiseBody, sizes: Mapping[str, int]) -> PointWork:
+def _work(launch: Launch, body: PointwiseBody, sizes: Mapping[str, int]) -> PointwiseWork:
     rows, columns = extents(launch, sizes)
     in_memory = {pointer.buffer for pointer in launch.kernel.pointers if pointer.stream is None}
     reads = [access for access in body.reads if access.buffer in in_memory]
-    return PointWork(rows * columns, launch.traffic.moved(sizes), len(reads) + len(body.writes))
+    return PointwiseWork(rows * columns, launch.traffic.moved(sizes), len(reads) + len(body.writes))

@@ -57,8 +57,8 @@ def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, PointwiseBody)
     lane_axis = body.axes.symbols[-1]
-    offsets = cpu_offsets(kernel).found_first(body.reads, [lane_axis])
-    placed = cpu_offsets(kernel).found_first(body.writes, [lane_axis])
+    offsets = cpu_offsets(kernel).with_hoisted(body.reads, [lane_axis])
+    placed = cpu_offsets(kernel).with_hoisted(body.writes, [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     pipeline = render(

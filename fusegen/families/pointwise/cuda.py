@@ -26,7 +26,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 def _straight(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
     lane_axis = body.axes.symbols[-1]
-    offsets = cuda_offsets(kernel).found_first((*body.reads, *body.writes), [lane_axis])
+    offsets = cuda_offsets(kernel).with_hoisted((*body.reads, *body.writes), [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     return render(
         "cuda/pointwise.cu.jinja",

@@ -33,7 +33,7 @@ def widest(itemsizes: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class PointFeatures:
+class PointwiseFeatures:
     """The properties that the plan of a pointwise kernel depends on.
 
     Attributes:
@@ -54,7 +54,7 @@ class PointFeatures:
     along: Dim | None = None
 
 
-def pointwise_plans(features: PointFeatures, target: Target, multiples: Multiples) -> tuple[PointwisePlan, ...]:
+def pointwise_plans(features: PointwiseFeatures, target: Target, multiples: Multiples) -> tuple[PointwisePlan, ...]:
     """Returns the candidates for an iteration space, the fastest expected first."""
     if not target.warp:
         return cpu_plans(features.axes, features.offsets)
@@ -62,7 +62,7 @@ def pointwise_plans(features: PointFeatures, target: Target, multiples: Multiple
     return plans if features.together == 1 else tuple(_with_room(plan, features.itemsizes) for plan in plans)
 
 
-def _straight(features: PointFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
+def _straight(features: PointwiseFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
     axes, itemsizes = features.axes, features.itemsizes
     inner, lanes = axes.extents[-1], _lanes(features)
     least = min(itemsizes, default=4) * lanes
@@ -80,7 +80,7 @@ def _straight(features: PointFeatures, multiples: Multiples) -> tuple[PointwiseP
     return (*wrapped, *narrow) if dividing * 4 <= lanes and (columns is None or columns >= SHORT) else (*narrow, *wrapped)
 
 
-def _lanes(features: PointFeatures) -> int:
+def _lanes(features: PointwiseFeatures) -> int:
     lanes = widest(features.itemsizes)
     return min(lanes, max(1, _VECTOR_BYTES // features.in_turn)) if features.in_turn else lanes
 
@@ -93,7 +93,7 @@ def _variants(lanes: int, *, tail: bool, wraps: bool = False) -> tuple[Pointwise
     return (*all_of, *fewer)
 
 
-def _repeated(features: PointFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
+def _repeated(features: PointwiseFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
     """Returns plans in which each thread loops along an axis; on an H100, the first is fastest for a rotation by computed
     angles."""
     if features.along is None:

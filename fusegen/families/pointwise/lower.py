@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusegen.families.pointwise.heuristics import PointFeatures, pointwise_plans, tile_plans
+from fusegen.families.pointwise.heuristics import PointwiseFeatures, pointwise_plans, tile_plans
 from fusegen.families.pointwise.plan import Hoisted, PointwiseBody, PointwisePlan, TileBody, TilePlan
-from fusegen.families.rows.columns import may_wrap, reused_soon, wrapped
+from fusegen.families.rows.columns import may_wrap, order_for_reuse, wrapped
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.space import Space, unrolled
 from fusegen.ir.formula import ceil_div, formula
@@ -36,7 +36,7 @@ POINTWISE = GroupKind("pointwise", merges=True, writes_in_place=True, is_strided
 def lower_pointwise(context: Context) -> Launch:
     points = _points(context)
     crossing = crossing_of(points) if points.together == 1 else None
-    tiled = () if crossing is None else plans_of(context, points, crossing)
+    tiled = () if crossing is None else tile_candidates(context, points, crossing)
     hoisting = hoisting_of(points) if crossing is None and context.target.warp > 0 else None
     candidates: tuple[Plan, ...] = (*tiled, *_plans(context, points, hoisting))
     plan = context.chosen(candidates)
@@ -46,10 +46,10 @@ def lower_pointwise(context: Context) -> Launch:
     return _launch(context, points, plan, hoisting if plan.repeats > 1 else None)
 
 
-def _points(context: Context) -> Points:
+def _points(context: Context) -> PointwiseMath:
     space = unrolled(context.graph, context.group)
     points = _points_over(context, space)
-    split = in_parts_of(space.axes, [offset for _, offset in points.touched])
+    split = split_axes(space.axes, [offset for _, offset in points.touched])
     if split is not None:
         axes, index = split
         replacements = dict(zip(space.axes.symbols, index, strict=True))
@@ -63,18 +63,18 @@ def _points(context: Context) -> Points:
     return replace(points, leaves=points.leaves.moved(replaced), stores=stores, axes=merged)
 
 
-def _ordered(context: Context, axes: Axes, points: Points) -> Axes:
+def _ordered(context: Context, axes: Axes, points: PointwiseMath) -> Axes:
     """Returns the axes in the order that is best for the L2 cache. The last axis stays, since vectors run along it."""
     if not context.target.warp or not axes.symbols or divisor(axes.extents[-1], context.multiples) % _LANES:
         return axes  # rows that vectors do not divide are fastest in sequence
     lanes = Axes(axes.symbols[-1:], axes.extents[-1:])
     itemsizes = [context.dtype(buffer).itemsize for buffer, _ in points.touched]
     outer = Axes(axes.symbols[:-1], axes.extents[:-1])
-    outer = reused_soon(outer, lanes, [read.offset for read in points.leaves.reads.values()], itemsizes)
+    outer = order_for_reuse(outer, lanes, [read.offset for read in points.leaves.reads.values()], itemsizes)
     return Axes((*outer.symbols, *lanes.symbols), (*outer.extents, *lanes.extents))
 
 
-def _points_over(context: Context, space: Space) -> Points:
+def _points_over(context: Context, space: Space) -> PointwiseMath:
     axes = space.axes
     evaluator = Evaluator(
         context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted, context.inverted
@@ -87,15 +87,15 @@ def _points_over(context: Context, space: Space) -> Points:
             roots.append(evaluator.stored(root, context.dtype(store.buffer)))
             stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
-    return Points(evaluator.terms, tuple(roots), leaves, tuple(stores), axes, len(space.points))
+    return PointwiseMath(evaluator.terms, tuple(roots), leaves, tuple(stores), axes, len(space.points))
 
 
-def _plans(context: Context, points: Points, hoisting: Hoisting | None) -> tuple[PointwisePlan, ...]:
+def _plans(context: Context, points: PointwiseMath, hoisting: Hoisting | None) -> tuple[PointwisePlan, ...]:
     touched = tuple(points.touched)
     itemsizes, offsets = [context.dtype(b).itemsize for b, _ in touched], [o for _, o in touched]
     wraps = may_wrap(context, touched, points.stores, points.axes) and not points.leaves.checks
     along = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
-    features = PointFeatures(
+    features = PointwiseFeatures(
         axes=points.axes,
         itemsizes=itemsizes,
         offsets=offsets,
@@ -107,7 +107,7 @@ def _plans(context: Context, points: Points, hoisting: Hoisting | None) -> tuple
     return pointwise_plans(features, context.target, context.multiples)
 
 
-def _in_turn(context: Context, points: Points) -> int:
+def _in_turn(context: Context, points: PointwiseMath) -> int:
     """Returns the bytes per lane of the widest interleaved access; 0 if there is none."""
     if not context.target.warp:
         return 0
@@ -117,7 +117,7 @@ def _in_turn(context: Context, points: Points) -> int:
     )
 
 
-def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoisting | None) -> Launch:
+def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisting: Hoisting | None) -> Launch:
     axes = points.axes if hoisting is None else hoisting.ordered(points.axes)
 
     def access(name: str, read: BufferRead) -> Access:
@@ -176,7 +176,7 @@ class Hoisting:
         return Axes(tuple(symbols), tuple(extents[axis] for axis in symbols))
 
 
-def hoisting_of(points: Points) -> Hoisting | None:
+def hoisting_of(points: PointwiseMath) -> Hoisting | None:
     """Returns the axis along which most of the expensive math is invariant; None if too little is, or an index is checked."""
     if points.leaves.checks:
         return None
@@ -190,7 +190,7 @@ def hoisting_of(points: Points) -> Hoisting | None:
 
 @dataclass(frozen=True)
 class _Invariance:
-    points: Points
+    points: PointwiseMath
     axis: sympy.Symbol
 
     @property
@@ -234,7 +234,7 @@ class _Invariance:
 # along the channels they are.
 
 
-def in_parts_of(axes: Axes, offsets: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
+def split_axes(axes: Axes, offsets: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
     """Splits each axis that offsets divide by one number into two; returns the new axes and the old ones in terms of them. None if
     no axis is split."""
     splits = [_part(axis, extent, offsets) for axis, extent in zip(axes.symbols, axes.extents, strict=True)]
@@ -274,7 +274,7 @@ _VECTOR_BYTES = 16  # the widest memory access of a thread
 _MOST_LANES = 8
 
 
-def plans_of(context: Context, points: Points, crossing: Crossing) -> tuple[TilePlan, ...]:
+def tile_candidates(context: Context, points: PointwiseMath, crossing: Crossing) -> tuple[TilePlan, ...]:
     """Returns the tile plans of a kernel with transposed operands; empty if tiles do not pay."""
     extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
     columns = extents[crossing.column_axis]
@@ -285,12 +285,12 @@ def plans_of(context: Context, points: Points, crossing: Crossing) -> tuple[Tile
     return tile_plans(extents[crossing.row_axis], columns, lanes, itemsizes, context.target)
 
 
-def lower_tiles(context: Context, points: Points, crossing: Crossing, plan: TilePlan) -> Launch:
+def lower_tiles(context: Context, points: PointwiseMath, crossing: Crossing, plan: TilePlan) -> Launch:
     return _TileBuilder(context, points, crossing, plan).launch()
 
 
 class _TileBuilder:
-    def __init__(self, context: Context, points: Points, crossing: Crossing, plan: TilePlan) -> None:
+    def __init__(self, context: Context, points: PointwiseMath, crossing: Crossing, plan: TilePlan) -> None:
         self.context, self.points, self.crossing, self.plan = context, points, crossing, plan
         self.extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
         self.fragments = Fragments(context, points.terms, points.leaves, self._access)
@@ -396,7 +396,7 @@ def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index])
     return Axes(symbols, tuple(extents[axis] for axis in symbols))
 
 
-def crossing_of(points: Points) -> Crossing | None:
+def crossing_of(points: PointwiseMath) -> Crossing | None:
     """Returns the axes with most transposed operands. None without such operands, or if an element may depend on another one's
     write or on an index that is read."""
     if points.leaves.checks or any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in points.touched):
@@ -408,7 +408,7 @@ def crossing_of(points: Points) -> Crossing | None:
     return best if best is not None and best.reads else None
 
 
-def _across(points: Points, row: sympy.Symbol, column: sympy.Symbol) -> frozenset[BufferRead]:
+def _across(points: PointwiseMath, row: sympy.Symbol, column: sympy.Symbol) -> frozenset[BufferRead]:
     written = {buffer for buffer, _ in points.stores}
     reads = (r for r in points.leaves.reads.values() if r.buffer not in written and not r.drawn)
     return frozenset(r for r in reads if _is_transposed(r, row, column))
@@ -429,7 +429,7 @@ def _is_transposed(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) ->
 
 
 @dataclass(frozen=True)
-class Points:
+class PointwiseMath:
     """The math of a pointwise group over an iteration space, each of whose indices stands for ``together`` elements.
 
     Attributes:

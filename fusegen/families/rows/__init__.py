@@ -65,7 +65,7 @@ class RowFamily(KernelFamily):
         return next((c for c in plans if c.rows >= rows), None)
 
 
-def is_faster_apart(launch: Launch, sizes: Mapping[str, int], target: Target) -> bool:
+def is_faster_split(launch: Launch, sizes: Mapping[str, int], target: Target) -> bool:
     """True if the row results and the column sums of a launch are expected to be faster in two kernels.
 
     In one kernel, each block loops over rows and a second launch combines the blocks' sums. Two kernels read everything twice,

@@ -129,7 +129,7 @@ _PART = 4
 """A read counts if it has at least 1/_PART of a run's elements."""
 
 
-def reused_soon(axes: Axes, inner: Axes, reads: Sequence[Index], itemsizes: Sequence[int]) -> Axes:
+def order_for_reuse(axes: Axes, inner: Axes, reads: Sequence[Index], itemsizes: Sequence[int]) -> Axes:
     """Moves axes along which large reads repeat to the end, if the cache would evict these reads otherwise.
 
     The last axes, which form a contiguous run with the inner ones, stay in place.
@@ -187,7 +187,7 @@ def anchor_of(context: Context, touched: Iterable[tuple[int, Index]], rows: Axes
     return Anchor(start, same(start, linearize((*rows.symbols, 0), (*rows.extents, length))))
 
 
-def is_alike(context: Context, buffer: int, offset: Index, axis: sympy.Symbol, anchor: Anchor) -> bool:
+def has_alignment_of(context: Context, buffer: int, offset: Index, axis: sympy.Symbol, anchor: Anchor) -> bool:
     return _is_aligned(context, buffer, offset, axis) and same(_start(offset, axis), anchor.start)
 
 
@@ -200,7 +200,7 @@ def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor
         return replace(access, pattern=AccessPattern.GATHER, width=1)
     if access.pattern is not AccessPattern.VECTOR:
         return access
-    if is_alike(context, access.buffer, access.offset, axis, anchor) and not access.conditions:  # a condition may end a part early
+    if has_alignment_of(context, access.buffer, access.offset, axis, anchor) and not access.conditions:
         return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
     return replace(access, pattern=other, width=1)
 

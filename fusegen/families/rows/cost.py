@@ -186,7 +186,7 @@ class RowPrices:
 
 
 @dataclass(frozen=True)
-class PointPrices:
+class PointwisePrices:
     """Prices of a pointwise kernel, in µs; see `RowPrices`. ``wrapped_access`` is a surcharge for wrapping vectors, ``wave_access``
     the price of an access in a further wave."""
 
@@ -201,7 +201,7 @@ class PointPrices:
 class LaneCosts:
     rows: RowPrices
     staged: StagedPrices
-    points: PointPrices
+    points: PointwisePrices
     columns: ColumnPrices
 
 
@@ -230,7 +230,7 @@ H200 = LaneCosts(
         cache=40_000_000,
     ),
     staged=STAGED_H200,
-    points=PointPrices(start=4.30, megabyte=0.251, access=0.0273, wrapped_access=0.124, wave_access=0.0362),
+    points=PointwisePrices(start=4.30, megabyte=0.251, access=0.0273, wrapped_access=0.124, wave_access=0.0362),
     columns=COLUMNS_H200,
 )
 
@@ -239,7 +239,7 @@ LANE_COSTS: Mapping[str, LaneCosts] = {"sm_90a": H200}
 
 
 @dataclass(frozen=True)
-class PointWork:
+class PointwiseWork:
     """The number of elements of a pointwise kernel, the bytes that it moves, and the tensors that it reads or writes."""
 
     points: int
@@ -297,7 +297,7 @@ def _resident(plan: RowPlan, work: RowWork) -> int:
     return max(1, int(min(room, _MOST_THREADS // plan.block, _MOST_BLOCKS)))
 
 
-def point_time(prices: PointPrices, plan: PointwisePlan, work: PointWork, processors: int) -> float:
+def pointwise_time(prices: PointwisePrices, plan: PointwisePlan, work: PointwiseWork, processors: int) -> float:
     """Returns the time of a pointwise kernel's launch, in µs."""
     accesses = plan.unroll * work.operands
     threads = math.ceil(work.points / (plan.lanes * plan.unroll))

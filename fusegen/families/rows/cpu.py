@@ -12,7 +12,7 @@ from fusegen.emit.environment import c_text, render
 from fusegen.emit.views import checks_view, cpu_offsets, decode, fragment, kinds, reduction_functions, view
 from fusegen.families.pointwise.cpu import CHUNK, chunk_lanes
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
-from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions
+from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, write_accesses
 from fusegen.ir.symbolic import Axes, literal, product
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.program import Launch
@@ -50,7 +50,7 @@ def _plan(lanes: int, chunks: int, persistence: Persistence, parts: int, *, tile
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, RowBody)
-    offsets = cpu_offsets(kernel).found_first([*row_accesses(body), *placed_accesses(body)], body.column_axes.symbols)
+    offsets = cpu_offsets(kernel).with_hoisted([*row_accesses(body), *write_accesses(body)], body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     partials = {a.name: fragment(a, offsets, lane_axis) for a in body.partials}

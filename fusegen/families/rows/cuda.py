@@ -6,7 +6,7 @@ from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import c_text, render
 from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, reduction_functions
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
-from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions, staged_accesses
+from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, staged_accesses, write_accesses
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import BANKS, LoweredKernel
 from fusegen.schedule.program import Launch
@@ -21,7 +21,7 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 def _emit_column_tiles(kernel: LoweredKernel, launch: Launch, target: Target, body: RowBody) -> Source:
-    offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    offsets = cuda_offsets(kernel).with_hoisted(row_accesses(body), body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     (phase,) = phase_views(body, offsets)
     pipeline = render(
@@ -46,8 +46,8 @@ def _emit_column_tiles(kernel: LoweredKernel, launch: Launch, target: Target, bo
 
 
 def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: RowBody) -> Source:
-    touched = [*row_accesses(body), *placed_accesses(body)]
-    offsets = cuda_offsets(kernel).found_first(touched, body.column_axes.symbols)
+    touched = [*row_accesses(body), *write_accesses(body)]
+    offsets = cuda_offsets(kernel).with_hoisted(touched, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     staged = staged_accesses(body)
     phases = phase_views(body, offsets)

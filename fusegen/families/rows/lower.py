@@ -12,10 +12,10 @@ from fusegen.families.rows.columns import (
     PartialState,
     anchor_of,
     combine_partials,
-    is_alike,
+    has_alignment_of,
+    order_for_reuse,
     partials_buffers,
     parts_of,
-    reused_soon,
 )
 from fusegen.families.rows.heuristics import RowFeatures, row_plans
 from fusegen.families.rows.kernel import RowKernelBuilder, RowMath, is_shared
@@ -24,7 +24,7 @@ from fusegen.families.rows.phases import Keep, PhaseSplitter, PhaseTerms, Root
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.fusion.groups import Domain
 from fusegen.fusion.producers import domain_axes, reduced_dims
-from fusegen.fusion.space import Space, is_per_segment, places_of_row, unrolled
+from fusegen.fusion.space import Space, is_per_segment, row_elements, unrolled
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Position, broadcast_index
 from fusegen.ir.ops import Family
@@ -139,7 +139,7 @@ def _written_elements(context: Context, output: int, space: Space) -> list[tuple
     """Returns the elements of a result that a thread writes at an index of the space, each with the kind of its root."""
     graph, domain = context.graph, context.group.domain
     axes = domain_axes(domain)
-    indices = places_of_row(graph, output, domain, axes)
+    indices = row_elements(graph, output, domain, axes)
     if is_per_segment(domain, indices[0], axes):
         return [(indices[0], "segment_write")]
     if len(indices) > 1 or _is_per_row(domain, indices[0]):
@@ -209,7 +209,7 @@ def _row_order(context: Context, axes: Axes, leaves: Leaves, written: Sequence[i
         return rows
     itemsizes = [context.dtype(read.buffer).itemsize for read in leaves.reads.values()]
     itemsizes += [context.dtype(buffer).itemsize for buffer in written]
-    return reused_soon(rows, columns, [read.offset for read in leaves.reads.values()], itemsizes)
+    return order_for_reuse(rows, columns, [read.offset for read in leaves.reads.values()], itemsizes)
 
 
 def rows_and_columns(
@@ -322,7 +322,7 @@ def _shifted_stage_bytes(context: Context, math: RowMath) -> int | None:
 
 def _is_aligned_alike(context: Context, math: RowMath, anchor: Anchor) -> bool:
     axis, reads = math.column_axes.symbols[-1], _fragments_of_row(math)
-    return all(not r.conditions and is_alike(context, r.buffer, r.offset, axis, anchor) for r in reads)
+    return all(not r.conditions and has_alignment_of(context, r.buffer, r.offset, axis, anchor) for r in reads)
 
 
 def _row_step(context: Context, math: RowMath) -> int | None:

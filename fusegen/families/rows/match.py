@@ -14,7 +14,7 @@ from fusegen.fusion.producers import (
     reduced_dims,
     walk,
 )
-from fusegen.fusion.space import is_per_segment, places_of_row
+from fusegen.fusion.space import is_per_segment, row_elements
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index, strided_view
 from fusegen.ir.ops import Family
@@ -127,7 +127,7 @@ def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Materi
         return _is_of_row(graph, position, at, domain) or _is_segment_reduction(graph, position, at, domain)
 
     for root in roots:
-        indices = places_of_row(graph, root, domain, axes)
+        indices = row_elements(graph, root, domain, axes)
         if not indices:
             return None
         for index in indices:
@@ -163,7 +163,7 @@ def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Mat
     return Group(kind, roots, tuple(sorted(producers.inputs)), domain, tuple(sorted({*rows, *roots})))
 
 
-def apart(graph: Graph, group: Group) -> tuple[Group, ...]:
+def split_rows_and_columns(graph: Graph, group: Group) -> tuple[Group, ...]:
     """Splits a group with row and column reductions into a row kernel and a column kernel that reads its results. Returns the group
     itself if that is impossible or the program overwrites its inputs."""
     if group.kind is not ROW_COLUMN or graph.puts:
@@ -249,7 +249,7 @@ def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], dom
 
 def _goes_by_segments(graph: Graph, rows: Group) -> bool:
     axes = domain_axes(rows.domain)
-    indices = [index for output in rows.outputs for index in places_of_row(graph, output, rows.domain, axes)]
+    indices = [index for output in rows.outputs for index in row_elements(graph, output, rows.domain, axes)]
     is_of_segments = any(rows.domain.is_segment(reduced_dims(graph, anchor)) for anchor in rows.anchors)
     return is_of_segments or any(is_per_segment(rows.domain, index, axes) for index in indices)
 

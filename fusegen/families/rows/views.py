@@ -182,7 +182,7 @@ def row_accesses(body: RowBody) -> list[Access]:
     return [*body.kept, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
 
 
-def placed_accesses(body: RowBody) -> list[Access]:
+def write_accesses(body: RowBody) -> list[Access]:
     """Returns the writes of a row kernel that store element by element."""
     return [a for phase in body.phases for a in (*phase.writes, *phase.segment_writes)]
 
