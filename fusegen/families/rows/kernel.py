@@ -338,7 +338,7 @@ class RowKernelBuilder:
         """Returns the math that computes named terms, and the terms that need none. ``missing`` are terms not computed yet."""
         computed_here = {t for _, t in roots}
         known = dict.fromkeys((*phase.given, *phase.row_given, *phase.segment_terms, *self._row_leaves()))
-        available = [t for t in known if t not in missing and (t not in computed_here or self._is_given(t, phase))]
+        available = [t for t in known if t not in missing and (t not in computed_here or self._is_available(t, phase))]
         computed = [(result, t) for result, t in roots if t not in available]
         call = self.fragments.call(name, computed, available) if computed else None
         return call, tuple(self._copy(result, t) for result, t in roots if t in available)

@@ -118,7 +118,7 @@ class PhaseSplitter:
         first: dict[int, int] = {}
         for number, phase in enumerate(phases):
             for root in phase.roots:
-                self._place(root.terms, number, phases, first)
+                self._add(root.terms, number, phases, first)
                 if root.kind == "row_write" and self.terms.items[root.terms[0]].op is Leaf.CONSTANT:
                     phase.row_terms.append(root.terms[0])  # gives the constant a name
         for phase in phases:
@@ -162,9 +162,9 @@ class PhaseSplitter:
         while stack:
             position = stack.pop()
             if self.is_element(position):
-                stack += self._place_element(position, number, phases, first)
+                stack += self._add_element(position, number, phases, first)
             else:
-                self._place_row(position, number, phases)
+                self._add_row(position, number, phases)
 
     def _add_element(self, position: int, number: int, phases: list[PhaseTerms], first: dict[int, int]) -> tuple[int, ...]:
         phase, known, term = phases[number], first.get(position), self.terms.items[position]
