@@ -100,12 +100,12 @@ def templates() -> Path:
     shipped, checkout = package / "templates", package.parent / "templates"
     if shipped.is_dir():
         return shipped
-    if checkout.is_dir() and _is_ours(package.parent / "pyproject.toml"):
+    if checkout.is_dir() and _is_checkout(package.parent / "pyproject.toml"):
         return checkout
     raise VerificationError("fusegen's templates are missing", where=str(package), hint="install fusegen again")
 
 
-def _is_ours(project: Path) -> bool:
+def _is_checkout(project: Path) -> bool:
     return project.is_file() and 'name = "fusegen"' in project.read_text(encoding="utf-8")
 
 
@@ -282,14 +282,16 @@ EVERYTHING = PrimitiveUses(frozenset(DType), frozenset(DType), frozenset((1, 2, 
 
 @lru_cache(maxsize=1024)
 def body(folder: str, name: str, uses: PrimitiveUses = EVERYTHING) -> str:
-    written = _written(folder, name)
+    written = _template_text(folder, name)
     return _environment().get_template(_file(folder, name)).render(uses.context) if _is_template(written) else written
 
 
 def primitives_of(text: str, folder: str, uses: PrimitiveUses = EVERYTHING) -> tuple[Primitive, ...]:
     """Returns all primitives that a text needs, in dependency order."""
     bodies = closure(text, names(folder), lambda name: body(folder, name, uses))
-    return tuple(Primitive(name, _variant(_written(folder, name), uses), text.rstrip("\n") + "\n") for name, text in bodies.items())
+    return tuple(
+        Primitive(name, _variant(_template_text(folder, name), uses), text.rstrip("\n") + "\n") for name, text in bodies.items()
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -306,7 +308,7 @@ def _variant(written: str, uses: PrimitiveUses) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _written(folder: str, name: str) -> str:
+def _template_text(folder: str, name: str) -> str:
     return (templates() / _file(folder, name)).read_text(encoding="utf-8")
 
 

@@ -228,7 +228,7 @@ class Offsets:
     def text(self, index: Index) -> str:
         if isinstance(index, int) or not index.has(*_CALLS):
             return c_text(index)
-        return c_text(self._written(index.subs({call: _word(name) for call, name in self.named.items()})))
+        return c_text(self._written(index.subs({call: _symbol(name) for call, name in self.named.items()})))
 
     def condition(self, bounds: Iterable[Bounds]) -> str:
         """Prints the conjunction of conditions; empty if there are none."""
@@ -242,10 +242,10 @@ class Offsets:
             stem = f"{plain(call.table)}_at"
             number = sum(name.rstrip("0123456789") == stem for name in named.values())
             named[call] = f"{stem}{number or ''}"
-        lines = {name: self._finding(name, call, invariant[call]) for call, name in named.items()}
+        lines = {name: self._definition(name, call, invariant[call]) for call, name in named.items()}
         return replace(self, named=named, lines=lines)
 
-    def _finding(self, name: str, call: Checked, conditions: tuple[Bounds, ...]) -> str:
+    def _definition(self, name: str, call: Checked, conditions: tuple[Bounds, ...]) -> str:
         condition = self.condition(conditions)
         return f"const Index {name} = {f'!({condition}) ? 0 : ' if condition else ''}{self.text(call)};"
 
@@ -261,7 +261,7 @@ class Offsets:
         """Replaces reads and checks of indices by their text, innermost first."""
         while calls := expression.atoms(*_CALLS):
             innermost = [call for call in calls if not any(a.has(*_CALLS) for a in call.args)]
-            expression = expression.subs({call: _word(self._call(call)) for call in innermost})
+            expression = expression.subs({call: _symbol(self._call(call)) for call in innermost})
         return expression
 
     def _call(self, call: Loaded | Checked | Choice | Differs | Scalar) -> str:
@@ -287,7 +287,7 @@ def cpu_offsets(kernel: LoweredKernel) -> Offsets:
     return Offsets(kernel.name, pointers, "widen({}[{}])", '{}({}, {}, "{}", failed)')
 
 
-def _word(text: str) -> sympy.Symbol:
+def _symbol(text: str) -> sympy.Symbol:
     return sympy.Symbol(text, integer=True)
 
 

@@ -40,7 +40,7 @@ from fusegen.target import Target
 
 _SETTINGS = ("scale", "causal", "dropout", "descending")
 """Node attributes that are passed to torch's functions as numbers, in this order."""
-_OF_RESULTS = ("result", "order", "dtype", "shape")
+_RESULT_ATTRIBUTES = ("result", "order", "dtype", "shape")
 """Attributes that distinguish the results of one call."""
 
 LIBRARY_PRODUCT = GroupKind("library product", is_strided=True, reads_as_typed=True, is_library=True)
@@ -118,14 +118,14 @@ def call_group(graph: Graph, position: int) -> Group:
     """Returns the group of a value that torch or a loop computes, with all other results of the same step."""
     node = graph.nodes[position]
     inputs = tuple(sorted({operand_base(graph, a) for a in node.args}))
-    outputs = tuple(p for p, other in graph if _called(other) == _called(node))
+    outputs = tuple(p for p, other in graph if _call_key(other) == _call_key(node))
     kind = LOOP if node.op is Op.BLOCKS else LIBRARY_CALL
     return Group(kind, outputs, inputs, Domain(node.shape))
 
 
-def _called(node: Node) -> tuple[object, ...]:
+def _call_key(node: Node) -> tuple[object, ...]:
     """Returns the parts of a node that are equal for all results of one call."""
-    return node.op, node.args, tuple((name, value) for name, value in node.attrs if name not in _OF_RESULTS)
+    return node.op, node.args, tuple((name, value) for name, value in node.attrs if name not in _RESULT_ATTRIBUTES)
 
 
 def lower_library(context: Context) -> Sequence[Step]:
@@ -137,7 +137,7 @@ def lower_library(context: Context) -> Sequence[Step]:
     axes, strides = domain_axes(context.group.domain), memory_strides(context.graph, product)
     row_major = flat_offset(axes.symbols, strides)
     placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, row_major))
-    a, b = _factors(context, product)
+    a, b = _operands(context, product)
     out = _operand(placement.buffer, StridedView(product, shape, strides, 0))
     padded = _padded(context.graph, product)
     step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product), padded=padded)
@@ -184,7 +184,7 @@ def _accumulating(context: Context, product: int) -> LibraryProduct:
     (value,) = context.group.outputs
     (target,) = (context.graph.nodes[put].args[0] for put in context.graph.puts if context.graph.nodes[put].args[1] == value)
     out = _operand(context.reads[target], strided_view(context.graph, target))
-    a, b = _factors(context, product)
+    a, b = _operands(context, product)
     padded = _padded(context.graph, product)
     return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True, padded=padded)
 
@@ -196,7 +196,7 @@ def _padded(graph: Graph, product: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(row for row in rows if row is not None))
 
 
-def _factors(context: Context, product: int) -> tuple[StridedOperand, StridedOperand]:
+def _operands(context: Context, product: int) -> tuple[StridedOperand, StridedOperand]:
     left, right = (strided_view(context.graph, p) for p in context.graph.nodes[product].args)
     return _operand(context.reads[left.base], left), _operand(context.reads[right.base], right)
 

@@ -57,12 +57,12 @@ class Roofline:
             return None
         if self.seconds == LAUNCH_SECONDS:
             return Limit.LAUNCH
-        return Limit.ARITHMETIC if self._computing > self._moving else Limit.BANDWIDTH
+        return Limit.ARITHMETIC if self._arithmetic_seconds > self._traffic_seconds else Limit.BANDWIDTH
 
     @property
     def seconds(self) -> float | None:
         """The time at peak rates, in s: the longest of memory traffic, arithmetic and a launch."""
-        return None if self.peaks is None else max(self._moving, self._computing, LAUNCH_SECONDS)
+        return None if self.peaks is None else max(self._traffic_seconds, self._arithmetic_seconds, LAUNCH_SECONDS)
 
     def describe(self) -> str:
         figures = f"{human_flops(self.flops.count)}, {_figure(self.intensity)} FLOP/byte"
@@ -73,12 +73,12 @@ class Roofline:
         return f"{figures}{left_out}; {ridge}: bound by {self.bound.value}"
 
     @property
-    def _moving(self) -> float:
+    def _traffic_seconds(self) -> float:
         assert self.peaks is not None
         return self.moved / self.peaks.bandwidth
 
     @property
-    def _computing(self) -> float:
+    def _arithmetic_seconds(self) -> float:
         return self.flops.count / self._arithmetic
 
     @property
@@ -129,21 +129,21 @@ class Flops:
 
 def step_flops(step: Step, graph: Graph, sizes: Mapping[str, int]) -> Flops:
     if isinstance(step, Launch) and isinstance(step.kernel.body, ColumnBody):
-        return _of_combination(step.kernel.body, sizes)
+        return _combination_flops(step.kernel.body, sizes)
     if isinstance(step, LoopStep):
-        return _of_loop(step, sizes)
+        return _loop_flops(step, sizes)
     needed = _needed_elements(graph, step, sizes)
     matmuls = [p for p in needed if graph.nodes[p].family is Family.CONTRACTION or graph.nodes[p].op in _ATTENTION]
     if step.group.kind is ATTENTION:
-        return _of_attention(step, graph, matmuls, sizes)
-    count = sum(_of_node(graph, position, needed[position], sizes) for position in _distinct(graph, needed))
+        return _fused_attention_flops(step, graph, matmuls, sizes)
+    count = sum(_node_flops(graph, position, needed[position], sizes) for position in _distinct(graph, needed))
     if isinstance(step, LibraryProduct):  # possibly a part of a matmul
         total = prod(formula(extent)(sizes) for extent in graph.nodes[step.group.anchors[0]].shape)
         count = count * prod(extent(sizes) for extent in step.out.shape) // max(total, 1)
     return Flops(count, _dtype(step, graph, needed, matmuls), bool(matmuls), tuple(_uncounted(graph, step, needed)))
 
 
-def _of_loop(loop: LoopStep, sizes: Mapping[str, int]) -> Flops:
+def _loop_flops(loop: LoopStep, sizes: Mapping[str, int]) -> Flops:
     """Sums up all blocks; the operations get the dtype of the matmuls."""
     counts = [step_flops(step, loop.body.graph, block) for block in loop.call.blocks(sizes) for step in loop.body.steps]
     main = max(counts, key=lambda flops: (flops.is_matmul, flops.count))
@@ -151,7 +151,7 @@ def _of_loop(loop: LoopStep, sizes: Mapping[str, int]) -> Flops:
     return Flops(sum(flops.count for flops in counts), main.dtype, main.is_matmul, tuple(uncounted))
 
 
-def _of_combination(body: ColumnBody, sizes: Mapping[str, int]) -> Flops:
+def _combination_flops(body: ColumnBody, sizes: Mapping[str, int]) -> Flops:
     blocks = body.parts if body.row_blocks is None else min(body.parts, formula(body.row_blocks)(sizes))
     elements = blocks * prod(formula(extent)(sizes) for extent in body.column_axes.extents)
     reductions = [s.reduction for s in body.sums]
@@ -161,17 +161,20 @@ def _of_combination(body: ColumnBody, sizes: Mapping[str, int]) -> Flops:
     return Flops(elements * sum(_REDUCTION.get(r.op, 1) for r in counted), dtype, is_matmul=False, uncounted=left_out)
 
 
-def _of_attention(step: Step, graph: Graph, matmuls: list[int], sizes: Mapping[str, int]) -> Flops:
+def _fused_attention_flops(step: Step, graph: Graph, matmuls: list[int], sizes: Mapping[str, int]) -> Flops:
     assert isinstance(step, Launch) and isinstance(step.kernel.body, AttentionBody)
     body, scores = step.kernel.body, graph.nodes[min(matmuls)]
     queries, keys = (formula(dim)(sizes) for dim in scores.shape[-2:])
-    pairs = sum(_matmul(graph, p, sizes) for p in matmuls) // max(queries * keys, 1)
+    pairs = sum(_matmul_flops(graph, p, sizes) for p in matmuls) // max(queries * keys, 1)
     return Flops(
-        pairs * _seen(body, queries, keys, sizes), body.input_dtype, is_matmul=True, uncounted=("softmax and pointwise operations",)
+        pairs * _visible_pairs(body, queries, keys, sizes),
+        body.input_dtype,
+        is_matmul=True,
+        uncounted=("softmax and pointwise operations",),
     )
 
 
-def _seen(body: AttentionBody, queries: int, keys: int, sizes: Mapping[str, int]) -> int:
+def _visible_pairs(body: AttentionBody, queries: int, keys: int, sizes: Mapping[str, int]) -> int:
     """Returns the query-key pairs up to each query's last visible key, which is constant or advances by one per query."""
     if body.seen is None:
         return queries * keys
@@ -215,14 +218,14 @@ def _distinct(graph: Graph, positions: Iterable[int]) -> Iterable[int]:
     return {(n.op, n.args, _without_part(n)): p for p in positions for n in (graph.nodes[p],)}.values()
 
 
-def _of_node(graph: Graph, position: int, elements: int, sizes: Mapping[str, int]) -> int:
+def _node_flops(graph: Graph, position: int, elements: int, sizes: Mapping[str, int]) -> int:
     node = graph.nodes[position]
-    if not _floats(graph, node) or node.op in _FREE:
+    if not _float_dtypes(graph, node) or node.op in _FREE:
         return 0
     if node.family is Family.CONTRACTION:
-        return _matmul(graph, position, sizes)
+        return _matmul_flops(graph, position, sizes)
     if node.op in _ATTENTION:
-        return _attention(graph, position, sizes)
+        return _library_attention_flops(graph, position, sizes)
     if node.op is Op.SCATTER_ADD:
         return _elements(graph.operands(position)[0], sizes)
     if node.family is Family.REDUCTION:
@@ -231,12 +234,12 @@ def _of_node(graph: Graph, position: int, elements: int, sizes: Mapping[str, int
     return elements if node.family in (Family.POINTWISE, Family.SCAN) else 0
 
 
-def _matmul(graph: Graph, position: int, sizes: Mapping[str, int]) -> int:
+def _matmul_flops(graph: Graph, position: int, sizes: Mapping[str, int]) -> int:
     depth = formula(graph.operands(position)[0].shape[-1])(sizes)
     return 2 * _elements(graph.nodes[position], sizes) * depth
 
 
-def _attention(graph: Graph, position: int, sizes: Mapping[str, int]) -> int:
+def _library_attention_flops(graph: Graph, position: int, sizes: Mapping[str, int]) -> int:
     """Two matmuls forward, five backward, all counted for the first result; half if causal."""
     node, forward = graph.nodes[position], graph.nodes[position].op is Op.ATTENTION
     if node.attr("result"):
@@ -254,7 +257,7 @@ def _elements(node: Node, sizes: Mapping[str, int]) -> int:
     return prod(formula(dim)(sizes) for dim in node.shape)
 
 
-def _floats(graph: Graph, node: Node) -> set[DType]:
+def _float_dtypes(graph: Graph, node: Node) -> set[DType]:
     """Returns the float dtypes of a node and its operands, without Python scalars."""
     taking = [graph.nodes[p] for p in node.args] if node.family is not Family.INDEXING else []
     return {n.dtype.compute for n in (node, *taking) if n.dtype.is_float and not n.weak}
@@ -265,14 +268,14 @@ def _dtype(step: Step, graph: Graph, needed: Mapping[int, int], matmuls: list[in
         return step.kernel.body.input_dtype
     if matmuls:
         return graph.operands(matmuls[0])[0].dtype
-    is_double = any(DType.FLOAT64 in _floats(graph, graph.nodes[p]) for p in needed)
+    is_double = any(DType.FLOAT64 in _float_dtypes(graph, graph.nodes[p]) for p in needed)
     return DType.FLOAT64 if is_double else DType.FLOAT32
 
 
 def _uncounted(graph: Graph, step: Step, needed: Mapping[int, int]) -> Iterator[str]:
     arithmetic = (Family.POINTWISE, Family.REDUCTION, Family.ORDER, Family.SCAN, Family.CONTRACTION, Family.LIBRARY)
     nodes = [graph.nodes[p] for p in needed]
-    if any(n.family in arithmetic and n.op not in _FREE and not _floats(graph, n) for n in nodes):
+    if any(n.family in arithmetic and n.op not in _FREE and not _float_dtypes(graph, n) for n in nodes):
         yield "integer and logical operations"
     if any(graph.nodes[p].op is Op.RANDOM for p in (*needed, *step.group.inputs)):
         yield "random bits"

@@ -34,7 +34,7 @@ def decide(
     for family in families:
         family.claim(graph, target, claims)
     calls = [position for position, node in graph if node.family is Family.LIBRARY]
-    stored = _stored(graph, products, calls, claims) | _partials(graph, matmul_ends(products, claims)) | once
+    stored = _stored(graph, products, calls, claims) | _combined_statistics(graph, matmul_ends(products, claims)) | once
     shared = once | shared_values(graph, stored, claims.ends.union(products, calls), claims.streamed)
     beside: dict[int, int] = {}
     for family in families:
@@ -59,7 +59,7 @@ def derived_from(graph: Graph, value: int) -> set[int]:
     return found
 
 
-def _partials(graph: Graph, ends: Collection[int]) -> Materialized:
+def _combined_statistics(graph: Graph, ends: Collection[int]) -> Materialized:
     """Returns the per-head statistics of matmul results that another reduction combines, e.g. from tiles to a row."""
     near = {p for end in ends for p in derived_from(graph, end) if graph.nodes[p].family is Family.REDUCTION}
     return frozenset(p for p in near if _is_combined(graph, p))

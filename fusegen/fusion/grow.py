@@ -42,10 +42,10 @@ def absorb(
     candidates = list(others)
     while True:
         for other in candidates:
-            merged = _with(graph, group, other, families, kept, times)
-            if merged is None or (other not in _read(graph, group) and _further(graph, group, merged)):
+            merged = _extended(graph, group, other, families, kept, times)
+            if merged is None or (other not in _reads(graph, group) and _new_reads(graph, group, merged)):
                 continue
-            if _needed(graph, merged.inputs, groups).isdisjoint(merged.outputs):  # else another kernel must run between
+            if _dependencies(graph, merged.inputs, groups).isdisjoint(merged.outputs):  # else another kernel must run between
                 group = merged
                 candidates.remove(other)
                 break
@@ -61,7 +61,7 @@ def merge_independent(
     remaining = list(groups)
     alone = decision.held | decision.ends | set(decision.beside)
     rejected: set[tuple[Group, Group]] = set()
-    while (pair := _nearest(graph, remaining, alone, rejected)) is not None:
+    while (pair := _closest_pair(graph, remaining, alone, rejected)) is not None:
         n, m = pair
         joined = _joined(graph, remaining, n, m, families, decision.kept, times)
         if joined is None:
@@ -71,16 +71,18 @@ def merge_independent(
     return remaining
 
 
-def _nearest(graph: Graph, groups: Sequence[Group], alone: Materialized, apart: Set[tuple[Group, Group]]) -> tuple[int, int] | None:
+def _closest_pair(
+    graph: Graph, groups: Sequence[Group], alone: Materialized, apart: Set[tuple[Group, Group]]
+) -> tuple[int, int] | None:
     """Returns the two groups over one iteration space with most common reads; None if there are none.
 
     ``alone`` are values whose kernels compute nothing else, ``apart`` pairs that one kernel cannot compute.
     """
     numbers = [n for n, group in enumerate(groups) if group.kind.merges and alone.isdisjoint(group.outputs)]
-    pairs = [(n, m) for n, m in combinations(numbers, 2) if _are_alike(groups[n].domain.shape, groups[m].domain.shape)]
+    pairs = [(n, m) for n, m in combinations(numbers, 2) if _have_equal_spaces(groups[n].domain.shape, groups[m].domain.shape)]
     pairs = [(n, m) for n, m in pairs if (groups[n], groups[m]) not in apart]
     results = {strip_views(graph, p) for p in (*graph.outputs, *graph.puts)}
-    shared = {(n, m): _shared(graph, groups[n], groups[m]) for n, m in pairs}
+    shared = {(n, m): _common_reads(graph, groups[n], groups[m]) for n, m in pairs}
     readers = {n: _readers(graph, groups, n) if not results.issuperset(groups[n].outputs) else None for n in numbers}
     worth = [(n, m) for n, m in pairs if shared[n, m] or readers[n] == readers[m]]
     return max(worth, key=shared.__getitem__, default=None)
@@ -88,10 +90,10 @@ def _nearest(graph: Graph, groups: Sequence[Group], alone: Materialized, apart: 
 
 def _readers(graph: Graph, groups: Sequence[Group], number: int) -> frozenset[int]:
     outputs = set(groups[number].outputs)
-    return frozenset(n for n, group in enumerate(groups) if not outputs.isdisjoint(_read(graph, group)))
+    return frozenset(n for n, group in enumerate(groups) if not outputs.isdisjoint(_reads(graph, group)))
 
 
-def _are_alike(first: Shape, second: Shape) -> bool:
+def _have_equal_spaces(first: Shape, second: Shape) -> bool:
     """True if two iteration spaces are equal, or one covers only the other's rows or columns."""
     return len(first) == len(second) and all(same(a, b) or same(a, 1) or same(b, 1) for a, b in zip(first, second, strict=True))
 
@@ -102,16 +104,16 @@ def _joined(
     """Returns the groups with two of them merged; None if no kernel computes both or another must run between."""
     merged: Group | None = groups[n]
     for output in groups[m].outputs:
-        merged = None if merged is None else _with(graph, merged, output, families, kept, times)
+        merged = None if merged is None else _extended(graph, merged, output, families, kept, times)
     if merged is None:
         return None
     joined = [merged if k == n else group for k, group in enumerate(groups) if k != m]
     computed = {output for group in joined for output in group.outputs}
     is_served = all(is_stored_elsewhere(graph, p) or strip_views(graph, p) in computed for p in merged.inputs)
-    return joined if is_served and _needed(graph, merged.inputs, joined).isdisjoint(merged.outputs) else None
+    return joined if is_served and _dependencies(graph, merged.inputs, joined).isdisjoint(merged.outputs) else None
 
 
-def _with(
+def _extended(
     graph: Graph, group: Group, other: int, families: Sequence[Matcher], kept: Materialized, times: WriteTimes
 ) -> Group | None:
     merged = matcher_of(families, group.kind).merged(graph, group, other, kept)
@@ -121,25 +123,25 @@ def _with(
     return merged if blocked_writes(graph, [merged]) <= blocked_writes(graph, [group]) else None
 
 
-def _read(graph: Graph, group: Group) -> set[int]:
+def _reads(graph: Graph, group: Group) -> set[int]:
     return {strip_views(graph, p) for p in group.inputs}
 
 
-def _further(graph: Graph, group: Group, merged: Group) -> set[int]:
+def _new_reads(graph: Graph, group: Group, merged: Group) -> set[int]:
     """Returns the large enough values that a merged group reads and the original did not."""
-    return {p for p in set(merged.inputs) - set(group.inputs) if _counts(graph, merged, p)}
+    return {p for p in set(merged.inputs) - set(group.inputs) if _is_large(graph, merged, p)}
 
 
-def _shared(graph: Graph, first: Group, second: Group) -> int:
+def _common_reads(graph: Graph, first: Group, second: Group) -> int:
     """Returns the number of large enough values that both groups read."""
-    return sum(_counts(graph, first, p) for p in set(first.inputs) & set(second.inputs))
+    return sum(_is_large(graph, first, p) for p in set(first.inputs) & set(second.inputs))
 
 
-def _counts(graph: Graph, group: Group, position: int) -> bool:
+def _is_large(graph: Graph, group: Group, position: int) -> bool:
     return _PART * nominal(product(graph.nodes[position].shape)) >= nominal(product(group.domain.shape))
 
 
-def _needed(graph: Graph, positions: Iterable[int], groups: Sequence[Group]) -> set[int]:
+def _dependencies(graph: Graph, positions: Iterable[int], groups: Sequence[Group]) -> set[int]:
     """Returns everything that values depend on, including all inputs of the groups that compute them."""
     writers = {output: group for group in groups for output in group.outputs}
     needed, pending, seen = set[int](), list(positions), set[int]()
@@ -156,4 +158,4 @@ def _needed(graph: Graph, positions: Iterable[int], groups: Sequence[Group]) -> 
 
 def _reads_itself(graph: Graph, group: Group) -> bool:
     """True if a group would read a value that it writes itself."""
-    return not _read(graph, group).isdisjoint(group.outputs)
+    return not _reads(graph, group).isdisjoint(group.outputs)

@@ -147,10 +147,10 @@ def separate_copies(graph: Graph, separate: Collection[int]) -> frozenset[int]:
         return frozenset()
     before = {p for p, node in graph if node.op is Op.COPY and node.attr("role") == BEFORE}
     last = [strip_views(graph, put) for put in separate]
-    return frozenset(before.union(last, (_complete(graph, p) for p in last)))
+    return frozenset(before.union(last, (_source_of_write(graph, p) for p in last)))
 
 
-def _complete(graph: Graph, last: int) -> int:
+def _source_of_write(graph: Graph, last: int) -> int:
     """Returns the materialized source of a separate write: the value itself, or its first copy if no kernel computes it."""
     (first,) = graph.nodes[last].args
     (value,) = graph.nodes[first].args
@@ -181,10 +181,10 @@ def reads_overwritten(group: Group, times: WriteTimes) -> bool:
 
 
 def blocked_writes(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
-    return frozenset(put for group in groups for put in written_by(graph, group) if _is_hindered(graph, group, put))
+    return frozenset(put for group in groups for put in written_by(graph, group) if _is_blocked(graph, group, put))
 
 
-def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
+def _is_blocked(graph: Graph, group: Group, put: int) -> bool:
     memory = owner(graph, put)
     if group.adds_in_place:
         return False

@@ -88,7 +88,7 @@ class _Walk:
         """Returns the elements that an element is computed from; records memory reads and anchors."""
         position, at, bounds = element
         family = self.graph.nodes[position].family
-        if (position in self.kept and position != self.root) or _is_read_at_values(self.graph, position, at):
+        if (position in self.kept and position != self.root) or _has_gathered_index(self.graph, position, at):
             return self._read(position, at)
         if family is Family.INDEXING:
             return self._indexed(element)
@@ -147,7 +147,7 @@ def _index_leaf(graph: Graph, position: int) -> int:
     while True:
         node = graph.nodes[position]
         numbers = [n.number for n in graph.operands(position) if n.op is Op.CONSTANT and not n.dtype.is_float]
-        if node.op is Op.WHERE and (passed := _kept_unless(graph, node)) is not None:
+        if node.op is Op.WHERE and (passed := _passed_through(graph, node)) is not None:
             position = passed
             continue
         is_view = node.family is Family.VIEW and node.op is not Op.CONCAT
@@ -163,7 +163,7 @@ def _index_leaf(graph: Graph, position: int) -> int:
         position = below
 
 
-def _kept_unless(graph: Graph, choice: Node) -> int | None:
+def _passed_through(graph: Graph, choice: Node) -> int | None:
     """Returns the integer that ``where(value != number, value, other number)`` passes through; None for other choices."""
     condition, value, instead = (graph.nodes[a] for a in choice.args)
     if condition.op is not Op.NE or condition.args[0] != choice.args[1] or not value.dtype is choice.dtype is DType.INT64:
@@ -172,7 +172,7 @@ def _kept_unless(graph: Graph, choice: Node) -> int | None:
     return choice.args[1] if all(n.op in _NUMBERS and not n.dtype.is_float for n in numbers) else None
 
 
-def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:
+def _has_gathered_index(graph: Graph, position: int, at: Position) -> bool:
     """True if a value read at data-dependent indices must be materialized: a concatenation cannot select its operand, and nested
     gathers would not end."""
     node = graph.nodes[position]

@@ -39,7 +39,7 @@ def unrolled(graph: Graph, group: Group) -> Space:
     space = Space(axes, (axes.symbols,))
     if group.anchors and not (_reduces_rows(graph, group) and _goes_along_rows(graph, group)):
         return space
-    while (finer := next(_finer(graph, group, space), None)) is not None:
+    while (finer := next(_unrolled_spaces(graph, group, space), None)) is not None:
         space = finer
     return space
 
@@ -67,7 +67,7 @@ def producers_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Pro
     return producers
 
 
-def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
+def _unrolled_spaces(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
     """Yields spaces in which each thread computes several elements of `space`, as far as that pays off."""
     several = [producers_of(graph, group, space.axes, point) for point in space.points]
     conditions, visited = (
@@ -85,7 +85,7 @@ def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
             continue  # a thread's elements are in one row, which must continue along the axis
         finer = split.of(space, number)
         is_innermost = split.count == length and number == len(space.axes.symbols) - 1
-        if is_innermost or _share(graph, group, finer, axis):
+        if is_innermost or _shares_reads(graph, group, finer, axis):
             yield finer
 
 
@@ -140,7 +140,7 @@ def _cuts(axis: sympy.Symbol, bounds: Bounds) -> list[int | None]:
     return [None if end is None or not step or step < 0 else -(-end // step) for end in ends]
 
 
-def _share(graph: Graph, group: Group, space: Space, axis: sympy.Symbol) -> bool:
+def _shares_reads(graph: Graph, group: Group, space: Space, axis: sympy.Symbol) -> bool:
     """True if elements of one thread read a common element that varies along the axis."""
     several = [producers_of(graph, group, space.axes, point) for point in space.points]
     read = [{(p, at) for p, at in producers.elements if any(sympy.sympify(i).has(axis) for i in at)} for producers in several]

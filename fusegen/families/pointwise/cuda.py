@@ -19,12 +19,12 @@ from fusegen.target import Target
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
     body = kernel.body
     assert isinstance(body, PointwiseBody)
-    pipeline = _straight(kernel, body, launch) if body.hoisted is None else _repeated(kernel, body, body.hoisted, launch)
+    pipeline = _vectorized(kernel, body, launch) if body.hoisted is None else _repeated(kernel, body, body.hoisted, launch)
     once = [] if body.hoisted is None or body.hoisted.call is None else [body.hoisted.call.function]
     return assemble(launch, target, math_text([*once, body.call.function]), pipeline)
 
 
-def _straight(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
+def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel).with_hoisted((*body.reads, *body.writes), [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))

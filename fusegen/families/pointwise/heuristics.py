@@ -40,7 +40,7 @@ class PointwiseFeatures:
         axes: merged axes; vectors run along the last one.
         itemsizes, offsets: of all reads and writes.
         may_wrap: whether vectors may continue in the next row.
-        in_turn: bytes per lane of the widest interleaved access; 0 if there is none.
+        interleaved_bytes: bytes per lane of the widest interleaved access; 0 if there is none.
         together: elements of the group's domain per index of the axes.
         along: the extent of the axis for hoisting, or None.
     """
@@ -49,7 +49,7 @@ class PointwiseFeatures:
     itemsizes: Sequence[int]
     offsets: Sequence[Index]
     may_wrap: bool = False
-    in_turn: int = 0
+    interleaved_bytes: int = 0
     together: int = 1
     along: Dim | None = None
 
@@ -58,11 +58,11 @@ def pointwise_plans(features: PointwiseFeatures, target: Target, multiples: Mult
     """Returns the candidates for an iteration space, the fastest expected first."""
     if not target.warp:
         return cpu_plans(features.axes, features.offsets)
-    plans = (*_repeated(features, multiples), *_straight(features, multiples))
+    plans = (*_repeated(features, multiples), *_vectorized(features, multiples))
     return plans if features.together == 1 else tuple(_with_room(plan, features.itemsizes) for plan in plans)
 
 
-def _straight(features: PointwiseFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
+def _vectorized(features: PointwiseFeatures, multiples: Multiples) -> tuple[PointwisePlan, ...]:
     axes, itemsizes = features.axes, features.itemsizes
     inner, lanes = axes.extents[-1], _lanes(features)
     least = min(itemsizes, default=4) * lanes
@@ -82,7 +82,7 @@ def _straight(features: PointwiseFeatures, multiples: Multiples) -> tuple[Pointw
 
 def _lanes(features: PointwiseFeatures) -> int:
     lanes = widest(features.itemsizes)
-    return min(lanes, max(1, _VECTOR_BYTES // features.in_turn)) if features.in_turn else lanes
+    return min(lanes, max(1, _VECTOR_BYTES // features.interleaved_bytes)) if features.interleaved_bytes else lanes
 
 
 def _variants(lanes: int, *, tail: bool, wraps: bool = False) -> tuple[PointwisePlan, ...]:
@@ -131,7 +131,7 @@ _TILE_SHAPES = ((64, 64, 128), (128, 64, 256), (128, 64, 128), (64, 64, 256), (3
 """Rows and columns of a tile, and threads of its block. On an H200, a transposed copy of 16384 x 4096 takes 74 to 79 µs with each,
 and 67 without the transposition. For 300 x 500, the first takes 6.8 µs and the last, which has more blocks, 5.3."""
 _BLOCKS_OF_TILES = 8  # blocks per SM that shared memory must leave room for
-_LEAST_UNDER_WAY = 32  # bytes in flight per thread that hide the memory latency on a full SM
+_LEAST_IN_FLIGHT = 32  # bytes in flight per thread that hide the memory latency on a full SM
 
 
 def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], target: Target) -> tuple[TilePlan, ...]:
@@ -146,7 +146,7 @@ def tile_plans(rows: Dim, columns: Dim, lanes: int, itemsizes: Sequence[int], ta
         return ()
     plans = [TilePlan(threads, lanes, *sides) for *sides, threads in _TILE_SHAPES if _fits(sides, rows, columns)]
     fitting = (plan for plan in plans if plan.unroll and _room(plan, itemsizes) * _BLOCKS_OF_TILES <= target.shared_bytes)
-    return tuple(sorted(fitting, key=lambda plan: plan.rows * plan.columns * sum(itemsizes) < _LEAST_UNDER_WAY * plan.threads))
+    return tuple(sorted(fitting, key=lambda plan: plan.rows * plan.columns * sum(itemsizes) < _LEAST_IN_FLIGHT * plan.threads))
 
 
 def is_long(extent: Dim) -> bool:

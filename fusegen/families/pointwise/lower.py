@@ -100,14 +100,14 @@ def _plans(context: Context, points: PointwiseMath, hoisting: Hoisting | None) -
         itemsizes=itemsizes,
         offsets=offsets,
         may_wrap=wraps,
-        in_turn=_in_turn(context, points),
+        interleaved_bytes=_interleaved_bytes(context, points),
         together=points.together,
         along=None if hoisting is None else along[hoisting.axis],
     )
     return pointwise_plans(features, context.target, context.multiples)
 
 
-def _in_turn(context: Context, points: PointwiseMath) -> int:
+def _interleaved_bytes(context: Context, points: PointwiseMath) -> int:
     """Returns the bytes per lane of the widest interleaved access; 0 if there is none."""
     if not context.target.warp:
         return 0
@@ -237,7 +237,7 @@ class _Invariance:
 def split_axes(axes: Axes, offsets: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
     """Splits each axis that offsets divide by one number into two; returns the new axes and the old ones in terms of them. None if
     no axis is split."""
-    splits = [_part(axis, extent, offsets) for axis, extent in zip(axes.symbols, axes.extents, strict=True)]
+    splits = [_split_of(axis, extent, offsets) for axis, extent in zip(axes.symbols, axes.extents, strict=True)]
     if not any(splits):
         return None
     symbols: list[sympy.Symbol] = []
@@ -254,7 +254,7 @@ def split_axes(axes: Axes, offsets: Iterable[Index]) -> tuple[Axes, tuple[Index,
     return Axes(tuple(symbols), tuple(extents)), tuple(index)
 
 
-def _part(axis: sympy.Symbol, extent: Index, offsets: Iterable[Index]) -> tuple[Index, int] | None:
+def _split_of(axis: sympy.Symbol, extent: Index, offsets: Iterable[Index]) -> tuple[Index, int] | None:
     """Returns the number of parts of an axis and their length, if all divisions of the axis are by that length."""
     divisions = [d for offset in offsets for d in sympy.sympify(offset).atoms(FloorDiv, Modulo) if d.args[0] == axis]
     lengths = {d.args[1] for d in divisions}
@@ -322,7 +322,7 @@ class _TileBuilder:
         row, column = self.crossing.row_axis, self.crossing.column_axis
         outer = {axis: extent for axis, extent in self.extents.items() if axis not in (row, column)}
         symbols = (*outer, axis_symbol("tile_column"), axis_symbol("tile_row"))
-        sides = _parts(self.extents[column], self.plan.columns), _parts(self.extents[row], self.plan.rows)
+        sides = _tile_count(self.extents[column], self.plan.columns), _tile_count(self.extents[row], self.plan.rows)
         return Axes(symbols, (*outer.values(), *sides))
 
     def _staged(self, accesses: Sequence[Access]) -> SharedArrays:
@@ -368,7 +368,7 @@ def _independent(sizes: Sequence[sympy.Expr]) -> tuple[Index, ...]:
     return tuple(size for size in sizes if not any(size != other and (size / other).is_integer for other in sizes))
 
 
-def _parts(extent: Index, side: int) -> Index:
+def _tile_count(extent: Index, side: int) -> Index:
     return FloorDiv(sympy.sympify(extent) + side - 1, sympy.Integer(side))
 
 

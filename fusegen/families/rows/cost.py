@@ -283,8 +283,8 @@ def _row_throughput(prices: RowPrices, plan: RowPlan, work: RowWork, accesses: i
 
 def _read_again(prices: RowPrices, plan: RowPlan, work: RowWork, processors: int) -> int:
     """Returns the bytes of multi-pass rows that are read from memory again, since L2 does not hold all rows in flight."""
-    under_way = min(work.rows, processors * _resident(plan, work) // plan.cluster) * work.columns * work.itemsize
-    if plan.persistence is not Persistence.LOOPED or under_way <= prices.cache:
+    in_flight = min(work.rows, processors * _resident(plan, work) // plan.cluster) * work.columns * work.itemsize
+    if plan.persistence is not Persistence.LOOPED or in_flight <= prices.cache:
         return 0
     return work.reductions * work.rows * work.columns * work.itemsize
 

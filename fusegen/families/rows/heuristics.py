@@ -57,7 +57,7 @@ _LONG = 1024
 scalars take equally long either way, and 3001 a third longer; 1002 in pairs take less."""
 _LEAST_SUMMING = 128  # threads of a block that stages rows and sums columns
 _SUMMING_THREADS = range(256, 1024 + 1)  # per SM, for such blocks
-_USUAL_SUMMING = 1 << 15
+_SUMMING_BYTES = 1 << 15
 """Bytes of rows that an SM works on at a time, in blocks of the fewest threads: every warp takes part in the end of each phase. On
 an H200, a norm's backward pass takes 120 µs for 16384 rows of 4096 with two blocks of 128 threads, 131 with two of 256 and 147 with
 four of 128; for 8192 rows of 8192, 125 with one block of 256 and 138 with one of 512."""
@@ -81,7 +81,7 @@ _STAGED_SHARE = 640  # fewest vectors of a row per block of a cluster
 _STAGING_THREADS = range(256, 1024 + 1)  # per SM
 _STAGING_ROWS = 3  # most rows in shared memory
 _FORESEEN = 4  # vectors that only the last phase of a staged row needs and that a thread prefetches
-_AT_ONCE = 16  # registers for values shared by all rows that a thread loads at the start
+_EARLY_REGISTERS = 16  # registers for values shared by all rows that a thread loads at the start
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
 _BLOCK_OF_ORDER = 512  # threads of a block that sorts the longest rows
 _CLUSTERS = (2, 4, 8, 16)  # blocks that share a row
@@ -109,7 +109,7 @@ class RowFeatures:
         row_step: a divisor of the elements between rows; None if fragments differ in alignment or rows are not equidistant.
         orders: whether rows are sorted.
         segment: columns per segment, whose threads must be neighbours in a warp; 0 without segments.
-        in_turn: bytes per lane of the widest interleaved access; 0 if there is none.
+        interleaved_bytes: bytes per lane of the widest interleaved access; 0 if there is none.
         indexed: whether row addresses depend on an index that is read.
         sendable: whether the blocks of a cluster may exchange partial reductions.
     """
@@ -129,7 +129,7 @@ class RowFeatures:
     deferred: int = 0
     orders: bool = False
     segment: int = 0
-    in_turn: int = 0
+    interleaved_bytes: int = 0
     indexed: bool = False
 
 
@@ -191,17 +191,17 @@ def _plans(columns: int | None, known: bool, lanes: int, features: RowFeatures, 
         ordered = [*staged, *in_registers] if groups >= _BLOCK else [*in_registers, *staged]
         return tuple(dict.fromkeys(ordered or filter(None, [held(_MOST_THREADS)])))
     narrow = [held(threads) for threads in _NARROW if groups <= _WARP and threads < 2 * groups]
-    at_once = [_at_once(plan, features) for plan in powers]
+    at_once = [_with_early_shared(plan, features) for plan in powers]
     # Copies that wait for an index are not ahead: an embedding with a norm takes 132 µs staged on an H100, 110 in registers.
     waits = features.indexed and any(powers)
     staged = [] if waits else _staged(columns, known, lanes, features, target)
     return tuple(dict.fromkeys(filter(None, [*powers, *narrow, *staged, looped, *fewest, *at_once])))
 
 
-def _at_once(plan: RowPlan | None, features: RowFeatures) -> RowPlan | None:
+def _with_early_shared(plan: RowPlan | None, features: RowFeatures) -> RowPlan | None:
     """Returns the plan with values shared by all rows loaded together with the row, if they need few registers: few rows then pay
     the memory latency once."""
-    if plan is None or not 0 < plan.chunks * plan.lanes * features.shared <= _AT_ONCE:
+    if plan is None or not 0 < plan.chunks * plan.lanes * features.shared <= _EARLY_REGISTERS:
         return None
     return replace(plan, keeps_shared=True, foresees=0)
 
@@ -302,7 +302,7 @@ def _fits(elements: int, held: float) -> bool:
 
 
 def _widest(features: RowFeatures) -> int:
-    return max(1, min(_MOST_LANES, _VECTOR_BYTES // max(features.in_turn, min(features.itemsizes, default=4))))
+    return max(1, min(_MOST_LANES, _VECTOR_BYTES // max(features.interleaved_bytes, min(features.itemsizes, default=4))))
 
 
 def _lanes(features: RowFeatures, multiples: Multiples) -> int:
@@ -409,7 +409,7 @@ def _summing(columns: int, known: bool, lanes: int, features: RowFeatures, targe
     groups = -(-columns // lanes)
     blocks = dict.fromkeys(-(-groups // (chunks * _WARP)) * _WARP for chunks in _SUMMING_CHUNKS)
     plans = [_summing_by(columns, known, lanes, features, target, b, n) for n in _SUMMING_BLOCKS for b in blocks]
-    usual = _USUAL_SUMMING / max(1, columns * features.stage_bytes)
+    usual = _SUMMING_BYTES / max(1, columns * features.stage_bytes)
     return sorted(filter(None, plans), key=lambda plan: (abs(math.log2(plan.blocks_per_sm / usual)), plan.threads))
 
 

@@ -247,7 +247,7 @@ def _plan(context: Context, math: RowMath) -> tuple[RowPlan, list[PhaseTerms]]:
         row_step=_row_step(context, math),
         sendable=_is_sendable(math),
         segment=math.segment,
-        in_turn=_in_turn(context, math),
+        interleaved_bytes=_interleaved_bytes(context, math),
         indexed=any(sympy.sympify(read.offset).has(Loaded, Checked) for read in _fragments_of_row(math)),
         deferred=_deferred(context, math),
         orders=any(root.kind == "order" for root in math.roots),
@@ -270,7 +270,7 @@ def _most_held(context: Context, math: RowMath, phases: list[PhaseTerms]) -> flo
     return max((sum(_registers(context, math, p) for p in first if first[p] <= n < last_use[p]) for n in borders), default=0)
 
 
-def _in_turn(context: Context, math: RowMath) -> int:
+def _interleaved_bytes(context: Context, math: RowMath) -> int:
     """Returns the bytes per lane of the widest interleaved access; 0 if there is none."""
     if not context.target.warp or context.group.kind is COLUMN:
         return 0

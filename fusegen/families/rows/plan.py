@@ -24,7 +24,7 @@ class Persistence(Enum):
     LOOPED = "looped"  # multi-pass: read again in each phase
 
 
-_KEPT = {
+_PERSISTENCE_TEXT = {
     Persistence.REGISTERS: "read once, held in registers",
     Persistence.STAGED: "read once, staged in shared memory",
     Persistence.LOOPED: "read again in each phase",
@@ -239,7 +239,7 @@ class RowBody(Body):
 
     def words(self, kind: str) -> str:
         sharing = f" by {self.plan.cluster} blocks" if self.plan.cluster > 1 else ""
-        return f"{kind}, {len(self.phases)} phases, rows {_KEPT[self.plan.persistence]}{sharing}"
+        return f"{kind}, {len(self.phases)} phases, rows {_PERSISTENCE_TEXT[self.plan.persistence]}{sharing}"
 
     @property
     def reason(self) -> str:

@@ -37,16 +37,16 @@ def column_plan(target: Target, sums: int, *, tiled: bool) -> ColumnPlan:
 # vectors of rows with one alignment.
 
 
-_KEPT = Persistence.REGISTERS
+_IN_REGISTERS = Persistence.REGISTERS
 _WARP = 32
 _BLOCK = 256
 _LARGE_BLOCK = 1024
 _WIDE = ((128, 2), (256, 1))  # threads along the columns of a tile, and along its rows
-_UNDER_WAY = 128  # bytes in flight per thread
+_IN_FLIGHT = 128  # bytes in flight per thread
 _SHIFTED_THREADS = (32, 64, 128)  # threads along the columns of a shifted tile
 _LARGEST_SHIFTED = 512  # most threads per block of a shifted tile, limited by registers for wide vectors
 _REGISTER = 4  # bytes
-_SINGLE_UNDER_WAY = 32  # bytes in flight per thread with scalar loads, each of which takes a register: above it, ptxas spills
+_SCALARS_IN_FLIGHT = 32  # bytes in flight per thread with scalar loads, each of which takes a register: above it, ptxas spills
 _MOST_UNROLLED = 16
 _LARGE_BLOCK_REGISTERS = 36  # most registers per thread of a large block, for loads and twice the sums
 _CLUSTERS = (1, 2, 4, 8, 16)  # blocks that share the rows of a tile
@@ -66,7 +66,7 @@ def column_tile_plans(columns: int | None, lanes: int, read: Sequence[int], sums
     unroll = _unroll(lanes, read)
     held = sum(unroll * max(1, lanes * itemsize // 4) for itemsize in read) + 2 * sums * lanes
     shapes = _shapes(columns, lanes, has_large=held <= _LARGE_BLOCK_REGISTERS)
-    plans = (RowPlan(threads, rows, lanes, 1, _KEPT, False, 1, tiled=True, unroll=unroll) for threads, rows in shapes)
+    plans = (RowPlan(threads, rows, lanes, 1, _IN_REGISTERS, False, 1, tiled=True, unroll=unroll) for threads, rows in shapes)
     return tuple(dict.fromkeys(plan for tile in plans for plan in _shared(tile, columns, target)))
 
 
@@ -78,15 +78,15 @@ def shifted_tile_plans(
     shapes = [(threads, max(period, _BLOCK // threads)) for threads in _SHIFTED_THREADS]
     shapes = [(threads, rows) for threads, rows in shapes if threads * rows <= _LARGEST_SHIFTED]
     unroll = _unroll(lanes, read)
-    plans = (RowPlan(t, r, lanes, 1, _KEPT, False, 1, tiled=True, shifted=True, unroll=unroll) for t, r in shapes)
+    plans = (RowPlan(t, r, lanes, 1, _IN_REGISTERS, False, 1, tiled=True, shifted=True, unroll=unroll) for t, r in shapes)
     room = target.shared_bytes // 2  # leaves the other half to a second block
     fitting = (tile for tile in plans if padded(tile.rows * tile.span) * sums * _REGISTER <= room)
     return tuple(plan for tile in fitting for plan in _shared(tile, columns, target))
 
 
 def _unroll(lanes: int, read: Sequence[int]) -> int:
-    under_way = _SINGLE_UNDER_WAY if lanes == 1 else _UNDER_WAY
-    return max(1, min(_MOST_UNROLLED, under_way // (lanes * max(1, sum(read)))))
+    in_flight = _SCALARS_IN_FLIGHT if lanes == 1 else _IN_FLIGHT
+    return max(1, min(_MOST_UNROLLED, in_flight // (lanes * max(1, sum(read)))))
 
 
 def _shared(tile: RowPlan, columns: int | None, target: Target) -> Iterator[RowPlan]:
