@@ -108,7 +108,7 @@ def accumulation_group(graph: Graph, position: int) -> Group | None:
     """Returns the group of a write that adds a matmul to its target, or None."""
     for put in graph.puts:
         if graph.nodes[put].args[1] == position and (matmul := accumulation(graph, put)) is not None:
-            group = library_group(graph, matmul, "adds to what is there")
+            group = library_group(graph, matmul, "accumulates into its target")
             inputs = tuple(sorted({*group.inputs, graph.nodes[put].args[0]}))
             return replace(group, outputs=(position,), inputs=inputs)
     return None
@@ -257,7 +257,7 @@ def _reason(context: Context, product: int) -> str:
     if context.group.reason:
         return context.group.reason
     if is_left_to_library(context.graph, product):
-        return "expected to be faster than a kernel of ours"
+        return "expected to be faster than a generated kernel"
     if not pipelines_of(context.target):
         return "no tensor-core pipeline serves this target"
     graph = replace(context.graph, padded=frozenset())  # as fusion saw it

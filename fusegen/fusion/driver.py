@@ -35,14 +35,15 @@ def fuse(graph: Graph, target: Target, families: Sequence[Matcher]) -> tuple[Gro
             once |= again
             continue
         ordered, stuck = in_order(graph, groups)
-        hindering = blocked_writes(graph, groups) or first_write(graph, stuck, separate)
-        if not stuck and not hindering:
+        blocked = blocked_writes(graph, groups) or first_write(graph, stuck, separate)
+        if not stuck and not blocked:
             return ordered
-        if hindering <= separate:
+        if blocked <= separate:
             raise UnsupportedError(
-                "kernels wait for each other, or write what they read", hint="copy what is read of a tensor before it is written to"
+                "the kernels that write to a tensor and those that read it form a cycle",
+                hint="read from a clone that is taken before the write",
             )
-        separate |= hindering
+        separate |= blocked
 
 
 def _summed_again(graph: Graph, groups: Sequence[Group]) -> Materialized:
