@@ -208,7 +208,7 @@ def _needed_elements(graph: Graph, step: Step, sizes: Mapping[str, int]) -> dict
 
 
 def _operand_elements(user: Node, needed: int, size: int, operand_size: int) -> int:
-    """Returns the elements of an operand that a node needs for ``wanted`` of its own ``size`` elements."""
+    """Returns the elements of an operand that a node needs if ``needed`` of its own ``size`` elements are needed."""
     if user.family is Family.REDUCTION:
         return operand_size * needed // max(size, 1)
     return needed if user.family in (Family.POINTWISE, Family.VIEW, Family.INDEXING) else operand_size
@@ -324,8 +324,8 @@ PEAKS: Mapping[str, Peaks] = {
     "sm_89": Peaks("RTX 4090", 1.008e12, 82.6e12, 1.29e12, 165.2e12, 1.29e12),
     # NVIDIA H200 Tensor Core GPU data sheet, H200 SXM; half of its 1,979 TFLOPS of bfloat16, which are of sparse matrices.
     "sm_90a": Peaks("H200", 4.8e12, 67e12, 34e12, 989.5e12, 67e12),
-    # NVIDIA Blackwell Architecture Technical Brief, table 3, HGX B200, a GPU; half of its 4.5 PFLOPS of sparse bfloat16. The first
-    # edition, of before the product, has 8 TB/s, 80 and 40 TFLOPS.
+    # NVIDIA Blackwell Architecture Technical Brief, table 3, HGX B200, per GPU; half of its 4.5 PFLOPS of sparse bfloat16. The
+    # first edition, from before the launch, has 8 TB/s, 80 and 40 TFLOPS.
     "sm_100": Peaks("B200", 7.7e12, 75e12, 37e12, 2250e12, 37e12),
     # NVIDIA RTX Blackwell GPU Architecture whitepaper, table 3, GeForce RTX 5090; dense bfloat16 with FP32 accumulate (209.5/419),
     # half of the rate with FP16 accumulate; float64 runs at 1/64 of the rate of float32.

@@ -110,7 +110,7 @@ class ScanBody(Body):
 # Groups around scans: the pointwise math before and after a scan is computed in the same kernel.
 
 
-def scan_group(graph: Graph, root: int, kept: Collection[int]) -> Group | None:
+def scan_group(graph: Graph, root: int, materialized: Collection[int]) -> Group | None:
     """Returns the group of a value with the last scans that it is computed from elementwise, or None.
 
     Scans of scans, scans of other shapes, and scans read at another element are materialized.
@@ -120,13 +120,13 @@ def scan_group(graph: Graph, root: int, kept: Collection[int]) -> Group | None:
         return None
     domain = Domain(shape, (len(shape) - 1,))
     axes = domain_axes(domain)
-    last = _last_scans(graph, root, kept)
+    last = _last_scans(graph, root, materialized)
 
     def accepts(position: int, at: Position, bounds: tuple[Bounds, ...]) -> bool:
         return position in last and not bounds and _is_aligned(graph, position, at, axes)
 
     producers = Producers()
-    walk(graph, root, axes.symbols, axes, accepts, producers, kept)
+    walk(graph, root, axes.symbols, axes, accepts, producers, materialized)
     if not producers.anchors or not producers.anchors.keys().isdisjoint(
         producers.inputs
     ):  # a scan that is also read elsewhere is materialized
@@ -134,13 +134,13 @@ def scan_group(graph: Graph, root: int, kept: Collection[int]) -> Group | None:
     return Group(SCAN, (root,), tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.anchors)))
 
 
-def _last_scans(graph: Graph, root: int, kept: Collection[int]) -> frozenset[int]:
+def _last_scans(graph: Graph, root: int, materialized: Collection[int]) -> frozenset[int]:
     scans: set[int] = set()
     stack, seen = [root], set[int]()
     while stack:
         position = stack.pop()
         family = graph.nodes[position].family
-        if position in seen or (position in kept and position != root):
+        if position in seen or (position in materialized and position != root):
             continue
         seen.add(position)
         if family is Family.SCAN:
@@ -364,7 +364,7 @@ class ScanFamily(KernelFamily):
     cpu: ClassVar[Emitters] = {ScanBody: emit_cpp}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        return scan_group(graph, root, decision.kept)
+        return scan_group(graph, root, decision.materialized)
 
     def lower(self, context: Context) -> Sequence[Step]:
         return [_ScanBuilder(context, _evaluate(context)).launch()]

@@ -49,14 +49,14 @@ def matmul_ends(products: Sequence[int], claims: Claims) -> list[int]:
 
 def derived_from(graph: Graph, value: int) -> set[int]:
     """Returns all values computed from a value elementwise or per head, possibly with other operands."""
-    found: set[int] = set()
+    derived: set[int] = set()
     stack = [value]
     while stack:
         near = (user for user in graph.users[stack.pop()] if fits_epilogue(graph, user))
-        new = [user for user in near if user not in found]
-        found.update(new)
+        new = [user for user in near if user not in derived]
+        derived.update(new)
         stack += new
-    return found
+    return derived
 
 
 def _combined_statistics(graph: Graph, ends: Collection[int]) -> Materialized:

@@ -70,8 +70,8 @@ def _unordered(
         end = decision.beside.get(root, root)
         root = root if end in done else end
         group = with_write_indices(graph, grow(graph, root, target, families, decision))
-        candidates = pending - {root} - decision.ends - set(decision.beside) if root not in decision.held else set()
-        group = absorb(graph, group, sorted(candidates, reverse=True), families, decision.kept, times, groups)
+        candidates = pending - {root} - decision.ends - set(decision.beside) if root not in decision.write_copies else set()
+        group = absorb(graph, group, sorted(candidates, reverse=True), families, decision.materialized, times, groups)
         groups.append(group)
         count += len(computed(graph, group))
         check_repetition(graph, count)

@@ -224,7 +224,7 @@ def _inputs_below(graph: Graph, group: Group, roots: Iterable[int]) -> set[int]:
     return inputs
 
 
-def products_below(graph: Graph, root: int, kept: Collection[int] = ()) -> list[int]:
+def products_below(graph: Graph, root: int, materialized: Collection[int] = ()) -> list[int]:
     """Returns the matmuls that the root reaches through unmaterialized pointwise nodes and views, the latest first."""
     products: set[int] = set()
     stack = list(graph.nodes[root].args)
@@ -237,7 +237,7 @@ def products_below(graph: Graph, root: int, kept: Collection[int] = ()) -> list[
         node = graph.nodes[position]
         if node.family is Family.CONTRACTION:
             products.add(position)
-        elif position not in kept and node.family in (Family.POINTWISE, Family.VIEW):
+        elif position not in materialized and node.family in (Family.POINTWISE, Family.VIEW):
             stack += node.args
     return sorted(products, reverse=True)
 

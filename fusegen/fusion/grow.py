@@ -32,22 +32,22 @@ _PART = 4
 def absorb(
     graph: Graph,
     group: Group,
-    others: Sequence[int],
+    values: Sequence[int],
     families: Sequence[Matcher],
-    kept: Materialized,
+    materialized: Materialized,
     times: WriteTimes,
     groups: Sequence[Group],
 ) -> Group:
     """Returns the group extended by each candidate value that it can write as well without reading more, the latest first."""
-    candidates = list(others)
+    candidates = list(values)
     while True:
-        for other in candidates:
-            merged = _extended(graph, group, other, families, kept, times)
-            if merged is None or (other not in _reads(graph, group) and _new_reads(graph, group, merged)):
+        for value in candidates:
+            merged = _extended(graph, group, value, families, materialized, times)
+            if merged is None or (value not in _reads(graph, group) and _new_reads(graph, group, merged)):
                 continue
             if _dependencies(graph, merged.inputs, groups).isdisjoint(merged.outputs):  # else another kernel must run between
                 group = merged
-                candidates.remove(other)
+                candidates.remove(value)
                 break
         else:
             return group
@@ -59,11 +59,11 @@ def merge_independent(
     """Joins independent groups that one kernel can compute: first those with most common reads, then those that hold only results
     or whose values have the same readers. Joining others would lengthen lifetimes and save nothing."""
     remaining = list(groups)
-    alone = decision.held | decision.ends | set(decision.beside)
+    alone = decision.write_copies | decision.ends | set(decision.beside)
     rejected: set[tuple[Group, Group]] = set()
     while (pair := _closest_pair(graph, remaining, alone, rejected)) is not None:
         n, m = pair
-        joined = _joined(graph, remaining, n, m, families, decision.kept, times)
+        joined = _joined(graph, remaining, n, m, families, decision.materialized, times)
         if joined is None:
             rejected.add((remaining[n], remaining[m]))
         else:
@@ -99,12 +99,18 @@ def _have_equal_spaces(first: Shape, second: Shape) -> bool:
 
 
 def _joined(
-    graph: Graph, groups: Sequence[Group], n: int, m: int, families: Sequence[Matcher], kept: Materialized, times: WriteTimes
+    graph: Graph,
+    groups: Sequence[Group],
+    n: int,
+    m: int,
+    families: Sequence[Matcher],
+    materialized: Materialized,
+    times: WriteTimes,
 ) -> list[Group] | None:
     """Returns the groups with two of them merged; None if no kernel computes both or another must run between."""
     merged: Group | None = groups[n]
     for output in groups[m].outputs:
-        merged = None if merged is None else _extended(graph, merged, output, families, kept, times)
+        merged = None if merged is None else _extended(graph, merged, output, families, materialized, times)
     if merged is None:
         return None
     joined = [merged if k == n else group for k, group in enumerate(groups) if k != m]
@@ -114,9 +120,9 @@ def _joined(
 
 
 def _extended(
-    graph: Graph, group: Group, other: int, families: Sequence[Matcher], kept: Materialized, times: WriteTimes
+    graph: Graph, group: Group, other: int, families: Sequence[Matcher], materialized: Materialized, times: WriteTimes
 ) -> Group | None:
-    merged = matcher_of(families, group.kind).merged(graph, group, other, kept)
+    merged = matcher_of(families, group.kind).merged(graph, group, other, materialized)
     merged = None if merged is None else with_write_indices(graph, merged)
     if merged is None or _reads_itself(graph, merged) or reads_overwritten(merged, times):
         return None

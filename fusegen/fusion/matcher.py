@@ -41,17 +41,17 @@ class Decision:
         ends: last values of matmuls and attention, each with a kernel of its own.
         beside: maps a value that an epilogue computes as well to the value in which the epilogue ends.
         stored: all materialized values known before kernels are built.
-        kept: those of them that kernels read instead of recomputing them.
+        materialized: those of them that kernels read instead of recomputing them.
         refusals: maps a matmul to the reason why no generated kernel takes it.
-        held: copies around writes, each with a kernel of its own.
+        write_copies: copies around writes, each with a kernel of its own.
     """
 
     ends: Materialized
     beside: Mapping[int, int]
     stored: Materialized
-    kept: Materialized
+    materialized: Materialized
     refusals: Mapping[int, str]
-    held: Materialized = frozenset()
+    write_copies: Materialized = frozenset()
 
 
 class Matcher:
@@ -72,7 +72,7 @@ class Matcher:
         """Returns the group that ends in a value, or None. The first family's group is used."""
         return None
 
-    def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
+    def merged(self, graph: Graph, group: Group, other: int, materialized: Materialized) -> Group | None:
         """Returns a group of this family with another output; None if one kernel cannot compute it."""
         return None
 

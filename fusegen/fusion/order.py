@@ -23,11 +23,11 @@ def in_order(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], 
 
     The order is the given one or one with lower peak memory.
     """
-    found, stuck = _topological(graph, groups)
-    return (found, stuck) if stuck or graph.puts else (_min_peak(graph, found), [])
+    ordered, stuck = _topological(graph, groups)
+    return (ordered, stuck) if stuck or graph.puts else (_min_peak(graph, ordered), [])
 
 
-def waits(graph: Graph, groups: Sequence[Group], later: int, earlier: int) -> bool:
+def depends_on(graph: Graph, groups: Sequence[Group], later: int, earlier: int) -> bool:
     """True if group `later` depends on group `earlier`, directly or not. A group may depend on itself."""
     writers = {output: n for n, group in enumerate(groups) for output in group.outputs}
     stack, seen = [later], {later}
@@ -84,11 +84,11 @@ def _min_peak(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
     beam = [_Partial(memory.first, memory.first, (), 0)]
     as_found = beam[0]
     for number in range(len(groups)):
-        as_found = memory.followed(as_found, number)
+        as_found = memory.extended(as_found, number)
         extended: dict[int, _Partial] = {}
         for partial in beam:
             for ready in memory.ready(partial.done):
-                longer = memory.followed(partial, ready)
+                longer = memory.extended(partial, ready)
                 extended[longer.done] = min(longer, extended.get(longer.done, longer), key=lambda each: each.rank)
         beam = nsmallest(_BEAM, extended.values(), key=lambda each: each.rank)
     best = min(as_found, beam[0], key=lambda each: each.peak)
@@ -115,7 +115,7 @@ class _Memory:
     def ready(self, done: int) -> list[int]:
         return [n for n, needs in enumerate(self._needs) if not done >> n & 1 and needs & ~done == 0]
 
-    def followed(self, partial: _Partial, number: int) -> _Partial:
+    def extended(self, partial: _Partial, number: int) -> _Partial:
         done, held = partial.done | 1 << number, partial.live + self._written[number]
         freed = sum(size for readers, size in self._read[number] if readers & ~done == 0)
         return _Partial(max(partial.peak, held), held - freed, (*partial.order, number), done)

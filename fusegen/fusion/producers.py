@@ -52,18 +52,18 @@ def walk(
     axes: Axes,
     accepts: Accepts,
     producers: Producers,
-    kept: Collection[int] = frozenset(),
+    materialized: Collection[int] = frozenset(),
 ) -> None:
     """Adds everything that ``root`` at ``index`` needs to ``producers``.
 
     Args:
         accepts: says which anchors may be computed inside.
-        kept: values read from memory instead of being recomputed.
+        materialized: values read from memory instead of being recomputed.
 
     Raises:
         UnsupportedError: too many elements for a kernel.
     """
-    visit = _Walk(graph, root, axes, accepts, producers, kept)
+    visit = _Walk(graph, root, axes, accepts, producers, materialized)
     seen: set[ReadElement] = set()
     stack: list[ReadElement] = [(root, index, ())]
     while stack:
@@ -82,13 +82,13 @@ class _Walk:
     axes: Axes
     accepts: Accepts
     producers: Producers
-    kept: Collection[int]
+    materialized: Collection[int]
 
     def below(self, element: ReadElement) -> list[ReadElement]:
         """Returns the elements that an element is computed from; records memory reads and anchors."""
         position, at, bounds = element
         family = self.graph.nodes[position].family
-        if (position in self.kept and position != self.root) or _has_gathered_index(self.graph, position, at):
+        if (position in self.materialized and position != self.root) or _has_gathered_index(self.graph, position, at):
             return self._read(position, at)
         if family is Family.INDEXING:
             return self._indexed(element)

@@ -55,7 +55,7 @@ def _goes_along_rows(graph: Graph, group: Group) -> bool:
     """True if no result has a few elements of a row, written one by one, or one per segment."""
     axes = domain_axes(group.domain)
     indices = [row_elements(graph, output, group.domain, axes) for output in group.outputs]
-    return all(len(found) == 1 and not is_per_segment(group.domain, found[0], axes) for found in indices)
+    return all(len(elements) == 1 and not is_per_segment(group.domain, elements[0], axes) for elements in indices)
 
 
 def producers_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Producers:

@@ -34,7 +34,7 @@ class AttentionFamily(KernelFamily):
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
         """The group of attention that ends in a claimed value."""
-        return attention_group(graph, root, target, decision.kept) if root in decision.ends else None
+        return attention_group(graph, root, target, decision.materialized) if root in decision.ends else None
 
     def lower(self, context: Context) -> Sequence[Step]:
         """The launch of a group."""

@@ -15,7 +15,7 @@ from fusegen.families.gemm.plan import ContractionBody
 from fusegen.fusion.decide import derived_from, elementwise_ends, fits_epilogue, matmul_ends
 from fusegen.fusion.groups import Group, Materialized, products_of
 from fusegen.fusion.matcher import Claims, Decision
-from fusegen.fusion.order import waits
+from fusegen.fusion.order import depends_on
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.schedule.context import Context
@@ -60,9 +60,9 @@ class GemmFamily(KernelFamily):
         """The group of products that end in a claimed value, with everything else that their epilogue gives."""
         if root not in decision.ends:
             return None
-        group = ending(graph, root, target, decision.kept)
+        group = ending(graph, root, target, decision.materialized)
         others = [other for other, end in decision.beside.items() if end == root]
-        return group if group is None or not others else extended(graph, group, others, decision.kept) or group
+        return group if group is None or not others else extended(graph, group, others, decision.materialized) or group
 
     def joined(self, graph: Graph, groups: Sequence[Group], target: Target) -> Sequence[Group]:
         """The groups, of which products of one first operand are one launch where none waits for another: q, k and v of separate
@@ -170,4 +170,4 @@ def _can_join(graph: Graph, groups: Sequence[Group], launches: Sequence[Group | 
     widths = pipeline_named(both[0].pipeline).tile_widths(math.lcm(*(part.head for part in parts)), len(parts[0].products))
     if len(parts) > _MOST_PARTS or not widths:
         return False
-    return not waits(graph, groups, one, other) and not waits(graph, groups, other, one)
+    return not depends_on(graph, groups, one, other) and not depends_on(graph, groups, other, one)

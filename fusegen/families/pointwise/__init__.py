@@ -38,19 +38,19 @@ class PointwiseFamily(KernelFamily):
     cpu: ClassVar[Emitters] = {PointwiseBody: emit_cpp}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        return pointwise_group(graph, root, decision.kept)
+        return pointwise_group(graph, root, decision.materialized)
 
-    def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
+    def merged(self, graph: Graph, group: Group, other: int, materialized: Materialized) -> Group | None:
         """Returns a group over the same shape with another output, or a row group if the other value reduces rows of that shape."""
-        grown = reduction_group(graph, other, kept)
+        grown = reduction_group(graph, other, materialized)
         if grown is not None:
-            return merge_rows(graph, grown, group.outputs[0], kept) if len(group.outputs) == 1 else None
+            return merge_rows(graph, grown, group.outputs[0], materialized) if len(group.outputs) == 1 else None
         node = graph.nodes[other]
         is_elementwise = node.family in (Family.POINTWISE, Family.INDEXING) or node.op is Op.CONCAT
         if not is_elementwise or Domain(node.shape) != group.domain:
             return None
         outputs = (*group.outputs, other)
-        groups = [pointwise_group(graph, output, kept.difference(outputs)) for output in outputs]
+        groups = [pointwise_group(graph, output, materialized.difference(outputs)) for output in outputs]
         return replace(group, outputs=outputs, inputs=union(*(member.inputs for member in groups)))
 
     def lower(self, context: Context) -> Sequence[Step]:
@@ -87,11 +87,11 @@ class PointwiseFamily(KernelFamily):
         return next((candidate for candidate in plans if replace(candidate, blocks_per_sm=plan.blocks_per_sm) == requested), None)
 
 
-def pointwise_group(graph: Graph, root: int, kept: Materialized) -> Group:
+def pointwise_group(graph: Graph, root: int, materialized: Materialized) -> Group:
     domain = Domain(graph.nodes[root].shape)
     producers = Producers()
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda position, at, _bounds: False, producers, kept)
+    walk(graph, root, axes.symbols, axes, lambda position, at, _bounds: False, producers, materialized)
     return Group(POINTWISE, (root,), tuple(sorted(producers.inputs)), domain)
 
 

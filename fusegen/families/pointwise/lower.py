@@ -155,7 +155,7 @@ def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]
 
 
 _COSTS = {Op.POW: 3, Op.SIN: 2, Op.COS: 2, Op.ATAN2: 2, Op.LGAMMA: 3}
-"""Prices of expensive operations, relative to an exponential; others cost 1."""
+"""Prices of operations above that of an exponential, which is 1. `_CHEAP` operations are free."""
 
 _CHEAP = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.CAST, Op.WHERE, Op.SQRT, Op.RSQRT)
 _LEAST = 4

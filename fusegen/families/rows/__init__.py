@@ -32,10 +32,10 @@ class RowFamily(KernelFamily):
     cpu: ClassVar[Emitters] = {RowBody: cpu.emit_cpp, ColumnBody: cpu.emit_columns}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        return reduction_group(graph, root, decision.kept)
+        return reduction_group(graph, root, decision.materialized)
 
-    def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
-        return merge_rows(graph, group, other, kept)
+    def merged(self, graph: Graph, group: Group, other: int, materialized: Materialized) -> Group | None:
+        return merge_rows(graph, group, other, materialized)
 
     def lower(self, context: Context) -> Sequence[Step]:
         return lower_rows(context)

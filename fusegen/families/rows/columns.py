@@ -200,6 +200,7 @@ def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor
         return replace(access, pattern=AccessPattern.GATHER, width=1)
     if access.pattern is not AccessPattern.VECTOR:
         return access
+    # With a condition, a concatenated part may end inside a vector.
     if has_alignment_of(context, access.buffer, access.offset, axis, anchor) and not access.conditions:
         return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
     return replace(access, pattern=other, width=1)

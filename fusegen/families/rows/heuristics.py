@@ -58,8 +58,8 @@ scalars take equally long either way, and 3001 a third longer; 1002 in pairs tak
 _LEAST_SUMMING = 128  # threads of a block that stages rows and sums columns
 _SUMMING_THREADS = range(256, 1024 + 1)  # per SM, for such blocks
 _SUMMING_BYTES = 1 << 15
-"""Bytes of rows that an SM works on at a time, in blocks of the fewest threads: every warp takes part in the end of each phase. On
-an H200, a norm's backward pass takes 120 µs for 16384 rows of 4096 with two blocks of 128 threads, 131 with two of 256 and 147 with
+"""Bytes of rows that an SM works on at a time, in blocks of the fewest threads: each warp adds to the cost of a phase's end. On an
+H200, a norm's backward pass takes 120 µs for 16384 rows of 4096 with two blocks of 128 threads, 131 with two of 256 and 147 with
 four of 128; for 8192 rows of 8192, 125 with one block of 256 and 138 with one of 512."""
 _SUMMING_BLOCKS = (2, 4, 1)  # per SM
 _SUMMING_CHUNKS = (1, 2, 4, 8)

@@ -38,13 +38,13 @@ COLUMN = GroupKind("column reduction", merges=True, is_strided=True)
 ROW_COLUMN = GroupKind("row and column reduction", merges=True, is_strided=True)
 
 
-def reduction_group(graph: Graph, root: int, kept: Materialized) -> Group | None:
+def reduction_group(graph: Graph, root: int, materialized: Materialized) -> Group | None:
     """Returns the group around the last reduction that can be computed with the root, or None."""
-    below = _reductions_below(graph, root, kept)
+    below = _reductions_below(graph, root, materialized)
     for reduction in below:
         wider = [wide for wide in below if _is_segment_of(graph, reduction, wide)]
         for along in (*wider, reduction):
-            for group in _candidates(graph, root, along, kept):
+            for group in _candidates(graph, root, along, materialized):
                 if {along, reduction}.issubset(group.anchors):
                     return group
     return None
@@ -57,13 +57,13 @@ def _is_segment_of(graph: Graph, reduction: int, wide: int) -> bool:
     return is_alike and Domain(wide_shape, reduced_dims(graph, wide)).is_segment(reduced_dims(graph, reduction))
 
 
-def _reductions_below(graph: Graph, root: int, kept: Materialized) -> list[int]:
+def _reductions_below(graph: Graph, root: int, materialized: Materialized) -> list[int]:
     reductions: list[int] = []
     stack, seen = [root], set[int]()
     while stack:
         position = stack.pop()
         family = graph.nodes[position].family
-        if position in seen or family in _BARRIERS or (position in kept and position != root):
+        if position in seen or family in _BARRIERS or (position in materialized and position != root):
             continue
         seen.add(position)
         if family in (Family.REDUCTION, Family.ORDER):
@@ -72,11 +72,11 @@ def _reductions_below(graph: Graph, root: int, kept: Materialized) -> list[int]:
     return sorted(reductions, reverse=True)
 
 
-def _candidates(graph: Graph, root: int, reduction: int, kept: Materialized) -> list[Group]:
+def _candidates(graph: Graph, root: int, reduction: int, materialized: Materialized) -> list[Group]:
     """Returns groups with the reduced dims as columns of a row kernel, or as rows of a column reduction."""
     shape = graph.nodes[graph.nodes[reduction].args[0]].shape
     if graph.nodes[reduction].family is Family.ORDER:
-        ordered = row_group(graph, (root,), Domain(shape, (len(shape) - 1,)), kept)
+        ordered = row_group(graph, (root,), Domain(shape, (len(shape) - 1,)), materialized)
         return [] if ordered is None else [ordered]
     dims = reduced_dims(graph, reduction)
     by_row = Domain(shape, dims)
@@ -85,11 +85,11 @@ def _candidates(graph: Graph, root: int, reduction: int, kept: Materialized) -> 
     is_across = is_row and innermost is not None and innermost not in dims  # neighbours in memory are in different rows
     if is_across and root == reduction:
         by_column = Domain(shape, tuple(d for d in range(len(shape)) if d not in dims))
-        groups = [column_group(graph, (root,), by_column, kept), row_group(graph, (root,), by_row, kept)]
+        groups = [column_group(graph, (root,), by_column, materialized), row_group(graph, (root,), by_row, materialized)]
     elif is_across:
         groups = []
     else:
-        groups = [row_group(graph, (root,), by_row, kept)]
+        groups = [row_group(graph, (root,), by_row, materialized)]
     return [g for g in groups if g is not None]
 
 
@@ -118,10 +118,10 @@ def _has_shape(graph: Graph, position: int, shape: Shape) -> bool:
     return len(own) == len(shape) and all(map(same, own, shape))
 
 
-def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Materialized) -> Group | None:
+def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, materialized: Materialized) -> Group | None:
     """Returns a row kernel that writes some values: per element, per row, per segment, or a few per row."""
     axes = domain_axes(domain)
-    producers, others = Producers(), kept.difference(roots)
+    producers, stored = Producers(), materialized.difference(roots)
 
     def accepts(position: int, at: Position, _bounds: tuple[Bounds, ...]) -> bool:
         return _is_of_row(graph, position, at, domain) or _is_segment_reduction(graph, position, at, domain)
@@ -131,14 +131,14 @@ def row_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Materi
         if not indices:
             return None
         for index in indices:
-            walk(graph, root, index, axes, accepts, producers, others)
+            walk(graph, root, index, axes, accepts, producers, stored)
     families = {graph.nodes[p].family for p in producers.anchors}
     if Family.ORDER in families and any(domain.is_segment(reduced_dims(graph, p)) for p in producers.anchors):
         return None  # sorts and segments need different plans
     return Group(ROW, roots, tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.anchors)))
 
 
-def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Materialized) -> Group | None:
+def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, materialized: Materialized) -> Group | None:
     """Returns a kernel that sums columns over all rows, with the row reductions that the summands need."""
     axes = domain_axes(domain)
     producers = Producers()
@@ -154,10 +154,10 @@ def column_group(graph: Graph, roots: tuple[int, ...], domain: Domain, kept: Mat
             return None
         operand = graph.nodes[root].args[0]
         at = broadcast_index(graph.nodes[operand].shape, axes.symbols)
-        if operand in kept:
+        if operand in materialized:
             producers.inputs[operand] = None
         else:
-            walk(graph, operand, at, axes, accepts, producers, kept)
+            walk(graph, operand, at, axes, accepts, producers, materialized)
     rows = tuple(sorted(producers.anchors))
     kind = ROW_COLUMN if rows else COLUMN
     return Group(kind, roots, tuple(sorted(producers.inputs)), domain, tuple(sorted({*rows, *roots})))
@@ -217,7 +217,7 @@ def _is_segment_reduction(graph: Graph, position: int, at: Position, domain: Dom
     return is_segment_aligned(graph, position, at, domain, domain_axes(domain))
 
 
-def merge_rows(graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
+def merge_rows(graph: Graph, group: Group, other: int, materialized: Materialized) -> Group | None:
     columns = [p for p in group.outputs if sums_columns(graph, p, group.domain)]
     rows = [p for p in group.outputs if p not in columns]
     domain = group.domain
@@ -227,18 +227,20 @@ def merge_rows(graph: Graph, group: Group, other: int, kept: Materialized) -> Gr
         rows.append(other)
     else:
         return None
-    return _combined(graph, tuple(rows), tuple(columns), domain, kept)
+    return _combined(graph, tuple(rows), tuple(columns), domain, materialized)
 
 
-def _combined(graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], domain: Domain, kept: Materialized) -> Group | None:
+def _combined(
+    graph: Graph, rows: tuple[int, ...], columns: tuple[int, ...], domain: Domain, materialized: Materialized
+) -> Group | None:
     trailing = domain.columns == tuple(range(len(domain.rows), len(domain.shape)))
     if rows and columns and not (trailing and fits_beside_sums(graph, domain)):  # two kernels are faster
         return None
-    parts = [row_group(graph, rows, domain, kept)] if rows else []
+    parts = [row_group(graph, rows, domain, materialized)] if rows else []
     if columns and domain.segment and any(part is not None and _goes_by_segments(graph, part) for part in parts):
         return None
     if columns:
-        parts.append(column_group(graph, columns, domain, kept.difference(rows)))
+        parts.append(column_group(graph, columns, domain, materialized.difference(rows)))
     if any(part is None for part in parts):
         return None
     groups = [part for part in parts if part is not None]
