@@ -18,8 +18,8 @@ from fusegen.families.attention.cost import attentions_of, takes_library
 from fusegen.families.gemm.heuristics import CLASSES, Expected, ProductChoice, choose, class_of, depth_of, rows_of
 from fusegen.families.gemm.pipelines import WGMMA, leave_to_library
 from fusegen.families.gemm.plan import ContractionPlan
-from fusegen.families.rows import is_faster_apart
-from fusegen.families.rows.match import apart
+from fusegen.families.rows import is_faster_split
+from fusegen.families.rows.match import split_rows_and_columns
 from fusegen.families.rows.plan import RowPlan
 from fusegen.fusion.driver import fuse
 from fusegen.fusion.groups import Group, products_of
@@ -188,7 +188,7 @@ class GraphPlanner:
     def _planned(self, classes: tuple[int, ...], sizes: Mapping[str, int], pins: Pins) -> Specialization:
         bodies = self._bodies(sizes)
         fused = self._first(classes, _NO_SPLIT, bodies).program.launches
-        split = frozenset(launch.group.outputs for launch in fused if is_faster_apart(launch, sizes, self._target))
+        split = frozenset(launch.group.outputs for launch in fused if is_faster_split(launch, sizes, self._target))
         plans: dict[tuple[int, ...], Plan] = {}
         for launch in self._first(classes, split, bodies).program.launches:
             plan = pins.get(launch.group.outputs) or preferred(launch, sizes, self._target)
@@ -215,7 +215,7 @@ class GraphPlanner:
 
     def _lowered(self, decision: _MatmulDecision, split: Split, bodies: Bodies, pins: Pins) -> Specialization:
         graph = decision.fused.graph
-        parts = (apart(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
+        parts = (split_rows_and_columns(graph, group) if group.outputs in split else (group,) for group in decision.fused.groups)
         groups = tuple(itertools.chain.from_iterable(parts))
         program = lower(graph, groups, self._target, decision.plans, wide=self._wide, pins=pins, bodies=bodies)
         return Specialization(graph, groups, program)

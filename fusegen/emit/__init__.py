@@ -1,1 +1,1 @@
-"""Kernels to text. All decisions have been made before; templates are pipelines, the math is printed from terms."""
+"""Prints kernels. All decisions are made before: templates are the pipelines, and the math is printed from terms."""

@@ -1,4 +1,4 @@
-"""The CPU: C++ with SIMD and OpenMP; loops over axes, files of three parts, and the spelling of operations."""
+"""C++ text with SIMD and OpenMP: loop nests, complete files, and the spelling of operations."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class NestView:
     Attributes:
         lane: the last axis.
         extent: its length.
-        outer: the variable that numbers all points of the axes before; empty where there are none.
-        outer_count: the number of these points.
-        decode: statements that find the axes before from their number.
+        outer: the index over all outer axes; empty if there are none.
+        outer_count: the number of its values.
+        decode: statements that compute the outer axes from `outer`.
     """
 
     lane: str
@@ -41,7 +41,7 @@ class NestView:
 
     @classmethod
     def of(cls, axes: Axes, outer: str) -> NestView:
-        """The view of axes; ``outer`` names the number of a point of several axes before the last."""
+        """Returns the view of axes; ``outer`` names the index over several outer axes."""
         before = Axes(axes.symbols[:-1], axes.extents[:-1])
         several = len(before.symbols) > 1
         return cls(
@@ -54,7 +54,6 @@ class NestView:
 
     @property
     def flat(self) -> bool:
-        """True if there is only one axis."""
         return not self.outer
 
 
@@ -72,8 +71,8 @@ class KernelNames:
 
     Attributes:
         entry: the exported symbol.
-        stem: begins the names of the pipeline's own functions.
-        parameters: buffers, sizes, scalars; where indices are checked, the place for what is said of one that is out of range.
+        stem: prefix of the names of the pipeline's own functions.
+        parameters: buffers, sizes, scalars; with checked indices also the output for an error message.
     """
 
     entry: str
@@ -82,20 +81,17 @@ class KernelNames:
 
     @property
     def declared(self) -> str:
-        """The parameters as a function declares them."""
         return ", ".join(f"{p.type} {p.name}" for p in self.parameters)
 
     @property
     def passed(self) -> str:
-        """The parameters as a caller passes them on."""
         return ", ".join(p.name for p in self.parameters)
 
 
-# Puts the three parts of a C++ file together.
+# The parts of a C++ file.
 
 
 def names_of(kernel: LoweredKernel) -> KernelNames:
-    """The names of a kernel's pipeline."""
     split = [text.rsplit(" ", 1) for text in kernel_parameters(kernel)]
     parameters = [DeclaredParameter(*pair) for pair in split]
     if kernel.checks:
@@ -104,7 +100,7 @@ def names_of(kernel: LoweredKernel) -> KernelNames:
 
 
 def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:
-    """The source of a launch's kernel; primitives are those that math and pipeline mention."""
+    """Returns the source of a launch's kernel, with the primitives that its math and pipeline mention."""
     kernel = launch.kernel
     return Source(
         name=kernel.name,
@@ -118,16 +114,14 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
 
 
 def _uses(kernel: LoweredKernel) -> PrimitiveUses:
-    """Lists what the text uses of primitives: the types of elements in memory, and everything else."""
     return replace(EVERYTHING, stored=frozenset(pointer.dtype for pointer in kernel.pointers))
 
 
 def math_text(functions: Sequence[MathFunction]) -> str:
-    """Math functions in C++."""
     return "\n".join(function_text(f, CPP, "FG_INLINE") for f in functions)
 
 
-# C++ spelling of the primitive operations for the CPU: primitives of ours that vectorise, and the compiler's built-ins.
+# C++ spelling of operations on the CPU: vectorizable primitives, and compiler built-ins.
 
 
 _NAMES = {
@@ -149,7 +143,7 @@ _NAMES = {
 }
 
 
-_AND, _OR = bitwise("&"), bitwise("|")  # of bools: a short circuit would be a branch in a vectorised loop
+_AND, _OR = bitwise("&"), bitwise("|")  # on bools: a short circuit would be a branch in a vectorized loop
 
 _FLOAT = {
     **{op: function(f"{name}_f32") for op, name in _NAMES.items()},

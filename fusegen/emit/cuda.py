@@ -1,4 +1,4 @@
-"""Puts the three parts of a CUDA file together, and kernels of several parts."""
+"""CUDA text: complete files, the spelling of operations, and kernels of several parts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _FLOAT = {
     Op.ONE_PLUS_ERF: Spelling("1.0f + erff({0})", Precedence.SUM, (Precedence.CONDITIONAL,)),
     Op.EXP_BELOW: function("exp_below", 2),
 }
-_INTEGER = {  # torch's integers wrap; signed arithmetic of C++ does not say what it does then, and NVRTC has no option for it
+_INTEGER = {  # torch's integers wrap; signed overflow is undefined in C++, and NVRTC has no option for it
     Op.ADD: function("wrap_add", 2),
     Op.SUB: function("wrap_sub", 2),
     Op.MUL: function("wrap_mul", 2),
@@ -79,21 +79,21 @@ _BOOL = {
     Op.MINIMUM: Spelling("{0} && {1}", Precedence.AND, (Precedence.AND, Precedence.EQUALITY)),
 }
 
-# The approximate functions of the hardware in float32, which a kernel uses that was declared with ``fast_math=True``. Errors are
-# documented maxima. Those of instructions are in NVIDIA, PTX ISA, "Floating Point Instructions"; those of accurate functions in
-# CUDA C++ Programming Guide, "Mathematical Functions", "Single-Precision Mathematical Standard Library Functions with Maximum ULP
-# Error". nvcc's ``--use_fast_math`` takes the same instructions, but for angles, which are reduced first, for powers, of which it
-# loses negative bases, and for divisors beyond 2^126, by which it gives 0.
+# Approximate float32 functions of the hardware, for kernels with ``fast_math=True``. Errors are documented maxima: those of
+# instructions from NVIDIA, PTX ISA, "Floating Point Instructions"; those of accurate functions from CUDA C++ Programming Guide,
+# "Mathematical Functions", "Single-Precision Mathematical Standard Library Functions with Maximum ULP Error". nvcc's
+# ``--use_fast_math`` takes the same instructions, except for angles, which are reduced first here, powers, where it loses negative
+# bases, and divisors beyond 2^126, for which it returns 0.
 
 
 @dataclass(frozen=True)
 class Approximation:
-    """An operation by an approximate function.
+    """An approximate function for an operation.
 
     Attributes:
-        form: the function's call.
+        form: its call.
         error: the maximum error; "ulp" are units in the last place of float32.
-        accurate: that of the function that is used otherwise.
+        accurate: the maximum error of the accurate function.
     """
 
     form: Spelling
@@ -119,13 +119,12 @@ FAST_MATH = {
     ),
     Op.ONE_PLUS_ERF: Approximation(function("fast_one_plus_erf"), "2^-19 + 2^-22 x^2 relative", "2^-23 absolute"),
 }
-"""The operations that have one."""
+"""The operations with an approximate function."""
 
 
-# Relative errors of a few 2^-22 (2^-18 of those that must not cancel), far below half a unit of a 16-bit result whatever they are
-# composed with; what lies below 2^-126 may become zero. The logarithm is not here, since its absolute error shows near 1, nor the
-# hardware's hyperbolic tangent, whose error is a quarter of half a unit of bfloat16, and more where something cancels.
-# `FAST_MATH` is for users to ask for.
+# Relative errors of a few 2^-22 (2^-18 for functions that must not cancel), far below half a unit of a 16-bit result; values below
+# 2^-126 may become zero. Two functions are excluded: the logarithm, whose absolute error shows near 1, and the hardware's tanh,
+# whose error is a quarter of half a unit of bfloat16, and more after cancellation. `FAST_MATH` is opt-in for users.
 _SMALL = (Op.EXP, Op.EXPM1, Op.LOG1P, Op.RSQRT, Op.DIV, Op.SIGMOID, Op.ONE_PLUS_ERF)
 _ROUNDED = {**{op: FAST_MATH[op].form for op in _SMALL}, Op.TANH: function("tanh_by_exp")}
 
@@ -141,7 +140,7 @@ CUDA = Language(
 
 
 def approximated(graph: Graph, group: Group) -> tuple[Op, ...]:
-    """The operations of a group that are approximate because its kernel asks for it."""
+    """Returns the operations of a group that are approximated because its kernel was declared with `fast_math`."""
     if not graph.fast_math:
         return ()
     nodes = [graph.nodes[position] for position in sorted(computed(graph, group))]
@@ -155,7 +154,7 @@ _INLINE = "__device__ __forceinline__"
 
 
 def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source:
-    """The source of a launch's kernel; primitives are those that math and pipeline mention, as far as these use them."""
+    """Returns the source of a launch's kernel, with the primitives that its math and pipeline use."""
     kernel = launch.kernel
     return Source(
         name=kernel.name,
@@ -169,20 +168,19 @@ def assemble(launch: Launch, target: Target, math: str, pipeline: str) -> Source
 
 
 def math_text(functions: Sequence[MathFunction]) -> str:
-    """Math functions in CUDA."""
     return "\n".join(function_text(f, CUDA, _INLINE) for f in functions)
 
 
-# The head of a kernel's function: an entry that is launched, or a part of one, which is told its block.
+# The head of a kernel's function: a launched entry, or a part of one, which takes its block number as an argument.
 
 
 PART = "run"
-"""The name of a part's function, in the namespace of the part."""
+"""The name of a part's function, inside the part's namespace."""
 
 
 def head(launch: Launch) -> dict[str, Any]:
-    """The values of a template: ``entry``, ``parameters``, ``overlaps``; ``begins``, which writes the head up to its parameters for
-    bounds of the launch; ``block`` and ``blocks``, the number of the block and of all blocks."""
+    """Returns the variables of a template's head: ``entry``, ``parameters``, ``overlaps``; ``begins``, which prints the function's
+    head up to its parameters for some launch bounds; ``block`` and ``blocks``, the block's number and the number of blocks."""
     is_part = launch.part > 0
     parameters = kernel_parameters(launch.kernel)
     return {
@@ -203,17 +201,16 @@ def _part(*_: object) -> str:
     return f"__device__ __forceinline__ void {PART}"
 
 
-# The primitives that a CUDA text uses, of those that exist for several types and widths.
+# The types and widths of primitives that a CUDA text uses.
 
 
 _MOVED = re.compile(r"\b(?:load|store)_(?:lanes|vec|part|window)<(\w+)>")
 _UNUSED = frozenset((16,))
-"""Widths where no run of neighbours is moved: ``random_bits`` mentions what moves one all the same."""
+"""Widths of a text without vector accesses: ``random_bits`` mentions a vector primitive all the same."""
 _ROUNDING_CALLS = {f"round_{dtype.short}(": dtype for dtype in DType if dtype.is_narrow}
 
 
 def uses_of(launch: Launch, target: Target, math: str, pipeline: str) -> PrimitiveUses:
-    """The primitives that the text of a launch's kernel uses."""
     math, pipeline = code_of(math), code_of(pipeline)
     moved = {_count(word, pipeline) for word in _MOVED.findall(pipeline)}
     stored = _stored(launch) | {dtype for call, dtype in _ROUNDING_CALLS.items() if call in math}
@@ -227,39 +224,32 @@ def uses_of(launch: Launch, target: Target, math: str, pipeline: str) -> Primiti
 
 
 def _stored(launch: Launch) -> frozenset[DType]:
-    """Types of elements in memory; what is drawn is 16 bits of a key."""
+    """Returns the dtypes of elements in memory; random bits are 16 bits of a key."""
     pointers = launch.kernel.pointers
     drawn = {d for p in pointers if p.stream is not None for d in (DType.INT16, DType.INT64)}
     return frozenset({p.dtype for p in pointers} | drawn | launch.kernel.body.tile_dtypes)
 
 
 def _count(word: str, pipeline: str) -> int:
-    """A number of neighbours: itself, or a constant of the text."""
     if word.isdigit():
         return int(word)
-    defined = re.search(rf"constexpr i32 {word} = (\d+);", pipeline)
-    assert defined is not None, word
-    return int(defined[1])
+    match = re.search(rf"constexpr i32 {word} = (\d+);", pipeline)
+    assert match is not None, word
+    return int(match[1])
 
 
 def _access(count: int) -> int:
-    """Bytes of an access to a run of some bytes, as the primitive ``vector_width`` has it."""
+    """Returns the bytes of one access to a vector; the same as the primitive ``vector_width``."""
     return 16 if count % 16 == 0 else count & -count
 
 
-# Kernels of several parts: each part's text in a namespace of its own, and an entry that gives each a range of the blocks.
+# Kernels of several parts: each part has a namespace, and the entry gives each a range of blocks.
 
 
 def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: Target) -> Source:
-    """The source of a kernel of several parts.
-
-    Args:
-        parts: at least two, that are launched together.
-        sources: of the parts, each with a function in place of an entry.
-        target: the machine.
-    """
+    """Returns the source of a kernel of at least two parts, from the source of each part."""
     whole = whole_launch(parts)
-    large = [part for part in parts if not is_of_one_block(part)]  # for whose registers there must be room
+    large = [part for part in parts if not is_of_one_block(part)]  # registers must leave room for their blocks
     names = [f"part_{part.part}" for part in parts]
     own = [f"namespace {name} {{\n{s.kernel_text}}}  // {name}\n" for name, s in zip(names, sources, strict=True)]
     pipeline = render(
@@ -272,9 +262,7 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
         parts=[(name, PART, _arguments(part)) for name, part in zip(names, parts, strict=True)],
     )
     text = "\n".join([*own, pipeline])
-    uses = reduce(
-        lambda one, other: one | other, (uses_of(p, target, s.math, s.pipeline) for p, s in zip(parts, sources, strict=True))
-    )
+    uses = reduce(lambda a, b: a | b, (uses_of(p, target, s.math, s.pipeline) for p, s in zip(parts, sources, strict=True)))
     return Source(
         name=whole.kernel.name,
         entry=entry(whole.kernel),
@@ -287,5 +275,4 @@ def assemble_parts(parts: Sequence[Launch], sources: Sequence[Source], target: T
 
 
 def _arguments(part: Launch) -> list[str]:
-    """The names of a part's parameters, which are the kernel's."""
     return [declared.split()[-1] for declared in kernel_parameters(part.kernel)]

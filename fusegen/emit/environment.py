@@ -1,4 +1,4 @@
-"""Templates: Jinja's environments, the cache of compiled templates, banners, units, and the primitives that a text needs."""
+"""Templates: Jinja environments, the cache of compiled templates, banners, translation units, and primitives."""
 
 from __future__ import annotations
 
@@ -28,52 +28,49 @@ from fusegen.settings import cache_folder
 from fusegen.source import Primitive, Source
 from fusegen.target import Target
 
-# Indices and conditions in C, and which definitions a text needs.
+# Indices and conditions in C, and the definitions that a text needs.
 
 
 def c_text(index: Index) -> str:
-    """An index in C."""
     return integer_text(index, "/")
 
 
 def condition_text(bounds: Bounds) -> str:
-    """A condition in C."""
-    parts = []
+    comparisons = []
     if bounds.lower is not None and bounds.lower != 0:
-        parts.append(f"{c_text(bounds.index)} >= {c_text(bounds.lower)}")
+        comparisons.append(f"{c_text(bounds.index)} >= {c_text(bounds.lower)}")
     if bounds.upper is not None:
-        parts.append(f"{c_text(bounds.index)} < {c_text(bounds.upper)}")
-    return " && ".join(parts) or "true"
+        comparisons.append(f"{c_text(bounds.index)} < {c_text(bounds.upper)}")
+    return " && ".join(comparisons) or "true"
 
 
 _NO_CODE = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"')
 
 
 def code_of(text: str) -> str:
-    """A text without its comments and strings, in which users' lines and names stand."""
+    """Returns a text without its comments and strings, which may quote user code."""
     return _NO_CODE.sub("", text)
 
 
 def mentions(text: str, name: str) -> bool:
-    """True if a name stands in a text."""
     return re.search(rf"\b{name}\b", text) is not None
 
 
 def needed(lines: Sequence[str], text: str) -> list[str]:
-    """Definitions (``const type name = …``) that a text behind them, or a later one of them, mentions."""
-    kept: list[str] = []
+    """Returns the definitions (``const type name = …``) that the text, or a later needed definition, mentions."""
+    used: list[str] = []
     for line in reversed(lines):
         _, _, name, *_ = line.split()
-        if mentions("\n".join([*kept, text]), name):
-            kept.append(line)
-    return kept[::-1]
+        if mentions("\n".join([*used, text]), name):
+            used.append(line)
+    return used[::-1]
 
 
-# The first lines of an emitted file: what it is, how it is launched, what it moves, and why it is laid out as it is.
+# The first lines of an emitted file: the kernel, its launch, its traffic, and the reason for its layout.
 
 
 def banner(launch: Launch, target: Target) -> str:
-    """Lines of comment; grid and bytes are formulas of the sizes."""
+    """Returns comment lines; grid and bytes are formulas of the sizes."""
     lines = [f"{launch.kernel.name}: {launch.words}, emitted by fusegen for {target.name}."]
     body = launch.kernel.body
     if target.warp:
@@ -84,15 +81,11 @@ def banner(launch: Launch, target: Target) -> str:
     return "\n".join(f"// {line}" for line in lines)
 
 
-# Several kernels in one translation unit: primitives once, each kernel's own text in a namespace.
+# Several kernels in one translation unit: primitives once, and a namespace for each kernel's own text.
 
 
 def unit_text(sources: Sequence[Source]) -> str:
-    """The text of a C++ unit that defines the entries of some kernels; of one kernel, its text as it is.
-
-    Args:
-        sources: in C++, with entries that differ; at least one.
-    """
+    """Returns the text of a C++ unit that defines the distinct entries of several kernels; for one kernel, its text unchanged."""
     if len(sources) == 1:
         return sources[0].text
     own = [f"{s.banner}\nnamespace kernel_{number} {{\n{s.kernel_text}}}\n" for number, s in enumerate(sources)]
@@ -102,55 +95,51 @@ def unit_text(sources: Sequence[Source]) -> str:
 
 @lru_cache(maxsize=1)
 def templates() -> Path:
-    """The folder of templates: inside the package in a wheel, beside our ``pyproject.toml`` in a checkout.
-
-    Raises:
-        VerificationError: when the installation lacks them.
-    """
+    """Returns the folder of templates: inside the package in a wheel, next to ``pyproject.toml`` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     shipped, checkout = package / "templates", package.parent / "templates"
     if shipped.is_dir():
         return shipped
-    if checkout.is_dir() and _is_ours(package.parent / "pyproject.toml"):
+    if checkout.is_dir() and _is_checkout(package.parent / "pyproject.toml"):
         return checkout
     raise VerificationError("fusegen's templates are missing", where=str(package), hint="install fusegen again")
 
 
-def _is_ours(project: Path) -> bool:
+def _is_checkout(project: Path) -> bool:
     return project.is_file() and 'name = "fusegen"' in project.read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
 def generator() -> str:
-    """The digest of all that decides what is emitted: the package, its templates, Python and the libraries that take part."""
+    """Returns the digest of everything that emitted text depends on: the package, its templates, Python, and libraries."""
     package = Path(__file__).parents[1]
-    found = hashlib.sha256(repr((sys.version, sympy.__version__, jinja2.__version__, torch.__version__)).encode())
+    digest = hashlib.sha256(repr((sys.version, sympy.__version__, jinja2.__version__, torch.__version__)).encode())
     for folder, pattern in ((package, "*.py"), (templates(), "*")):
         for path in sorted(p for p in folder.rglob(pattern) if p.is_file()):
             content = path.read_bytes()
-            found.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
-    return found.hexdigest()
+            digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
-    """The environment of emitted text, which is not escaped."""
-    made = strict(autoescape=False, lstrip_blocks=True)
-    made.tests["mentioning"] = mentions
-    made.filters["needed"] = needed
-    return made
+    """Returns the environment of emitted text, without escaping."""
+    env = strict(autoescape=False, lstrip_blocks=True)
+    env.tests["mentioning"] = mentions
+    env.filters["needed"] = needed
+    return env
 
 
 def html_environment() -> jinja2.Environment:
-    """A new environment for pages, which escapes all text."""
+    """Returns a new environment for HTML pages, with escaping."""
     return strict(autoescape=True, lstrip_blocks=True)
 
 
 def strict(**options: Any) -> jinja2.Environment:
-    """A new environment: an undefined name is an error, and nothing of the machine is visible to a template."""
+    """Returns a new environment in which undefined names are errors and templates see nothing of the machine."""
     options |= {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
     return jinja2.Environment(
-        cache_size=-1,  # no lock of its own, which another thread could hold while the process forks
+        cache_size=-1,  # avoids Jinja's lock, which another thread could hold while the process forks
         loader=jinja2.FileSystemLoader(templates()),
         bytecode_cache=_Compiled(repr(sorted(options.items()))),
         **options,
@@ -158,12 +147,9 @@ def strict(**options: Any) -> jinja2.Environment:
 
 
 class _Compiled(jinja2.BytecodeCache):
-    """Compiled templates in the cache: to compile those of a first kernel takes longer than all else that it needs.
+    """Caches compiled templates on disk: compiling those of a first kernel takes longer than everything else it needs.
 
-    Jinja compares the text of the template itself. A file that cannot be read or written, or that is damaged, costs time only.
-
-    Args:
-        options: of the environment, which decide what a text compiles to.
+    Jinja compares the template's text itself. An unreadable, unwritable or damaged file only costs time.
     """
 
     def __init__(self, options: str) -> None:
@@ -188,18 +174,17 @@ def _path(bucket: Bucket) -> Path:
 
 
 def render(template: str, /, **context: object) -> str:
-    """A template's text."""
     return environment().get_template(template).render(**context)
 
 
-# Primitives: one named function a file, included when the text mentions it, in the overloads and widths that it needs.
+# Primitives: one function per file, included if the text mentions it, in the overloads and widths that it needs.
 
 _STATEMENT, _WORD, _ASKED = re.compile(r"//%.*|\{\{.*?\}\}"), re.compile(r"\w+"), re.compile(r'"(\w+)" in (\w+)')
 _CALLED = re.compile(r"\b([a-z_]\w*)\s*[(<]")
 
 
 def closure(text: str, known: frozenset[str], body_of: Callable[[str], str]) -> dict[str, str]:
-    """Name and body of ``types`` and of all primitives that a text mentions, each after those that it mentions itself."""
+    """Maps ``types`` and all primitives that a text mentions to their bodies, in dependency order."""
     bodies = {"types": body_of("types")}
     under_way: set[str] = set()
 
@@ -216,21 +201,20 @@ def closure(text: str, known: frozenset[str], body_of: Callable[[str], str]) -> 
 
 @lru_cache(maxsize=4)
 def names(folder: str) -> frozenset[str]:
-    """The primitives of a language: the file names of its folder."""
     return frozenset(path.stem for path in (templates() / folder / "primitives").iterdir() if path.suffix in (".cuh", ".h"))
 
 
 @dataclass(frozen=True)
 class StoredType:
-    """A type of elements in memory, as an instruction moves it.
+    """An element type in memory, as PTX instructions move it.
 
     Attributes:
         name: in the text.
         size: bytes.
         unsigned: the unsigned integer of its bits.
-        register, letter: the type that an instruction takes for it, and the constraint of one.
+        register, letter: the instruction's register type, and its asm constraint.
         access: the instruction's suffix.
-        bits: of what was loaded, those of the element.
+        bits: the expression for the element's bits in a loaded register.
     """
 
     name: str
@@ -242,7 +226,7 @@ class StoredType:
 
     @property
     def register(self) -> str:
-        return f"u{max(16, 8 * self.size)}"  # there are no registers of 8 bits
+        return f"u{max(16, 8 * self.size)}"  # there are no 8-bit registers
 
     @property
     def letter(self) -> str:
@@ -262,10 +246,10 @@ class PrimitiveUses:
     """The types and widths of primitives that a text uses.
 
     Attributes:
-        stored: types of elements in memory.
-        computed: types in which the math computes.
-        widths: bytes of an access to several neighbours.
-        maps: whether it takes tensor maps.
+        stored: dtypes of elements in memory.
+        computed: dtypes of the math.
+        widths: bytes of vector accesses.
+        maps: whether the kernel takes tensor maps.
         converts_float8: whether the target has instructions that convert 8-bit floats.
     """
 
@@ -276,13 +260,11 @@ class PrimitiveUses:
     converts_float8: bool
 
     def __or__(self, other: PrimitiveUses) -> PrimitiveUses:
-        """Joins what two texts use."""
         lists = (self.stored | other.stored, self.computed | other.computed, self.widths | other.widths)
         return PrimitiveUses(*lists, self.maps or other.maps, self.converts_float8 or other.converts_float8)
 
     @property
     def context(self) -> dict[str, object]:
-        """The variables of a primitive's template."""
         stored = [StoredType(d.spelling, d.itemsize) for d in DType if d in self.stored]
         return {
             "stored": stored,
@@ -295,25 +277,26 @@ class PrimitiveUses:
 
 
 EVERYTHING = PrimitiveUses(frozenset(DType), frozenset(DType), frozenset((1, 2, 4, 8, 16)), maps=True, converts_float8=True)
-"""For a text of which nothing is known."""
+"""For a text whose uses are unknown."""
 
 
 @lru_cache(maxsize=1024)
 def body(folder: str, name: str, uses: PrimitiveUses = EVERYTHING) -> str:
-    """The text of a primitive."""
-    written = _written(folder, name)
+    written = _template_text(folder, name)
     return _environment().get_template(_file(folder, name)).render(uses.context) if _is_template(written) else written
 
 
 def primitives_of(text: str, folder: str, uses: PrimitiveUses = EVERYTHING) -> tuple[Primitive, ...]:
-    """All primitives that a text needs."""
+    """Returns all primitives that a text needs, in dependency order."""
     bodies = closure(text, names(folder), lambda name: body(folder, name, uses))
-    return tuple(Primitive(name, _variant(_written(folder, name), uses), text.rstrip("\n") + "\n") for name, text in bodies.items())
+    return tuple(
+        Primitive(name, _variant(_template_text(folder, name), uses), text.rstrip("\n") + "\n") for name, text in bodies.items()
+    )
 
 
 @lru_cache(maxsize=1024)
 def _variant(written: str, uses: PrimitiveUses) -> tuple[str, ...]:
-    """The words for what a primitive's text follows from, but for the target: types by name, bytes of accesses."""
+    """Returns the type names and access widths that a primitive's text depends on, besides the target."""
     statements = "\n".join(_STATEMENT.findall(written))
     mentioned, asked = set(_WORD.findall(statements)), set(_ASKED.findall(statements))
     context: dict[str, Any] = uses.context
@@ -325,7 +308,7 @@ def _variant(written: str, uses: PrimitiveUses) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _written(folder: str, name: str) -> str:
+def _template_text(folder: str, name: str) -> str:
     return (templates() / _file(folder, name)).read_text(encoding="utf-8")
 
 
@@ -339,7 +322,7 @@ def _is_template(written: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    """Statements stand in comments, so that braces and percent signs of instructions are text."""
+    """Puts template statements in comments, so that braces and percent signs of instructions stay text."""
     return strict(
         line_statement_prefix="//%",
         block_start_string="<%",

@@ -1,4 +1,4 @@
-"""Calls of math on two neighbouring lanes: what templates see of them."""
+"""Wrappers that call the math for two neighbouring lanes, as matmul and attention pipelines do."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from fusegen.schedule.math import CallArgument, LaneFunction, LaneRead, Origin
 
 _LANES = 2
 _INLINE = "__device__ __forceinline__"
-_WIDEST = 120  # columns of a line
+_WIDEST = 120  # characters per line
 
 
 @dataclass(frozen=True)
 class PairCoordinates:
-    """A pipeline's names of the coordinates of a pair of lanes.
+    """A pipeline's variables for the coordinates of a pair of lanes.
 
     Attributes:
-        leading: the coordinates before the lanes', as parameters of the wrapper, and how many of the function's axes each numbers
-            through.
-        lane: of the first lane, which is even.
-        index: their type, and that of offsets.
+        leading: the coordinates before the lane's, as parameters of the wrapper, each with the number of axes that it linearizes.
+        lane: the coordinate of the first lane, which is even.
+        index: the type of coordinates and offsets.
     """
 
     leading: tuple[tuple[str, int], ...]
@@ -38,16 +37,14 @@ class PairCoordinates:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The coordinates as parameters."""
         return tuple(f"{self.index} {name}" for name in (*(name for name, _ in self.leading), self.lane))
 
 
 @dataclass(frozen=True)
 class ReadView:
-    """A read as the template sees it: one access of two elements, or one value or two.
+    """A read as the template sees it: a vector access, or one or two scalar ones.
 
-    Attributes:
-        indirect: whether its place is read and checked itself, which must not be done where its condition does not hold.
+    ``indirect`` reads have an offset that is read and checked itself, which must not happen unless the condition holds.
     """
 
     name: str
@@ -62,7 +59,7 @@ class ReadView:
 
 @dataclass(frozen=True)
 class WrapperResult:
-    """A result of a wrapper: the array that it fills, and the one that the math writes, which is of a wider type perhaps."""
+    """A result of a wrapper: the array that it fills, and the one that the math writes, possibly of a wider type."""
 
     out: str
     target: str
@@ -75,15 +72,7 @@ class WrapperResult:
 
 @dataclass(frozen=True)
 class WrapperView:
-    """A wrapper as the template sees it.
-
-    Attributes:
-        signature: the head of the definition.
-        decode: statements that find the axes.
-        checks: statements that check indices.
-        call: the math function; with its arguments.
-        results: what it gives.
-    """
+    """A wrapper as the template sees it. ``decode`` computes the axes' indices, ``checks`` checks indices that are read."""
 
     doc: str
     signature: str
@@ -98,26 +87,19 @@ class WrapperView:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """The functions that a pipeline calls.
-
-    Attributes:
-        name, doc: of the function.
-        inputs: declarations of what the pipeline hands it besides operands and coordinates.
-        place: the coordinates.
-        outs: the arrays of results, and their element types.
-    """
+    """A function that a pipeline calls for a pair of lanes; ``inputs`` are arguments besides operands and coordinates."""
 
     name: str
     doc: str
     inputs: tuple[str, ...]
-    place: PairCoordinates
+    coordinates: PairCoordinates
     outs: tuple[tuple[str, str], ...]
 
 
 def operand_parts(kernel: LoweredKernel, index: str) -> tuple[list[str], list[str], list[str]]:
-    """Fields of Operands, the kernel's parameters for them, and the values that fields get.
+    """Returns the fields of Operands, the kernel's parameters for them, and the values of the fields.
 
-    Parameters end in ``_ptr``, ``_extent`` or ``_value``, so that they are none of the pipeline's names.
+    Parameters end in ``_ptr``, ``_extent`` or ``_value`` to avoid the pipeline's names.
     """
     pointers = [p for p in kernel.pointers if not p.writable]
     fields = list(map(declared, pointers))
@@ -134,25 +116,20 @@ def operand_parts(kernel: LoweredKernel, index: str) -> tuple[list[str], list[st
 
 
 def operands_text(fields: Sequence[str]) -> str:
-    """The definition of Operands."""
     return _macro("operands")(fields) + "\n"
 
 
 def wrapper_text(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> str:
-    """The function that a pipeline calls for a pair of lanes."""
+    """Prints the function that a pipeline calls for a pair of lanes."""
     return _macro("wrapper")(_view(kernel, function, wrapper)) + "\n"
 
 
-def offset_text(name: str, doc: str, offset: Index, axes: Axes, place: PairCoordinates, last: bool) -> str:
-    """A function that says where in a result an element lies.
-
-    Args:
-        offset: over the axes.
-        last: whether it takes the lane's coordinate, too.
-    """
-    parameters = ["const Operands& operands", *place.parameters[: None if last else -1]]
-    returned = f"return {c_text(_renamed(offset, axes, place))};"
-    lines = [*needed(_decode(axes, place), returned), returned]
+def offset_text(name: str, doc: str, offset: Index, axes: Axes, coordinates: PairCoordinates, last: bool) -> str:
+    """Prints a function that returns the offset of a result's element; ``last`` says whether it takes the lane's coordinate,
+    too."""
+    parameters = ["const Operands& operands", *coordinates.parameters[: None if last else -1]]
+    returned = f"return {c_text(_renamed(offset, axes, coordinates))};"
+    lines = [*needed(_decode(axes, coordinates), returned), returned]
     body = "".join(f"    {line}\n" for line in lines)
     return f"// {doc}\n{_signature('i64', name, parameters)} {{\n{body}}}\n"
 
@@ -162,24 +139,23 @@ def _macro(name: str) -> Callable[[Any], str]:
 
 
 def _view(kernel: LoweredKernel, function: LaneFunction, wrapper: Wrapper) -> WrapperView:
-    place = wrapper.place
+    coordinates = wrapper.coordinates
     offsets = cuda_offsets(kernel, prefix="operands.")
     outs = (f"{type_} (&{out})[{_LANES}]" for out, type_ in wrapper.outs)
     return WrapperView(
         doc=wrapper.doc,
-        signature=_signature("void", wrapper.name, ["const Operands& operands", *wrapper.inputs, *place.parameters, *outs]),
-        decode=tuple(_decode(function.axes, place)),
-        checks=tuple(offsets.check(_renamed_check(c, function.axes, place)) for c in function.checks),
-        reads=tuple(_read_view(r, offsets, function.axes, place) for r in function.reads),
+        signature=_signature("void", wrapper.name, ["const Operands& operands", *wrapper.inputs, *coordinates.parameters, *outs]),
+        decode=tuple(_decode(function.axes, coordinates)),
+        checks=tuple(offsets.check(_renamed_check(c, function.axes, coordinates)) for c in function.checks),
+        reads=tuple(_read_view(r, offsets, function.axes, coordinates) for r in function.reads),
         lanewise=function.lanewise,
         call=function.function.name,
-        arguments=[_argument(a, function, offsets, place) for a in function.arguments],
+        arguments=[_argument(a, function, offsets, coordinates) for a in function.arguments],
         results=tuple(WrapperResult(out, out if type_ == "float" else out.replace("out", "result")) for out, type_ in wrapper.outs),
     )
 
 
 def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
-    """A head, on as many lines as it needs."""
     head = f"{_INLINE} {returned} {name}("
     lines = [head + parameters[0]]
     for parameter in parameters[1:]:
@@ -191,35 +167,34 @@ def _signature(returned: str, name: str, parameters: Sequence[str]) -> str:
     return "\n".join(lines) + ")"
 
 
-def _decode(axes: Axes, place: PairCoordinates) -> list[str]:
-    """Coordinates of an element along axes that the pipeline numbers through."""
+def _decode(axes: Axes, coordinates: PairCoordinates) -> list[str]:
     lines: list[str] = []
     first = 0
-    for name, count in place.leading:
+    for name, count in coordinates.leading:
         numbered = slice(first, first + count)
-        extents = tuple(_renamed(e, axes, place) for e in axes.extents[numbered])
-        lines += decode(Axes(axes.symbols[numbered], extents), name, place.index, sized=True)
+        extents = tuple(_renamed(e, axes, coordinates) for e in axes.extents[numbered])
+        lines += decode(Axes(axes.symbols[numbered], extents), name, coordinates.index, sized=True)
         first += count
     return lines
 
 
-def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, place: PairCoordinates) -> ReadView:
+def _read_view(read: LaneRead, offsets: Offsets, axes: Axes, coordinates: PairCoordinates) -> ReadView:
     pointer = offsets.pointers[read.buffer]
     wide = pointer.dtype.compute.spelling
-    places = [offsets.text(_renamed(o, axes, place)) for o in read.offsets]
-    conditions = [_conditions(c, axes, place) for c in read.conditions]
+    offset_texts = [offsets.text(_renamed(o, axes, coordinates)) for o in read.offsets]
+    conditions = [_conditions(c, axes, coordinates) for c in read.conditions]
     base = elements(pointer, offsets.prefix)
-    values = [f"widen(load_once({base}, {offset}))" for offset in places]
+    values = [f"widen(load_once({base}, {offset}))" for offset in offset_texts]
     guarded = [f"{c} ? {v} : {wide}(0)" if c else v for c, v in zip(conditions, values, strict=True)]
     indirect = sympy.sympify(read.offsets[0]).has(Loaded, Checked)
-    return ReadView(read.name, wide, base, read.vector, places[0], conditions[0], indirect, tuple(guarded))
+    return ReadView(read.name, wide, base, read.vector, offset_texts[0], conditions[0], indirect, tuple(guarded))
 
 
-def _conditions(bounds: Sequence[Bounds], axes: Axes, place: PairCoordinates) -> str:
-    return " && ".join(condition_text(_renamed_bounds(b, axes, place)) for b in bounds)
+def _conditions(bounds: Sequence[Bounds], axes: Axes, coordinates: PairCoordinates) -> str:
+    return " && ".join(condition_text(_renamed_bounds(b, axes, coordinates)) for b in bounds)
 
 
-def _argument(argument: CallArgument, function: LaneFunction, offsets: Offsets, place: PairCoordinates) -> str:
+def _argument(argument: CallArgument, function: LaneFunction, offsets: Offsets, coordinates: PairCoordinates) -> str:
     if argument.origin is Origin.LANES:
         return f"{argument.name}[v]" if function.lanewise else argument.name
     if argument.origin is Origin.SCALAR:
@@ -229,33 +204,34 @@ def _argument(argument: CallArgument, function: LaneFunction, offsets: Offsets, 
     value = argument.coordinates[0]
     step = LANE if len(argument.coordinates) > 1 else 0  # lanes of one call are neighbours
     if isinstance(value, Bounds):
-        moved = _renamed_bounds(value, function.axes, place)
-        return condition_text(Bounds(moved.index + step, moved.lower, moved.upper))
-    return offsets.text(_renamed(value, function.axes, place) + step)
+        renamed = _renamed_bounds(value, function.axes, coordinates)
+        return condition_text(Bounds(renamed.index + step, renamed.lower, renamed.upper))
+    return offsets.text(_renamed(value, function.axes, coordinates) + step)
 
 
-def _renamed_bounds(bounds: Bounds, axes: Axes, place: PairCoordinates) -> Bounds:
-    lower, upper = (None if b is None else _renamed(b, axes, place) for b in (bounds.lower, bounds.upper))
-    return Bounds(_renamed(bounds.index, axes, place), lower, upper)
+def _renamed_bounds(bounds: Bounds, axes: Axes, coordinates: PairCoordinates) -> Bounds:
+    lower, upper = (None if b is None else _renamed(b, axes, coordinates) for b in (bounds.lower, bounds.upper))
+    return Bounds(_renamed(bounds.index, axes, coordinates), lower, upper)
 
 
-def _renamed_check(check: IndexCheck, axes: Axes, place: PairCoordinates) -> IndexCheck:
-    return IndexCheck(_renamed(check.call, axes, place), tuple(_renamed_bounds(b, axes, place) for b in check.conditions))
+def _renamed_check(check: IndexCheck, axes: Axes, coordinates: PairCoordinates) -> IndexCheck:
+    return IndexCheck(
+        _renamed(check.call, axes, coordinates), tuple(_renamed_bounds(b, axes, coordinates) for b in check.conditions)
+    )
 
 
-def _renamed(index: Index, axes: Axes, place: PairCoordinates) -> sympy.Expr:
-    """An index in the wrapper's variables: the pipeline's coordinates, and sizes as members of Operands."""
+def _renamed(index: Index, axes: Axes, coordinates: PairCoordinates) -> sympy.Expr:
+    """Returns an index in the wrapper's variables: the pipeline's coordinates, and sizes as members of Operands."""
     expression = sympy.expand(index)
     sizes = {s: _variable(f"operands.{s.name}") for s in expression.free_symbols - set(axes.symbols)}
-    moved = expression.subs({**sizes, **_names(axes, place)}, simultaneous=True)
-    return _in_lanes(moved, axes.symbols[-1], _variable(place.lane))
+    renamed = expression.subs({**sizes, **_names(axes, coordinates)}, simultaneous=True)
+    return _in_lanes(renamed, axes.symbols[-1], _variable(coordinates.lane))
 
 
-def _names(axes: Axes, place: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbol]:
-    """Names of axes that have a coordinate for themselves."""
+def _names(axes: Axes, coordinates: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbol]:
     names: dict[sympy.Symbol, sympy.Symbol] = {}
     first = 0
-    for name, count in place.leading:
+    for name, count in coordinates.leading:
         if count == 1:
             names[axes.symbols[first]] = _variable(name)
         first += count
@@ -263,7 +239,7 @@ def _names(axes: Axes, place: PairCoordinates) -> dict[sympy.Symbol, sympy.Symbo
 
 
 def _in_lanes(expression: sympy.Expr, pair: sympy.Symbol, lane: sympy.Symbol) -> sympy.Expr:
-    """Pairs by the coordinate of their first lane: halved only where twice the pair's number does not occur."""
+    """Replaces the pair's number by its first lane's coordinate; divides by 2 only if the factors do not cancel."""
     halved = sympy.expand(expression.subs(pair, lane / _LANES))
     if all(number.is_Integer for number in halved.atoms(sympy.Number)):
         return halved

@@ -1,4 +1,4 @@
-"""Prints math functions: small expressions in place, larger or shared ones as named constants, the user's line beside."""
+"""Prints math functions: small expressions inline, large or shared ones as named constants, with the user's source line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fusegen.ir.ops import Op
 from fusegen.schedule.math import Fast, MathFunction, MathParameter
 from fusegen.schedule.terms import FusedOp, Leaf, Term
 
-_WIDEST = 76  # columns that an expression may take before its parts get names
+_WIDEST = 76  # characters of an expression before its operands get names
 _LOCATION_COLUMN = 84
-_LOCATION_WIDTH = 72  # of the user's line; the number finds the rest
+_LOCATION_WIDTH = 72  # characters of the user's line; the line number identifies the rest
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Line:
 
 
 def function_text(function: MathFunction, language: Language, qualifier: str) -> str:
-    """The definition of a function: one result is returned, several are written through references."""
+    """Prints a function. A single result is returned, several are written through references."""
     writer = _Writer(function, language)
     lines = writer.body()
     head = f"{qualifier} {_signature(function)} {{"
@@ -52,7 +52,7 @@ def _parameter_text(parameter: MathParameter) -> str:
 
 
 def _with_locations(lines: Sequence[_Line]) -> list[str]:
-    """Each line with the place that it comes from, where that changes; a comment never adds a line."""
+    """Appends the source location to a line if it changes; a comment never adds a line."""
     shown: list[str] = []
     last: Location | None = None
     for line in lines:
@@ -70,22 +70,19 @@ def _shortened(text: str) -> str:
 
 
 def _single(value: float) -> float:
-    """The nearest float32."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def _sines_and_cosines(terms: Sequence[Term]) -> dict[int, tuple[int, ...]]:
-    """For each float32 sine and cosine of a value of which both are there: both."""
-    found: dict[int, list[int]] = defaultdict(list)
+    """Maps each float32 sine and cosine of one argument, if both occur, to both."""
+    by_argument: dict[int, list[int]] = defaultdict(list)
     for position, term in enumerate(terms):
         if term.op in (Op.SIN, Op.COS) and term.dtype is DType.FLOAT32:
-            found[term.args[0]].append(position)
-    return {position: tuple(both) for both in found.values() if len(both) == len((Op.SIN, Op.COS)) for position in both}
+            by_argument[term.args[0]].append(position)
+    return {position: tuple(both) for both in by_argument.values() if len(both) == len((Op.SIN, Op.COS)) for position in both}
 
 
 class _Writer:
-    """Writes the body of one function."""
-
     def __init__(self, function: MathFunction, language: Language) -> None:
         self.function = function
         self.language = language
@@ -101,7 +98,6 @@ class _Writer:
         self.pairs = _sines_and_cosines(function.terms) if language.sine_and_cosine and is_accurate else {}
 
     def body(self) -> list[_Line]:
-        """All lines."""
         for position, term in enumerate(self.function.terms):
             self.texts[position] = self._text(position, term)
         results = self.function.results
@@ -130,7 +126,7 @@ class _Writer:
         operand = self._operand_dtype(term)
         if term.op is Op.CAST:
             assert isinstance(term.payload, DType)
-            if term.dtype is DType.INT32:  # of integers that 32 bits hold, where they are compared
+            if term.dtype is DType.INT32:  # integers that fit 32 bits, for comparisons
                 return Text(f"static_cast<{term.dtype.spelling}>({args[0].text})")
             return self.language.cast(args[0], operand, term.payload)
         logarithm = self._logarithm(term)
@@ -139,7 +135,8 @@ class _Writer:
         return self.language.form(term, operand, self.function.fast)(*args)
 
     def _logarithm(self, term: Term) -> tuple[Text, Text] | None:
-        """The two parts of the binary logarithm of a power's constant base; None where it has none, or no such function."""
+        """Returns the binary logarithm of a power's constant base in two parts; None for other powers or without a power
+        function."""
         base = self.function.terms[term.args[0]]
         if term.op is not Op.POW or not self.language.power or term.dtype is not DType.FLOAT32 or base.op is not Leaf.CONSTANT:
             return None
@@ -151,7 +148,7 @@ class _Writer:
         return self.language.constant(repr(parts[0]), DType.FLOAT32), self.language.constant(repr(parts[1]), DType.FLOAT32)
 
     def _of_pair(self, position: int, term: Term) -> Text:
-        """The sine or the cosine of a value of which both are needed."""
+        """Returns the sine or cosine of an argument for which both are needed."""
         if position not in self.texts:
             sine, cosine = self._fresh("sin"), self._fresh("cos")
             location = self.function.locations[position]
@@ -162,7 +159,6 @@ class _Writer:
         return self.texts[position]
 
     def _operand_dtype(self, term: Term) -> DType:
-        """The computing type of an operation's operands; of `where`, of the values."""
         return self.function.terms[term.args[-1]].dtype
 
     def _named(self, position: int, term: Term, written: Text) -> Text:
@@ -179,11 +175,11 @@ class _Writer:
                 return name
 
 
-# The spelling of expressions in C-like languages: precedence, and the forms that operations have.
+# Spelling of expressions in C-like languages: precedence, and formats of operations.
 
 
 class Precedence(IntEnum):
-    """The binding of an expression; higher is tighter."""
+    """The precedence of an expression; higher binds tighter."""
 
     CONDITIONAL = 0
     OR = 1
@@ -198,19 +194,17 @@ class Precedence(IntEnum):
 
 @dataclass(frozen=True)
 class Text:
-    """An expression as text."""
-
     text: str
     precedence: Precedence = Precedence.ATOM
 
     def within(self, needed: Precedence) -> str:
-        """The text, in parentheses when it binds less tightly than its place needs."""
+        """Returns the text, in parentheses if its precedence is below ``needed``."""
         return self.text if self.precedence >= needed else f"({self.text})"
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """The text of an operation: a format of its operands, its precedence, and the least that theirs may be."""
+    """The text of an operation: a format of its operands, its precedence, and the lowest precedence of each operand."""
 
     format: str
     precedence: Precedence
@@ -222,23 +216,20 @@ class Spelling:
 
 
 def function(name: str, arity: int = 1) -> Spelling:
-    """A call."""
     slots = ", ".join(f"{{{i}}}" for i in range(arity))
     return Spelling(f"{name}({slots})", Precedence.ATOM, (Precedence.CONDITIONAL,))
 
 
 def infix(sign: str, precedence: Precedence) -> Spelling:
-    """A left-associative operator."""
     return Spelling(f"{{0}} {sign} {{1}}", precedence, (precedence, Precedence(precedence + 1)))
 
 
 def prefix(sign: str) -> Spelling:
-    """A unary operator."""
     return Spelling(f"{sign}{{0}}", Precedence.UNARY, (Precedence.UNARY,))
 
 
 def bitwise(sign: str) -> Spelling:
-    """An operator on bits, whose operands are put into parentheses for the reader's sake."""
+    """Returns a bitwise operator, whose operands get parentheses for readability."""
     return Spelling(f"{{0}} {sign} {{1}}", Precedence.CONDITIONAL, (Precedence.UNARY,))
 
 
@@ -273,21 +264,21 @@ COMMON: dict[Op, Spelling] = {
     Op.SORT_KEY: function("sort_key", 2),
     Op.SORTED_VALUE: function("sorted_value"),
 }
-"""Forms that all languages share, for every type."""
+"""Spellings that all languages share, for every type."""
 
 _FUSED = {FusedOp.MULTIPLY_ADD: function("fmaf", 3)}
 
 
 @dataclass(frozen=True)
 class Language:
-    """The differences between languages.
+    """The spellings that differ between languages.
 
     Attributes:
-        forms: by computing type, the forms of operations that are not common.
-        fast: forms in float32 by approximate functions, by which of them may be used.
-        infinity, nan: spellings by type.
-        sine_and_cosine: the function of both of a float32, which takes their addresses; empty where there is none.
-        power: the function of a constant float32 to a power, of the two parts of its binary logarithm; empty where there is none.
+        forms: spellings by dtype, for operations that are not in `COMMON`.
+        fast: approximate float32 spellings, by the permitted set.
+        infinity, nan: spellings by dtype.
+        sine_and_cosine: a function that writes both for a float32 argument through pointers; empty if there is none.
+        power: a function for powers of a float32 constant, given its binary logarithm in two parts; empty if there is none.
     """
 
     forms: Mapping[DType, Mapping[Op, Spelling]]
@@ -298,12 +289,7 @@ class Language:
     power: str = ""
 
     def form(self, term: Term, operand: DType, fast: Fast) -> Spelling:
-        """The form of an operation.
-
-        Args:
-            operand: the computing type of the operands.
-            fast: the approximate functions that may be used.
-        """
+        """Returns the spelling of an operation on operands of a computing dtype, with the permitted approximate functions."""
         if isinstance(term.op, FusedOp):
             return _FUSED[term.op]
         approximate = self.fast.get(fast, {}) if operand is DType.FLOAT32 else {}
@@ -315,13 +301,12 @@ class Language:
         return COMMON[term.op]  # type: ignore[index]
 
     def constant(self, text: str, dtype: DType) -> Text:
-        """A literal in a computing type."""
         if dtype is DType.BOOL:
             return Text("true" if text == "True" else "false")
         if dtype in (DType.INT64, DType.INT32):
             suffix = "LL" if dtype is DType.INT64 else ""
             number = int(text == "True") if text in ("True", "False") else int(text)
-            if number == -(2**63):  # C++ reads the sign apart, and what remains does not fit
+            if number == -(2**63):  # C++ parses the sign separately, and the positive number does not fit
                 return Text(f"(-{2**63 - 1}LL - 1)")
             return _signed(f"{number}{suffix}")
         value = float(text == "True") if text in ("True", "False") else float(text)
@@ -332,7 +317,7 @@ class Language:
         return _signed(repr(value) + ("f" if dtype is DType.FLOAT32 else ""))
 
     def cast(self, value: Text, source: DType, target: DType) -> Text:
-        """A conversion to a type; to a narrow one it also rounds or wraps, and the result is computed wide."""
+        """Prints a conversion. Conversions to narrow dtypes round or wrap, and return a wide value."""
         inner = value.within(Precedence.CONDITIONAL)
         if target is DType.BOOL:
             return value if source is DType.BOOL else Text(f"{value.within(Precedence.RELATION)} != 0", Precedence.EQUALITY)

@@ -1,4 +1,4 @@
-"""Accesses, offsets, calls and functions as templates see them: ready pieces of text, no decisions left."""
+"""Accesses, offsets, calls and functions as templates see them: text without open decisions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusegen.schedule.names import identifier, plain
 from fusegen.schedule.reductions import combine_function, gathering_functions, identity_function
 
 LANE = sympy.Symbol("v", integer=True, nonnegative=True)
-"""The lane within a thread's group of neighbours, as templates name it."""
+"""The lane within a thread's vector, as templates name it."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class FragmentView:
     """A read or write as a template sees it.
 
     Attributes:
-        name: of the variable in the computing type.
-        type, wide: element type in memory and in computing.
-        pointer: what is indexed.
+        name: the variable in the computing type.
+        type, wide: element type in memory and in the math.
+        pointer: the indexed expression.
         pattern: ``vector``, ``window``, ``uniform``, ``interleaved`` or ``gather``.
         width: elements of one memory access.
         offset, lane_offset: of the first lane, and of lane ``v``.
         condition, lane_condition: when the address is valid; empty for always.
-        checked: whether an index was checked on which depends whether something may be written.
-        drawn: whether it is computed of a key, wherever that is asked for.
-        parts: the variables of an interleaved one.
-        part_width: elements of one memory access where there is one lane.
+        checked: whether the offset contains a checked index, which decides if the write is allowed.
+        drawn: whether it is random bits, computed from a key.
+        parts: the variables of an interleaved access.
+        part_width: elements of one memory access per lane.
     """
 
     name: str
@@ -59,22 +59,20 @@ class FragmentView:
 
     @property
     def per_lane(self) -> int:
-        """Elements of a lane."""
         return max(1, len(self.parts))
 
     @property
     def uniform(self) -> bool:
-        """True if all lanes see one element."""
+        """True if all lanes access one element."""
         return self.pattern == AccessPattern.UNIFORM.value
 
     @property
     def same_in_row(self) -> bool:
-        """True if lanes of one row see one element."""
+        """True if all lanes of one row access one element."""
         return (self.offset, self.condition) == (self.lane_offset, self.lane_condition)
 
 
 def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -> FragmentView:
-    """The view of an access whose lanes run along an axis."""
     pointer = offsets.pointers[access.buffer]
     shifted = {} if lane_axis is None else {lane_axis: lane_axis + LANE}
     return FragmentView(
@@ -95,51 +93,45 @@ def fragment(access: Access, offsets: Offsets, lane_axis: sympy.Symbol | None) -
     )
 
 
-def shift(bounds: Bounds, replaced: Mapping[sympy.Symbol, Index]) -> Bounds:
-    """Bounds with axes replaced."""
-    return Bounds(sympy.sympify(bounds.index).subs(replaced), bounds.lower, bounds.upper)
+def shift(bounds: Bounds, replacements: Mapping[sympy.Symbol, Index]) -> Bounds:
+    return Bounds(sympy.sympify(bounds.index).subs(replacements), bounds.lower, bounds.upper)
 
 
 @dataclass(frozen=True)
 class ChecksView:
-    """Statements that check indices: those that are the same for all lanes, and those of lane ``v``."""
+    """Statements that check indices: once for all lanes, and for lane ``v``."""
 
     once: tuple[str, ...]
     lanes: tuple[str, ...]
 
 
 def checks_view(checks: Sequence[IndexCheck], offsets: Offsets, axes: Axes) -> ChecksView:
-    """The view of some checks.
-
-    Args:
-        axes: those along which lanes run, one after the other; the last one is the lanes'.
-    """
+    """Returns the view of index checks. ``axes`` are those that lanes run along, the lanes' own last."""
     shifted = {axes.symbols[-1]: axes.symbols[-1] + LANE}
     along = set(axes.symbols)
     varying = [c for c in checks if any(sympy.sympify(e).free_symbols & along for e in c.expressions())]
-    moved = (c.moved(lambda index: sympy.sympify(index).subs(shifted)) for c in varying)
-    return ChecksView(tuple(offsets.check(c) for c in checks if c not in varying), tuple(map(offsets.check, moved)))
+    per_lane = (c.moved(lambda index: sympy.sympify(index).subs(shifted)) for c in varying)
+    return ChecksView(tuple(offsets.check(c) for c in checks if c not in varying), tuple(map(offsets.check, per_lane)))
 
 
 def decode(axes: Axes, linear: str, index_type: str, *, sized: bool = False) -> list[str]:
-    """Statements that find the axes' values from a row-major position.
+    """Returns statements that compute the axes' indices from a row-major position.
 
-    Args:
-        sized: whether sizes are of the index's type; else they have 64 bits, and a division by them would have.
+    Sizes are cast to the index type, since they have 64 bits, unless they are ``sized`` so already.
     """
     symbols, extents = axes.symbols, axes.extents
     if len(symbols) == 1:
         return []  # its symbol is the position itself
     lines: list[str] = []
-    rest = linear
+    remaining = linear
     for d in range(len(symbols) - 1, 0, -1):
         outer = symbols[d - 1].name if d == 1 else f"{symbols[d].name}_outer"
         extent, is_symbol = c_text(extents[d]), sympy.sympify(extents[d]).is_Symbol
         cast = f"static_cast<{index_type}>" if not sized else ""
         divisor = extent if sympy.sympify(extents[d]).is_Integer or (sized and is_symbol) else f"{cast}({extent})"
-        lines.append(f"const {index_type} {outer} = {rest} / {divisor};")
-        lines.append(f"const {index_type} {symbols[d].name} = {rest} - {outer} * {divisor};")
-        rest = outer
+        lines.append(f"const {index_type} {outer} = {remaining} / {divisor};")
+        lines.append(f"const {index_type} {symbols[d].name} = {remaining} - {outer} * {divisor};")
+        remaining = outer
     return lines
 
 
@@ -153,60 +145,45 @@ class CallView:
 
     @property
     def single(self) -> bool:
-        """True if the function returns its only result."""
         return len(self.results) == 1
 
     def type_of(self, result: str) -> str:
-        """The type of a result."""
         return dict(self.results)[result]
 
 
 def call_view(call: MathCall, offsets: Offsets, lane_axis: sympy.Symbol | None) -> CallView:
-    """The view of a call.
-
-    Args:
-        offsets: how they are written.
-        lane_axis: along which lanes run.
-    """
     arguments = [argument_text(a, offsets, lane_axis) for a in call.arguments]
     results = tuple((r.name, r.dtype.spelling) for r in call.function.results)
     return CallView(call.function.name, ", ".join(arguments), results)
 
 
 def argument_text(argument: CallArgument, offsets: Offsets, lane_axis: sympy.Symbol | None) -> str:
-    """An argument's value for lane ``v``; what is passed is as in `call_view`."""
+    """Prints an argument's value for lane ``v``."""
     if argument.origin is Origin.COORDINATE:
         (value,) = argument.coordinates
         return coordinate_text(value, offsets, {} if lane_axis is None else {lane_axis: lane_axis + LANE})
     return f"{argument.name}[v]" if argument.origin is Origin.LANES else argument.name
 
 
-def coordinate_text(value: Index | Bounds, offsets: Offsets, replaced: Mapping[sympy.Symbol, Index]) -> str:
-    """A coordinate as the math takes it."""
+def coordinate_text(value: Index | Bounds, offsets: Offsets, replacements: Mapping[sympy.Symbol, Index]) -> str:
     if isinstance(value, Bounds):
-        return condition_text(shift(value, replaced))
-    return offsets.text(sympy.sympify(value).subs(replaced))
+        return condition_text(shift(value, replacements))
+    return offsets.text(sympy.sympify(value).subs(replacements))
 
 
 def declared(pointer: Pointer) -> str:
-    """The declaration of a buffer: its address, or that of the key of random bits."""
     if pointer.stream is not None:
         return f"const i64* {pointer.name}"
     return f"{'' if pointer.writable else 'const '}{pointer.dtype.spelling}* {pointer.name}"
 
 
 def elements(pointer: Pointer, prefix: str = "") -> str:
-    """The expression that is indexed, or loaded from.
-
-    Args:
-        prefix: of the pointer's name.
-    """
+    """Prints the expression that is indexed or loaded from."""
     name = f"{prefix}{pointer.name}"
     return name if pointer.stream is None else f"random_bits({name}, {pointer.stream})"
 
 
 def kernel_parameters(kernel: LoweredKernel) -> list[str]:
-    """Declarations of a kernel's parameters: buffers, sizes, scalars."""
     pointers = list(map(declared, kernel.pointers))
     sizes = [f"i64 {name}" for name in kernel.sizes]
     return [*pointers, *sizes, *(f"{_scalar_type(d)} {name}" for name, d in kernel.scalars)]
@@ -217,11 +194,10 @@ def _scalar_type(dtype: DType) -> str:
 
 
 def entry(kernel: LoweredKernel) -> str:
-    """The kernel's symbol."""
     return f"fg_{identifier(kernel.name)}"
 
 
-# Offsets in emitted text, with the indices in them that a kernel reads and checks.
+# Offsets in emitted text, with the indices that a kernel reads and checks.
 
 
 _CALLS = (Loaded, Checked, Choice, Differs, Scalar)
@@ -229,16 +205,16 @@ _CALLS = (Loaded, Checked, Choice, Differs, Scalar)
 
 @dataclass(frozen=True)
 class Offsets:
-    """Texts of the offsets that a kernel reads and writes at.
+    """Prints the offsets of a kernel's reads and writes.
 
     Attributes:
         kernel: its name.
         pointers: its buffers, by key.
-        load: the format of an integer that is read: of a pointer and an offset.
-        checked: the format of an index that is checked: of the function, the value, the extent and the message.
+        load: format of an integer read, for a pointer and an offset.
+        checked: format of an index check, for the function, the value, the extent and the message.
         prefix: of the names of its buffers.
-        named: what indices are called that are found before they are used.
-        lines: the statements that find them, by name.
+        named: maps hoisted indices to their variables.
+        lines: maps these variables to the statements that define them.
     """
 
     kernel: str
@@ -250,49 +226,42 @@ class Offsets:
     lines: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, index: Index) -> str:
-        """An offset, or any index."""
         if isinstance(index, int) or not index.has(*_CALLS):
             return c_text(index)
-        return c_text(self._written(index.subs({call: _word(name) for call, name in self.named.items()})))
+        return c_text(self._written(index.subs({call: _symbol(name) for call, name in self.named.items()})))
 
     def condition(self, bounds: Iterable[Bounds]) -> str:
-        """Conditions, all of which must hold; nothing where there are none."""
+        """Prints the conjunction of conditions; empty if there are none."""
         return " && ".join(condition_text(b) for b in bounds)
 
-    def found_first(self, accesses: Iterable[Access], varying: Collection[sympy.Symbol]) -> Offsets:
-        """Texts of offsets behind statements that find the indices which are the same along some axes.
-
-        Args:
-            varying: the axes along which accesses run.
-        """
+    def with_hoisted(self, accesses: Iterable[Access], varying: Collection[sympy.Symbol]) -> Offsets:
+        """Hoists indices that do not vary along the given axes into statements."""
         named: dict[sympy.Expr, str] = {}
-        found = _invariant(accesses, frozenset(varying))
-        for call in found:
+        invariant = _invariant(accesses, frozenset(varying))
+        for call in invariant:
             stem = f"{plain(call.table)}_at"
             number = sum(name.rstrip("0123456789") == stem for name in named.values())
             named[call] = f"{stem}{number or ''}"
-        lines = {name: self._finding(name, call, found[call]) for call, name in named.items()}
+        lines = {name: self._definition(name, call, invariant[call]) for call, name in named.items()}
         return replace(self, named=named, lines=lines)
 
-    def _finding(self, name: str, call: Checked, conditions: tuple[Bounds, ...]) -> str:
+    def _definition(self, name: str, call: Checked, conditions: tuple[Bounds, ...]) -> str:
         condition = self.condition(conditions)
         return f"const Index {name} = {f'!({condition}) ? 0 : ' if condition else ''}{self.text(call)};"
 
     def indices(self, accesses: Iterable[Access]) -> list[str]:
-        """The statements that find what some accesses need."""
         needed = {name for a in accesses for call, name in self.named.items() if sympy.sympify(a.offset).has(call)}
         return [line for name, line in self.lines.items() if name in needed]
 
     def check(self, check: IndexCheck) -> str:
-        """A statement that checks an index, whether it was found before or not."""
         condition = self.condition(check.conditions)
         return f"{f'if ({condition}) ' if condition else ''}{c_text(self._written(check.call))};"
 
     def _written(self, expression: sympy.Expr) -> sympy.Expr:
-        """An expression whose values that are read are words: the innermost first."""
+        """Replaces reads and checks of indices by their text, innermost first."""
         while calls := expression.atoms(*_CALLS):
             innermost = [call for call in calls if not any(a.has(*_CALLS) for a in call.args)]
-            expression = expression.subs({call: _word(self._call(call)) for call in innermost})
+            expression = expression.subs({call: _symbol(self._call(call)) for call in innermost})
         return expression
 
     def _call(self, call: Loaded | Checked | Choice | Differs | Scalar) -> str:
@@ -309,48 +278,46 @@ class Offsets:
 
 
 def cuda_offsets(kernel: LoweredKernel, prefix: str = "") -> Offsets:
-    """Texts of offsets in a CUDA kernel."""
     pointers = {p.buffer: p for p in kernel.pointers}
     return Offsets(kernel.name, pointers, "widen(load_once({}, {}))", '{}({}, {}, "{}")', prefix)
 
 
 def cpu_offsets(kernel: LoweredKernel) -> Offsets:
-    """Texts of offsets in a kernel of the CPU target."""
     pointers = {p.buffer: p for p in kernel.pointers}
     return Offsets(kernel.name, pointers, "widen({}[{}])", '{}({}, {}, "{}", failed)')
 
 
-def _word(text: str) -> sympy.Symbol:
+def _symbol(text: str) -> sympy.Symbol:
     return sympy.Symbol(text, integer=True)
 
 
 def _invariant(accesses: Iterable[Access], varying: frozenset[sympy.Symbol]) -> dict[Checked, tuple[Bounds, ...]]:
-    """Indices that do not depend on some axes, each with the conditions under which it can be read; those within others and those
-    that can be read under several conditions are left out."""
-    found: dict[Checked, set[tuple[Bounds, ...]]] = {}
+    """Maps indices that do not depend on the varying axes to the condition for reading them. Nested indices, and those with several
+    conditions, are omitted."""
+    guards: dict[Checked, set[tuple[Bounds, ...]]] = {}
     for access in accesses:
         calls = set() if isinstance(access.offset, int) else access.offset.atoms(Checked)
         same = {call for call in calls if not call.free_symbols & varying}
-        outer = (call for call in same if not any(call is not other and other.has(call) for other in same))
+        outer = (call for call in same if not any(call is not nested and nested.has(call) for nested in same))
         conditions = tuple(b for b in access.conditions if not sympy.sympify(b.index).free_symbols & varying)
         for call in sorted(outer, key=str):
-            found.setdefault(call, set()).add(conditions)
+            guards.setdefault(call, set()).add(conditions)
     always: set[tuple[Bounds, ...]] = {()}
-    return {call: () if () in under else next(iter(under)) for call, under in found.items() if len(under) == 1 or always & under}
+    return {call: () if () in under else next(iter(under)) for call, under in guards.items() if len(under) == 1 or always & under}
 
 
 @dataclass(frozen=True)
 class GatheredView:
-    """A state that is gathered as sums about a pivot, as a template sees it.
+    """A reduction state kept as sums about a pivot, as a template sees it.
 
     Attributes:
-        kind: what its functions' names begin with.
-        type: of all that is computed.
-        pivot: variable of the component that is measured from the pivot.
+        kind: prefix of its functions' names.
+        type: of all values.
+        pivot: variable of the component that the pivot is subtracted from.
         count: variable of the number of elements.
-        rest: variables of the components beside the count.
+        rest: variables of the components besides the count.
         state: variables of all components.
-        sums: names of what is added up beside the count.
+        sums: names of the sums besides the count.
     """
 
     kind: str
@@ -362,19 +329,18 @@ class GatheredView:
     sums: tuple[str, ...]
 
     def of(self, pattern: str = "{}") -> list[str]:
-        """A pattern of each sum's name."""
         return [pattern.format(name) for name in self.sums]
 
     def gather(self, element: str, pivot: str, sums: str) -> str:
-        """The statement that adds an element to sums, which a pattern gives."""
+        """Prints the statement that adds an element to sums, whose names a pattern gives."""
         return self._call("gather", [*self.of(sums), element, pivot], self.of(sums))
 
     def spread(self, pivot: str, sums: str = "{}", state: str = "{}") -> str:
-        """The statement that makes sums of a state, of which a pattern gives the components."""
+        """Prints the statement that converts a state to sums; a pattern gives the components' names."""
         return self._call("spread", [*(state.format(name) for name in self.state), pivot], self.of(sums))
 
     def settle(self, pivot: str, sums: str = "{}") -> str:
-        """The statement that makes the variables of a state of sums, and of the count."""
+        """Prints the statement that converts sums and the count to a state."""
         return self._call("settle", [pivot, self.count, *self.of(sums)], self.rest)
 
     def _call(self, function: str, operands: Sequence[str], results: Sequence[str]) -> str:
@@ -385,12 +351,12 @@ class GatheredView:
 class ReductionView:
     """A reduction as a template sees it.
 
-    A statement is about a variable a component. Templates give patterns of them: of ``sum_4``, ``{}_part[v]`` is ``sum_4_part[v]``.
+    Templates pass patterns for the variables of components: for ``sum_4``, ``{}_part[v]`` is ``sum_4_part[v]``.
 
     Attributes:
-        kind: what its functions' names begin with.
+        kind: prefix of its functions' names.
         components: variables and their types.
-        gathered: how states are combined as sums about a pivot; None where they are not.
+        gathered: the state as sums about a pivot, or None.
     """
 
     kind: str
@@ -404,42 +370,39 @@ class ReductionView:
 
     @property
     def summed(self) -> bool:
-        """True if a thread has several parts of it under way: of one value, or of sums about a pivot."""
+        """True if a thread keeps several independent accumulators: of one value, or of sums about a pivot."""
         return self.single or self.gathered is not None
 
     @property
     def bytes(self) -> str:
-        """Bytes of a state, as an expression."""
         return " + ".join(f"sizeof({type_})" for _, type_ in self.components)
 
     def of(self, pattern: str) -> list[str]:
-        """A pattern of each component's variable."""
+        """Applies a pattern to each component's variable."""
         return [pattern.format(name) for name, _ in self.components]
 
     def start(self, into: str = "{}") -> str:
-        """The statement that makes a state that of no elements."""
+        """Prints the statement that sets a state to the identity."""
         targets, function = self.of(into), f"{self.kind}_identity"
         return f"{targets[0]} = {function}();" if self.single else f"{function}({', '.join(targets)});"
 
     def combined(self, other: str | Sequence[str], into: str = "{}", base: str | None = None) -> str:
-        """The statement that combines a state (``base``, or ``into`` itself) with another (a pattern, or texts)."""
+        """Prints the statement that combines a state (``base``, or ``into`` itself) with another (a pattern, or texts)."""
         targets, function = self.of(into), f"{self.kind}_combine"
         operands = ", ".join([*self.of(base or into), *(self.of(other) if isinstance(other, str) else other)])
         return f"{targets[0]} = {function}({operands});" if self.single else f"{function}({operands}, {', '.join(targets)});"
 
 
 def view(reduction: Reduction) -> ReductionView:
-    """The view of a reduction."""
     return _named(reduction, [c.name for c in reduction.components])
 
 
 def kinds(reductions: Iterable[Reduction]) -> list[ReductionView]:
-    """The distinct kinds among some reductions, with variables of no particular one."""
+    """Returns a view of each distinct kind, with generic variable names."""
     return [_named(r, _variables(r)) for r in {_stem(r): r for r in reductions}.values()]
 
 
 def _named(reduction: Reduction, names: Sequence[str]) -> ReductionView:
-    """A view with some variables."""
     kind, types = _stem(reduction), [c.dtype.spelling for c in reduction.components]
     rule, gathered = reduction.gathering, None
     if rule is not None:
@@ -455,9 +418,8 @@ def _variables(reduction: Reduction) -> list[str]:
 
 
 def reduction_functions(reductions: Iterable[Reduction]) -> list[MathFunction]:
-    """The functions of the distinct kinds among some reductions."""
-    found = {(_stem(r), r.gathering is None): r for r in reductions}
-    return list(dict.fromkeys(function for (kind, _), r in found.items() for function in _functions(kind, r)))
+    distinct = {(_stem(r), r.gathering is None): r for r in reductions}
+    return list(dict.fromkeys(function for (kind, _), r in distinct.items() for function in _functions(kind, r)))
 
 
 def _functions(kind: str, reduction: Reduction) -> tuple[MathFunction, ...]:

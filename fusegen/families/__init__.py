@@ -1,4 +1,4 @@
-"""The families of kernels, in the order in which fusion asks them: a new family is a line here."""
+"""The kernel families, in the order in which fusion asks them. A new family is one line here."""
 
 from __future__ import annotations
 
@@ -27,31 +27,30 @@ FAMILIES: tuple[KernelFamily, ...] = (
     RowFamily(),
     PointwiseFamily(),
 )
-"""The first that has a group for a value gets it; the last has one for any."""
+"""The first family with a group for a value gets it. The last one accepts any value."""
 
 
 def family_of(kind: GroupKind) -> KernelFamily:
-    """The family that makes groups of a kind."""
     return matcher_of(FAMILIES, kind)
 
 
 def preferred(launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:
-    """The plan that is expected to be fastest; the first one where none is clearly faster, None where there are no several."""
+    """Returns the candidate with the lowest estimated time, or the first if none is clearly faster. None without candidates."""
     return family_of(launch.group.kind).preferred(launch, sizes, target)
 
 
 def expected_times(launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
-    """The time that a launch is expected to take with each of its plans, in µs; nothing where nothing is known of them."""
+    """Returns the estimated time of each candidate, in µs; empty if the family has no cost model."""
     return family_of(launch.group.kind).times(launch, sizes, target)
 
 
 def expected_time(launch: Launch, sizes: Mapping[str, int], target: Target) -> float | None:
-    """The time that a launch is expected to take with its plan, in µs; None where nothing is known of it."""
+    """Returns the estimated time of a launch with its plan, in µs; None if unknown."""
     return None if launch.plan is None else expected_times(launch, sizes, target).get(launch.plan)
 
 
 def program_time(program: Program, sizes: Mapping[str, int], target: Target) -> float | None:
-    """The time that the launches of a program are expected to take, in µs; None where nothing is known of some."""
+    """Returns the estimated time of all launches of a program, in µs; None if one is unknown."""
     times = [expected_time(launch, sizes, target) for launch in program.launches]
     known = [time for time in times if time is not None]
     return math.fsum(known) if len(known) == len(times) else None

@@ -1,4 +1,4 @@
-"""A family of kernels: how it takes values of a graph, what it lowers them to, the text of its pipelines, and which plan is best.
+"""The base class of kernel families: matching, lowering, templates and choice of plans.
 
 `fusegen.families` lists all of them, in the order in which fusion asks them.
 """
@@ -16,41 +16,27 @@ from fusegen.source import Source
 from fusegen.target import Target
 
 Emitters: TypeAlias = Mapping[type[Body], Callable[[LoweredKernel, Launch, Target], Source]]
-"""The text of a kernel, by the class of its body."""
+"""Maps the class of a body to the function that prints its kernel."""
 
-MARGIN = 0.97  # of the time of the first plan: what is expected to be hardly faster is not worth a kernel of its own
+MARGIN = 0.97  # of the first plan's time: a smaller gain is not worth another kernel
 
 
 class KernelFamily(Matcher):
-    """A family of kernels.
-
-    Attributes:
-        cuda, cpu: its text for GPUs and for CPUs; a body that is in neither is not made for such machines.
-    """
+    """A family of kernels, with its printers for GPUs and for CPUs. A machine runs only the bodies that its table lists."""
 
     cuda: ClassVar[Emitters] = {}
     cpu: ClassVar[Emitters] = {}
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """The steps of a group.
-
-        Raises:
-            VerificationError: the group is none that fusion may make.
-        """
+        """Returns the steps of a group. Raises `VerificationError` for a group that fusion must not build."""
         raise NotImplementedError(type(self).__name__)
 
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
-        """The time that a launch is expected to take with each of its plans, in µs; nothing where nothing is known of them.
-
-        Args:
-            launch: with any of its plans.
-            sizes: values of all sizes.
-        """
+        """Returns the estimated time of a launch with each candidate, in µs; empty without a cost model."""
         return {}
 
     def preferred(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Plan | None:
-        """The plan of a launch that is expected to be fastest; the first one where none is clearly faster, None where there are
-        no several."""
+        """Returns the candidate with the lowest estimated time, or the first if none is clearly faster. None without candidates."""
         if not launch.candidates:
             return None
         times, first = self.times(launch, sizes, target), launch.candidates[0]
@@ -58,6 +44,5 @@ class KernelFamily(Matcher):
         return best if best in times and times[best] < MARGIN * times.get(first, times[best]) else first
 
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
-        """The first candidate that differs from a launch's plan in nothing but its number of threads a block; None where there is
-        none, or the plan has as many."""
+        """Returns the first candidate that differs from the launch's plan in the threads per block alone, or None."""
         return None

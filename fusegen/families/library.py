@@ -1,4 +1,4 @@
-"""Matrix products that go to the library, and what else torch computes."""
+"""Matmuls by cuBLAS, and other functions that torch computes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from fusegen.schedule.program import LibraryProduct, LibraryStep, LoopStep, Step
 from fusegen.target import Target
 
 _SETTINGS = ("scale", "causal", "dropout", "descending")
-"""Attributes of nodes that are numbers which torch's functions take, in this order."""
-_OF_RESULTS = ("result", "order", "dtype", "shape")
-"""Attributes that tell the results of one call apart."""
+"""Node attributes that are passed to torch's functions as numbers, in this order."""
+_RESULT_ATTRIBUTES = ("result", "order", "dtype", "shape")
+"""Attributes that distinguish the results of one call."""
 
 LIBRARY_PRODUCT = GroupKind("library product", is_strided=True, reads_as_typed=True, is_library=True)
 LIBRARY_CALL = GroupKind("library call", reads_as_typed=True, is_library=True)
@@ -49,95 +49,87 @@ LOOP = GroupKind("loop over blocks of rows", reads_as_typed=True)
 
 
 class AccumulationFamily(KernelFamily):
-    """Products that the library adds to a tensor as it writes; their groups are those of library products."""
+    """Matmuls that the library accumulates into a tensor; their groups have the kind of library matmuls."""
 
     needs = (Family.CONTRACTION,)
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
-        """The values of writes that add a matmul to their target."""
         for put in graph.puts:
             if (added := accumulation(graph, put)) is not None:
                 claims.ends.add(graph.nodes[put].args[1])
                 claims.inside.add(added)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """The group of a claimed value."""
         return accumulation_group(graph, root) if root in decision.ends else None
 
 
 class LibraryFamily(KernelFamily):
-    """Products that torch computes, its functions, and loops over blocks of rows."""
+    """Matmuls and functions that torch computes, and loops over blocks of rows."""
 
     kinds = (LIBRARY_PRODUCT, LIBRARY_CALL, LOOP)
     needs = (Family.CONTRACTION, Family.LIBRARY)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """The group of a product that no kernel of ours takes, or of a call."""
         if graph.nodes[root].family is Family.CONTRACTION:
             return library_group(graph, root, decision.refusals.get(root, ""))
         return call_group(graph, root) if graph.nodes[root].family is Family.LIBRARY else None
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """The call of a group, and copies where its results are wanted as other views."""
         lowered = {LIBRARY_PRODUCT: lower_library, LIBRARY_CALL: lower_call, LOOP: lower_blocks}
         return lowered[context.group.kind](context)
 
 
 def library_group(graph: Graph, matmul: int, reason: str = "") -> Group:
-    """A product by the library, of operands that lie in memory."""
     inputs = tuple(sorted({operand_base(graph, a) for a in graph.nodes[matmul].args}))
     return Group(LIBRARY_PRODUCT, (matmul,), inputs, Domain(graph.nodes[matmul].shape), (matmul,), reason)
 
 
 def accumulation(graph: Graph, put: int) -> int | None:
-    """The product of two matrices that a write adds to all of a tensor of float32 or more; None of another write.
-
-    A library adds it as it writes.
-    """
-    place, value = graph.nodes[put].args
-    chain = [value]  # from the written copy down to the product, none of which anything else reads
+    """Returns the 2-d matmul that a write adds to a whole tensor of float32 or float64; None for another write."""
+    target, value = graph.nodes[put].args
+    chain = [value]  # from the written copy to the matmul; nothing else reads these values
     while (node := graph.nodes[chain[-1]]).op in (Op.COPY, Op.CAST, Op.ADD):
-        others = [a for a in node.args if a != place]
-        if len(others) != 1 or (node.op is Op.ADD) is (len(node.args) == len(others)):
+        operands = [a for a in node.args if a != target]
+        if len(operands) != 1 or (node.op is Op.ADD) is (len(node.args) == len(operands)):
             return None
-        chain.append(others[0])
+        chain.append(operands[0])
     added = sum(graph.nodes[p].op is Op.ADD for p in chain)
-    is_own = graph.nodes[place].op is Op.INPUT and all(len(graph.users[p]) == 1 for p in chain)
-    is_wide = graph.nodes[place].dtype in (DType.FLOAT32, DType.FLOAT64)
+    is_own = graph.nodes[target].op is Op.INPUT and all(len(graph.users[p]) == 1 for p in chain)
+    is_float32_or_64 = graph.nodes[target].dtype in (DType.FLOAT32, DType.FLOAT64)
     are_matrices = node.op is Op.MATMUL and all(len(operand.shape) == 2 for operand in graph.operands(chain[-1]))
-    if not (added == 1 and is_own and is_wide and are_matrices):
+    if not (added == 1 and is_own and is_float32_or_64 and are_matrices):
         return None
-    written = owner(graph, place)  # a library that adds as it writes would read what it has written
+    written = owner(graph, target)  # the library must not read the memory that it writes
     is_read = any(owner(graph, operand_base(graph, operand)) == written for operand in node.args)
     return None if is_read else chain[-1]
 
 
 def accumulation_group(graph: Graph, position: int) -> Group | None:
-    """The group of what a write stores that adds a product to what is there."""
+    """Returns the group of a write that adds a matmul to its target, or None."""
     for put in graph.puts:
         if graph.nodes[put].args[1] == position and (matmul := accumulation(graph, put)) is not None:
-            group = library_group(graph, matmul, "adds to what is there")
+            group = library_group(graph, matmul, "accumulates into its target")
             inputs = tuple(sorted({*group.inputs, graph.nodes[put].args[0]}))
             return replace(group, outputs=(position,), inputs=inputs)
     return None
 
 
 def call_group(graph: Graph, position: int) -> Group:
-    """The group of a value that torch, or a loop, computes of operands in memory, and of all else that the same step gives."""
+    """Returns the group of a value that torch or a loop computes, with all other results of the same step."""
     node = graph.nodes[position]
     inputs = tuple(sorted({operand_base(graph, a) for a in node.args}))
-    outputs = tuple(p for p, other in graph if _called(other) == _called(node))
+    outputs = tuple(p for p, other in graph if _call_key(other) == _call_key(node))
     kind = LOOP if node.op is Op.BLOCKS else LIBRARY_CALL
     return Group(kind, outputs, inputs, Domain(node.shape))
 
 
-def _called(node: Node) -> tuple[object, ...]:
-    """A node without what tells the results of one call apart."""
-    return node.op, node.args, tuple((name, value) for name, value in node.attrs if name not in _OF_RESULTS)
+def _call_key(node: Node) -> tuple[object, ...]:
+    """Returns the parts of a node that are equal for all results of one call."""
+    return node.op, node.args, tuple((name, value) for name, value in node.attrs if name not in _RESULT_ATTRIBUTES)
 
 
 def lower_library(context: Context) -> Sequence[Step]:
-    """The library's product, and a copy where its result is wanted as another view."""
+    """Returns a library matmul, and a copy if its result is needed as another view."""
     (product,) = context.group.anchors
     if context.group.outputs != (product,):
         return _in_parts(context, product, _accumulating(context, product))
@@ -145,7 +137,7 @@ def lower_library(context: Context) -> Sequence[Step]:
     axes, strides = domain_axes(context.group.domain), memory_strides(context.graph, product)
     row_major = flat_offset(axes.symbols, strides)
     placement = place(context, product, axes.symbols, axes, lambda offset: same(offset, row_major))
-    a, b = _factors(context, product)
+    a, b = _operands(context, product)
     out = _operand(placement.buffer, StridedView(product, shape, strides, 0))
     padded = _padded(context.graph, product)
     step = LibraryProduct(a, b, out, context.group, context.traffic(), _reason(context, product), padded=padded)
@@ -153,36 +145,33 @@ def lower_library(context: Context) -> Sequence[Step]:
 
 
 def _in_parts(context: Context, product: int, step: LibraryProduct) -> list[LibraryProduct]:
-    """A product by the library, whose padded rows are as many times 8 elements in one call as there are, and the rest in another.
+    """Splits a library matmul with padded rows in two calls: a multiple of 8 elements, and the rest.
 
-    cuBLAS asks that of rows of the result, and of those of an operand that go along the result's rows.
+    cuBLAS requires this for rows of the result, and for operands that are contiguous along the result's rows.
     """
     graph, shape = context.graph, context.graph.nodes[product].shape
     a, columns, rows = strided_view(graph, graph.nodes[product].args[0]), literal(shape[-1]), literal(shape[-2])
     if product in graph.padded and columns is not None:
-        parts = [replace(step, b=_part(step.b, -1, *part), out=_part(step.out, -1, *part)) for part in _even_and_rest(columns)]
+        parts = [replace(step, b=_part(step.b, -1, *part), out=_part(step.out, -1, *part)) for part in _aligned_and_rest(columns)]
     elif a.base in graph.padded and len(a.shape) == 2 and same(a.strides[0], 1) and rows is not None and may_pad(rows):
-        parts = [replace(step, a=_part(step.a, -2, *part), out=_part(step.out, -2, *part)) for part in _even_and_rest(rows)]
+        parts = [replace(step, a=_part(step.a, -2, *part), out=_part(step.out, -2, *part)) for part in _aligned_and_rest(rows)]
     else:
         return [step]
     return [replace(part, traffic=_traffic(context, part)) for part in parts]
 
 
-def _even_and_rest(extent: int) -> tuple[tuple[int, int], ...]:
-    """The first element and the number of elements of both parts of a row."""
+def _aligned_and_rest(extent: int) -> tuple[tuple[int, int], ...]:
     even = extent // ROW_MULTIPLE * ROW_MULTIPLE
     return (0, even), (even, extent - even)
 
 
 def _part(operand: StridedOperand, dim: int, start: int, length: int) -> StridedOperand:
-    """Some elements of a dim."""
     shape = list(operand.shape)
     shape[dim] = formula_of(length)
     return replace(operand, shape=tuple(shape), offset=operand.offset + operand.strides[dim] * start)
 
 
 def _traffic(context: Context, step: LibraryProduct) -> Traffic:
-    """Each operand once."""
     a, b, out = (_bytes(context, operand) for operand in (step.a, step.b, step.out))
     return Traffic(a + b + out if step.adds else a + b, out)
 
@@ -192,29 +181,28 @@ def _bytes(context: Context, operand: StridedOperand) -> Formula:
 
 
 def _accumulating(context: Context, product: int) -> LibraryProduct:
-    """The product that is added to an input."""
     (value,) = context.group.outputs
-    (place,) = (context.graph.nodes[put].args[0] for put in context.graph.puts if context.graph.nodes[put].args[1] == value)
-    out = _operand(context.reads[place], strided_view(context.graph, place))
-    a, b = _factors(context, product)
+    (target,) = (context.graph.nodes[put].args[0] for put in context.graph.puts if context.graph.nodes[put].args[1] == value)
+    out = _operand(context.reads[target], strided_view(context.graph, target))
+    a, b = _operands(context, product)
     padded = _padded(context.graph, product)
     return LibraryProduct(a, b, out, context.group, context.traffic(), context.group.reason, adds=True, padded=padded)
 
 
 def _padded(graph: Graph, product: int) -> tuple[int, ...]:
-    """Elements between those rows of a product's operands and result that are padded."""
+    """Returns the row pitch, in elements, of each padded operand or result of a matmul."""
     touched = [*(operand_base(graph, a) for a in graph.nodes[product].args), product]
     rows = (literal(memory_shape(graph, position)[-1]) for position in touched if position in graph.padded)
     return tuple(dict.fromkeys(row for row in rows if row is not None))
 
 
-def _factors(context: Context, product: int) -> tuple[StridedOperand, StridedOperand]:
+def _operands(context: Context, product: int) -> tuple[StridedOperand, StridedOperand]:
     left, right = (strided_view(context.graph, p) for p in context.graph.nodes[product].args)
     return _operand(context.reads[left.base], left), _operand(context.reads[right.base], right)
 
 
 def lower_call(context: Context) -> Sequence[Step]:
-    """A call of torch, and copies where its results are wanted as other views."""
+    """Returns a call of torch, and copies for results that are needed as other views."""
     nodes = [context.graph.nodes[output] for output in context.group.outputs]
     placements = [_placed(context, output) for output in context.group.outputs]
     attrs, views = dict(nodes[0].attrs), (strided_view(context.graph, p) for p in nodes[0].args)
@@ -232,24 +220,22 @@ def lower_call(context: Context) -> Sequence[Step]:
 
 
 def lower_blocks(context: Context) -> Sequence[Step]:
-    """A loop, and copies where its results are wanted as other views."""
+    """Returns a loop, and copies for results that are needed as other views."""
     nodes = [context.graph.nodes[output] for output in context.group.outputs]
     by_number = {cast(int, node.attr("result")): output for node, output in zip(nodes, context.group.outputs, strict=True)}
     blocks = cast(Blocks, nodes[0].attr("blocks"))
     placements = {number: _placed(context, output) for number, output in by_number.items()}
-    given = tuple(context.reads[a] for a in nodes[0].args)
-    made = tuple(_made(context, placements.get(number), spec) for number, spec in enumerate(blocks.results))
-    step = LoopStep(blocks, *context.bodies[blocks], (*given, *made), context.group, context.traffic())
+    arguments = tuple(context.reads[a] for a in nodes[0].args)
+    results = tuple(_result_buffer(context, placements.get(number), spec) for number, spec in enumerate(blocks.results))
+    step = LoopStep(blocks, *context.bodies[blocks], (*arguments, *results), context.group, context.traffic())
     return [step, *(copy for placement in placements.values() for copy in placement.copies)]
 
 
-def _made(context: Context, placement: Placement | None, spec: InputSpec) -> int:
-    """The buffer of a result; one of its own where nobody reads it."""
+def _result_buffer(context: Context, placement: Placement | None, spec: InputSpec) -> int:
     return placement.buffer if placement is not None else context.memory.add(spec.name, spec.dtype, formulas(spec.shape))
 
 
 def _placed(context: Context, output: int) -> Placement:
-    """The place of a result, which is memory that the function makes."""
     shape = context.graph.nodes[output].shape
     axes = identity_axes(shape)
     stores, row_major = context.stores(output, axes.symbols, axes), linearize(axes.symbols, shape)
@@ -268,11 +254,10 @@ def _operand(buffer: int, view: StridedView) -> StridedOperand:
 
 
 def _reason(context: Context, product: int) -> str:
-    """The reason why the library computes it."""
     if context.group.reason:
         return context.group.reason
     if is_left_to_library(context.graph, product):
-        return "expected to be faster than a kernel of ours"
+        return "expected to be faster than a generated kernel"
     if not pipelines_of(context.target):
         return "no tensor-core pipeline serves this target"
     graph = replace(context.graph, padded=frozenset())  # as fusion saw it

@@ -1,4 +1,4 @@
-"""Scans: one pass along each row, which carries a state from group to group of columns."""
+"""Scans: one pass along each row, with a state carried from one block of columns to the next."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ SCAN = GroupKind("scan")
 
 @dataclass(frozen=True)
 class ScanPlan(Plan):
-    """A kernel that goes along rows and carries a state from one group of columns to the next.
+    """The plan of a scan kernel.
 
     Attributes:
-        threads: that share a row.
-        rows: rows that a block works on at the same time (more than one only when a row takes a warp).
-        lanes: neighbouring elements that a thread handles together.
+        threads: threads that share a row.
+        rows: rows per block at a time; above 1 only if a row takes a warp.
+        lanes: vector width: neighbouring elements that a thread handles together.
     """
 
     threads: int
@@ -69,27 +69,23 @@ class ScanPlan(Plan):
 
     @property
     def block(self) -> int:
-        """Threads of a block."""
         return self.threads * self.rows
 
     @property
     def warps(self) -> int:
-        """Warps that share a row."""
         return max(1, self.threads // 32)
 
 
 @dataclass(frozen=True)
 class ScanBody(Body):
-    """Rows along which states are carried.
+    """A kernel that scans rows along its one column axis.
 
     Attributes:
-        row_axes, column_axes: merged axes; the latter is one.
         reads, writes: accesses along the column axis; a write is named after the result of ``finish``.
-        checks: indices that must be in range, and which no access mentions.
-        scans: what is carried: its components' variables are results of ``lift``, and what ``finish`` takes.
-        lift: math on each element that gives what is scanned.
-        finish: math on each element and what was scanned up to it.
-        shared: scratch of each component of each scan.
+        checks: indices to check against their range that no access mentions.
+        scans: the carried states; their components' variables are results of ``lift`` and arguments of ``finish``.
+        lift: math on each element before the scan.
+        finish: math on each element and the scans up to it.
     """
 
     row_axes: Axes
@@ -105,60 +101,57 @@ class ScanBody(Body):
 
     @property
     def counts(self) -> tuple[Dim, ...]:
-        """As of every body."""
         return product(self.row_axes.extents), product(self.column_axes.extents)
 
     def words(self, kind: str) -> str:
-        """As of every body."""
         return f"{kind} along rows, {self.plan.threads * self.plan.lanes} elements of a row at a time"
 
 
-# Groups around scans: what is scanned is computed as it is read, and so is what is computed of it point by point.
+# Groups around scans: the pointwise math before and after a scan is computed in the same kernel.
 
 
-def scan_group(graph: Graph, root: int, kept: Collection[int]) -> Group | None:
-    """The group of a value with the last scans that it is made of point by point; None where there is none.
+def scan_group(graph: Graph, root: int, materialized: Collection[int]) -> Group | None:
+    """Returns the group of a value with the last scans that it is computed from elementwise, or None.
 
-    Scans of scans, and scans of other shapes or read elsewhere than at the element that is computed, lie in memory.
+    Scans of scans, scans of other shapes, and scans read at another element are materialized.
     """
     shape = graph.nodes[root].shape
     if not shape:
         return None
     domain = Domain(shape, (len(shape) - 1,))
     axes = domain_axes(domain)
-    last = _last_scans(graph, root, kept)
+    last = _last_scans(graph, root, materialized)
 
     def accepts(position: int, at: Position, bounds: tuple[Bounds, ...]) -> bool:
         return position in last and not bounds and _is_aligned(graph, position, at, axes)
 
     producers = Producers()
-    walk(graph, root, axes.symbols, axes, accepts, producers, kept)
+    walk(graph, root, axes.symbols, axes, accepts, producers, materialized)
     if not producers.anchors or not producers.anchors.keys().isdisjoint(
         producers.inputs
-    ):  # what is read elsewhere as well lies in memory
+    ):  # a scan that is also read elsewhere is materialized
         return None
     return Group(SCAN, (root,), tuple(sorted(producers.inputs)), domain, tuple(sorted(producers.anchors)))
 
 
-def _last_scans(graph: Graph, root: int, kept: Collection[int]) -> frozenset[int]:
-    """Scans that a value reaches through pointwise operations and views alone."""
-    found: set[int] = set()
+def _last_scans(graph: Graph, root: int, materialized: Collection[int]) -> frozenset[int]:
+    scans: set[int] = set()
     stack, seen = [root], set[int]()
     while stack:
         position = stack.pop()
         family = graph.nodes[position].family
-        if position in seen or (position in kept and position != root):
+        if position in seen or (position in materialized and position != root):
             continue
         seen.add(position)
         if family is Family.SCAN:
-            found.add(position)
+            scans.add(position)
         elif family in (Family.POINTWISE, Family.VIEW):
             stack += graph.nodes[position].args
-    return frozenset(p for p in found if not any(p in graph.ancestors[other] for other in found))
+    return frozenset(p for p in scans if not any(p in graph.ancestors[later] for later in scans))
 
 
 def _is_aligned(graph: Graph, scan: int, at: Position, axes: Axes) -> bool:
-    """True if a scan over the whole iteration space is read at the element that is computed."""
+    """True if a scan over the whole iteration space is read at the element that is being computed."""
     shape = graph.nodes[scan].shape
     if len(shape) != len(axes.extents) or not all(map(same, shape, axes.extents)):
         return False
@@ -172,10 +165,10 @@ def _is_aligned(graph: Graph, scan: int, at: Position, axes: Axes) -> bool:
 
 @dataclass(frozen=True)
 class _Math:
-    """The terms of a scan's kernel, its leaves and stores over merged axes.
+    """The terms of a scan kernel, with leaves and stores over merged axes.
 
     Attributes:
-        scanned: for each scan's node, the state of an element: a term a component.
+        scanned: maps each scan's node to the state of an element, one term per component.
         result: the term of a result's element.
     """
 
@@ -202,26 +195,22 @@ def _evaluate(context: Context) -> _Math:
     stores = context.stores(output, axes.symbols, axes)
     leaves = leaves_of(evaluator.terms, [*chain(*scanned.values()), result], evaluator.checks())
     row_axes, column_axes, moves = rows_and_columns(domain, axes, [*leaves.expressions(), *(s.offset for s in stores)])
-    moved = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
-    return _Math(evaluator.terms, scanned, result, leaves.moved(moves), moved, row_axes, column_axes)
+    substituted = tuple(Store(s.buffer, substitute(s.offset, moves)) for s in stores)
+    return _Math(evaluator.terms, scanned, result, leaves.moved(moves), substituted, row_axes, column_axes)
 
 
 def _element(evaluator: Evaluator, graph: Graph, node: int, axes: Axes) -> tuple[int, ...]:
-    """The state of one element of a scan."""
-    found = graph.nodes[node]
-    element = evaluator.terms.convert(evaluator.value(found.args[0], axes.symbols), element_type(graph, found))
+    scan = graph.nodes[node]
+    element = evaluator.terms.convert(evaluator.value(scan.args[0], axes.symbols), element_type(graph, scan))
     index = evaluator.terms.put(Term(Leaf.COORDINATE, (), DType.INT64, axes.symbols[-1]))
-    return lifted(evaluator.terms, SCANS[found.op], element, index)
+    return lifted(evaluator.terms, SCANS[scan.op], element, index)
 
 
 def _scan(graph: Graph, position: int) -> int | None:
-    """The key of a scan in the kernel that computes it."""
     return position if graph.nodes[position].family is Family.SCAN else None
 
 
 class _ScanBuilder:
-    """Builds the kernel of a group around scans."""
-
     def __init__(self, context: Context, math: _Math) -> None:
         self.context, self.math = context, math
         self.lane_axis = math.column_axes.symbols[-1]
@@ -237,7 +226,6 @@ class _ScanBuilder:
         self.writes = tuple(self._access(context.names.take("result"), s.buffer, s.offset) for s in math.stores)
 
     def launch(self) -> Launch:
-        """The launch of the kernel."""
         math, context = self.math, self.context
         call = self.fragments.call
         scans = tuple(self.scans.values())
@@ -258,25 +246,23 @@ class _ScanBuilder:
         return Launch(kernel, context.group, (), grid, self.plan.block, body.shared.bytes, context.traffic())
 
     def _reduction(self, node: int) -> Reduction:
-        found = self.context.graph.nodes[node]
-        op, element, stem = SCANS[found.op], element_type(self.context.graph, found), f"{found.op.row.name}_{node}"
-        parts = REDUCTIONS[op].components
-        names = [stem] if len(parts) == 1 else [f"{stem}_{part.name}" for part in parts]
-        components = (MathParameter(self.context.names.take(n), p.dtype(element)) for n, p in zip(names, parts, strict=True))
+        scan = self.context.graph.nodes[node]
+        op, element, stem = SCANS[scan.op], element_type(self.context.graph, scan), f"{scan.op.row.name}_{node}"
+        specs = REDUCTIONS[op].components
+        names = [stem] if len(specs) == 1 else [f"{stem}_{spec.name}" for spec in specs]
+        components = (MathParameter(self.context.names.take(n), p.dtype(element)) for n, p in zip(names, specs, strict=True))
         return Reduction(op, element, tuple(components))
 
     def _lifted(self) -> list[tuple[str, int]]:
-        """The variables of elements' states, with their terms."""
         return [(c.name, t) for n, terms in self.math.scanned.items() for c, t in zip(self.scans[n].components, terms, strict=True)]
 
     def _scanned(self, term: int) -> str:
-        """The variable of what was scanned up to an element."""
         node = cast(int, self.math.terms.items[term].payload)
         number = REDUCTIONS[self.scans[node].op].number(dict(self.context.graph.nodes[node].attrs).get("part"))
         return self.scans[node].components[number].name
 
     def _access(self, name: str, buffer: int, offset: Index, conditions: Sequence[Bounds] = ()) -> Access:
-        """An access along the row; lanes that share an element which differs from group to group are a fragment all the same."""
+        """Returns an access along the row. Lanes may share an element that differs from vector to vector: still a fragment."""
         access = self.context.access(name, buffer, offset, self.lane_axis, self.plan.lanes, conditions)
         indices = [offset, *(b.index for b in conditions)]
         along = any(not isinstance(i, int) and i.has(self.lane_axis) for i in indices)
@@ -286,18 +272,12 @@ class _ScanBuilder:
 _VECTOR_BYTES = 16
 _MOST_LANES = 8
 _WARP = 32
-_MOST_THREADS = 512  # of a row: two blocks share a multiprocessor, so that one loads while another waits at its barrier
-_BLOCK = 256  # threads of a block that works on several short rows
+_MOST_THREADS = 512  # threads per row: two blocks share an SM, so that one loads while the other waits at its barrier
+_BLOCK = 256  # threads of a block with several short rows
 
 
 def scan_plan(columns: Dim, itemsizes: Sequence[int], target: Target, multiples: Multiples) -> ScanPlan:
-    """The plan of a scan.
-
-    Args:
-        columns: the length of a row.
-        itemsizes: of fragments that are read or written along the row.
-        multiples: known divisors of sizes.
-    """
+    """Returns the plan for rows of ``columns`` elements; ``itemsizes`` are those of fragments read or written along the row."""
     if not target.warp:
         return ScanPlan(threads=1, rows=1, lanes=CHUNK)
     lanes = max(1, min(_MOST_LANES, _VECTOR_BYTES // min(itemsizes, default=4)))
@@ -313,16 +293,15 @@ def scan_plan(columns: Dim, itemsizes: Sequence[int], target: Target, multiples:
 
 
 def _scratch(body: ScanBody) -> list[list[int]]:
-    """For each scan, where its components' scratch is; nothing where a warp works alone."""
-    places = iter(body.shared.scratch)
-    return [[next(places) for _ in scan.components] if body.shared.scratch else [] for scan in body.scans]
+    """Returns the scratch offsets of each scan's components; empty if a warp works alone."""
+    offsets = iter(body.shared.scratch)
+    return [[next(offsets) for _ in scan.components] if body.shared.scratch else [] for scan in body.scans]
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of a scan's kernel."""
     body = kernel.body
     assert isinstance(body, ScanBody)
-    offsets = cuda_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
+    offsets = cuda_offsets(kernel).with_hoisted(body.reads, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
@@ -352,10 +331,9 @@ def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of a scan's kernel."""
     body = kernel.body
     assert isinstance(body, ScanBody)
-    offsets = cpu_offsets(kernel).found_first(body.reads, body.column_axes.symbols)
+    offsets = cpu_offsets(kernel).with_hoisted(body.reads, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
@@ -378,7 +356,7 @@ def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 class ScanFamily(KernelFamily):
-    """Scans along rows, with what is computed of them point by point."""
+    """Scans along rows, with the pointwise math around them."""
 
     kinds = (SCAN,)
     needs = (Family.SCAN,)
@@ -386,9 +364,7 @@ class ScanFamily(KernelFamily):
     cpu: ClassVar[Emitters] = {ScanBody: emit_cpp}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """The group of a value with the last scans that it is made of."""
-        return scan_group(graph, root, decision.kept)
+        return scan_group(graph, root, decision.materialized)
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """The launch of a group."""
         return [_ScanBuilder(context, _evaluate(context)).launch()]

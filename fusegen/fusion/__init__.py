@@ -1,4 +1,4 @@
-"""Fusion: which nodes become which kernel. Families of kernels are handed in; fusion knows none."""
+"""Fusion: groups the nodes of a graph into kernels. Kernel families are passed in; fusion itself knows none."""
 
 from fusegen.fusion.driver import fuse
 from fusegen.fusion.groups import Domain, Group, GroupKind

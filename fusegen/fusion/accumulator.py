@@ -1,4 +1,4 @@
-"""Columns as accumulators of tensor cores hold them, as far as fusion and epilogues go by it: in pairs, eight columns apart."""
+"""The column layout of tensor-core accumulators, as far as fusion and epilogues depend on it: pairs, eight columns apart."""
 
 from __future__ import annotations
 
@@ -14,45 +14,39 @@ from fusegen.ir.reductions import REDUCTIONS
 from fusegen.ir.symbolic import Axes, FloorDiv, Modulo, Shape, linearize, literal, product, same, simplify_dim
 
 LANES = 2
-"""Neighbouring columns that a tensor core leaves in one thread: an epilogue may combine them."""
+"""Neighbouring columns that one thread holds; an epilogue may combine them."""
 
-OCTET = 8
-"""Columns of an accumulator's fragment: those of one thread lie so many apart, in pairs."""
+FRAGMENT = 8
+"""Columns of an n8 fragment: the pairs of one thread are this far apart."""
 
 WIDEST = 256
 """Columns of the widest accumulator."""
 
 
-def is_of_heads(graph: Graph, position: int) -> bool:
-    """True if a node is a reduction along a last dim that an accumulator may hold, of whole octets: of heads, or of narrow rows."""
+def reduces_heads(graph: Graph, position: int) -> bool:
+    """True if a node reduces a last dim of whole n8 fragments that fits one accumulator, e.g. a head."""
     node = graph.nodes[position]
     if node.family is not Family.REDUCTION or len(REDUCTIONS[node.op].components) > 1:
         return False
     shape = graph.nodes[node.args[0]].shape
     extent = literal(shape[-1])
-    fits = extent is not None and 0 < extent <= WIDEST and extent % OCTET == 0
+    fits = extent is not None and 0 < extent <= WIDEST and extent % FRAGMENT == 0
     return fits and node.attr("dims") == (len(shape) - 1,) and node.dtype.compute is DType.FLOAT32
 
 
 def is_same_row(shape: Shape, at: Position, symbols: Sequence[sympy.Symbol], extents: Shape) -> bool:
-    """True if a row of a product is the one that an epilogue computes, though its dims may be arranged in another way.
-
-    Args:
-        shape: the dims that number the product's rows.
-        at: the row.
-        symbols, extents: of the epilogue's rows.
-    """
+    """True if a row of a matmul, as an index into the shape of its rows, is the row of an epilogue's axes, possibly reshaped."""
     single = {s: 0 for s, e in zip(symbols, extents, strict=True) if same(e, 1)}
     rows = [sympy.sympify(row).subs(single) for row in (linearize(at, shape), linearize(symbols, extents))]
     return same(product(shape), product(extents)) and same(*rows)
 
 
-def in_lane(index: object, column: sympy.Symbol, lane: int) -> sympy.Expr:
-    """An index at column + lane, where column is known to be even."""
+def at_lane(index: object, column: sympy.Symbol, lane: int) -> sympy.Expr:
+    """Returns an index at column + lane, for an even column."""
     half = sympy.Symbol(f"{column.name}_pair", integer=True, nonnegative=True)
-    moved = sympy.sympify(index).subs(column, LANES * half + lane)
-    moved = moved.replace(FloorDiv, _halved).replace(Modulo, _remainder)
-    return sympy.expand(moved.subs(half, column / LANES))
+    shifted = sympy.sympify(index).subs(column, LANES * half + lane)
+    shifted = shifted.replace(FloorDiv, _halved).replace(Modulo, _remainder)
+    return sympy.expand(shifted.subs(half, column / LANES))
 
 
 def _halved(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:

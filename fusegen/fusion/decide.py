@@ -1,4 +1,4 @@
-"""The values that lie in memory: decided before any kernel is."""
+"""Decides which values are materialized, before any kernel is built."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
-from fusegen.fusion.accumulator import is_of_heads
+from fusegen.fusion.accumulator import reduces_heads
 from fusegen.fusion.groups import Materialized, is_as_large, is_stored_elsewhere, operand_base, products_of, strip_views
 from fusegen.fusion.matcher import Claims, Decision, Matcher
-from fusegen.fusion.order import held
+from fusegen.fusion.order import separate_copies
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Shape, nominal, product
@@ -18,24 +18,23 @@ from fusegen.threads import cached_property
 
 
 def decide(
-    graph: Graph, target: Target, families: Sequence[Matcher], apart: Materialized = frozenset(), once: Materialized = frozenset()
+    graph: Graph,
+    target: Target,
+    families: Sequence[Matcher],
+    separate: Materialized = frozenset(),
+    once: Materialized = frozenset(),
 ) -> Decision:
     """Decides which values are materialized besides the results and the operands of matmuls.
 
-    Args:
-        graph: in primitives, after the passes.
-        target: says which kernels can be used.
-        families: of kernels, in the order in which they are asked.
-        apart: writes that no other kernel can make.
-        once: values that one kernel computes for all.
+    ``separate`` are writes that need a kernel of their own, ``once`` values that one kernel computes for all readers.
     """
-    own = held(graph, apart)
+    own = separate_copies(graph, separate)
     products = products_of(graph)
     claims = Claims(ends=set(own))
     for family in families:
         family.claim(graph, target, claims)
     calls = [position for position, node in graph if node.family is Family.LIBRARY]
-    stored = _stored(graph, products, calls, claims) | _partials(graph, ends_in_epilogues(products, claims)) | once
+    stored = _stored(graph, products, calls, claims) | _combined_statistics(graph, matmul_ends(products, claims)) | once
     shared = once | shared_values(graph, stored, claims.ends.union(products, calls), claims.streamed)
     beside: dict[int, int] = {}
     for family in families:
@@ -43,31 +42,30 @@ def decide(
     return Decision(frozenset(claims.ends), beside, stored | shared, shared.union(claims.ends), claims.refusals, own)
 
 
-def ends_in_epilogues(products: Sequence[int], claims: Claims) -> list[int]:
-    """Values in which products end, and products that end in themselves."""
+def matmul_ends(products: Sequence[int], claims: Claims) -> list[int]:
+    """Returns the values in which matmuls with an epilogue end, and the matmuls without one."""
     return sorted(claims.epilogues.union(p for p in products if p not in claims.inside))
 
 
-def made_of(graph: Graph, value: int) -> set[int]:
-    """Everything that is computed of a value point by point or head by head, alone or with others."""
-    found: set[int] = set()
+def derived_from(graph: Graph, value: int) -> set[int]:
+    """Returns all values computed from a value elementwise or per head, possibly with other operands."""
+    derived: set[int] = set()
     stack = [value]
     while stack:
-        near = (user for user in graph.users[stack.pop()] if is_near(graph, user))
-        new = [user for user in near if user not in found]
-        found.update(new)
+        near = (user for user in graph.users[stack.pop()] if fits_epilogue(graph, user))
+        new = [user for user in near if user not in derived]
+        derived.update(new)
         stack += new
-    return found
+    return derived
 
 
-def _partials(graph: Graph, ends: Collection[int]) -> Materialized:
-    """Statistics of heads of what products end in that are combined in turn: of tiles, say, of which a row is made."""
-    near = {p for end in ends for p in made_of(graph, end) if graph.nodes[p].family is Family.REDUCTION}
+def _combined_statistics(graph: Graph, ends: Collection[int]) -> Materialized:
+    """Returns the per-head statistics of matmul results that another reduction combines, e.g. from tiles to a row."""
+    near = {p for end in ends for p in derived_from(graph, end) if graph.nodes[p].family is Family.REDUCTION}
     return frozenset(p for p in near if _is_combined(graph, p))
 
 
 def _is_combined(graph: Graph, statistic: int) -> bool:
-    """True if a reduction takes a statistic, or what is made of as many of them."""
     stack, seen = [statistic], set[int]()
     while stack:
         for user in graph.users[stack.pop()]:
@@ -80,38 +78,34 @@ def _is_combined(graph: Graph, statistic: int) -> bool:
     return False
 
 
-def is_near(graph: Graph, position: int) -> bool:
-    """True if an epilogue may compute a node of a product."""
-    return graph.nodes[position].family in (Family.POINTWISE, Family.VIEW) or is_of_heads(graph, position)
+def fits_epilogue(graph: Graph, position: int) -> bool:
+    """True if the epilogue of a matmul may compute a node."""
+    return graph.nodes[position].family in (Family.POINTWISE, Family.VIEW) or reduces_heads(graph, position)
 
 
 def _stored(graph: Graph, products: Sequence[int], calls: Sequence[int], claims: Claims) -> frozenset[int]:
-    """Computed values that lie in memory in any case."""
-    wanted = [*graph.outputs, *graph.puts, *claims.ends, *(p for p in products if p not in claims.inside), *calls]
+    required = [*graph.outputs, *graph.puts, *claims.ends, *(p for p in products if p not in claims.inside), *calls]
     for step in (*products, *calls):
-        wanted += claims.operands.get(step) or [operand_base(graph, a) for a in graph.nodes[step].args]
-    return frozenset(p for p in (strip_views(graph, w) for w in wanted) if not is_stored_elsewhere(graph, p))
+        required += claims.operands.get(step) or [operand_base(graph, a) for a in graph.nodes[step].args]
+    return frozenset(p for p in (strip_views(graph, w) for w in required) if not is_stored_elsewhere(graph, p))
 
 
-# Values that lie in memory though a kernel could compute them again: what a product ends in, and what several kernels need,
-# where that moves fewer bytes.
-#
-# Symbolic sizes count as large. What is decided here costs or saves bytes, and changes no result.
+# Values that are materialized although a kernel could recompute them: results of matmuls, and values of several readers if that
+# moves fewer bytes. Symbolic sizes count as large. These decisions change the traffic, never a result.
 
 
-_MOST_READERS = 4  # kernels from which on it does not matter how many more there are
+_MOST_READERS = 4  # the count stops here: more readers do not change the decision
 
 KernelKey: TypeAlias = tuple[object, ...]
-"""A kernel to come: values of one key will be computed together."""
+"""A future kernel: values with equal keys will be computed together."""
 
 
-def ends_of(graph: Graph, value: int) -> list[int]:
-    """Values, the furthest first, that are computed point by point of a value, and through which alone it is used: each could be
-    kept in its place.
+def elementwise_ends(graph: Graph, value: int) -> list[int]:
+    """Returns values, the furthest first, that could be materialized in place of a value: all its uses go through them.
 
-    They have as many elements, arranged in other dims perhaps, and none takes more bytes than one before it, unless it is a result.
+    They are elementwise results with as many elements. None takes more bytes than one before it, unless it is a result.
     """
-    found: list[int] = []
+    ends: list[int] = []
     position, narrowest = value, graph.nodes[value].dtype.itemsize
     while (following := graph.post_dominators[position]) < len(graph.nodes):
         is_write = graph.nodes[following].family is Family.WRITE
@@ -120,18 +114,17 @@ def ends_of(graph: Graph, value: int) -> list[int]:
         position = following
         itemsize = graph.nodes[position].dtype.itemsize
         if strip_views(graph, position) == position and (itemsize <= narrowest or position in graph.outputs):
-            found.append(position)
+            ends.append(position)
             narrowest = min(narrowest, itemsize)
-    return found[::-1]
+    return ends[::-1]
 
 
 def _only_pointwise(graph: Graph, start: int, end: int) -> bool:
-    """True if nothing but pointwise operations, views and reductions of heads lies between a value and where all its uses come
-    together."""
+    """True if only pointwise operations, views and per-head reductions are between a value and a post-dominator."""
     stack, seen = list(graph.users[start]), {end}
     while stack:
         position = stack.pop()
-        if graph.nodes[position].family not in (Family.POINTWISE, Family.VIEW) and not is_of_heads(graph, position):
+        if graph.nodes[position].family not in (Family.POINTWISE, Family.VIEW) and not reduces_heads(graph, position):
             return False
         if position not in seen:
             seen.add(position)
@@ -140,42 +133,38 @@ def _only_pointwise(graph: Graph, start: int, end: int) -> bool:
 
 
 def shared_values(graph: Graph, stored: Collection[int], alone: Collection[int], streamed: Collection[int]) -> frozenset[int]:
-    """Values that kernels read rather than compute them again: some that lie in memory anyway, and some that are kept for it.
+    """Returns the values that kernels read instead of recomputing them.
 
     Args:
-        stored: computed values that lie in memory anyway.
+        stored: computed values that are materialized in any case.
         alone: those of them whose kernel computes nothing else.
-        streamed: products whose first operand is computed as it is needed, and never lies in memory.
+        streamed: matmuls whose first operand is computed on the fly and never materialized.
     """
-    sharing = _Sharing(graph, set(stored), frozenset(alone), frozenset(streamed))
-    kept: set[int] = set()
+    readers = _Readers(graph, set(stored), frozenset(alone), frozenset(streamed))
+    shared: set[int] = set()
     for position, node in graph:
-        shareable = node.family in (Family.POINTWISE, Family.REDUCTION, Family.SCAN, Family.ORDER) and position not in sharing.alone
-        if shareable and sharing.pays(position):
-            sharing.stored.add(position)
-            kept.add(position)
-    return frozenset(kept)
+        shareable = node.family in (Family.POINTWISE, Family.REDUCTION, Family.SCAN, Family.ORDER) and position not in readers.alone
+        if shareable and readers.pays(position):
+            readers.stored.add(position)
+            shared.add(position)
+    return frozenset(shared)
 
 
-class _Sharing:
-    """The knowledge of the kernels to come.
-
-    Attributes:
-        stored: computed values that lie in memory; grows.
-        alone: those of them whose kernel computes nothing else.
-    """
+class _Readers:
+    """Estimates the kernels that will read each value, and the bytes that they move. ``stored`` grows; ``alone`` are those of its
+    values whose kernel computes nothing else."""
 
     def __init__(self, graph: Graph, stored: set[int], alone: frozenset[int], streamed: frozenset[int]) -> None:
         self.graph, self.stored, self.alone, self._streamed = graph, stored, alone, streamed
-        self._generation: list[int] = []  # how many kernels run one after the other before a value
-        self._over: list[Shape] = []  # the iteration space in which a value is computed
+        self._generation: list[int] = []  # kernels that run one after another before a value
+        self._over: list[Shape] = []  # the iteration space of each value
         for _, node in graph:
             self._generation.append(max((self._generation[a] + (a in stored) for a in node.args), default=0))
             self._over.append(self._space(node))
         self._ends = self._ends_of_chains()
 
     def _ends_of_chains(self) -> list[int]:
-        """For each value the last one of the chain of only users that no kernel stores: who needs the one needs the other."""
+        """Maps each value to the end of its chain of sole, unmaterialized users: a kernel that needs one needs the other."""
         ends = list(range(len(self.graph.nodes)))
         for position in reversed(ends):
             users = self.graph.users[position]
@@ -184,46 +173,46 @@ class _Sharing:
         return ends
 
     def pays(self, value: int) -> bool:
-        """True if reading a value moves fewer bytes than computing it in each kernel that needs it."""
+        """True if reading a value moves fewer bytes than recomputing it in each kernel that needs it."""
         readers = self._readers(value)
-        is_stored = value in self.stored  # its kernel writes it in any case
+        is_stored = value in self.stored  # materialized in any case
         if len(readers) + is_stored < 2:
             return False
         own = self._inputs([value])
-        others = {key: self._inputs(roots, value) for key, roots in readers.items()}
-        again = sum(self._bytes(reads | own) for reads in others.values())
-        writer = others.pop(self._key(value), frozenset())  # which needs it too, or is a kernel of its own
-        read = sum(self._bytes(reads | {value}) for reads in others.values())
+        inputs = {key: self._inputs(roots, value) for key, roots in readers.items()}
+        again = sum(self._bytes(reads | own) for reads in inputs.values())
+        writer = inputs.pop(self._key(value), frozenset())  # a kernel that needs the value too, or one of its own
+        read = sum(self._bytes(reads | {value}) for reads in inputs.values())
         if is_stored:
             return read + self._bytes(writer | own) * bool(writer) < again
         return read + self._bytes(writer | own) + self._bytes({value}) < again
 
     def _readers(self, value: int) -> dict[KernelKey, list[int]]:
-        """The kernels that need a value, as far as they matter, with what they compute of it."""
-        found: dict[KernelKey, list[int]] = {}
+        """Maps the first few kernels that need a value to the values that they compute from it."""
+        readers: dict[KernelKey, list[int]] = {}
         queue, seen = deque([self._ends[value]]), {self._ends[value]}
-        while queue and len(found) < _MOST_READERS:
+        while queue and len(readers) < _MOST_READERS:
             position = queue.popleft()
             for user in self.graph.users[position]:
                 node = self.graph.nodes[user]
                 if user in self.stored and node.family not in (Family.CONTRACTION, Family.LIBRARY):
-                    found.setdefault(self._key(user), []).append(user)
+                    readers.setdefault(self._key(user), []).append(user)
                 elif self._is_computed_with(position, user) and (end := self._ends[user]) not in seen:
                     seen.add(end)
                     queue.append(end)
-        return found
+        return readers
 
     def _is_computed_with(self, operand: int, user: int) -> bool:
-        """True if what needs the user computes the operand: of a product only where it is streamed."""
+        """True if the kernel of the user computes the operand, too; a matmul does so only if its operand is streamed."""
         node = self.graph.nodes[user]
         if node.family is Family.CONTRACTION:
             return user in self._streamed and node.args[0] == operand
         return node.family not in (Family.WRITE, Family.LIBRARY)
 
     def _inputs(self, roots: Iterable[int], other: int | None = None) -> frozenset[int]:
-        """The values that computing some others reads from memory, without another value and its producers. A gathered value
-        stands for itself: of its table, no more is read."""
-        found: set[int] = set()
+        """Returns the values that computing the roots reads from memory, without `other` and its producers. A gather counts as
+        its result, since only these elements of the table are read."""
+        inputs: set[int] = set()
         stack = [a for root in roots for a in self.graph.nodes[root].args]
         seen = set() if other is None else {other}
         while stack:
@@ -232,32 +221,30 @@ class _Sharing:
                 seen.add(position)
                 node = self.graph.nodes[position]
                 if node.op in (Op.INPUT, Op.PUT) or position in self.stored:
-                    found.add(position)
+                    inputs.add(position)
                 elif node.family is Family.INDEXING:
-                    found.add(position)
+                    inputs.add(position)
                     stack.append(node.args[1])
                 else:
                     stack += node.args
-        return frozenset(found)
+        return frozenset(inputs)
 
     def _bytes(self, positions: Iterable[int]) -> int:
         return sum(map(self._sizes.__getitem__, positions))
 
     @cached_property
     def _sizes(self) -> list[int]:
-        """The bytes of each value, but for random bits, which take none."""
         nodes = self.graph.nodes
         return [0 if n.op is Op.RANDOM else nominal(product(n.shape)) * n.dtype.itemsize for n in nodes]
 
     def _key(self, value: int) -> KernelKey:
-        """Values over one iteration space that no other kernel has to come between are computed together."""
+        """Values over one iteration space are computed together unless another kernel must run between them."""
         if value in self.alone:
             return (value,)
         return (self._generation[value], *map(str, self._over[value]))
 
     def _space(self, node: Node) -> Shape:
-        """The iteration space of a value: that of its operand for a reduction, and for values that are computed of reductions
-        alone."""
+        """Returns the iteration space of a value: the operand's for a reduction and for values computed from reductions alone."""
         if node.family is Family.REDUCTION:
             return self.graph.nodes[node.args[0]].shape
         if node.family is not Family.POINTWISE:

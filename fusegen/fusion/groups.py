@@ -1,4 +1,4 @@
-"""Groups of nodes, each computed by one step of the program: the result of fusion."""
+"""Groups of nodes, each computed by one step of the program; fusion returns them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, Shape, literal, product, same
 
 READ = (Op.INPUT, Op.RANDOM)
-"""Leaves that kernels read element by element: the caller's tensors, and random bits, which are read as if they lay in memory."""
+"""Leaves that kernels read element by element: input tensors, and random bits, which are indexed like a tensor."""
 
 
 Materialized: TypeAlias = frozenset[int]
-"""Values that lie in memory, though a kernel that needs them could compute them."""
+"""Values that are written to memory, although a kernel that reads them could recompute them."""
 
 _SEGMENTS = (2, 256)
-"""Columns of a segment: eight neighbours for each thread of a warp, at most."""
+"""Fewest and most columns of a segment: at most eight neighbours for each thread of a warp."""
 
 _LONGEST_SEGMENTED = 1 << 15
-"""Columns of a row whose segments are reduced together with it: a block holds so many in its registers. Longer ones, as all of a
-tensor, are better many rows than one."""
+"""Longest row whose segments are reduced in one kernel with the row: one block holds it in registers."""
 
 
 @dataclass(frozen=True, repr=False)
 class GroupKind:
-    """The kind of a group: its treatment of memory, as fusion and the allocation of buffers need it. A family of kernels has
-    one or more.
+    """A kind of group: the properties that fusion and buffer allocation need. A family has one or more kinds.
 
     Attributes:
-        name: in words.
-        merges: whether values over one iteration space may join a group of it.
-        writes_in_place: whether its kernels store each element where it belongs, so that they can write to an input.
-        is_strided: whether it reads and writes rows wherever they start.
-        reads_as_typed: whether it reads its operands in their logical dtype, as products do.
+        name: shown to users.
+        merges: whether values over one iteration space may join its groups.
+        writes_in_place: whether its kernels store element by element, so that they can write to an input.
+        is_strided: whether it reads and writes rows at any stride.
+        reads_as_typed: whether it reads operands in their logical dtype, as matmuls do.
         is_library: whether torch computes it.
     """
 
@@ -54,11 +52,10 @@ class GroupKind:
 
 @dataclass(frozen=True)
 class Domain:
-    """The iteration space of a group: a shape whose dims are rows or columns.
+    """The iteration space of a group: a shape whose dims are split into rows and columns.
 
     Attributes:
-        shape: the extents.
-        columns: the dims along which a row runs; empty where there is nothing to reduce.
+        columns: the dims along which a row runs; empty if nothing is reduced.
     """
 
     shape: Shape
@@ -71,8 +68,9 @@ class Domain:
 
     @property
     def segment(self) -> int:
-        """The extent of the last column dim, if rows have several parts of so many columns, which neighbouring threads of a warp
-        can reduce among themselves: a power of two, of a row that is not too long. 0 if they cannot."""
+        """The extent of the last column dim if threads of one warp can reduce it among themselves, else 0.
+
+        It must be a power of two in a row of several column dims that is not too long."""
         extents = [literal(self.shape[d]) for d in self.columns]
         known = [extent for extent in extents if extent is not None]
         columns, last = math.prod(known), known[-1] if known else 0
@@ -81,20 +79,20 @@ class Domain:
         return last if _SEGMENTS[0] <= last <= _SEGMENTS[1] and last.bit_count() == 1 else 0
 
     def is_segment(self, dims: tuple[int, ...]) -> bool:
-        """True if a reduction over some dims is one over the segments of a row."""
+        """True if a reduction over these dims is over segments of a row."""
         return bool(self.segment) and dims == self.columns[-1:]
 
 
 @dataclass(frozen=True)
 class EpiloguePart:
-    """Columns of a launch of products that end in an epilogue.
+    """The columns of a matmul launch that share one epilogue.
 
     Attributes:
-        outputs: what the epilogue gives.
-        orders: of each, its dims in the order of the domain.
-        products: products of one first operand that it takes.
-        domain: rows and columns, in the order of the products' elements.
-        head: columns that one tile must hold together, since the epilogue combines them.
+        outputs: results of the epilogue.
+        orders: for each output, its dims in the domain's order.
+        products: the matmuls that it reads; all have the same first operand.
+        domain: rows and columns, in the order of the matmuls' elements.
+        head: columns that one tile must hold, since the epilogue combines them.
     """
 
     outputs: tuple[int, ...]
@@ -109,15 +107,14 @@ class Group:
     """The nodes of one step.
 
     Attributes:
-        kind: what it does with memory.
         outputs: nodes that it writes to memory.
         inputs: nodes that it reads from memory: inputs of the graph and outputs of earlier groups.
         domain: its iteration space.
-        anchors: reductions or products that it computes on the way.
-        reason: why the group is what it is, for `explain`; empty where the kind says it all.
-        parts: of a launch of products, its epilogues; the domain is that of the first.
-        pipeline: of such a launch, the name of its pipeline.
-        match: the parts that were recognized, for lowering: of attention an `AttentionMatch`, of products their operands.
+        anchors: reductions or matmuls that it computes on the way.
+        reason: explains the choice of the group, for `explain`; empty if the kind is explanation enough.
+        parts: the epilogues of a matmul launch; `domain` is the first one's.
+        pipeline: the name of a matmul launch's pipeline.
+        match: the matched pattern, for lowering: an `AttentionMatch`, or the operands of matmuls.
     """
 
     kind: GroupKind
@@ -132,23 +129,22 @@ class Group:
 
     @property
     def adds_in_place(self) -> bool:
-        """True if torch adds a product to an input as it writes: the group ends in another value than its product."""
+        """True if torch accumulates a matmul into an input: the group's output is not its matmul."""
         return self.kind.is_library and bool(self.anchors) and self.outputs != self.anchors
 
 
-def limited(group: Group, outputs: tuple[int, ...]) -> Group:
-    """The group with some of its results only."""
+def with_outputs(group: Group, outputs: tuple[int, ...]) -> Group:
     parts = []
     for part in group.parts:
-        kept = [(o, order) for o, order in zip(part.outputs, part.orders, strict=True) if o in outputs]
-        if kept:
-            parts.append(replace(part, outputs=tuple(o for o, _ in kept), orders=tuple(order for _, order in kept)))
+        remaining = [(o, order) for o, order in zip(part.outputs, part.orders, strict=True) if o in outputs]
+        if remaining:
+            parts.append(replace(part, outputs=tuple(o for o, _ in remaining), orders=tuple(order for _, order in remaining)))
     return replace(group, outputs=outputs, parts=tuple(parts))
 
 
 def strip_views(graph: Graph, position: int) -> int:
-    """The value below reshapes and permutations, which a store can undo by writing to other addresses; of a version of an input,
-    what was written last."""
+    """Returns the value below reshapes and permutations, which a store undoes by its addresses. A functionalized write stands for
+    the value written."""
     if graph.nodes[position].op is Op.PUT:
         position = graph.nodes[position].args[1]
     while graph.nodes[position].op in (Op.RESHAPE, Op.PERMUTE):
@@ -157,40 +153,39 @@ def strip_views(graph: Graph, position: int) -> int:
 
 
 def is_stored_elsewhere(graph: Graph, position: int) -> bool:
-    """True if a node lies in memory already (an input), or if all that reads it has it in its text (a number). A library call reads
-    coordinates from memory, so that a kernel must store them."""
+    """True if no kernel needs to store a node: an input, or a constant that each reader inlines. Coordinates are stored, since a
+    library call reads them from memory."""
     node = graph.nodes[position]
     return node.family is Family.LEAF and node.op is not Op.IOTA
 
 
-def is_as_large(graph: Graph, one: int, other: int) -> bool:
-    """True if two values have as many elements."""
-    return same(product(graph.nodes[one].shape), product(graph.nodes[other].shape))
+def is_as_large(graph: Graph, a: int, b: int) -> bool:
+    """True if two values have equally many elements."""
+    return same(product(graph.nodes[a].shape), product(graph.nodes[b].shape))
 
 
 def computed(graph: Graph, group: Group) -> frozenset[int]:
-    """The nodes that a group computes on the way from its inputs to its outputs."""
-    found: set[int] = set()
+    """Returns the nodes that a group computes from its inputs to its outputs."""
+    nodes: set[int] = set()
     stack = list(group.outputs)
     while stack:
         position = stack.pop()
-        if position not in found and position not in group.inputs:
-            found.add(position)
+        if position not in nodes and position not in group.inputs:
+            nodes.add(position)
             stack += graph.nodes[position].args
-    return frozenset(found)
+    return frozenset(nodes)
 
 
-def read_in_part(graph: Graph, group: Group) -> Mapping[int, Dim]:
-    """The number of elements of inputs that a group reads only at indices which are values, or of which it reads slices only, each
-    as often as it is named."""
+def partly_read(graph: Graph, group: Group) -> Mapping[int, Dim]:
+    """Maps each input that is only gathered or sliced to the number of elements read, repeats included."""
     inside = computed(graph, group)
     sliced = {position: _sliced(graph, inside, position) for position in group.inputs}
     return {position: count for position, count in sliced.items() if count is not None} | _gathered(graph, group)
 
 
 def _sliced(graph: Graph, inside: Collection[int], position: int) -> Dim | None:
-    """The elements of all slices of a value that some nodes take; None where they take all of it."""
-    found: Dim = 0
+    """Returns the total elements of the slices that nodes in `inside` take of a value; None if one reads all of it."""
+    count: Dim = 0
     users = [user for user in graph.users[position] if user in inside]
     for user in users:
         node = graph.nodes[user]
@@ -199,40 +194,39 @@ def _sliced(graph: Graph, inside: Collection[int], position: int) -> Dim | None:
             below = product(node.shape)
         if below is None:
             return None
-        found = found + below
-    return found if users else None
+        count = count + below
+    return count if users else None
 
 
 def _gathered(graph: Graph, group: Group) -> dict[int, Dim]:
-    """The number of elements of inputs that a group reads only at indices which are values."""
-    found: dict[int, Dim] = {}
+    counts: dict[int, Dim] = {}
     everywhere = _inputs_below(graph, group, group.outputs)
     for position in sorted(computed(graph, group)):
         node = graph.nodes[position]
         if node.family is Family.INDEXING:
             for read in _inputs_below(graph, group, node.args[:1]) - everywhere:
-                found[read] = found.get(read, 0) + product(node.shape)
-    return found
+                counts[read] = counts.get(read, 0) + product(node.shape)
+    return counts
 
 
 def _inputs_below(graph: Graph, group: Group, roots: Iterable[int]) -> set[int]:
-    """The inputs that some values are made of, but for those that are gathered from."""
-    found: set[int] = set()
+    """Returns the inputs that some values are computed from, without those that are only gathered."""
+    inputs: set[int] = set()
     stack, seen = list(roots), set[int]()
     while stack:
         position = stack.pop()
         if position in group.inputs:
-            found.add(position)
+            inputs.add(position)
         elif position not in seen:
             node = graph.nodes[position]
             stack += node.args[1:] if node.family is Family.INDEXING else node.args
         seen.add(position)
-    return found
+    return inputs
 
 
-def products_below(graph: Graph, root: int, kept: Collection[int] = ()) -> list[int]:
-    """Products that the root reaches through pointwise nodes and views, but for what lies in memory; the latest first."""
-    found: set[int] = set()
+def products_below(graph: Graph, root: int, materialized: Collection[int] = ()) -> list[int]:
+    """Returns the matmuls that the root reaches through unmaterialized pointwise nodes and views, the latest first."""
+    products: set[int] = set()
     stack = list(graph.nodes[root].args)
     seen: set[int] = set()
     while stack:
@@ -242,17 +236,16 @@ def products_below(graph: Graph, root: int, kept: Collection[int] = ()) -> list[
         seen.add(position)
         node = graph.nodes[position]
         if node.family is Family.CONTRACTION:
-            found.add(position)
-        elif position not in kept and node.family in (Family.POINTWISE, Family.VIEW):
+            products.add(position)
+        elif position not in materialized and node.family in (Family.POINTWISE, Family.VIEW):
             stack += node.args
-    return sorted(found, reverse=True)
+    return sorted(products, reverse=True)
 
 
 def products_of(graph: Graph) -> tuple[int, ...]:
-    """All products of a graph."""
     return tuple(position for position, node in graph if node.op is Op.MATMUL)
 
 
 def operand_base(graph: Graph, position: int) -> int:
-    """The node whose buffer a product reads: below the views where strides can say them."""
+    """Returns the node whose buffer a matmul reads: below all views that strides can express."""
     return strided_view(graph, position).base

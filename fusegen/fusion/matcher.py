@@ -1,4 +1,4 @@
-"""The side of a family of kernels that fusion sees: the values that it takes, and the groups that it makes of them."""
+"""The interface through which fusion asks kernel families for groups."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fusegen.target import Target
 
 @dataclass
 class Claims:
-    """The products and other values of a graph that families take, before it is decided what lies in memory.
+    """The values that families claim before materialization is decided.
 
     Attributes:
-        ends: values in which those end that a kernel of ours computes, or that have a kernel of their own.
-        epilogues: those of them in which an epilogue ends.
-        inside: products that are computed on the way, which never lie in memory.
-        streamed: those among them whose first operand does not either.
-        operands: of products that are computed on the way, what a kernel reads from memory instead of their operands.
-        refusals: for a product that looked as if a kernel of ours could take it, why none does.
+        ends: last values of generated matmul and attention kernels, and values with a kernel of their own.
+        epilogues: those of them that end an epilogue.
+        inside: matmuls computed inside a kernel and never materialized.
+        streamed: those of them whose first operand is not materialized either.
+        operands: maps a matmul inside a kernel to the values that the kernel reads instead of its operands.
+        refusals: maps a matmul to the reason why no generated kernel takes it.
     """
 
     ends: set[int] = field(default_factory=set)
@@ -38,67 +38,56 @@ class Decision:
     """The decisions that fusion follows.
 
     Attributes:
-        ends: values in which a product or attention ends, each with a kernel of its own.
-        beside: values that the epilogue of a product computes besides the one in which it ends, with that one.
-        stored: all computed values that lie in memory, as far as is known before there are kernels.
-        kept: those of them that kernels read, though they could compute them.
-        refusals: for a product that looked as if a kernel of ours could take it, why none does.
-        held: copies around writes, each with a kernel of its own.
+        ends: last values of matmuls and attention, each with a kernel of its own.
+        beside: maps a value that an epilogue computes as well to the value in which the epilogue ends.
+        stored: all materialized values known before kernels are built.
+        materialized: those of them that kernels read instead of recomputing them.
+        refusals: maps a matmul to the reason why no generated kernel takes it.
+        write_copies: copies around writes, each with a kernel of its own.
     """
 
     ends: Materialized
     beside: Mapping[int, int]
     stored: Materialized
-    kept: Materialized
+    materialized: Materialized
     refusals: Mapping[int, str]
-    held: Materialized = frozenset()
+    write_copies: Materialized = frozenset()
 
 
 class Matcher:
-    """The way a family of kernels takes values of a graph. Fusion asks the families in their order; each method says what one does
-    that takes nothing.
-
-    Attributes:
-        kinds: of the groups that it makes.
-        needs: kinds of operations without one of which it takes nothing, so that it is not asked; empty where any graph will do.
-    """
+    """Matches values of a graph for one family, which builds groups of certain kinds. Fusion asks the families in order, but only
+    those that need no operations or one that the graph has; the defaults match nothing."""
 
     kinds: tuple[GroupKind, ...] = ()
     needs: tuple[Family, ...] = ()
 
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
-        """Adds the values that the family takes whatever else is decided."""
+        """Adds the values that the family takes regardless of other decisions."""
 
     def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
-        """Values in memory that kernels of claimed values give as well, each with the value that it is beside.
-
-        Args:
-            stored: computed values that lie in memory.
-        """
+        """Maps materialized values that kernels of claimed values write as well to those claimed values."""
         return {}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """The group that ends in a value; None where the family has none. The first family's is taken."""
+        """Returns the group that ends in a value, or None. The first family's group is used."""
         return None
 
-    def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
-        """A group of the family with another value that it writes as well; None where one kernel cannot."""
+    def merged(self, graph: Graph, group: Group, other: int, materialized: Materialized) -> Group | None:
+        """Returns a group of this family with another output; None if one kernel cannot compute it."""
         return None
 
     def joined(self, graph: Graph, groups: Sequence[Group], target: Target) -> Sequence[Group]:
-        """All groups of a graph, of which those of the family are joined that can be one launch."""
+        """Returns all groups, with those of this family joined that can run as one launch."""
         return groups
 
 
 M = TypeVar("M", bound=Matcher)
 
 
-def asked(families: Sequence[Matcher], graph: Graph) -> tuple[Matcher, ...]:
-    """The families that may take something of a graph."""
+def applicable(families: Sequence[Matcher], graph: Graph) -> tuple[Matcher, ...]:
     present = {op.family for op in graph.operations}
     return tuple(family for family in families if not family.needs or not present.isdisjoint(family.needs))
 
 
 def matcher_of(families: Sequence[M], kind: GroupKind) -> M:
-    """The family that makes groups of a kind."""
     return next(family for family in families if kind in family.kinds)

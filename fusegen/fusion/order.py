@@ -1,4 +1,4 @@
-"""The order of groups: each after those whose results it reads, with little in memory at once; and the writes that kernels make."""
+"""Orders groups by their dependencies with low peak memory, and assigns writes to kernels."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import nominal, product, same
 from fusegen.passes.writes import BEFORE, COMPUTED, NEVER, WriteTimes
 
-_BEAM = 8  # beginnings of orders that the search goes on with
+_BEAM = 8  # partial orders that the beam search keeps
 
 
 def in_order(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], list[Group]]:
-    """Groups after those whose outputs they read, and after those that read what they write over; and those that wait for each
-    other.
+    """Returns the groups in dependency order, and those in a cycle. A group runs before another that overwrites its inputs.
 
-    They come as they were found, from the inputs to the results, or in an order that keeps fewer bytes in memory at once.
+    The order is the given one or one with lower peak memory.
     """
-    found, stuck = _listed(graph, groups)
-    return (found, stuck) if stuck or graph.puts else (_frugal(graph, found), [])
+    ordered, stuck = _topological(graph, groups)
+    return (ordered, stuck) if stuck or graph.puts else (_min_peak(graph, ordered), [])
 
 
-def waits(graph: Graph, groups: Sequence[Group], later: int, earlier: int) -> bool:
-    """Tells if a group needs what another one, or itself, computes, or what is made of that."""
+def depends_on(graph: Graph, groups: Sequence[Group], later: int, earlier: int) -> bool:
+    """True if group `later` depends on group `earlier`, directly or not. A group may depend on itself."""
     writers = {output: n for n, group in enumerate(groups) for output in group.outputs}
     stack, seen = [later], {later}
     while stack:
@@ -41,14 +40,14 @@ def waits(graph: Graph, groups: Sequence[Group], later: int, earlier: int) -> bo
     return False
 
 
-def _listed(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], list[Group]]:
-    """Groups in the order in which they are found, as far as none waits for another, and those that do."""
+def _topological(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], list[Group]]:
+    """Returns the groups in dependency order, as far as there is one, and the groups in a cycle."""
     ordered: list[Group] = []
     written: set[int] = set()
     waiting = list(reversed(groups))
     while waiting:
-        served = (g for g in waiting if all(strip_views(graph, p) in written for p in _made(graph, g)))
-        ready = next((g for g in served if not is_early(graph, g, waiting)), None)
+        served = (g for g in waiting if all(strip_views(graph, p) in written for p in _computed_inputs(graph, g)))
+        ready = next((g for g in served if not overwrites_too_early(graph, g, waiting)), None)
         if ready is None:
             break
         waiting.remove(ready)
@@ -57,23 +56,17 @@ def _listed(graph: Graph, groups: Sequence[Group]) -> tuple[tuple[Group, ...], l
     return tuple(ordered), waiting
 
 
-def _made(graph: Graph, group: Group) -> list[int]:
-    """The values that a group reads and other groups compute."""
+def _computed_inputs(graph: Graph, group: Group) -> list[int]:
+    """Returns the values that a group reads and other groups compute."""
     return [p for p in group.inputs if not is_stored_elsewhere(graph, p)]
 
 
-# Memory.
+# Peak memory.
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """Some groups in an order, and what they take of memory.
-
-    Attributes:
-        peak, live: the most bytes at once, and those behind the last group.
-        order: numbers of the groups.
-        done: the same as a set of bits.
-    """
+class _Partial:
+    """The beginning of an order, as a list and as a bit set, with its peak bytes and the bytes live after its last group."""
 
     peak: int
     live: int
@@ -82,104 +75,90 @@ class _Begun:
 
     @property
     def rank(self) -> tuple[int, int, tuple[int, ...]]:
-        """The less, the better."""
         return self.peak, self.live, self.order
 
 
-def _frugal(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Groups in the best order that a beam search finds, from an order in which none waits."""
+def _min_peak(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Returns the order with the lowest peak that a beam search finds; `groups` must be in dependency order."""
     memory = _Memory(graph, groups)
-    begun = [_Begun(memory.first, memory.first, (), 0)]
-    as_found = begun[0]
+    beam = [_Partial(memory.first, memory.first, (), 0)]
+    as_found = beam[0]
     for number in range(len(groups)):
-        as_found = memory.followed(as_found, number)
-        further: dict[int, _Begun] = {}
-        for one in begun:
-            for ready in memory.ready(one.done):
-                other = memory.followed(one, ready)
-                further[other.done] = min(other, further.get(other.done, other), key=lambda each: each.rank)
-        begun = nsmallest(_BEAM, further.values(), key=lambda each: each.rank)
-    best = min(as_found, begun[0], key=lambda each: each.peak)
+        as_found = memory.extended(as_found, number)
+        extended: dict[int, _Partial] = {}
+        for partial in beam:
+            for ready in memory.ready(partial.done):
+                longer = memory.extended(partial, ready)
+                extended[longer.done] = min(longer, extended.get(longer.done, longer), key=lambda each: each.rank)
+        beam = nsmallest(_BEAM, extended.values(), key=lambda each: each.rank)
+    best = min(as_found, beam[0], key=lambda each: each.peak)
     return tuple(groups[number] for number in best.order)
 
 
 class _Memory:
-    """The bytes of values that groups make, until the last group has read them or, of results, for good, and of inputs that may be
-    let go.
-
-    Args:
-        graph: in primitives.
-        groups: of it, numbered in an order in which none waits.
-
-    Attributes:
-        first: bytes before the first group.
-    """
+    """Tracks the bytes of computed values until their last reader, of results for good, and of inputs that may be freed. Groups are
+    numbered in dependency order; ``first`` are the bytes before the first one."""
 
     def __init__(self, graph: Graph, groups: Sequence[Group]) -> None:
         results = {strip_views(graph, p) for p in graph.outputs}
-        writers = {p: number for number, group in reversed(list(enumerate(groups))) for p in group.outputs}  # the first ones
-        given = {p for p, node in graph if node.op is Op.INPUT and graph.input_spec(str(node.attr("name"))).given_away}
-        freed = (writers.keys() - results) | given
+        writers = {p: number for number, group in reversed(list(enumerate(groups))) for p in group.outputs}  # the first writers
+        donated = {p for p, node in graph if node.op is Op.INPUT and graph.input_spec(str(node.attr("name"))).given_away}
+        freed = (writers.keys() - results) | donated
         read = [{strip_views(graph, p) for p in group.inputs} for group in groups]
-        self._sizes = {p: nominal(product(graph.nodes[p].shape)) * graph.nodes[p].dtype.itemsize for p in writers.keys() | given}
-        self._made = [sum(self._sizes[p] for p in group.outputs) for group in groups]
-        self._needs = [_bits(writers[strip_views(graph, p)] for p in _made(graph, group)) for group in groups]
-        readers = {p: _bits(n for n, found in enumerate(read) if p in found) for p in freed}
-        self._read = [[(readers[p], self._sizes[p]) for p in found & freed] for found in read]
-        self.first = sum(self._sizes[p] for p in given)
+        self._sizes = {p: nominal(product(graph.nodes[p].shape)) * graph.nodes[p].dtype.itemsize for p in writers.keys() | donated}
+        self._written = [sum(self._sizes[p] for p in group.outputs) for group in groups]
+        self._needs = [_bits(writers[strip_views(graph, p)] for p in _computed_inputs(graph, group)) for group in groups]
+        readers = {p: _bits(n for n, inputs in enumerate(read) if p in inputs) for p in freed}
+        self._read = [[(readers[p], self._sizes[p]) for p in inputs & freed] for inputs in read]
+        self.first = sum(self._sizes[p] for p in donated)
 
     def ready(self, done: int) -> list[int]:
-        """The groups that can come next."""
         return [n for n, needs in enumerate(self._needs) if not done >> n & 1 and needs & ~done == 0]
 
-    def followed(self, begun: _Begun, number: int) -> _Begun:
-        """Groups with another one behind them."""
-        done, held = begun.done | 1 << number, begun.live + self._made[number]
+    def extended(self, partial: _Partial, number: int) -> _Partial:
+        done, held = partial.done | 1 << number, partial.live + self._written[number]
         freed = sum(size for readers, size in self._read[number] if readers & ~done == 0)
-        return _Begun(max(begun.peak, held), held - freed, (*begun.order, number), done)
+        return _Partial(max(partial.peak, held), held - freed, (*partial.order, number), done)
 
 
 def _bits(numbers: Iterable[int]) -> int:
-    found = 0
+    bits = 0
     for number in numbers:
-        found |= 1 << number
-    return found
+        bits |= 1 << number
+    return bits
 
 
-# Writes to inputs: which of them a kernel can make as it computes their values, and what must come before them.
+# Writes to inputs: the kernel that computes a value also stores it in the input if it can.
 #
-# `separate_writes` gave each written value two copies. The kernel that computes the last one stores it in the input's memory.
-# Where that would change what the same kernel still reads, or what one reads that has to come later, the value lies in memory
-# of its own, and the last copy is a kernel that does nothing else.
+# `separate_writes` gave each written value two copies; the kernel of the last copy stores to the input. If that would change
+# data that this kernel or a later one still reads, the value gets its own buffer, and a separate kernel copies it.
 
 
 def written_by(graph: Graph, group: Group) -> tuple[int, ...]:
-    """The writes that a group makes."""
     return tuple(put for put in graph.puts if strip_views(graph, put) in group.outputs)
 
 
-def held(graph: Graph, apart: Collection[int]) -> frozenset[int]:
-    """Values that lie in memory before something is stored of them, each with a kernel of its own, and what that is.
+def separate_copies(graph: Graph, separate: Collection[int]) -> frozenset[int]:
+    """Returns the copies before and around writes, each with a kernel of its own, and the values that these copy.
 
-    Args:
-        apart: writes that no other kernel can make.
+    ``separate`` are writes that need a kernel of their own.
     """
     if not graph.writes:
         return frozenset()
     before = {p for p, node in graph if node.op is Op.COPY and node.attr("role") == BEFORE}
-    last = [strip_views(graph, put) for put in apart]
-    return frozenset(before.union(last, (_complete(graph, p) for p in last)))
+    last = [strip_views(graph, put) for put in separate]
+    return frozenset(before.union(last, (_source_of_write(graph, p) for p in last)))
 
 
-def _complete(graph: Graph, last: int) -> int:
-    """The materialized form of a value that is written apart: itself, or, where nothing computes it, its first copy."""
+def _source_of_write(graph: Graph, last: int) -> int:
+    """Returns the materialized source of a separate write: the value itself, or its first copy if no kernel computes it."""
     (first,) = graph.nodes[last].args
     (value,) = graph.nodes[first].args
     return value if graph.nodes[value].family in COMPUTED else first
 
 
-def addressed(graph: Graph, group: Group) -> Group:
-    """A group that stores element by element, which reads the indices as well by which it finds where to write."""
+def with_write_indices(graph: Graph, group: Group) -> Group:
+    """Adds the indices that the group's writes need to its inputs."""
     if not group.kind.writes_in_place:
         return group
     producers = Producers()
@@ -195,22 +174,21 @@ def addressed(graph: Graph, group: Group) -> Group:
     return replace(group, inputs=tuple(sorted({*group.inputs, *producers.inputs}))) if producers.inputs else group
 
 
-def is_torn(group: Group, times: WriteTimes) -> bool:
-    """True if a group would read a version that a write which it depends on has changed."""
+def reads_overwritten(group: Group, times: WriteTimes) -> bool:
+    """True if a group would read an input's old contents after a write that it depends on has changed them."""
     latest = max(times.latest[p] for p in group.outputs)
     return any(times.deadline.get(p, NEVER) <= latest for p in group.inputs)
 
 
-def hindered(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
-    """Writes that the groups which they fell to cannot make."""
-    return frozenset(put for group in groups for put in written_by(graph, group) if _is_hindered(graph, group, put))
+def blocked_writes(graph: Graph, groups: Sequence[Group]) -> frozenset[int]:
+    return frozenset(put for group in groups for put in written_by(graph, group) if _is_blocked(graph, group, put))
 
 
-def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
+def _is_blocked(graph: Graph, group: Group, put: int) -> bool:
     memory = owner(graph, put)
     if group.adds_in_place:
         return False
-    if not group.kind.writes_in_place or (gathers(graph, put) and not _goes_over_elements(graph, group, put)):
+    if not group.kind.writes_in_place or (gathers(graph, put) and not _covers_domain(graph, group, put)):
         return True
     earlier = [other for other in written_by(graph, group) if other < put and owner(graph, other) == memory]
     if not all(are_apart(graph, put, other) for other in earlier):
@@ -221,40 +199,35 @@ def _is_hindered(graph: Graph, group: Group, put: int) -> bool:
     return read != [base(graph, put)] or bool(gathers(graph, put)) or not _is_in_place(graph, group, put)
 
 
-def _goes_over_elements(graph: Graph, group: Group, put: int) -> bool:
-    """True if the value that is written has an element at each point of the group's domain: others are stored without a check."""
+def _covers_domain(graph: Graph, group: Group, put: int) -> bool:
+    """True if the written value has one element for each of the group's domain; other stores have no bounds check."""
     return same(product(graph.nodes[graph.nodes[put].args[1]].shape), product(group.domain.shape))
 
 
 def _is_in_place(graph: Graph, group: Group, put: int) -> bool:
-    """True if a thread of the group, which reads before it writes, reads no other elements of the memory than it writes."""
+    """True if a thread, which reads before it writes, reads only the elements of the memory that it writes itself."""
     value = graph.nodes[put].args[1]
     if value not in group.outputs:
-        return False  # but a view of it is, whose elements lie elsewhere
+        return False  # a view of it is written, at other addresses
     space = unrolled(graph, group)
     shape = graph.nodes[value].shape
     own = [address(graph, put, broadcast_index(shape, point), space.axes) for point in space.points]
     several = [producers_of(graph, group, space.axes, point) for point in space.points]
     read = [at for producers in several for position, at in producers.elements if position == base(graph, put)]
-    return all(any(_is_same(at, place) for place in own) for at in read)
+    return all(any(_is_same(at, target) for target in own) for at in read)
 
 
-def _is_same(one: Position, other: Position) -> bool:
-    return all(map(same, one, other))
+def _is_same(first: Position, second: Position) -> bool:
+    return all(map(same, first, second))
 
 
-def is_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
-    """True if a group writes where others have to read, or to write, before.
-
-    Args:
-        waiting: groups that have not run, the group among them.
-    """
+def overwrites_too_early(graph: Graph, group: Group, waiting: Sequence[Group]) -> bool:
+    """True if a group would overwrite memory that waiting groups, of which it is one, must read or write first."""
     changed = {base(graph, put) for put in written_by(graph, group)}
     others = [other for other in waiting if other is not group]
     return any(not changed.isdisjoint((*other.inputs, *written_by(graph, other))) for other in others)
 
 
-def first_of(graph: Graph, groups: Sequence[Group], apart: Collection[int]) -> frozenset[int]:
-    """The first write of some groups that is not apart already."""
-    found = [put for group in groups for put in written_by(graph, group) if put not in apart]
-    return frozenset(sorted(found)[:1])
+def first_write(graph: Graph, groups: Sequence[Group], separate: Collection[int]) -> frozenset[int]:
+    puts = [put for group in groups for put in written_by(graph, group) if put not in separate]
+    return frozenset(sorted(puts)[:1])

@@ -1,7 +1,7 @@
-"""The producers of a value: what computing it at one point of an iteration space takes.
+"""The producers of a value at one index of an iteration space.
 
-The walk follows index maps from the value down to memory. It stops at what must lie in memory; a reduction stays inside
-when it is read exactly at the row that is being computed.
+The walk follows index maps from the value to memory. It stops at materialized values; a reduction stays inside if it is read at
+the row that is being computed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, same
 
 ReadElement: TypeAlias = tuple[int, Position, tuple[Bounds, ...]]
-"""An element of a node: the node, the index, and under which conditions it is needed."""
+"""An element of a node: the node, its index, and the conditions under which it is needed."""
 
 Accepts: TypeAlias = Callable[[int, Position, tuple[Bounds, ...]], bool]
-"""True if a reduction, scan or product may be computed inside, read at an index under some conditions."""
+"""True if a reduction, scan or matmul may be computed inside, read at this index under these conditions."""
 
-_SMALL = 1 << 20  # what may be added to an index in place: positions leave so much room in 32 bits
+_SMALL = 1 << 20  # largest constant added to an index in place: 32-bit indices leave this much room
 _INDICES = (DType.INT32, DType.INT64)
 _NUMBERS = (Op.CONSTANT, Op.SCALAR)
 _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
@@ -31,8 +31,8 @@ _INDEX_LEAVES = (Op.INPUT, Op.IOTA, Op.SIZE, Op.CONSTANT)
 
 @dataclass
 class Producers:
-    """The findings of a walk: nodes in memory that it reads, also with indices, conditions on the point that decide between parts
-    of concatenations, reductions, scans and products that it computes, and how many elements of values it went through."""
+    """The result of a walk: values read from memory, including indices; the elements read; conditions that select between operands
+    of concatenations; reductions, scans and matmuls computed inside (anchors); the number of visited elements."""
 
     inputs: dict[int, None] = field(default_factory=dict)
     elements: dict[tuple[int, Position], None] = field(default_factory=dict)
@@ -41,7 +41,6 @@ class Producers:
     visited: int = 0
 
     def read(self, position: int, at: Position) -> None:
-        """Notes an element that is read."""
         self.inputs[position] = None
         self.elements[position, at] = None
 
@@ -53,19 +52,18 @@ def walk(
     axes: Axes,
     accepts: Accepts,
     producers: Producers,
-    kept: Collection[int] = frozenset(),
+    materialized: Collection[int] = frozenset(),
 ) -> None:
-    """Adds to producers what ``root`` at ``index`` needs.
+    """Adds everything that ``root`` at ``index`` needs to ``producers``.
 
     Args:
-        accepts: says what may be computed inside.
-        kept: values that are read from memory, though they could be computed inside.
-        producers: gets what is found.
+        accepts: says which anchors may be computed inside.
+        materialized: values read from memory instead of being recomputed.
 
     Raises:
-        UnsupportedError: that is too much for a kernel.
+        UnsupportedError: too many elements for a kernel.
     """
-    visit = _Walk(graph, root, axes, accepts, producers, kept)
+    visit = _Walk(graph, root, axes, accepts, producers, materialized)
     seen: set[ReadElement] = set()
     stack: list[ReadElement] = [(root, index, ())]
     while stack:
@@ -79,20 +77,18 @@ def walk(
 
 @dataclass(frozen=True)
 class _Walk:
-    """The arguments of `walk`."""
-
     graph: Graph
     root: int
     axes: Axes
     accepts: Accepts
     producers: Producers
-    kept: Collection[int]
+    materialized: Collection[int]
 
     def below(self, element: ReadElement) -> list[ReadElement]:
-        """The elements that an element is computed of; notes what is read from memory instead, and what is an anchor."""
+        """Returns the elements that an element is computed from; records memory reads and anchors."""
         position, at, bounds = element
         family = self.graph.nodes[position].family
-        if (position in self.kept and position != self.root) or _is_read_at_values(self.graph, position, at):
+        if (position in self.materialized and position != self.root) or _has_gathered_index(self.graph, position, at):
             return self._read(position, at)
         if family is Family.INDEXING:
             return self._indexed(element)
@@ -105,9 +101,9 @@ class _Walk:
         return self._anchored(element) if self.accepts(position, at, bounds) else self._read(position, at)
 
     def _sources(self, position: int, at: Position) -> list[ElementSource]:
-        """The sources of an element; notes the conditions that decide between them."""
-        found = sources(self.graph, position, at, self.axes)
-        possible = [(s, s.bounds is None or holds(s.bounds, self.axes)) for s in found]
+        """Returns the sources of an element; records the conditions that select between them."""
+        elements = sources(self.graph, position, at, self.axes)
+        possible = [(s, s.bounds is None or holds(s.bounds, self.axes)) for s in elements]
         self.producers.conditions |= {s.bounds: None for s, known in possible if s.bounds is not None and known is None}
         return [s for s, known in possible if known is not False]
 
@@ -117,7 +113,7 @@ class _Walk:
 
     def _indexed(self, element: ReadElement) -> list[ReadElement]:
         position, at, bounds = element
-        if bounds and position != self.root and _is_of_places(self.graph, position):
+        if bounds and position != self.root and _selects_coordinates(self.graph, position):
             return self._read(position, at)
         operand, chosen = sources(self.graph, position, at, self.axes)
         computed = computed_index(self.graph, chosen.arg)
@@ -136,8 +132,8 @@ class _Walk:
 
 
 def computed_index(graph: Graph, position: int) -> int | None:
-    """The value below an index that must lie in memory before a kernel can use it; None where what is read is the index itself, but
-    for a number that is added to it."""
+    """Returns the value below an index that must be materialized for a kernel to use it; None if the kernel can read the index
+    itself, plus a constant."""
     leaf = _index_leaf(graph, position)
     node = graph.nodes[leaf]
     is_plain = node.family is Family.INDEXING and all(graph.nodes[_index_leaf(graph, a)].op is Op.INPUT for a in node.args)
@@ -145,14 +141,14 @@ def computed_index(graph: Graph, position: int) -> int | None:
 
 
 def _index_leaf(graph: Graph, position: int) -> int:
-    """The value that an index is a view of, a conversion to wider integers of, the sum of and a small number, or replaces where it
-    equals a number."""
+    """Returns the value below views of an index, widening casts, additions of small constants, and replacements of one number by
+    another."""
     added = 0
     while True:
         node = graph.nodes[position]
         numbers = [n.number for n in graph.operands(position) if n.op is Op.CONSTANT and not n.dtype.is_float]
-        if node.op is Op.WHERE and (kept := _kept_unless(graph, node)) is not None:
-            position = kept
+        if node.op is Op.WHERE and (passed := _passed_through(graph, node)) is not None:
+            position = passed
             continue
         is_view = node.family is Family.VIEW and node.op is not Op.CONCAT
         if is_view or (node.op is Op.CAST and node.dtype is DType.INT64 and graph.operands(position)[0].dtype in _INDICES):
@@ -167,8 +163,8 @@ def _index_leaf(graph: Graph, position: int) -> int:
         position = below
 
 
-def _kept_unless(graph: Graph, choice: Node) -> int | None:
-    """The integer that is chosen wherever it does not equal a number, which has another number in its place."""
+def _passed_through(graph: Graph, choice: Node) -> int | None:
+    """Returns the integer that ``where(value != number, value, other number)`` passes through; None for other choices."""
     condition, value, instead = (graph.nodes[a] for a in choice.args)
     if condition.op is not Op.NE or condition.args[0] != choice.args[1] or not value.dtype is choice.dtype is DType.INT64:
         return None
@@ -176,30 +172,29 @@ def _kept_unless(graph: Graph, choice: Node) -> int | None:
     return choice.args[1] if all(n.op in _NUMBERS and not n.dtype.is_float for n in numbers) else None
 
 
-def _is_read_at_values(graph: Graph, position: int, at: Position) -> bool:
-    """True if a value must lie in memory since it is read at places that other values say: a concatenation would need to know at
-    which, and places of places of places have no end."""
+def _has_gathered_index(graph: Graph, position: int, at: Position) -> bool:
+    """True if a value read at data-dependent indices must be materialized: a concatenation cannot select its operand, and nested
+    gathers would not end."""
     node = graph.nodes[position]
     if node.op is Op.CONCAT:
         return bool(index_values([at[cast(int, node.attr("dim"))]]))
     return node.family is Family.INDEXING and any(len(index_values([v])) > 1 for v in index_values(at))
 
 
-def _is_of_places(graph: Graph, gather: int) -> bool:
-    """True if a gather chooses numbers of places: an index is itself the number then, and is read whatever the conditions say under
-    which that is needed."""
+def _selects_coordinates(graph: Graph, gather: int) -> bool:
+    """True if a gather reads coordinates: its index is then a value in itself, and is read unconditionally."""
     operand = graph.nodes[gather].args[0]
     return any(graph.nodes[p].op is Op.IOTA for p in (operand, *graph.ancestors[operand]))
 
 
 def operand_index(graph: Graph, reduction: int, at: Position, axes: Axes) -> Position:
-    """The index at which a reduction's operand is evaluated: the same row, all along the reduced dims."""
+    """Returns the index of a reduction's operand: the same row, all along the reduced dims."""
     dims = reduced_dims(graph, reduction)
     return tuple(axes.symbols[d] if d in dims else i for d, i in enumerate(at))
 
 
 def reduced_dims(graph: Graph, reduction: int) -> tuple[int, ...]:
-    """The dims that a reduction sums up; of an order, the last one, along which it goes."""
+    """Returns the dims that a reduction reduces; for a sort, the last dim."""
     node = graph.nodes[reduction]
     if node.family is Family.ORDER:
         return (len(node.shape) - 1,)
@@ -207,18 +202,17 @@ def reduced_dims(graph: Graph, reduction: int) -> tuple[int, ...]:
 
 
 def is_row_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
-    """True if a reduction is over the domain's columns, and read at the row that is being computed."""
+    """True if a reduction is over the domain's columns and read at the row that is being computed."""
     return _aligned(graph, reduction, at, domain, axes, domain.columns)
 
 
 def is_segment_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
-    """True if a reduction is over a segment of the domain's row, and read at the segment that is being computed."""
+    """True if a reduction is over a segment of the domain's row and read at the segment that is being computed."""
     dims = reduced_dims(graph, reduction)
     return domain.is_segment(dims) and _aligned(graph, reduction, at, domain, axes, dims)
 
 
 def is_column_aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: Axes) -> bool:
-    """True if a reduction is over the domain's rows, and read at the column that is being computed."""
     return _aligned(graph, reduction, at, domain, axes, domain.rows)
 
 
@@ -230,10 +224,9 @@ def _aligned(graph: Graph, reduction: int, at: Position, domain: Domain, axes: A
 
 
 def _axis(axes: Axes, dim: int) -> object:
-    """The index along a dim: extents of 1 are read at 0."""
+    """Returns the index along a dim; 0 for an extent of 1."""
     return 0 if same(axes.extents[dim], 1) else axes.symbols[dim]
 
 
 def domain_axes(domain: Domain) -> Axes:
-    """The axes of a domain, one a dim."""
     return identity_axes(domain.shape)

@@ -1,7 +1,7 @@
-"""The points of an iteration space that one thread computes together.
+"""The elements of an iteration space that one thread computes together.
 
-A rotation makes two elements of the same two: half of the channels apart, or neighbours. A thread that computes both reads each
-once, and may write where it has read. Conditions on the point become constants; of a stack of two, each is a result of its own.
+A rotation computes two elements from the same two, half the channels apart or neighbours. A thread that computes both reads each
+once and may write in place. Conditions on the index become constants; each half of a stack becomes a separate result.
 """
 
 from __future__ import annotations
@@ -20,55 +20,46 @@ from fusegen.ir.reductions import operation_of
 from fusegen.ir.symbolic import Axes, Dim, Index, Modulo, literal, same, simplify_dim
 from fusegen.passes.topk import MOST, is_of_few
 
-_MOST = 8  # points of a thread, each of which has results and operands in registers
-_MOST_ELEMENTS = 512  # a thread's points have at most so many values: what is computed of many places is long enough
-_FEW = 4  # elements of an axis that a thread goes through in any case
+_MOST = 8  # elements per thread, each with results and operands in registers
+_MOST_ELEMENTS = 512  # most values visited for a thread's elements
+_FEW = 4  # a thread computes all elements of an axis this short
 
 
 @dataclass(frozen=True)
 class Space:
-    """An iteration space whose points are several of a group's domain.
-
-    Attributes:
-        axes: of the space.
-        points: of the domain, in terms of the axes.
-    """
+    """An iteration space in which one index stands for several elements of a group's domain, at ``points`` in terms of the axes."""
 
     axes: Axes
     points: tuple[Position, ...]
 
 
 def unrolled(graph: Graph, group: Group) -> Space:
-    """The space over which a group is computed: where points share what they read, these are one; else the domain itself."""
+    """Returns the space of a group in which elements that share reads are computed together; else the domain itself."""
     axes = domain_axes(group.domain)
     space = Space(axes, (axes.symbols,))
     if group.anchors and not (_reduces_rows(graph, group) and _goes_along_rows(graph, group)):
         return space
-    while (finer := next(_finer(graph, group, space), None)) is not None:
+    while (finer := next(_unrolled_spaces(graph, group, space), None)) is not None:
         space = finer
     return space
 
 
 def _reduces_rows(graph: Graph, group: Group) -> bool:
-    """True if all that a group reduces is reduced along its rows, by operations that a thread can begin with its own points."""
+    """True if a group reduces only along its rows, by operations that a thread can start with its own elements."""
     if any(operation_of(graph.nodes[anchor].op) is None for anchor in group.anchors):
         return False
     return all(reduced_dims(graph, anchor) == group.domain.columns for anchor in group.anchors)
 
 
 def _goes_along_rows(graph: Graph, group: Group) -> bool:
-    """True if no result has a few elements of a row, which are written one by one, or one a segment."""
+    """True if no result has a few elements of a row, written one by one, or one per segment."""
     axes = domain_axes(group.domain)
-    places = [places_of_row(graph, output, group.domain, axes) for output in group.outputs]
-    return all(len(found) == 1 and not is_per_segment(group.domain, found[0], axes) for found in places)
+    indices = [row_elements(graph, output, group.domain, axes) for output in group.outputs]
+    return all(len(elements) == 1 and not is_per_segment(group.domain, elements[0], axes) for elements in indices)
 
 
 def producers_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Producers:
-    """The producers of a group's outputs at a point of its domain.
-
-    Args:
-        axes: those that the point is in terms of.
-    """
+    """Returns the producers of a group's outputs at an index of its domain, in terms of some axes."""
     producers = Producers()
     for root in group.outputs:
         index = broadcast_index(graph.nodes[root].shape, point)
@@ -76,8 +67,8 @@ def producers_of(graph: Graph, group: Group, axes: Axes, point: Position) -> Pro
     return producers
 
 
-def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
-    """Spaces of which each thread computes several points of a space, as far as that is worth it."""
+def _unrolled_spaces(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
+    """Yields spaces in which each thread computes several elements of `space`, as far as that pays off."""
     several = [producers_of(graph, group, space.axes, point) for point in space.points]
     conditions, visited = (
         [bounds for producers in several for bounds in producers.conditions],
@@ -91,33 +82,26 @@ def _finer(graph: Graph, group: Group, space: Space) -> Iterator[Space]:
         if split is None or split.count * len(space.points) > _MOST or split.count * visited > _MOST_ELEMENTS:
             continue
         if group.domain.columns and (number not in group.domain.columns or split.rest == 1):
-            continue  # a thread has points of one row, and rows go on along the axis
+            continue  # a thread's elements are in one row, which must continue along the axis
         finer = split.of(space, number)
         is_innermost = split.count == length and number == len(space.axes.symbols) - 1
-        if is_innermost or _share(graph, group, finer, axis):
+        if is_innermost or _shares_reads(graph, group, finer, axis):
             yield finer
 
 
 @dataclass(frozen=True)
 class _Split:
-    """An axis of which a thread takes several elements.
-
-    Attributes:
-        count: of the elements.
-        rest: the axis's extent that is left.
-        step: how far apart they are: 1, or the rest.
-    """
+    """An axis of which a thread computes ``count`` elements, ``step`` apart (1 or ``rest``); ``rest`` is its remaining extent."""
 
     count: int
     rest: int
     step: int
 
     def of(self, space: Space, number: int) -> Space:
-        """A space with its axis of some number split."""
         axis = space.axes.symbols[number]
-        left = 0 if self.rest == 1 else axis * (self.count if self.step == 1 else 1)
-        taken = [(axis, left + self.step * m) for m in range(self.count)]
-        points = tuple(tuple(_replaced(i, *pair) for i in point) for point in space.points for pair in taken)
+        start = 0 if self.rest == 1 else axis * (self.count if self.step == 1 else 1)
+        elements = [(axis, start + self.step * m) for m in range(self.count)]
+        points = tuple(tuple(_substituted(i, *pair) for i in point) for point in space.points for pair in elements)
         symbols, extents = list(space.axes.symbols), list(space.axes.extents)
         if self.rest == 1:
             del symbols[number], extents[number]
@@ -127,8 +111,7 @@ class _Split:
 
 
 def _split(axis: sympy.Symbol, extent: int, conditions: Sequence[Bounds]) -> _Split | None:
-    """The elements that make conditions on an axis constant: all of few, neighbours by whose number modulo their count it goes, or
-    those of parts of equal lengths."""
+    """Splits an axis so that conditions on it become constant: a short axis whole, by index modulo a count, or into equal parts."""
     own = [bounds for bounds in conditions if sympy.sympify(bounds.index).has(axis)]
     if not own or extent < 2:
         return None
@@ -147,8 +130,8 @@ def _split(axis: sympy.Symbol, extent: int, conditions: Sequence[Bounds]) -> _Sp
 
 
 def _cuts(axis: sympy.Symbol, bounds: Bounds) -> list[int | None]:
-    """The points of an axis at which a condition begins and ends to hold; None where they are not known, or not on this axis
-    alone."""
+    """Returns the indices of an axis at which a condition starts and stops to hold; None for one that is unknown or depends on
+    other axes."""
     index = sympy.expand(bounds.index)
     step = literal(index.coeff(axis))
     ends = [
@@ -157,27 +140,23 @@ def _cuts(axis: sympy.Symbol, bounds: Bounds) -> list[int | None]:
     return [None if end is None or not step or step < 0 else -(-end // step) for end in ends]
 
 
-def _share(graph: Graph, group: Group, space: Space, axis: sympy.Symbol) -> bool:
-    """True if points of a space read an element in common, of those that go along an axis."""
+def _shares_reads(graph: Graph, group: Group, space: Space, axis: sympy.Symbol) -> bool:
+    """True if elements of one thread read a common element that varies along the axis."""
     several = [producers_of(graph, group, space.axes, point) for point in space.points]
     read = [{(p, at) for p, at in producers.elements if any(sympy.sympify(i).has(axis) for i in at)} for producers in several]
     return len(set().union(*read)) < sum(map(len, read))
 
 
-def _replaced(index: Index, axis: sympy.Symbol, by: Index) -> Index:
+def _substituted(index: Index, axis: sympy.Symbol, by: Index) -> Index:
     return index if isinstance(index, int) else simplify_dim(index.subs(axis, by))
 
 
-# The elements of a row that a result has: one a column, one a segment, or a few that are written one by one.
+# The elements of a row that a result has: one per column, one per segment, or a few that are written one by one.
 
 
-def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tuple[Position, ...]:
-    """The elements of a value that a kernel gives at a row: one that goes along the columns or their segments, the only one, or a
-    few; none where the value does not fit the domain.
-
-    Args:
-        axes: of the domain.
-    """
+def row_elements(graph: Graph, position: int, domain: Domain, axes: Axes) -> tuple[Position, ...]:
+    """Returns the indices of a value's elements that a kernel writes at a row of a domain's axes: one along the columns or
+    segments, a single element, or a few. Empty if the value does not fit the domain."""
     shape = graph.nodes[position].shape
     if len(shape) != len(domain.shape):
         return ()
@@ -188,24 +167,19 @@ def places_of_row(graph: Graph, position: int, domain: Domain, axes: Axes) -> tu
     count = literal(shape[-1])
     if domain.columns == (len(shape) - 1,) and count is not None and 1 < count <= MOST and is_of_few(graph.nodes, position):
         return tuple((*own[:-1], number) for number in range(count))
-    whole = all(same(a, b) for a, b in pairs)
+    is_full = all(same(a, b) for a, b in pairs)
     per_row = all(same(a, 1) for d, (a, _) in enumerate(pairs) if d in domain.columns)
-    return (own,) if whole or per_row or _is_one_a_segment(pairs, domain) else ()
+    return (own,) if is_full or per_row or _is_one_a_segment(pairs, domain) else ()
 
 
-def is_per_segment(domain: Domain, place: Position, axes: Axes) -> bool:
-    """True if an element is one of a segment of a row, and neither of all columns nor one at each.
-
-    Args:
-        place: as of `places_of_row`.
-        axes: of the domain.
-    """
-    *groups, last = (place[d] == axes.symbols[d] for d in domain.columns) if domain.segment else (False, False)
+def is_per_segment(domain: Domain, index: Position, axes: Axes) -> bool:
+    """True if an index, from `row_elements`, is one per segment of a row."""
+    *groups, last = (index[d] == axes.symbols[d] for d in domain.columns) if domain.segment else (False, False)
     return any(groups) and not last
 
 
 def _is_one_a_segment(pairs: Sequence[tuple[Dim, Dim]], domain: Domain) -> bool:
-    """True if the extents of a value and of a domain are the same, but for the segments, of which each has one."""
+    """True if a value has the domain's extents except for one element per segment."""
     if not domain.segment:
         return False
     *groups, last = domain.columns

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 import sympy
 
 from fusegen.dtypes import DType
-from fusegen.fusion.groups import Group, computed, read_in_part
+from fusegen.fusion.groups import Group, computed, partly_read
 from fusegen.ir.blocks import Blocks
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
@@ -163,7 +163,7 @@ class Context:
 
     def traffic(self) -> Traffic:
         """The fewest bytes: every input and output once; of what is gathered from, or sliced, no more than is named."""
-        partly = read_in_part(self.graph, self.group)
+        partly = partly_read(self.graph, self.group)
         read = self._bytes([p for p in self.group.inputs if p not in partly])
         for position, count in partly.items():
             whole = product(self.graph.nodes[position].shape)

@@ -14,7 +14,7 @@ from typing import TypeAlias, cast
 
 import sympy
 
-from fusegen.fusion.accumulator import LANES, OCTET, is_same_row
+from fusegen.fusion.accumulator import FRAGMENT, LANES, is_same_row
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, Shape, axis_symbol, literal, same, simplify_dim
@@ -52,7 +52,7 @@ def is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
     base = sympy.expand(offset - LANES * PAIR)
     ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
     terms = sympy.Add.make_args(base)
-    return not base.has(PAIR) and all(divisor(t.subs(ones), context.multiples) % OCTET == 0 for t in terms)
+    return not base.has(PAIR) and all(divisor(t.subs(ones), context.multiples) % FRAGMENT == 0 for t in terms)
 
 
 def accumulator_of(graph: Graph, product: int, axes: Axes, name: str) -> LeafOf:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusegen.dtypes import DType
-from fusegen.fusion.decide import ends_of
+from fusegen.fusion.decide import elementwise_ends
 from fusegen.fusion.groups import READ, Group, strip_views
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
@@ -217,5 +217,5 @@ def total_bytes(parts: list[tuple[Index, int]]) -> Formula:
 
 def _is_stored_anyway(graph: Graph, product: int) -> bool:
     """True if rows are multiplied by a matrix and go on in no epilogue (a norm follows, or a copy): torch rounds them as well."""
-    ends = [end for end in ends_of(graph, product) if graph.nodes[end].op is not Op.COPY]
+    ends = [end for end in elementwise_ends(graph, product) if graph.nodes[end].op is not Op.COPY]
     return len(graph.operands(product)[1].shape) == 2 and not ends

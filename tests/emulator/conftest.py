@@ -43,7 +43,7 @@ def _launch(text: str, arguments: Mapping[str, Tensor | int | float], *, grid: i
 @pytest.fixture
 def first_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches are not split, and have the first of their plans, whatever is expected at a test's small sizes."""
-    monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
+    monkeypatch.setattr(specialize, "is_faster_split", lambda *_: False)
     monkeypatch.setattr(specialize, "preferred", lambda launch, *_: next(iter(launch.candidates), None))
 
 
@@ -51,7 +51,7 @@ def first_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """All plans are equally fast, so that the first is kept; their results are compared all the same. One multiprocessor, and
     launches are not split."""
-    monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
+    monkeypatch.setattr(specialize, "is_faster_split", lambda *_: False)
 
     def interleaved(calls: Mapping[str, TimedCall], *_: Any, **__: Any) -> dict[str, RoundTimes]:
         return dict.fromkeys(calls, RoundTimes(1.0, 1.0, 1.0))

@@ -25,7 +25,7 @@ Choose = Callable[[Callable[[RowPlan], bool]], list[RowPlan]]
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """One multiprocessor, so that each of its few blocks has several rows to work on, and sums their columns as well."""
-    monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
+    monkeypatch.setattr(specialize, "is_faster_split", lambda *_: False)
     monkeypatch.setattr(backends, "_EMULATED", replace(targets.target("sm_90a"), wgmma=False, processors=1))
 
 

@@ -55,7 +55,7 @@ def test_two_kernels_give_what_torch_gives(names: Sequence[str]) -> None:
 
 @pytest.mark.usefixtures("made_up_times", "compared")
 def test_two_kernels_can_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specialize, "is_faster_apart", rows.is_faster_apart)  # which `made_up_times` does not ask
+    monkeypatch.setattr(specialize, "is_faster_split", rows.is_faster_split)  # which `made_up_times` does not ask
     function, inputs = CASES["a norm"]
     tuned = fg.tune(fg.kernel(function), *inputs)
     assert len(tuned.launches) == 2

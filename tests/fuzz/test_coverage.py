@@ -58,7 +58,7 @@ def lowered(program: Program, target: str) -> fg.Lowered | None:
 @pytest.mark.parametrize("target", KINDS)
 def test_every_operation_and_kind_of_kernel_is_drawn(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of rows and columns stay one kernel, as in every other batch of the emulator."""
-    monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
+    monkeypatch.setattr(specialize, "is_faster_split", lambda *_: False)
     seen_ops: set[Op] = set()
     seen_kinds: set[GroupKind] = set()
     seen_dtypes: set[DType] = set()

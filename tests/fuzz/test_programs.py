@@ -32,5 +32,5 @@ def test_tiny_programs_in_the_emulator(
     monkeypatch.setattr(backends, "settings", lambda: replace(settings(), emulate=True))
     number, count = emulated
     if number % 2:
-        monkeypatch.setattr(specialize, "is_faster_apart", lambda *_: False)
+        monkeypatch.setattr(specialize, "is_faster_split", lambda *_: False)
     judge_all(Judge(emulated=True), first_seed + 500_000 + number, count, tiny=True)

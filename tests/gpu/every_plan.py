@@ -137,7 +137,7 @@ def run(share: int = 0, shares: int = 1) -> Iterator[str]:
         for case in CASES[share::shares]:
             yield from _run(case)
             if case[0] is norm_gradients:
-                with patch("fusegen.compiler.specialize.is_faster_apart", lambda *_: False):
+                with patch("fusegen.compiler.specialize.is_faster_split", lambda *_: False):
                     yield from _run(case)
     for case in BY_WARPS[share::shares]:
         by_warps(case[0], arguments(case, "cuda"))()

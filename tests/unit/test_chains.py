@@ -36,7 +36,7 @@ def test_each_value_is_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(owner, name, count)
 
-    counted(decide._Sharing, "_is_computed_with")
+    counted(decide._Readers, "_is_computed_with")
     counted(layouts, "_is_along_last")
     counted(layouts, "_made_of_reductions")
     found = []

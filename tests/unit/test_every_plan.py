@@ -35,7 +35,7 @@ def of_case(case: Case, target: str) -> set[str]:
 def test_plans_of_every_form_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {words for case in BY_WARPS for words in of_case(case, "sm_80")}
     for apart in (False, True):
-        monkeypatch.setattr(specialize, "is_faster_apart", lambda *_, apart=apart: apart)
+        monkeypatch.setattr(specialize, "is_faster_split", lambda *_, apart=apart: apart)
         found |= {words for case in CASES for words in of_case(case, "sm_90a")}
     rows = {
         "registers", "registers in a warp", "registers shifted", "registers shared", "registers shifted shared",

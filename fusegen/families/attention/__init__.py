@@ -10,7 +10,7 @@ from fusegen.families.attention.lower import lower_attention
 from fusegen.families.attention.match import ATTENTION, attention_group, derive, is_served, unserved
 from fusegen.families.attention.plan import AttentionBody
 from fusegen.families.base import Emitters, KernelFamily
-from fusegen.fusion.decide import ends_of
+from fusegen.fusion.decide import elementwise_ends
 from fusegen.fusion.groups import Group, products_of
 from fusegen.fusion.matcher import Claims, Decision
 from fusegen.ir.graph import Graph
@@ -34,7 +34,7 @@ class AttentionFamily(KernelFamily):
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
         """The group of attention that ends in a claimed value."""
-        return attention_group(graph, root, target, decision.kept) if root in decision.ends else None
+        return attention_group(graph, root, target, decision.materialized) if root in decision.ends else None
 
     def lower(self, context: Context) -> Sequence[Step]:
         """The launch of a group."""
@@ -52,7 +52,7 @@ def _take_attention(graph: Graph, product: int, target: Target, claims: Claims) 
     recurrence = derive(graph, product)
     if recurrence is None or not is_served(target):
         return
-    for end in (*ends_of(graph, product), product):
+    for end in (*elementwise_ends(graph, product), product):
         group = attention_group(graph, end, target, claims.ends)
         if group is not None and product in group.anchors:
             claims.ends.add(end)

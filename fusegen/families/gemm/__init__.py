@@ -12,10 +12,10 @@ from fusegen.families.gemm.epilogue import CONTRACTION, ending, extended, joined
 from fusegen.families.gemm.lower import lower_contraction
 from fusegen.families.gemm.pipelines import pipeline_named
 from fusegen.families.gemm.plan import ContractionBody
-from fusegen.fusion.decide import ends_in_epilogues, ends_of, is_near, made_of
+from fusegen.fusion.decide import derived_from, elementwise_ends, fits_epilogue, matmul_ends
 from fusegen.fusion.groups import Group, Materialized, products_of
 from fusegen.fusion.matcher import Claims, Decision
-from fusegen.fusion.order import waits
+from fusegen.fusion.order import depends_on
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.schedule.context import Context
@@ -41,7 +41,7 @@ class GemmFamily(KernelFamily):
     def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
         """Values in memory that are computed point by point of what a product ends in: its epilogue gives both."""
         found: dict[int, int] = {}
-        ends = ends_in_epilogues(products_of(graph), claims)
+        ends = matmul_ends(products_of(graph), claims)
         for end in ends:
             for value in [] if end in found else _candidates(graph, end, stored - claims.ends | claims.epilogues, claims):
                 read = {p for p in _read_by(graph, value, end, stored) if found.get(p) != end}
@@ -60,9 +60,9 @@ class GemmFamily(KernelFamily):
         """The group of products that end in a claimed value, with everything else that their epilogue gives."""
         if root not in decision.ends:
             return None
-        group = ending(graph, root, target, decision.kept)
+        group = ending(graph, root, target, decision.materialized)
         others = [other for other, end in decision.beside.items() if end == root]
-        return group if group is None or not others else extended(graph, group, others, decision.kept) or group
+        return group if group is None or not others else extended(graph, group, others, decision.materialized) or group
 
     def joined(self, graph: Graph, groups: Sequence[Group], target: Target) -> Sequence[Group]:
         """The groups, of which products of one first operand are one launch where none waits for another: q, k and v of separate
@@ -90,7 +90,7 @@ class GemmFamily(KernelFamily):
 
 def _take_epilogue(graph: Graph, product: int, target: Target, claims: Claims) -> None:
     """Claims a product with the furthest value that its epilogue can end in."""
-    ends = ends_of(graph, product)
+    ends = elementwise_ends(graph, product)
     for end in (*ends, *([product] if _is_wanted_in_other_order(graph, product) else [])):
         group = ending(graph, end, target, claims.ends)
         if group is not None and product in group.anchors:
@@ -117,7 +117,7 @@ def _is_wanted_in_other_order(graph: Graph, product: int) -> bool:
 
 def _candidates(graph: Graph, end: int, values: Collection[int], claims: Claims) -> list[int]:
     """Those of some values that are computed of a product's end; first those in which another product ends."""
-    return sorted(made_of(graph, end).intersection(values), key=lambda value: (value not in claims.epilogues, value))
+    return sorted(derived_from(graph, end).intersection(values), key=lambda value: (value not in claims.epilogues, value))
 
 
 def _takes(graph: Graph, group: Group, values: list[int], target: Target, claims: Claims) -> bool:
@@ -141,7 +141,7 @@ def _read_by(graph: Graph, value: int, end: int, stored: Materialized) -> set[in
         position = stack.pop()
         if position not in seen:
             seen.add(position)
-            if position in stored or not is_near(graph, position):
+            if position in stored or not fits_epilogue(graph, position):
                 found.add(position)
             else:
                 stack += graph.nodes[position].args
@@ -170,4 +170,4 @@ def _can_join(graph: Graph, groups: Sequence[Group], launches: Sequence[Group | 
     widths = pipeline_named(both[0].pipeline).tile_widths(math.lcm(*(part.head for part in parts)), len(parts[0].products))
     if len(parts) > _MOST_PARTS or not widths:
         return False
-    return not waits(graph, groups, one, other) and not waits(graph, groups, other, one)
+    return not depends_on(graph, groups, one, other) and not depends_on(graph, groups, other, one)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from fusegen.families.gemm.pipelines import Pipeline, pipeline_named, pipelines_of, refusals, serving
-from fusegen.fusion.accumulator import LANES, OCTET, in_lane, is_of_heads, is_same_row
+from fusegen.fusion.accumulator import FRAGMENT, LANES, at_lane, is_same_row, reduces_heads
 from fusegen.fusion.groups import Domain, EpiloguePart, Group, GroupKind, operand_base, products_below, strip_views
 from fusegen.fusion.producers import Producers, domain_axes, walk
 from fusegen.ir.graph import Graph
@@ -246,7 +246,7 @@ def _over(shape: Shape, columns: Dim, multiple: int) -> Domain | None:
     for first in range(len(shape) - 1, -1, -1):
         if same(product(shape[first:]), columns) and not same(shape[-1], 1):
             last = literal(shape[-1])
-            if last is None or last % (multiple if first == len(shape) - 1 else OCTET):
+            if last is None or last % (multiple if first == len(shape) - 1 else FRAGMENT):
                 return None
             return Domain(shape, tuple(range(first, len(shape))))
     return None
@@ -274,7 +274,7 @@ def _order_of(graph: Graph, root: int, matmul: int) -> tuple[int, ...] | None:
 
 
 def _may_be_result(graph: Graph, root: int) -> bool:
-    return graph.nodes[root].family in _COMPUTED or is_of_heads(graph, root)
+    return graph.nodes[root].family in _COMPUTED or reduces_heads(graph, root)
 
 
 def _whole(graph: Graph, root: int) -> int:
@@ -285,7 +285,7 @@ def _whole(graph: Graph, root: int) -> int:
     while stack:
         position = stack.pop()
         node = graph.nodes[position]
-        if is_of_heads(graph, position) and len(node.shape) == len(shape) and all(map(same, node.shape, shape)):
+        if reduces_heads(graph, position) and len(node.shape) == len(shape) and all(map(same, node.shape, shape)):
             return node.args[0]
         if position not in seen and node.family is Family.POINTWISE:
             stack += node.args
@@ -301,7 +301,7 @@ def _is_stored(graph: Graph, root: int, whole: int, order: tuple[int, ...]) -> b
 def _is_written(shape: Shape, order: tuple[int, ...]) -> bool:
     """True if a result can be written in its own shape: in the order of the product's elements, or eight columns at a time."""
     dims = [d for d in order if not same(shape[d], 1)]
-    return dims == sorted(dims) or (order[-1] == len(shape) - 1 and (literal(shape[-1]) or 1) % OCTET == 0)
+    return dims == sorted(dims) or (order[-1] == len(shape) - 1 and (literal(shape[-1]) or 1) % FRAGMENT == 0)
 
 
 def sorted_dims(offset: sympy.Expr, axes: Axes) -> tuple[int, ...] | None:
@@ -352,7 +352,7 @@ class _Lanes:
 
     def _is_of_own_head(self, position: int, at: Position) -> bool:
         """True if a reduction is of the head that is being computed, as far as its own index says: what it reads must be, too."""
-        if not is_of_heads(self.graph, position) or self.graph.ancestors[position].isdisjoint(self.part.products):
+        if not reduces_heads(self.graph, position) or self.graph.ancestors[position].isdisjoint(self.part.products):
             return False
         shape, extent = self.graph.nodes[self.graph.nodes[position].args[0]].shape, self.axes.extents[-1]
         column = self.axes.symbols[-1]
@@ -367,10 +367,10 @@ class _Lanes:
         column = symbols[-1]
         own = sympy.expand(index - linearize(symbols, extents) + column)
         for lane in range(LANES):
-            offset = sympy.expand(in_lane(own, column, lane) - column)
-            if not offset.is_Integer or int(offset) % OCTET >= LANES:
+            offset = sympy.expand(at_lane(own, column, lane) - column)
+            if not offset.is_Integer or int(offset) % FRAGMENT >= LANES:
                 return False
-            shift = int(offset) - int(offset) % OCTET
+            shift = int(offset) - int(offset) % FRAGMENT
             if shift and not self._stays(column, shift, bounds):
                 return False
         return True

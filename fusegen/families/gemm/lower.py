@@ -22,7 +22,7 @@ from fusegen.families.gemm.plan import (
     ProductPart,
 )
 from fusegen.families.rows.phases import statistic_name
-from fusegen.fusion.accumulator import LANES, OCTET, is_same_row
+from fusegen.fusion.accumulator import FRAGMENT, LANES, is_same_row
 from fusegen.fusion.groups import EpiloguePart
 from fusegen.ir.formula import ceil_div, formula
 from fusegen.ir.index_map import Position, StridedView, contiguous_strides
@@ -104,7 +104,7 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
             buffer=p.buffer,
             dtype=context.dtype(p.buffer),
             offset=None if offset is None else substitute(offset, epilogue.moves),
-            octets=columns % OCTET == 0,
+            octets=columns % FRAGMENT == 0,
             head=width if is_a_head(context.graph.nodes[output].shape, domain) else 0,
         )
         for output, p, offset in zip(part.outputs, placements, offsets, strict=True)
@@ -427,9 +427,9 @@ class _Held:
             return None
         own = linearize(lane_position(self.axes, 0)[count:], extents[count:])
         offset = sympy.expand(at[-1] - own)
-        if not offset.is_Integer or int(offset) % OCTET >= LANES:
+        if not offset.is_Integer or int(offset) % FRAGMENT >= LANES:
             return None
-        lane = int(offset) % OCTET
+        lane = int(offset) % FRAGMENT
         return self._name(self.part.products.index(position), int(offset) - lane), lane
 
     def _statistic(self, position: int, at: Position) -> object:

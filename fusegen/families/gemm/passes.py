@@ -15,7 +15,7 @@ import sympy
 from fusegen.families.gemm.cost import COSTS, ProductSize, library_time, unaligned_time
 from fusegen.families.gemm.epilogue import sorted_dims
 from fusegen.families.gemm.pipelines import is_heavy, rows_are_aligned, serving
-from fusegen.fusion.accumulator import OCTET
+from fusegen.fusion.accumulator import FRAGMENT
 from fusegen.fusion.groups import products_of, strip_views
 from fusegen.ir.graph import Graph, GraphBuilder, Node
 from fusegen.ir.index_map import ROW_MULTIPLE, Position, identity_axes, may_pad, sources, strided_view
@@ -111,7 +111,7 @@ def _range_of(graph: Graph, view: int, base: int) -> _Range | None:
     first = dict.fromkeys(axes.symbols, 0)
     start = literal(sympy.sympify(at[-1]).subs(first))
     length = literal(sympy.cancel(product(shape) / sympy.sympify(product(whole[:-1]))))
-    if start is None or length is None or start % OCTET or length % OCTET or length >= (literal(whole[-1]) or 0):
+    if start is None or length is None or start % FRAGMENT or length % FRAGMENT or length >= (literal(whole[-1]) or 0):
         return None
     column = sympy.expand(at[-1] - start)
     if not axes.below(column, length):  # some rows of it, with as many elements

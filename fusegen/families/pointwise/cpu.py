@@ -1,6 +1,6 @@
-"""Kernels over points on the CPU: their plans, chunks of lanes in the first-level cache, and their text.
+"""CPU pointwise kernels: their plans and text.
 
-Plans do not depend on the machine's number of cores, so that results are the same everywhere.
+Plans do not depend on the number of cores, so that results are the same everywhere.
 """
 
 from __future__ import annotations
@@ -21,27 +21,22 @@ from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
-CHUNK = 128  # of a chunk: eight vectors of 32-bit floats, enough to hide latencies; measured: 3 to 15% over 64
+CHUNK = 128  # elements per chunk: eight vectors of 32-bit floats hide latencies; measured: 3 to 15% over 64
 _FEWEST_LANES = 16  # a vector of 32-bit floats
-_SPAN = 32  # chunks of a task of a pointwise kernel
-_LANES_ACROSS = (_FEWEST_LANES, 2 * _FEWEST_LANES)  # where an operand lies across
-_ROWS = 128  # that a task of a pointwise kernel takes chunk by chunk where an operand lies across, so that its cache lines are used
+_SPAN = 32  # chunks per task of a pointwise kernel
+_LANES_ACROSS = (_FEWEST_LANES, 2 * _FEWEST_LANES)  # with transposed operands
+_ROWS = 128  # rows per task with transposed operands, chunk by chunk, so that their cache lines are reused
 
 
 def cpu_plans(axes: Axes, offsets: Iterable[Index]) -> tuple[PointwisePlan, ...]:
-    """The plans that a pointwise kernel can have; what is expected to be fastest comes first.
-
-    Args:
-        axes: merged; chunks run along the last one.
-        offsets: of everything that is read or written.
-    """
-    if any(_lies_across(offset, axes) for offset in offsets):
+    """Returns the candidates of a pointwise kernel, the fastest expected first. ``offsets`` are those of all reads and writes."""
+    if any(_is_transposed(offset, axes) for offset in offsets):
         return tuple(PointwisePlan(threads=1, lanes=lanes, unroll=1, tail=True, rows=_ROWS) for lanes in _LANES_ACROSS)
     return tuple(PointwisePlan(threads=1, lanes=lanes, unroll=_SPAN * CHUNK // lanes, tail=True) for lanes in chunk_lanes(axes))
 
 
-def _lies_across(offset: Index, axes: Axes) -> bool:
-    """True if neighbours in memory differ in another axis than the last, as in a transposed operand."""
+def _is_transposed(offset: Index, axes: Axes) -> bool:
+    """True if neighbours in memory differ in another axis than the last."""
     if pattern_of(offset, axes.symbols[-1]) is not AccessPattern.GATHER:
         return False
     expanded = sympy.expand(offset)
@@ -49,8 +44,8 @@ def _lies_across(offset: Index, axes: Axes) -> bool:
 
 
 def chunk_lanes(axes: Axes) -> tuple[int, ...]:
-    """Few lanes where the last axis is known to be short, since all of them take part in what ends a row; else the measured number,
-    then its neighbours."""
+    """Returns the candidates for elements per chunk, the best first. Short last axes get short chunks, since all lanes take part in
+    the end of a row."""
     extent = literal(axes.extents[-1])
     lanes = CHUNK
     while extent is not None and lanes > _FEWEST_LANES and lanes // 2 >= extent:
@@ -59,12 +54,11 @@ def chunk_lanes(axes: Axes) -> tuple[int, ...]:
 
 
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)
     lane_axis = body.axes.symbols[-1]
-    offsets = cpu_offsets(kernel).found_first(body.reads, [lane_axis])
-    placed = cpu_offsets(kernel).found_first(body.writes, [lane_axis])
+    offsets = cpu_offsets(kernel).with_hoisted(body.reads, [lane_axis])
+    placed = cpu_offsets(kernel).with_hoisted(body.writes, [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     reads = [fragment(a, offsets, lane_axis) for a in body.reads]
     pipeline = render(

@@ -1,4 +1,4 @@
-"""Pointwise kernels in CUDA, and those whose operands lie across their results."""
+"""CUDA text of pointwise kernels."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from fusegen.target import Target
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of a pointwise kernel."""
     body = kernel.body
     assert isinstance(body, PointwiseBody)
-    pipeline = _straight(kernel, body, launch) if body.hoisted is None else _repeated(kernel, body, body.hoisted, launch)
+    pipeline = _vectorized(kernel, body, launch) if body.hoisted is None else _repeated(kernel, body, body.hoisted, launch)
     once = [] if body.hoisted is None or body.hoisted.call is None else [body.hoisted.call.function]
     return assemble(launch, target, math_text([*once, body.call.function]), pipeline)
 
 
-def _straight(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
-    """The pipeline in which a thread takes groups of lanes that are far apart."""
+def _vectorized(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str:
     lane_axis = body.axes.symbols[-1]
-    offsets = cuda_offsets(kernel).found_first((*body.reads, *body.writes), [lane_axis])
+    offsets = cuda_offsets(kernel).with_hoisted((*body.reads, *body.writes), [lane_axis])
     checks = checks_view(body.checks, offsets, Axes((lane_axis,), body.axes.extents[-1:]))
     return render(
         "cuda/pointwise.cu.jinja",
@@ -50,7 +48,6 @@ def _straight(kernel: LoweredKernel, body: PointwiseBody, launch: Launch) -> str
 
 
 def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: Hoisted, launch: Launch) -> str:
-    """The pipeline in which a thread goes along an axis."""
     lane_axis = body.axes.symbols[-1]
     offsets = cuda_offsets(kernel)
     threads = body.threads
@@ -72,19 +69,19 @@ def _repeated(kernel: LoweredKernel, body: PointwiseBody, hoisted: Hoisted, laun
     )
 
 
-# Pointwise kernels in CUDA whose operands lie across their results.
+# CUDA text of pointwise kernels with transposed operands.
 
 
 @dataclass(frozen=True)
 class TileView:
-    """An operand that goes through shared memory, as the template sees it.
+    """A transposed operand that goes through shared memory, as the template sees it.
 
     Attributes:
-        fragment: how it is read, along the axis of rows.
-        groups: accesses of a thread.
-        exact: whether none of them goes on behind the last row.
-        staged: where its tile lies in shared memory, in bytes.
-        pitch: elements from one column of the tile to the next.
+        fragment: its read, along the axis of rows.
+        groups: accesses per thread.
+        exact: whether no access extends past the last row.
+        staged: offset of its tile in shared memory, in bytes.
+        pitch: elements between columns of the tile.
     """
 
     fragment: FragmentView
@@ -95,7 +92,6 @@ class TileView:
 
 
 def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of a pointwise kernel that works tile by tile."""
     body = kernel.body
     assert isinstance(body, TileBody)
     offsets = cuda_offsets(kernel)
@@ -120,7 +116,6 @@ def emit_tiles(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 def _tile(access: Access, staged: int, body: TileBody, offsets: Offsets) -> TileView:
-    """The view of an operand whose tile lies at some byte of shared memory."""
     plan, itemsize = body.plan, offsets.pointers[access.buffer].dtype.itemsize
     rows = literal(body.axes.extents[body.axes.symbols.index(body.row_axis)])
     groups = plan.rows * plan.columns // (plan.threads * access.width)

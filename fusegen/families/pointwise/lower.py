@@ -1,4 +1,4 @@
-"""Pointwise groups: one pass, one function, vectors along the last axis; tiles where operands lie across each other."""
+"""Lowers pointwise groups: one pass, one function, vectors along the last axis; tiles for transposed operands."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusegen.families.pointwise.heuristics import PointFeatures, pointwise_plans, tile_plans
+from fusegen.families.pointwise.heuristics import PointwiseFeatures, pointwise_plans, tile_plans
 from fusegen.families.pointwise.plan import Hoisted, PointwiseBody, PointwisePlan, TileBody, TilePlan
-from fusegen.families.rows.columns import may_wrap, reused_soon, wrapped
+from fusegen.families.rows.columns import may_wrap, order_for_reuse, wrapped
 from fusegen.fusion.groups import GroupKind
 from fusegen.fusion.space import Space, unrolled
 from fusegen.ir.formula import ceil_div, formula
@@ -27,17 +27,16 @@ from fusegen.schedule.program import Launch
 from fusegen.schedule.terms import BufferRead, Terms
 from fusegen.threads import cached_property
 
-_LANES = 8  # of most plans
+_LANES = 8  # vector width of most plans
 
 
 POINTWISE = GroupKind("pointwise", merges=True, writes_in_place=True, is_strided=True)
 
 
 def lower_pointwise(context: Context) -> Launch:
-    """The launch of a pointwise group."""
     points = _points(context)
     crossing = crossing_of(points) if points.together == 1 else None
-    tiled = () if crossing is None else plans_of(context, points, crossing)
+    tiled = () if crossing is None else tile_candidates(context, points, crossing)
     hoisting = hoisting_of(points) if crossing is None and context.target.warp > 0 else None
     candidates: tuple[Plan, ...] = (*tiled, *_plans(context, points, hoisting))
     plan = context.chosen(candidates)
@@ -47,36 +46,35 @@ def lower_pointwise(context: Context) -> Launch:
     return _launch(context, points, plan, hoisting if plan.repeats > 1 else None)
 
 
-def _points(context: Context) -> Points:
+def _points(context: Context) -> PointwiseMath:
     space = unrolled(context.graph, context.group)
     points = _points_over(context, space)
-    apart = in_parts_of(space.axes, [offset for _, offset in points.touched])
-    if apart is not None:
-        axes, index = apart
-        moved_to = dict(zip(space.axes.symbols, index, strict=True))
-        points = _points_over(context, Space(axes, tuple(tuple(substitute(i, moved_to) for i in p) for p in space.points)))
-    reads, places = [read.offset for read in points.leaves.reads.values()], [offset for _, offset in points.stores]
-    ordered = _ordered(context, in_memory_order(points.axes, reads, places), points)
-    merged, replaced = merge_axes(ordered, [*points.leaves.expressions(), *places], "position")
+    split = split_axes(space.axes, [offset for _, offset in points.touched])
+    if split is not None:
+        axes, index = split
+        replacements = dict(zip(space.axes.symbols, index, strict=True))
+        points = _points_over(context, Space(axes, tuple(tuple(substitute(i, replacements) for i in p) for p in space.points)))
+    reads, offsets = [read.offset for read in points.leaves.reads.values()], [offset for _, offset in points.stores]
+    ordered = _ordered(context, in_memory_order(points.axes, reads, offsets), points)
+    merged, replaced = merge_axes(ordered, [*points.leaves.expressions(), *offsets], "position")
     if not merged.symbols:
         merged = Axes((axis_symbol("position"),), (1,))
-    moved = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in points.stores)
-    return replace(points, leaves=points.leaves.moved(replaced), stores=moved, axes=merged)
+    stores = tuple((buffer, substitute(offset, dict(replaced))) for buffer, offset in points.stores)
+    return replace(points, leaves=points.leaves.moved(replaced), stores=stores, axes=merged)
 
 
-def _ordered(context: Context, axes: Axes, points: Points) -> Axes:
-    """The axes in the order in which a GPU's cache serves best. Lanes go on along the last one."""
+def _ordered(context: Context, axes: Axes, points: PointwiseMath) -> Axes:
+    """Returns the axes in the order that is best for the L2 cache. The last axis stays, since vectors run along it."""
     if not context.target.warp or not axes.symbols or divisor(axes.extents[-1], context.multiples) % _LANES:
-        return axes  # rows that groups of lanes do not divide are best one behind the other
+        return axes  # rows that vectors do not divide are fastest in sequence
     lanes = Axes(axes.symbols[-1:], axes.extents[-1:])
     itemsizes = [context.dtype(buffer).itemsize for buffer, _ in points.touched]
     outer = Axes(axes.symbols[:-1], axes.extents[:-1])
-    outer = reused_soon(outer, lanes, [read.offset for read in points.leaves.reads.values()], itemsizes)
+    outer = order_for_reuse(outer, lanes, [read.offset for read in points.leaves.reads.values()], itemsizes)
     return Axes((*outer.symbols, *lanes.symbols), (*outer.extents, *lanes.extents))
 
 
-def _points_over(context: Context, space: Space) -> Points:
-    """The points of a group, of which a thread computes some together."""
+def _points_over(context: Context, space: Space) -> PointwiseMath:
     axes = space.axes
     evaluator = Evaluator(
         context.graph, axes, context.stored, lambda position, index: None, context.rounded, context.contracted, context.inverted
@@ -89,28 +87,28 @@ def _points_over(context: Context, space: Space) -> Points:
             roots.append(evaluator.stored(root, context.dtype(store.buffer)))
             stores.append((store.buffer, evaluator.place(store.offset, store.gathers)))
     leaves = leaves_of(evaluator.terms, roots, evaluator.checks())
-    return Points(evaluator.terms, tuple(roots), leaves, tuple(stores), axes, len(space.points))
+    return PointwiseMath(evaluator.terms, tuple(roots), leaves, tuple(stores), axes, len(space.points))
 
 
-def _plans(context: Context, points: Points, hoisting: Hoisting | None) -> tuple[PointwisePlan, ...]:
+def _plans(context: Context, points: PointwiseMath, hoisting: Hoisting | None) -> tuple[PointwisePlan, ...]:
     touched = tuple(points.touched)
     itemsizes, offsets = [context.dtype(b).itemsize for b, _ in touched], [o for _, o in touched]
     wraps = may_wrap(context, touched, points.stores, points.axes) and not points.leaves.checks
     along = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
-    features = PointFeatures(
+    features = PointwiseFeatures(
         axes=points.axes,
         itemsizes=itemsizes,
         offsets=offsets,
         may_wrap=wraps,
-        in_turn=_in_turn(context, points),
+        interleaved_bytes=_interleaved_bytes(context, points),
         together=points.together,
         along=None if hoisting is None else along[hoisting.axis],
     )
     return pointwise_plans(features, context.target, context.multiples)
 
 
-def _in_turn(context: Context, points: Points) -> int:
-    """Bytes that a lane takes of the widest access to several variables in turn; 0 where there is none."""
+def _interleaved_bytes(context: Context, points: PointwiseMath) -> int:
+    """Returns the bytes per lane of the widest interleaved access; 0 if there is none."""
     if not context.target.warp:
         return 0
     reads = [BufferRead(read.buffer, read.offset, read.conditions) for read in points.leaves.reads.values()]
@@ -119,7 +117,7 @@ def _in_turn(context: Context, points: Points) -> int:
     )
 
 
-def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoisting | None) -> Launch:
+def _launch(context: Context, points: PointwiseMath, plan: PointwisePlan, hoisting: Hoisting | None) -> Launch:
     axes = points.axes if hoisting is None else hoisting.ordered(points.axes)
 
     def access(name: str, read: BufferRead) -> Access:
@@ -144,7 +142,7 @@ def _launch(context: Context, points: Points, plan: PointwisePlan, hoisting: Hoi
 
 
 def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]) -> Hoisted:
-    """The values that are computed before a loop, which calls in the loop take."""
+    """Returns the values computed before a loop, for calls inside it."""
     context = fragments.context
     roots = [(context.names.take("hoisted"), term) for term in hoisting.terms]
     call = fragments.call(f"{context.name}_once", roots) if roots else None
@@ -152,46 +150,39 @@ def _hoisted(fragments: Fragments, hoisting: Hoisting, reads: tuple[Access, ...]
     return Hoisted(hoisting.axis, reads, call)
 
 
-# Loops of a thread along an axis on which costly parts of the math do not depend, as the angles of a rotation on the head: these
-# are computed once, before the loop.
+# Hoisting: a thread loops along an axis that expensive math does not depend on, e.g. a rotation's angles do not depend on the head.
+# This math is computed once, before the loop.
 
 
 _COSTS = {Op.POW: 3, Op.SIN: 2, Op.COS: 2, Op.ATAN2: 2, Op.LGAMMA: 3}
-"""Prices of operations, beside those of a few instructions, and those that are as much as an exponential."""
+"""Prices of operations above that of an exponential, which is 1. `_CHEAP` operations are free."""
 
 _CHEAP = (Op.ADD, Op.SUB, Op.MUL, Op.DIV, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, Op.CAST, Op.WHERE, Op.SQRT, Op.RSQRT)
 _LEAST = 4
-"""The price of what is worth a loop: an exponential an element still goes along with memory."""
+"""Lowest price that justifies a loop: one exponential per element still hides behind memory."""
 
 
 @dataclass(frozen=True)
 class Hoisting:
-    """The math that does not depend on an axis.
-
-    Attributes:
-        axis: the one that a thread goes along.
-        terms: computed before.
-        reads: terms of what is read before.
-    """
+    """Terms and reads that do not depend on an axis, and are computed before a thread's loop along it."""
 
     axis: sympy.Symbol
     terms: tuple[int, ...]
     reads: frozenset[int]
 
     def ordered(self, axes: Axes) -> Axes:
-        """The axes with its own first."""
         symbols = sorted(axes.symbols, key=lambda axis: axis != self.axis)
         extents = dict(zip(axes.symbols, axes.extents, strict=True))
         return Axes(tuple(symbols), tuple(extents[axis] for axis in symbols))
 
 
-def hoisting_of(points: Points) -> Hoisting | None:
-    """The axis along which most of what is costly is the same; None where that is nothing, or an index is checked."""
+def hoisting_of(points: PointwiseMath) -> Hoisting | None:
+    """Returns the axis along which most of the expensive math is invariant; None if too little is, or an index is checked."""
     if points.leaves.checks:
         return None
     axes = zip(points.axes.symbols[:-1], points.axes.extents[:-1], strict=True)
-    found = [_Invariance(points, axis) for axis, extent in axes if literal(extent) != 1]
-    best = max(found, key=lambda each: each.saved, default=None)
+    invariances = [_Invariance(points, axis) for axis, extent in axes if literal(extent) != 1]
+    best = max(invariances, key=lambda each: each.saved, default=None)
     if best is None or best.saved < _LEAST:
         return None
     return Hoisting(best.axis, best.terms, best.reads)
@@ -199,35 +190,32 @@ def hoisting_of(points: Points) -> Hoisting | None:
 
 @dataclass(frozen=True)
 class _Invariance:
-    points: Points
+    points: PointwiseMath
     axis: sympy.Symbol
 
     @property
     def saved(self) -> int:
-        """The price of what does not depend on the axis."""
-        found = [self.points.terms.items[t].op for t in self.points.terms.below(self.terms)]
-        return sum(_COSTS.get(op, 1) for op in found if isinstance(op, Op) and op not in _CHEAP)
+        ops = [self.points.terms.items[t].op for t in self.points.terms.below(self.terms)]
+        return sum(_COSTS.get(op, 1) for op in ops if isinstance(op, Op) and op not in _CHEAP)
 
     @property
     def reads(self) -> frozenset[int]:
-        """Reads that do not depend on it."""
         return frozenset(t for t in self.points.leaves.reads if t not in self._varying)
 
     @cached_property
     def terms(self) -> tuple[int, ...]:
-        """The outermost operations that do not depend on it."""
+        """The outermost invariant operations."""
         items, varying = self.points.terms.items, self._varying
         used = {a for t in varying for a in items[t].args}.union(self.points.roots)
         return tuple(sorted(t for t in used if t not in varying and isinstance(items[t].op, Op)))
 
     @cached_property
     def _varying(self) -> frozenset[int]:
-        """Terms that depend on the axis."""
-        found: set[int] = set()
+        varying: set[int] = set()
         for position in self.points.terms.below(self.points.roots):
-            if self._is_leaf_along(position) or not found.isdisjoint(self.points.terms.items[position].args):
-                found.add(position)
-        return frozenset(found)
+            if self._is_leaf_along(position) or not varying.isdisjoint(self.points.terms.items[position].args):
+                varying.add(position)
+        return frozenset(varying)
 
     def _is_leaf_along(self, position: int) -> bool:
         leaves = self.points.leaves
@@ -241,25 +229,21 @@ class _Invariance:
         return bool(sympy.sympify(index).has(self.axis))
 
 
-# Axes that tensors lie along in parts: as two axes, so that neighbours within a part are seen as such. A packed projection goes
-# along heads times channels; its heads lie apart in the result. Along the joined axis no two elements are known to be neighbours
-# there; along the channels alone they are.
+# Splitting axes that tensors index in parts into two, so that neighbours within a part are recognized. A packed projection has one
+# axis of heads times channels; in the result, heads are not adjacent. Along the joined axis no elements are known to be neighbours;
+# along the channels they are.
 
 
-def in_parts_of(axes: Axes, places: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
-    """The axes, of which those that places divide by one number are two, and the old axes in terms of them; None if none is.
-
-    Args:
-        axes: of an iteration space.
-        places: offsets in tensors.
-    """
-    found = [_part(axis, extent, places) for axis, extent in zip(axes.symbols, axes.extents, strict=True)]
-    if not any(found):
+def split_axes(axes: Axes, offsets: Iterable[Index]) -> tuple[Axes, tuple[Index, ...]] | None:
+    """Splits each axis that offsets divide by one number into two; returns the new axes and the old ones in terms of them. None if
+    no axis is split."""
+    splits = [_split_of(axis, extent, offsets) for axis, extent in zip(axes.symbols, axes.extents, strict=True)]
+    if not any(splits):
         return None
     symbols: list[sympy.Symbol] = []
     extents: list[Index] = []
     index: list[Index] = []
-    for axis, extent, part in zip(axes.symbols, axes.extents, found, strict=True):
+    for axis, extent, part in zip(axes.symbols, axes.extents, splits, strict=True):
         if part is None:
             symbols, extents, index = [*symbols, axis], [*extents, extent], [*index, axis]
             continue
@@ -270,9 +254,9 @@ def in_parts_of(axes: Axes, places: Iterable[Index]) -> tuple[Axes, tuple[Index,
     return Axes(tuple(symbols), tuple(extents)), tuple(index)
 
 
-def _part(axis: sympy.Symbol, extent: Index, places: Iterable[Index]) -> tuple[Index, int] | None:
-    """The number of parts of an axis, and their length, where all places that divide it divide it by that."""
-    divisions = [d for place in places for d in sympy.sympify(place).atoms(FloorDiv, Modulo) if d.args[0] == axis]
+def _split_of(axis: sympy.Symbol, extent: Index, offsets: Iterable[Index]) -> tuple[Index, int] | None:
+    """Returns the number of parts of an axis and their length, if all divisions of the axis are by that length."""
+    divisions = [d for offset in offsets for d in sympy.sympify(offset).atoms(FloorDiv, Modulo) if d.args[0] == axis]
     lengths = {d.args[1] for d in divisions}
     if len(lengths) != 1:
         return None
@@ -283,15 +267,15 @@ def _part(axis: sympy.Symbol, extent: Index, places: Iterable[Index]) -> tuple[I
     return None if count is None else (count, int(length))
 
 
-# Pointwise groups tile by tile: operands that lie across the results are read as they lie, and turned in shared memory.
+# Pointwise groups by tiles: transposed operands are read along their contiguous axis and transposed in shared memory.
 
 
 _VECTOR_BYTES = 16  # the widest memory access of a thread
 _MOST_LANES = 8
 
 
-def plans_of(context: Context, points: Points, crossing: Crossing) -> tuple[TilePlan, ...]:
-    """The plans of a kernel whose operands lie across its results; none where tiles do not pay."""
+def tile_candidates(context: Context, points: PointwiseMath, crossing: Crossing) -> tuple[TilePlan, ...]:
+    """Returns the tile plans of a kernel with transposed operands; empty if tiles do not pay."""
     extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
     columns = extents[crossing.column_axis]
     lanes = min(_MOST_LANES, _VECTOR_BYTES // min(context.dtype(buffer).itemsize for buffer, _ in points.touched))
@@ -301,22 +285,18 @@ def plans_of(context: Context, points: Points, crossing: Crossing) -> tuple[Tile
     return tile_plans(extents[crossing.row_axis], columns, lanes, itemsizes, context.target)
 
 
-def lower_tiles(context: Context, points: Points, crossing: Crossing, plan: TilePlan) -> Launch:
-    """The launch of a pointwise group with a plan of tiles."""
+def lower_tiles(context: Context, points: PointwiseMath, crossing: Crossing, plan: TilePlan) -> Launch:
     return _TileBuilder(context, points, crossing, plan).launch()
 
 
 class _TileBuilder:
-    """Builds the kernel of a pointwise group that works tile by tile."""
-
-    def __init__(self, context: Context, points: Points, crossing: Crossing, plan: TilePlan) -> None:
+    def __init__(self, context: Context, points: PointwiseMath, crossing: Crossing, plan: TilePlan) -> None:
         self.context, self.points, self.crossing, self.plan = context, points, crossing, plan
         self.extents = dict(zip(points.axes.symbols, points.axes.extents, strict=True))
         self.fragments = Fragments(context, points.terms, points.leaves, self._access)
         self.writes = tuple(self._access(context.names.take("result"), BufferRead(b, o)) for b, o in points.stores)
 
     def launch(self) -> Launch:
-        """The launch of the kernel."""
         context, points, plan = self.context, self.points, self.plan
         accesses = {read: self.fragments.reads[t] for t, read in points.leaves.reads.items()}
         across = tuple(access for read, access in accesses.items() if read in self.crossing.reads)
@@ -338,12 +318,12 @@ class _TileBuilder:
         return Launch(kernel, context.group, (), grid, plan.threads, body.shared.bytes, context.traffic(), candidates=candidates)
 
     def _tiles(self) -> Axes:
-        """The axes that number blocks. Consecutive blocks read consecutive memory."""
+        """Returns the axes that number blocks. Consecutive blocks read consecutive memory."""
         row, column = self.crossing.row_axis, self.crossing.column_axis
-        others = {axis: extent for axis, extent in self.extents.items() if axis not in (row, column)}
-        symbols = (*others, axis_symbol("tile_column"), axis_symbol("tile_row"))
-        sides = _parts(self.extents[column], self.plan.columns), _parts(self.extents[row], self.plan.rows)
-        return Axes(symbols, (*others.values(), *sides))
+        outer = {axis: extent for axis, extent in self.extents.items() if axis not in (row, column)}
+        symbols = (*outer, axis_symbol("tile_column"), axis_symbol("tile_row"))
+        sides = _tile_count(self.extents[column], self.plan.columns), _tile_count(self.extents[row], self.plan.rows)
+        return Axes(symbols, (*outer.values(), *sides))
 
     def _staged(self, accesses: Sequence[Access]) -> SharedArrays:
         return arranged(staged=[self.plan.tile_bytes(self.context.dtype(a.buffer).itemsize) for a in accesses])
@@ -351,27 +331,27 @@ class _TileBuilder:
     def _access(self, name: str, read: BufferRead) -> Access:
         if read in self.crossing.reads:
             return self.context.access(name, read.buffer, read.offset, self.crossing.row_axis, self._widest(read), read.conditions)
-        rest = sympy.Add(*(term for term, _ in self._assumed(read)))
-        plain = sympy.expand(sympy.sympify(read.offset) - rest)
+        assumed = sympy.Add(*(term for term, _ in self._assumed(read)))
+        plain = sympy.expand(sympy.sympify(read.offset) - assumed)
         axis, lanes = self.crossing.column_axis, self.plan.lanes
         return replace(self.context.access(name, read.buffer, plain, axis, lanes, read.conditions), offset=read.offset)
 
     def _widest(self, read: BufferRead) -> int:
-        """Elements of an access to what lies across: a thread's part of a tile at most."""
+        """Returns the vector width for a transposed operand, at most a thread's part of a tile."""
         widest = _VECTOR_BYTES // self.context.dtype(read.buffer).itemsize
         return min(widest, self.plan.rows * self.plan.columns // self.plan.threads)
 
     def _multiples(self) -> Iterator[sympy.Expr]:
-        """Sizes that must be multiples of a number of lanes, so that groups of lanes are whole and at aligned places."""
+        """Yields sizes that must be multiples of the vector width for whole, aligned vectors."""
         extent = sympy.sympify(self.extents[self.crossing.column_axis])
         if divisor(extent, self.context.multiples) % self.plan.lanes:
             yield extent
-        others = [read for read in self.points.leaves.reads.values() if read not in self.crossing.reads]
-        for read in (*others, *(BufferRead(b, o) for b, o in self.points.stores)):
+        reads = [read for read in self.points.leaves.reads.values() if read not in self.crossing.reads]
+        for read in (*reads, *(BufferRead(b, o) for b, o in self.points.stores)):
             yield from (sizes for _, sizes in self._assumed(read))
 
     def _assumed(self, read: BufferRead) -> Iterator[tuple[sympy.Expr, sympy.Expr]]:
-        """Terms of a vector's offset that are multiples of the lanes if a call's sizes are, each with these sizes."""
+        """Yields terms of a vector's offset that are multiples of its width if certain sizes are, with these sizes."""
         context, axis = self.context, self.crossing.column_axis
         if pattern_of(read.offset, axis) is not AccessPattern.VECTOR:
             return
@@ -384,27 +364,21 @@ class _TileBuilder:
 
 
 def _independent(sizes: Sequence[sympy.Expr]) -> tuple[Index, ...]:
-    """Those that are no multiples of others whatever the sizes are."""
+    """Returns the sizes that are not multiples of other ones for any values."""
     return tuple(size for size in sizes if not any(size != other and (size / other).is_integer for other in sizes))
 
 
-def _parts(extent: Index, side: int) -> Index:
+def _tile_count(extent: Index, side: int) -> Index:
     return FloorDiv(sympy.sympify(extent) + side - 1, sympy.Integer(side))
 
 
-# Operands of pointwise kernels that lie across the results, as a transposed one does: where results are contiguous, neighbours
-# of theirs are far apart, and where they are contiguous, those of the results are.
+# Transposed operands of pointwise kernels: along the axis in which results are contiguous, their neighbours are far apart, and vice
+# versa.
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Two axes along which different tensors of a kernel are contiguous.
-
-    Attributes:
-        row_axis: along which some operands are, which lie across the results.
-        column_axis: along which all results are.
-        reads: of those operands.
-    """
+    """The axis in which transposed operands are contiguous (rows), the one in which results are (columns), and these operands."""
 
     row_axis: sympy.Symbol
     column_axis: sympy.Symbol
@@ -412,12 +386,8 @@ class Crossing:
 
 
 def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index]) -> Axes:
-    """The axes with that last along which all results are contiguous, where nothing is along the last one: as where a transposed
-    tensor is worked on in place.
-
-    Args:
-        reads, stores: offsets.
-    """
+    """Moves the axis in which all results are contiguous to the end if no tensor is contiguous in the last one, e.g. if a
+    transposed tensor is changed in place. ``reads`` and ``stores`` are offsets."""
     if any(pattern_of(offset, axis) is AccessPattern.VECTOR for axis in axes.symbols[-1:] for offset in (*reads, *stores)):
         return axes
     inner = next((axis for axis in axes.symbols if _are_contiguous(stores, axis)), None)
@@ -426,50 +396,47 @@ def in_memory_order(axes: Axes, reads: Sequence[Index], stores: Sequence[Index])
     return Axes(symbols, tuple(extents[axis] for axis in symbols))
 
 
-def crossing_of(points: Points) -> Crossing | None:
-    """The axes between which most operands lie across the results; None where none does, or where one place may depend on what
-    another point does: on an index that is read, or on an operand that the kernel writes to."""
+def crossing_of(points: PointwiseMath) -> Crossing | None:
+    """Returns the axes with most transposed operands. None without such operands, or if an element may depend on another one's
+    write or on an index that is read."""
     if points.leaves.checks or any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in points.touched):
         return None
     symbols = points.axes.symbols
     columns = [axis for axis in symbols if _are_contiguous([offset for _, offset in points.stores], axis)]
     pairs = [Crossing(row, column, _across(points, row, column)) for column in columns for row in symbols if row != column]
-    found = max(pairs, key=lambda pair: len(pair.reads), default=None)
-    return found if found is not None and found.reads else None
+    best = max(pairs, key=lambda pair: len(pair.reads), default=None)
+    return best if best is not None and best.reads else None
 
 
-def _across(points: Points, row: sympy.Symbol, column: sympy.Symbol) -> frozenset[BufferRead]:
-    """Reads of what lies across."""
+def _across(points: PointwiseMath, row: sympy.Symbol, column: sympy.Symbol) -> frozenset[BufferRead]:
     written = {buffer for buffer, _ in points.stores}
     reads = (r for r in points.leaves.reads.values() if r.buffer not in written and not r.drawn)
-    return frozenset(r for r in reads if _lies_across(r, row, column))
+    return frozenset(r for r in reads if _is_transposed(r, row, column))
 
 
 def _are_contiguous(offsets: Sequence[Index], axis: sympy.Symbol) -> bool:
     return all(pattern_of(offset, axis) is AccessPattern.VECTOR for offset in offsets)
 
 
-def _lies_across(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) -> bool:
-    """True if neighbours in memory differ in the row alone, and all points of a tile or none of them read."""
+def _is_transposed(read: BufferRead, row: sympy.Symbol, column: sympy.Symbol) -> bool:
+    """True if neighbours in memory differ in the row alone, and either all elements of a tile read or none."""
     if any(sympy.sympify(bounds.index).has(row, column) for bounds in read.conditions):
         return False
     return pattern_of(read.offset, row) is AccessPattern.VECTOR and pattern_of(read.offset, column) is AccessPattern.GATHER
 
 
-# The math of a pointwise kernel, before its layout is decided.
+# The math of a pointwise kernel, before its layout is chosen.
 
 
 @dataclass(frozen=True)
-class Points:
-    """Points of an iteration space.
+class PointwiseMath:
+    """The math of a pointwise group over an iteration space, each of whose indices stands for ``together`` elements.
 
     Attributes:
-        terms: the math.
         roots: the term of each store.
-        leaves: of the terms, over the axes.
-        stores: buffers, and the offsets at which they are written.
+        leaves: leaves of the terms, over the axes.
+        stores: written buffers and offsets.
         axes: merged.
-        together: how many points of the group's domain one of the space is.
     """
 
     terms: Terms
@@ -481,6 +448,5 @@ class Points:
 
     @property
     def touched(self) -> Iterator[tuple[int, Index]]:
-        """Buffers and offsets of all that is read or written."""
         yield from ((read.buffer, read.offset) for read in self.leaves.reads.values())
         yield from self.stores

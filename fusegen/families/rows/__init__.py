@@ -1,4 +1,4 @@
-"""Kernels over rows: reductions along rows, sums of their columns, or both."""
+"""Kernels that reduce along rows, reduce columns, or both."""
 
 from __future__ import annotations
 
@@ -27,27 +27,22 @@ from fusegen.target import Target
 
 
 class RowFamily(KernelFamily):
-    """Kernels that reduce the rows of an iteration space, or its columns."""
-
     kinds = (ROW, COLUMN, ROW_COLUMN)
     cuda: ClassVar[Emitters] = {RowBody: cuda.emit_cuda, ColumnBody: cuda.emit_columns}
     cpu: ClassVar[Emitters] = {RowBody: cpu.emit_cpp, ColumnBody: cpu.emit_columns}
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
-        """The group around the last reduction that a value can hold."""
-        return reduction_group(graph, root, decision.kept)
+        return reduction_group(graph, root, decision.materialized)
 
-    def merged(self, graph: Graph, group: Group, other: int, kept: Materialized) -> Group | None:
-        """A group of rows with another result of its rows, or another sum of its columns."""
-        return merge_rows(graph, group, other, kept)
+    def merged(self, graph: Graph, group: Group, other: int, materialized: Materialized) -> Group | None:
+        return merge_rows(graph, group, other, materialized)
 
     def lower(self, context: Context) -> Sequence[Step]:
-        """The launch of a group, and one that combines what its blocks have summed."""
         return lower_rows(context)
 
     def times(self, launch: Launch, sizes: Mapping[str, int], target: Target) -> Mapping[Plan, float]:
-        """By the prices of rows, or of tiles of columns. Nobody has measured sums of columns beside reductions along rows, and rows
-        that an index leads to, for which the time that memory takes to answer matters twice."""
+        """Uses the cost model of rows, or of column tiles. It does not cover column sums next to row reductions, nor gathered rows,
+        which pay the memory latency twice."""
         costs, body = LANE_COSTS.get(target.name), launch.kernel.body
         if costs is None or not isinstance(body, RowBody):
             return {}
@@ -55,13 +50,13 @@ class RowFamily(KernelFamily):
         if body.plan.tiled:
             columns = _column_work(launch, body, sizes)
             return {plan: column_time(costs.columns, plan, columns, target.processors) for plan in plans}
-        if body.partials or _is_led_to(body):
+        if body.partials or _is_gathered(body):
             return {}
         rows = _row_work(launch, body, sizes)
         return {plan: row_time(costs, plan, rows, target.processors) for plan in plans}
 
     def with_threads(self, launch: Launch, threads: int) -> Plan | None:
-        """As of every family; only a plan of a single block can have the threads of others."""
+        """Only a plan with a single block can change its threads."""
         body = launch.kernel.body
         if not isinstance(body, RowBody) or body.plan.block == threads or not is_of_one_block(launch):
             return None
@@ -70,13 +65,13 @@ class RowFamily(KernelFamily):
         return next((c for c in plans if c.rows >= rows), None)
 
 
-def is_faster_apart(launch: Launch, sizes: Mapping[str, int], target: Target) -> bool:
-    """True if what a launch does for rows, and its sums of their columns, are expected to be faster in two kernels.
+def is_faster_split(launch: Launch, sizes: Mapping[str, int], target: Target) -> bool:
+    """True if the row results and the column sums of a launch are expected to be faster in two kernels.
 
-    The blocks of one kernel go through rows one after the other, and what they have summed is combined by a second one. Two kernels
-    read everything twice, which costs little while a cache holds it. On an H200, a norm's backward pass takes in one kernel and in
-    two, each with its best plan: 64 x 8192 in bfloat16 13.2 and 9.9 µs, 46 x 11552 in float32 15.7 and 11.1, 50000 x 128 41 and 36,
-    8192 x 768 28.5 and 27.2; 2000 x 4096 30 and 36, 6000 x 2048 34 and 48, 16384 x 4096 120 and 189.
+    In one kernel, each block loops over rows and a second launch combines the blocks' sums. Two kernels read everything twice,
+    which is cheap while L2 holds it. On an H200, a norm's backward pass takes in one kernel and in two, each with its best plan: 64
+    x 8192 in bfloat16 13.2 and 9.9 µs, 46 x 11552 in float32 15.7 and 11.1, 50000 x 128 41 and 36, 8192 x 768 28.5 and 27.2; 2000 x
+    4096 30 and 36, 6000 x 2048 34 and 48, 16384 x 4096 120 and 189.
     """
     costs = LANE_COSTS.get(target.name)
     if costs is None or launch.group.kind is not ROW_COLUMN or not isinstance(launch.kernel.body, RowBody):
@@ -85,34 +80,31 @@ def is_faster_apart(launch: Launch, sizes: Mapping[str, int], target: Target) ->
 
 
 def _row_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> RowWork:
-    """The work of rows that are reduced; what is drawn is not read."""
     (rows, columns), itemsizes = extents(launch, sizes), _itemsizes(launch)
-    found = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
-    found |= {access.name: access for access in body.kept}
-    reads = [access for access in found.values() if access.buffer in itemsizes]
+    accesses = {access.name: access for phase in body.phases for access in (*phase.reads, *phase.late)}
+    accesses |= {access.name: access for access in body.kept}
+    reads = [access for access in accesses.values() if access.buffer in itemsizes]
     of_row = [itemsizes[access.buffer] * len(access.variables) for access in reads if _numbers_rows(access, body)]
     writes = sum(len(phase.writes) for phase in body.phases)
     reductions = sum(len(phase.reductions) for phase in body.phases)
-    itemsize, shared, moved = max(of_row, default=0), len(reads) - len(of_row), launch.traffic.moved(sizes)
-    return RowWork(rows, columns, moved, itemsize, sum(of_row), len(reads) + writes, shared, reductions)
+    itemsize, shared, traffic = max(of_row, default=0), len(reads) - len(of_row), launch.traffic.moved(sizes)
+    return RowWork(rows, columns, traffic, itemsize, sum(of_row), len(reads) + writes, shared, reductions)
 
 
 def _column_work(launch: Launch, body: RowBody, sizes: Mapping[str, int]) -> ColumnWork:
-    """The work of columns that are summed tile by tile."""
     (rows, columns), itemsizes = extents(launch, sizes), _itemsizes(launch)
     (phase,) = body.phases
     read = [itemsizes[access.buffer] for access in phase.reads if access.buffer in itemsizes]
-    sums, moved = sum(len(r.components) for r in phase.column_sums), launch.traffic.moved(sizes)
-    return ColumnWork(rows, columns, moved, max(read, default=1), len(read), len(phase.row_reads), sums)
+    sums, traffic = sum(len(r.components) for r in phase.column_sums), launch.traffic.moved(sizes)
+    return ColumnWork(rows, columns, traffic, max(read, default=1), len(read), len(phase.row_reads), sums)
 
 
 def _itemsizes(launch: Launch) -> dict[int, int]:
-    """Bytes of an element of each buffer in memory."""
     return {pointer.buffer: pointer.dtype.itemsize for pointer in launch.kernel.pointers if pointer.stream is None}
 
 
-def _is_led_to(body: RowBody) -> bool:
-    """True if an index that is read says where neighbours of a row lie."""
+def _is_gathered(body: RowBody) -> bool:
+    """True if the offset of a row depends on an index that is read."""
     neighbours = [a for phase in body.phases for a in (*phase.reads, *phase.late) if a.pattern is AccessPattern.VECTOR]
     return any(sympify(access.offset).has(Loaded, Checked) for access in neighbours)
 

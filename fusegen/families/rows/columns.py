@@ -1,4 +1,4 @@
-"""Column sums, whose partial sums a kernel combines in a fixed order; rows in an order of reuse, and rows that start unaligned."""
+"""Column sums, whose partial sums a kernel combines in a fixed order; cache-friendly row orders; unaligned rows."""
 
 from __future__ import annotations
 
@@ -27,25 +27,19 @@ from fusegen.schedule.program import Launch, Traffic
 from fusegen.schedule.reductions import component, element_type, reduction_of
 
 PART = axis_symbol("part")
-"""The number of a part of the rows, and of the block that works on it: its row of the workspace."""
+"""The number of a part of the rows: its block, and its row of the workspace."""
 
 
 @dataclass(frozen=True)
 class PartialState:
-    """A reduction over rows of which every part of the rows has left its state.
-
-    Attributes:
-        workspace: the buffers of the partial states, one a component.
-        stores: for each node that is a part of the state, where it goes, over the column axes.
-    """
+    """The workspace of partial states of a reduction over rows, one buffer per component, and the stores of the state's nodes."""
 
     workspace: tuple[int, ...]
     stores: Mapping[int, Sequence[Store]]
 
 
 def row_blocks(context: Context, plan: RowPlan, row_axes: Axes) -> Dim | None:
-    """Blocks that the rows make, where no others have work; None where all of the plan's have: of tiles of columns, which start
-    whatever the rows are, and on the CPU."""
+    """Returns the number of blocks that the rows can fill; None if all blocks have work: with column tiles, and on the CPU."""
     if plan.tiled or not context.target.warp:
         return None
     rows = product(row_axes.extents)
@@ -53,30 +47,28 @@ def row_blocks(context: Context, plan: RowPlan, row_axes: Axes) -> Dim | None:
 
 
 def parts_of(context: Context, plan: RowPlan, row_axes: Axes) -> Formula:
-    """Parts of the rows, each the work of a block, which leaves its column sums."""
+    """Returns the number of parts of the rows; each is one block's work and has its own partial column sums."""
     blocks = row_blocks(context, plan, row_axes)
     return formula_of(plan.resident) if blocks is None else minimum(formula(blocks), plan.resident)
 
 
 def partials_buffers(context: Context, node: int, parts: Formula, column_axes: Axes) -> tuple[int, ...]:
-    """The workspace of a column sum: for each component of its state, a row for each part of the rows."""
+    """Allocates the workspace of a column sum: for each component of its state, a row per part."""
     shape = (parts, formula(product(column_axes.extents)))
-    found = context.graph.nodes[node]
-    components, element = REDUCTIONS[found.op].components, element_type(context.graph, found)
+    node_of_sum = context.graph.nodes[node]
+    components, element = REDUCTIONS[node_of_sum.op].components, element_type(context.graph, node_of_sum)
     names = [f"partial_{node}" if len(components) == 1 else f"partial_{node}_{c.name}" for c in components]
     return tuple(context.memory.add(name, c.dtype(element), shape) for name, c in zip(names, components, strict=True))
 
 
 def partial_offset(column_axes: Axes) -> Index:
-    """The offset in the workspace of a component of a part's state, over the part's number and the column axes."""
-    position: Index = PART
+    offset: Index = PART
     for symbol, extent in zip(column_axes.symbols, column_axes.extents, strict=True):
-        position = position * extent + symbol
-    return position
+        offset = offset * extent + symbol
+    return offset
 
 
 def combine_partials(context: Context, states: Sequence[PartialState], row_axes: Axes, column_axes: Axes, plan: RowPlan) -> Launch:
-    """The launch that combines partial sums into the results."""
     names = Namer()
     sums = tuple(_column_sum(context, state, column_axes, names) for state in states)
     partials = [a for s in sums for a in s.partials]
@@ -101,11 +93,11 @@ def _column_sum(context: Context, state: PartialState, column_axes: Axes, names:
     reduction = reduction_of(context.graph, nodes[0], names.take, fast=context.fast, name=name)
     position = partial_offset(column_axes)
     components = [c.name for c in reduction.components]
-    places = [(components[component(context.graph.nodes[n])], store) for n in nodes for store in state.stores[n]]
+    stores = [(components[component(context.graph.nodes[n])], store) for n in nodes for store in state.stores[n]]
     return ColumnSum(
         reduction,
         tuple(context.access(c, w, position, lane, 1) for c, w in zip(components, state.workspace, strict=True)),
-        tuple(context.access(c, store.buffer, store.offset, lane, 1) for c, store in places),
+        tuple(context.access(c, store.buffer, store.offset, lane, 1) for c, store in stores),
     )
 
 
@@ -117,37 +109,35 @@ def _traffic(states: Sequence[PartialState], context: Context) -> Traffic:
     return Traffic(reduce(add, read), total_bytes(written))
 
 
-# The order of an iteration space in which what is read again is read soon.
+# Order of the row axes for cache reuse.
 #
-# The positions of an embedding are the same for each sequence of a batch. Sequence by sequence, a table that the cache does not
-# hold until the next one comes from memory each time. Position by position, all sequences read a row of it while the cache has
-# it.
+# All sequences of a batch read the same positional embedding. Sequence by sequence, a table larger than the cache is read from
+# memory each time; position by position, all sequences read one of its rows while it is in the cache.
 
 
 _RUN = 1024
-"""Bytes that are moved one behind the other in any order, at least: shorter ones cost memory more than a cache saves."""
+"""Fewest contiguous bytes moved in any order: shorter runs cost more bandwidth than the cache saves."""
 
 _CACHE = 16 << 20
-"""Bytes that are moved before something is read again, from which on a cache has lost it. Symbolic sizes count as `nominal` says.
+"""Bytes moved before a reuse from which on the cache has evicted the data. Symbolic sizes count as `nominal` says.
 
-On an H100 positions that come again behind 100 MB cost an embedding 29%. A mask that comes again behind 6 MB costs nothing, and
-rows in another order would cost its softmax 4%.
+On an H100, positional embeddings reused after 100 MB cost 29%. A mask reused after 6 MB costs nothing, and reordering the rows
+would cost its softmax 4%.
 """
 
 _PART = 4
-"""A read counts that has at least one of so many of the elements of a run: others are few bytes."""
+"""A read counts if it has at least 1/_PART of a run's elements."""
 
 
-def reused_soon(axes: Axes, inner: Axes, reads: Sequence[Index], itemsizes: Sequence[int]) -> Axes:
-    """The axes, of which those come last along which large reads are the same, if a cache would have lost these otherwise.
+def order_for_reuse(axes: Axes, inner: Axes, reads: Sequence[Index], itemsizes: Sequence[int]) -> Axes:
+    """Moves axes along which large reads repeat to the end, if the cache would evict these reads otherwise.
 
-    The last axes, which make a run of memory with the inner ones, stay where they are.
+    The last axes, which form a contiguous run with the inner ones, stay in place.
 
     Args:
-        axes: that may change places.
-        inner: those within them.
-        reads: offsets of all that is read, over both.
-        itemsizes: bytes of an element of all that is read or written.
+        axes, inner: axes that may be reordered, and those inside them.
+        reads: offsets of all reads, over both.
+        itemsizes: bytes per element of all reads and writes.
     """
     extents = dict(zip((*axes.symbols, *inner.symbols), (*axes.extents, *inner.extents), strict=True))
     run, outer = list(inner.symbols), list(axes.symbols)
@@ -173,23 +163,20 @@ def _volume(symbols: Iterable[sympy.Symbol], extents: Mapping[sympy.Symbol, Dim]
     return math.prod(nominal(extents[axis]) for axis in symbols)
 
 
-# Rows that do not start where an access is aligned, as those of odd lengths: groups of lanes start at aligned places all the
-# same.
+# Unaligned rows, e.g. of odd lengths: vectors still start at aligned addresses.
 #
-# One of the tensors that a kernel touches, the *anchor*, says where these are. What lies like it is accessed group by group;
-# other neighbours are brought as a window, which two aligned accesses hold. Where something is reduced along rows, the first
-# and the last group of a row are partial; where nothing is, a group goes on in the next row.
+# One tensor of the kernel, the *anchor*, defines these. Tensors with its alignment are accessed by vectors; other contiguous ones
+# through a window, which two aligned accesses cover. In row reductions the first and the last vector of a row are partial; without
+# reductions a vector continues in the next row.
 
 
-_VECTOR_BYTES = 16  # of the widest access, whose alignment suffices for any group of lanes
+_VECTOR_BYTES = 16  # the widest access; its alignment suffices for any vector
 
 
 def anchor_of(context: Context, touched: Iterable[tuple[int, Index]], rows: Axes, columns: Axes) -> Anchor | None:
-    """The first tensor of some whose rows are of neighbours, and whose memory is aligned.
+    """Returns the first tensor with contiguous rows and aligned memory, as the anchor; None if a row has several axes.
 
-    Args:
-        touched: buffers and the offsets at which they are accessed, those that matter most first.
-        rows, columns: axes that number rows, and those along which a row runs; where these are several, there is no anchor.
+    ``touched`` are buffers with their offsets, the most important first.
     """
     if len(columns.symbols) > 1:
         return None
@@ -200,41 +187,33 @@ def anchor_of(context: Context, touched: Iterable[tuple[int, Index]], rows: Axes
     return Anchor(start, same(start, linearize((*rows.symbols, 0), (*rows.extents, length))))
 
 
-def is_alike(context: Context, buffer: int, offset: Index, axis: sympy.Symbol, anchor: Anchor) -> bool:
-    """True if a tensor's rows lie in memory as those of the anchor."""
+def has_alignment_of(context: Context, buffer: int, offset: Index, axis: sympy.Symbol, anchor: Anchor) -> bool:
     return _is_aligned(context, buffer, offset, axis) and same(_start(offset, axis), anchor.start)
 
 
 def shifted(context: Context, access: Access, axis: sympy.Symbol, anchor: Anchor, lanes: int, other: AccessPattern) -> Access:
-    """An access of lanes whose first one is at an aligned place of the anchor.
+    """Returns an access whose vectors start at aligned addresses of the anchor, not with the row.
 
-    Args:
-        access: as it is where groups of lanes start with the row.
-        other: the pattern of neighbours that lie otherwise than the anchor.
+    ``other`` is the pattern for contiguous data of another alignment.
     """
     if any(sympy.sympify(b.index).has(axis) for b in access.conditions):
         return replace(access, pattern=AccessPattern.GATHER, width=1)
     if access.pattern is not AccessPattern.VECTOR:
         return access
-    if is_alike(context, access.buffer, access.offset, axis, anchor) and not access.conditions:  # as of a part, which ends before
+    # With a condition, a concatenated part may end inside a vector.
+    if has_alignment_of(context, access.buffer, access.offset, axis, anchor) and not access.conditions:
         return replace(access, width=min(lanes, _VECTOR_BYTES // context.dtype(access.buffer).itemsize))
     return replace(access, pattern=other, width=1)
 
 
 def may_wrap(context: Context, touched: Iterable[tuple[int, Index]], written: Iterable[tuple[int, Index]], axes: Axes) -> bool:
-    """True if groups of lanes may go on in the next row: what is written lies in the order of the axes, and no place depends on an
-    index that is read."""
+    """True if vectors may continue in the next row: writes follow the order of the axes, and no offset depends on an index read."""
     is_plain = not any(sympy.sympify(offset).has(Loaded, Checked) for _, offset in touched)
     return is_plain and all(_is_flat(context, buffer, offset, axes) for buffer, offset in written)
 
 
 def wrapped(context: Context, access: Access, axes: Axes, lanes: int) -> Access:
-    """An access of lanes that may go on in the next row.
-
-    Args:
-        access: as it is where they do not.
-        axes: of the iteration space, in whose order groups of lanes start at aligned places.
-    """
+    """Returns an access whose vectors start at aligned positions in the order of the axes, and may continue in the next row."""
     indices = [access.offset, *(b.index for b in access.conditions)]
     if not any(sympy.sympify(index).has(*axes.symbols) for index in indices):
         return access

@@ -1,9 +1,9 @@
-"""Expected times of pointwise and row kernels with a plan, in µs.
+"""Cost model of pointwise and row kernels, in µs.
 
-The model is a sum: a launch starts, moves its bytes, and shows some of what its threads wait for. That is once what a block does
-one after the other, and for every further wave of blocks, which the ones before it hide in part, a smaller share of it. Prices were
-fitted to measurements by non-negative least squares; `docs/costs/lanes-h200.json` holds them, and `tests/unit/test_lane_cost.py`
-says how good the choice is that follows. Rows that are staged have a model of their own (`fusegen/families/rows/cost.py`).
+The time is a sum: a launch starts, moves its bytes, and exposes part of its threads' latency: once for the chain of one block, and
+a smaller share for every further wave of blocks, which earlier waves hide in part. Prices were fitted to measurements by
+non-negative least squares; `docs/costs/lanes-h200.json` holds them, and `tests/unit/test_lane_cost.py` checks the resulting
+choices. Staged rows have a model of their own (`staged_time`).
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from fusegen.families.pointwise.plan import PointwisePlan
 from fusegen.families.rows.plan import Persistence, RowPlan
 from fusegen.families.rows.tiles import COLUMNS_H200, ColumnPrices
 
-_WIDEST = 16  # bytes of an access
+_WIDEST = 16  # bytes per access
 _OVERLAP, _DRAINED_OVERLAP = 2.28, 3.24
-"""The degree of the norm by which the longer of two times hides the other: higher where registers take a row at once, and
-shared memory is free for the next ones."""
+"""Degrees of the norm that adds two overlapping times; higher if registers take a row at once, which frees shared memory."""
 
 
 @dataclass(frozen=True)
 class StagedPrices:
-    """Prices of what a kernel of staged rows does, in µs.
+    """Prices of a kernel with staged rows, in µs.
 
     Attributes:
-        start: of a launch.
-        megabyte: moved to or from memory, by the blocks that share a row.
-        shifted: of what is moved, more where lanes start at aligned places.
-        thin: of what is moved, more where a group of lanes is narrower than an access can be.
-        uneven: of what is moved, more for as much as blocks could move beside it in the last round.
-        fill: of a group of lanes of the first row.
-        drained_megabyte: of a multiprocessor's part of the first rows, where registers take them at once.
-        reduction: along the row, in each round.
-        exchange: more for it, by the blocks that share a row.
-        late: of a group of lanes of what all rows share, in each round, where it is not kept.
-        late_window: more for it where lanes start at aligned places.
-        kept_window: of such a group that is kept, once.
-        waiting: megabyte of a multiprocessor's part of a row that stays in shared memory while it is worked on.
+        start: per launch.
+        megabyte: per MB to or from memory, by cluster size.
+        shifted: surcharge on traffic for vectors at aligned addresses of unaligned rows.
+        thin: surcharge on traffic for vectors below the widest access.
+        uneven: surcharge on traffic for blocks that idle in the last round.
+        fill: per vector of the first row.
+        drained_megabyte: per MB of an SM's first rows, if registers take them at once.
+        reduction: per row reduction and round.
+        exchange: surcharge on it, by cluster size.
+        late: per vector shared by all rows and not kept, in each round.
+        late_window: surcharge on it for shifted vectors.
+        kept_window: per kept vector shared by all rows, once, if shifted.
+        waiting: per MB of an SM's part of a row that stays in shared memory while it is processed.
     """
 
     start: float
@@ -75,14 +74,10 @@ STAGED_H200 = StagedPrices(
 
 
 def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, processors: int) -> float:
-    """Time of a launch with a plan.
-
-    Args:
-        processors: multiprocessors of the machine.
-    """
+    """Returns the time of a launch with staged rows, in µs."""
     parts = max(1, min(work.rows, plan.resident))
     rounds, busy = max(1, math.ceil(work.rows / parts)), min(processors, parts * plan.cluster / plan.blocks_per_sm)
-    own = work.moved / _MILLION / rounds / busy  # megabytes of a multiprocessor in a round
+    own = work.moved / _MILLION / rounds / busy  # MB per SM and round
     a_round = _round(prices, plan, work, own)
     first = a_round + prices.fill * plan.chunks + prices.drained_megabyte * own * plan.drains
     if plan.keeps_shared and plan.shifted:
@@ -95,14 +90,13 @@ def staged_time(prices: StagedPrices, plan: RowPlan, work: RowWork, processors: 
 
 
 def _round(prices: StagedPrices, plan: RowPlan, work: RowWork, own: float) -> float:
-    """Time that blocks wait while they work on a row each."""
     waiting = work.reductions * (prices.reduction + prices.exchange[plan.cluster])
     if not plan.keeps_shared:
         waiting += work.shared * plan.chunks * (prices.late + prices.late_window * plan.shifted)
     return waiting if plan.drains else waiting + prices.waiting * own / plan.blocks_per_sm
 
 
-# The work of a row kernel, whichever plan it has.
+# The work of a row kernel, for any plan.
 
 
 @dataclass(frozen=True)
@@ -110,13 +104,12 @@ class RowWork:
     """The work of a row kernel.
 
     Attributes:
-        rows, columns: that it goes through.
         moved: bytes to and from memory.
-        itemsize: bytes of an element of the row.
-        held: bytes of an element of all that is read of the row.
+        itemsize: bytes per element of the row.
+        held: bytes per element of all reads of the row.
         operands: fragments along the row that it reads or writes.
-        shared: of these, the ones that are the same for all rows.
-        reductions: along the row.
+        shared: those of them that are the same for all rows.
+        reductions: components reduced along the row.
     """
 
     rows: int
@@ -129,11 +122,11 @@ class RowWork:
     reductions: int
 
 
-_REGISTERS = 65536  # of a multiprocessor
-_MOST_THREADS = 2048  # of a multiprocessor
+_REGISTERS = 65536  # per SM
+_MOST_THREADS = 2048  # per SM
 _MOST_BLOCKS = 32
-_OWN_REGISTERS = 48  # of a thread, beside half of those that its part of a row would fill
-_BESIDE_A_ROW = 30  # registers of a thread, at least
+_OWN_REGISTERS = 48  # per thread, besides half of its part of the row
+_BESIDE_A_ROW = 30  # fewest registers per thread besides the row
 _LARGE_BLOCK = 512  # threads
 _WARP = 32
 _THOUSAND = 1024
@@ -142,31 +135,31 @@ _MILLION = 1e6
 
 @dataclass(frozen=True)
 class RowPrices:
-    """Prices of what a row kernel does whose rows are held in registers or read again, in µs; an access is that of one group of
-    lanes by a thread, a window one of what all rows share where lanes start at aligned places.
+    """Prices of a row kernel with rows in registers or read in several passes, in µs. An access is one vector of one thread; a
+    window is an access to values shared by all rows with shifted vectors.
 
     Attributes:
-        start: of a launch.
-        megabyte: moved to or from memory.
-        cached_megabyte: of a row that is read again.
-        own_megabyte: of a multiprocessor's first blocks.
-        million: accesses of all threads.
-        million_shifted: more for those of one fragment, where lanes start at aligned places.
-        million_spilled: registers that all threads miss.
-        million_shuffles: of warps.
-        thousand: accesses of the threads of a multiprocessor's first blocks.
-        access: of a thread, one after the other.
-        shifted: more where lanes start at aligned places.
-        window: a thread's.
-        kept_window: more for one that is asked for together with the row.
-        barrier: of a reduction that several warps share.
-        exchange: of a reduction that several blocks share.
-        late: a group of lanes of what all rows share, where it is asked for behind the reductions.
-        wave_barrier: of a reduction in a further wave, for each time that its warps are twice as many.
-        wave_exchange: of a reduction in a further wave that several blocks share.
-        wave_window: of a window in a further wave.
-        wave_alone: of a further wave of blocks that each have a multiprocessor for themselves.
-        cache: bytes that the second-level cache holds beside what is written.
+        start: per launch.
+        megabyte: per MB to or from memory.
+        cached_megabyte: per MB of a row that is read again.
+        own_megabyte: per MB of an SM's first blocks.
+        million: per million accesses of all threads.
+        million_shifted: surcharge per million vectors of one fragment, if shifted.
+        million_spilled: per million registers that all threads lack.
+        million_shuffles: per million warp shuffles.
+        thousand: per 1024 accesses of the threads of an SM's first blocks.
+        access: per access of one thread, in sequence.
+        shifted: surcharge on it for shifted vectors.
+        window: per window of a thread.
+        kept_window: surcharge on a window loaded together with the row.
+        barrier: per reduction that several warps share.
+        exchange: per reduction that several blocks share.
+        late: per vector shared by all rows and loaded after the reductions.
+        wave_barrier: per reduction in a further wave and doubling of its warps.
+        wave_exchange: per reduction in a further wave that several blocks share.
+        wave_window: per window in a further wave.
+        wave_alone: per further wave with one block per SM.
+        cache: bytes of L2 besides what is written.
     """
 
     start: float
@@ -193,13 +186,9 @@ class RowPrices:
 
 
 @dataclass(frozen=True)
-class PointPrices:
-    """Prices of what a thread of a pointwise kernel does, in µs.
-
-    Attributes:
-        start, megabyte, access, wave_access: as of a `RowPrices`.
-        wrapped_access: more for an access that may go on in the next row.
-    """
+class PointwisePrices:
+    """Prices of a pointwise kernel, in µs; see `RowPrices`. ``wrapped_access`` is a surcharge for wrapping vectors, ``wave_access``
+    the price of an access in a further wave."""
 
     start: float
     megabyte: float
@@ -210,11 +199,9 @@ class PointPrices:
 
 @dataclass(frozen=True)
 class LaneCosts:
-    """Prices of a machine."""
-
     rows: RowPrices
     staged: StagedPrices
-    points: PointPrices
+    points: PointwisePrices
     columns: ColumnPrices
 
 
@@ -243,23 +230,17 @@ H200 = LaneCosts(
         cache=40_000_000,
     ),
     staged=STAGED_H200,
-    points=PointPrices(start=4.30, megabyte=0.251, access=0.0273, wrapped_access=0.124, wave_access=0.0362),
+    points=PointwisePrices(start=4.30, megabyte=0.251, access=0.0273, wrapped_access=0.124, wave_access=0.0362),
     columns=COLUMNS_H200,
 )
 
 LANE_COSTS: Mapping[str, LaneCosts] = {"sm_90a": H200}
-"""By target; of other targets nothing is known."""
+"""Cost models by target; other targets have none."""
 
 
 @dataclass(frozen=True)
-class PointWork:
-    """The work of a pointwise kernel.
-
-    Attributes:
-        points: that it goes through.
-        moved: bytes to and from memory.
-        operands: that it reads or writes.
-    """
+class PointwiseWork:
+    """The number of elements of a pointwise kernel, the bytes that it moves, and the tensors that it reads or writes."""
 
     points: int
     moved: int
@@ -267,11 +248,7 @@ class PointWork:
 
 
 def row_time(costs: LaneCosts, plan: RowPlan, work: RowWork, processors: int) -> float:
-    """Time of a launch with a plan.
-
-    Args:
-        processors: multiprocessors of the machine.
-    """
+    """Returns the time of a row kernel's launch, in µs."""
     if plan.persistence is Persistence.STAGED:
         return staged_time(costs.staged, plan, work, processors)
     prices, looped = costs.rows, plan.persistence is Persistence.LOOPED
@@ -290,13 +267,12 @@ def row_time(costs: LaneCosts, plan: RowPlan, work: RowWork, processors: int) ->
     once += prices.own_megabyte * moved / _MILLION / waves / min(processors, max(1, blocks))
     wave = work.reductions * (math.log2(plan.warps) * prices.wave_barrier + prices.wave_exchange * (plan.cluster > 1))
     wave += windows * prices.wave_window + prices.wave_alone * (resident == 1)
-    total = moved * prices.megabyte + work.rows * _of_a_row(prices, plan, work, accesses, groups)
+    total = moved * prices.megabyte + work.rows * _row_throughput(prices, plan, work, accesses, groups)
     return prices.start + total / _MILLION + once + (waves - 1) * wave
 
 
-def _of_a_row(prices: RowPrices, plan: RowPlan, work: RowWork, accesses: int, groups: int) -> float:
-    """The work of a row's threads, a millionth of a µs each: accesses, what lanes at aligned places take beside
-    these, shuffles of warps, and what registers have no room for."""
+def _row_throughput(prices: RowPrices, plan: RowPlan, work: RowWork, accesses: int, groups: int) -> float:
+    """Returns the throughput cost of a row in millionths of a µs: accesses, shifted vectors, shuffles and missing registers."""
     price = accesses * prices.million + groups * plan.shifted * prices.million_shifted
     price += work.reductions * math.log2(min(_WARP, plan.threads)) / _WARP * prices.million_shuffles
     if plan.persistence is Persistence.LOOPED:
@@ -306,27 +282,23 @@ def _of_a_row(prices: RowPrices, plan: RowPlan, work: RowWork, accesses: int, gr
 
 
 def _read_again(prices: RowPrices, plan: RowPlan, work: RowWork, processors: int) -> int:
-    """Bytes of rows that are looped over, and of which the second-level cache does not hold all that are under way."""
-    under_way = min(work.rows, processors * _resident(plan, work) // plan.cluster) * work.columns * work.itemsize
-    if plan.persistence is not Persistence.LOOPED or under_way <= prices.cache:
+    """Returns the bytes of multi-pass rows that are read from memory again, since L2 does not hold all rows in flight."""
+    in_flight = min(work.rows, processors * _resident(plan, work) // plan.cluster) * work.columns * work.itemsize
+    if plan.persistence is not Persistence.LOOPED or in_flight <= prices.cache:
         return 0
     return work.reductions * work.rows * work.columns * work.itemsize
 
 
 def _resident(plan: RowPlan, work: RowWork) -> int:
-    """Blocks that a multiprocessor has room for; of large ones as many as registers must leave room for."""
+    """Returns the blocks that fit an SM; for large blocks, the number that registers must leave room for."""
     elements, shared = plan.lanes * (plan.chunks or 1), plan.keeps_shared * work.shared * work.itemsize
     registers = min(255, _OWN_REGISTERS + elements * (work.held / 8 + shared / 4))
     room = plan.blocks_per_sm if plan.block > _LARGE_BLOCK else max(_REGISTERS // (registers * plan.block), plan.blocks_per_sm)
     return max(1, int(min(room, _MOST_THREADS // plan.block, _MOST_BLOCKS)))
 
 
-def point_time(prices: PointPrices, plan: PointwisePlan, work: PointWork, processors: int) -> float:
-    """Time of a launch with a plan.
-
-    Args:
-        processors: multiprocessors of the machine.
-    """
+def pointwise_time(prices: PointwisePrices, plan: PointwisePlan, work: PointwiseWork, processors: int) -> float:
+    """Returns the time of a pointwise kernel's launch, in µs."""
     accesses = plan.unroll * work.operands
     threads = math.ceil(work.points / (plan.lanes * plan.unroll))
     waves = threads / (processors * _MOST_THREADS)

@@ -1,6 +1,6 @@
-"""Kernels over rows on the CPU, with their text: rows that are read again in each phase, parts of the rows for column sums.
+"""CPU row kernels: their plans and text. Rows are read again in each phase; tasks split the rows of column sums.
 
-Plans do not depend on the machine's number of cores, so that results are the same everywhere.
+Plans do not depend on the number of cores, so that results are the same everywhere.
 """
 
 from __future__ import annotations
@@ -12,28 +12,26 @@ from fusegen.emit.environment import c_text, render
 from fusegen.emit.views import checks_view, cpu_offsets, decode, fragment, kinds, reduction_functions, view
 from fusegen.families.pointwise.cpu import CHUNK, chunk_lanes
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
-from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions
+from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, write_accesses
 from fusegen.ir.symbolic import Axes, literal, product
 from fusegen.schedule.kernel import LoweredKernel
 from fusegen.schedule.program import Launch
 from fusegen.source import Source
 from fusegen.target import Target
 
-_TILE = 16  # chunks of columns that a task sums: accumulators of several sums fit the first-level cache
-_MOST_KEPT = 128 << 10  # bytes of a row's computed values that are kept for later phases: threads may have a stack of 256 KiB
-_PARTS = 32  # of the rows, when columns are summed: tasks for the cores of a large machine
-_CHUNKS = 32  # one after the other: so few that sums are as near as torch's, so many that pairs cost nothing
+_TILE = 16  # vectors of columns per task: accumulators of several sums fit L1
+_MOST_KEPT = 128 << 10  # most bytes of a row's computed values kept for later phases: threads may have a stack of 256 KiB
+_PARTS = 32  # tasks for the rows of column sums: enough for a large machine
+_CHUNKS = 32  # vectors summed in sequence: few enough for torch's accuracy, many enough that pairwise sums cost nothing
 
 
 def cpu_plans(axes: Axes, reductions: int, column_sums: float, computed: int, segment: int) -> tuple[RowPlan, ...]:
-    """The plans that a row kernel can have; what is expected to be fastest comes first.
+    """Returns the candidates of a row kernel, the fastest expected first.
 
     Args:
-        axes: the column axes, merged.
-        reductions: along the row.
-        column_sums: over rows.
-        computed: bytes of each element's values that later phases could use again.
-        segment: columns of a segment, the last axis's extent, each of which is a chunk; 0 where nothing goes by segments.
+        reductions, column_sums: numbers of reductions along rows and over rows.
+        computed: bytes per element of values that later phases could reuse.
+        segment: columns per segment, the least vector width; 0 without segments.
     """
     every, parts = [lanes for lanes in chunk_lanes(axes) if lanes >= segment], _PARTS if column_sums else 0
     if column_sums and not reductions:
@@ -50,10 +48,9 @@ def _plan(lanes: int, chunks: int, persistence: Persistence, parts: int, *, tile
 
 
 def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
-    offsets = cpu_offsets(kernel).found_first([*row_accesses(body), *placed_accesses(body)], body.column_axes.symbols)
+    offsets = cpu_offsets(kernel).with_hoisted([*row_accesses(body), *write_accesses(body)], body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     lane_axis = body.column_axes.symbols[-1]
     partials = {a.name: fragment(a, offsets, lane_axis) for a in body.partials}
@@ -81,7 +78,7 @@ def emit_cpp(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
 
 
 def _pairwise(body: RowBody) -> int:
-    """Chunks after which what lanes have gathered is put aside, to be combined by pairs; 0 where rows are known to be no longer."""
+    """Returns the vectors after which lane accumulators are combined pairwise; 0 if rows are known to be no longer."""
     *outer, last = (literal(extent) for extent in body.column_axes.extents)
     if last is None or any(extent is None for extent in outer):
         return _CHUNKS
@@ -90,12 +87,10 @@ def _pairwise(body: RowBody) -> int:
 
 
 def _pipeline(plan: RowPlan) -> str:
-    """The template of a plan."""
     return "tiles" if plan.tiled else "parts" if plan.resident else "rows"
 
 
 def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)
     offsets = cpu_offsets(kernel)

@@ -1,4 +1,4 @@
-"""Row kernels, scans and the combination of column sums in CUDA."""
+"""CUDA text of row kernels and of the combination of column sums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fusegen.emit.cuda import assemble, head, math_text
 from fusegen.emit.environment import c_text, render
 from fusegen.emit.views import Offsets, checks_view, cuda_offsets, decode, fragment, kinds, reduction_functions
 from fusegen.families.rows.plan import ColumnBody, Persistence, RowBody, RowPlan
-from fusegen.families.rows.views import column_sum, phase_views, placed_accesses, row_accesses, row_functions, staged_accesses
+from fusegen.families.rows.views import column_sum, phase_views, row_accesses, row_functions, staged_accesses, write_accesses
 from fusegen.ir.symbolic import product
 from fusegen.schedule.kernel import BANKS, LoweredKernel
 from fusegen.schedule.program import Launch
@@ -15,14 +15,13 @@ from fusegen.target import Target
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of a row kernel."""
     body = kernel.body
     assert isinstance(body, RowBody)
     return _emit_column_tiles(kernel, launch, target, body) if body.plan.tiled else _emit_phases(kernel, launch, target, body)
 
 
 def _emit_column_tiles(kernel: LoweredKernel, launch: Launch, target: Target, body: RowBody) -> Source:
-    offsets = cuda_offsets(kernel).found_first(row_accesses(body), body.column_axes.symbols)
+    offsets = cuda_offsets(kernel).with_hoisted(row_accesses(body), body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     (phase,) = phase_views(body, offsets)
     pipeline = render(
@@ -47,8 +46,8 @@ def _emit_column_tiles(kernel: LoweredKernel, launch: Launch, target: Target, bo
 
 
 def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: RowBody) -> Source:
-    touched = [*row_accesses(body), *placed_accesses(body)]
-    offsets = cuda_offsets(kernel).found_first(touched, body.column_axes.symbols)
+    touched = [*row_accesses(body), *write_accesses(body)]
+    offsets = cuda_offsets(kernel).with_hoisted(touched, body.column_axes.symbols)
     checks = checks_view(body.checks, offsets, body.column_axes)
     staged = staged_accesses(body)
     phases = phase_views(body, offsets)
@@ -78,7 +77,7 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
         kept=[fragment(a, offsets, lane_axis) for a in body.kept],
         partials=[fragment(a, offsets, lane_axis) for a in body.partials],
         shared=body.shared,
-        scratch=dict(zip(components, body.shared.scratch, strict=False)),  # none where a warp shuffles
+        scratch=dict(zip(components, body.shared.scratch, strict=False)),  # empty if warps shuffle instead
         plan=body.plan,
         anchor=_anchor(body, offsets),
     )
@@ -87,23 +86,19 @@ def _emit_phases(kernel: LoweredKernel, launch: Launch, target: Target, body: Ro
 
 
 def _pipeline(plan: RowPlan) -> str:
-    """The template of a plan."""
     held = "summed" if plan.resident else "registers"
     return {Persistence.REGISTERS: held, Persistence.STAGED: "shared", Persistence.LOOPED: "multi_pass"}[plan.persistence]
 
 
 def _sharing(plan: RowPlan) -> str:
-    """The macros of the threads that share a row."""
     return "cluster" if plan.cluster > 1 else "block" if plan.warps > 1 else "warp"
 
 
 def _anchor(body: RowBody, offsets: Offsets) -> dict[str, str | bool] | None:
-    """The start of groups of lanes that do not start with the row."""
     return None if body.anchor is None else {"start": offsets.text(body.anchor.start), "dense": body.anchor.dense}
 
 
 def emit_columns(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """The source of the kernel that combines column sums."""
     body = kernel.body
     assert isinstance(body, ColumnBody)
     offsets = cuda_offsets(kernel)

@@ -1,17 +1,18 @@
-"""Plans of row kernels.
+"""Candidates of row kernels.
 
-A row lives in the registers of as many threads as it needs, read from memory once: a part of a warp for short rows, a block for
-longer ones. Longer rows are staged in shared memory: a block goes through many rows, and the next are under way while it works on
-one. The longest are looped over. Where columns are summed as well, shorter rows are staged too.
+A row is read from memory once and held in the registers of as many threads as it needs: part of a warp for short rows, a block for
+longer ones. Longer rows are staged in shared memory: a block loops over many rows and prefetches the next ones. The longest are
+read in several passes. With column sums, shorter rows are staged too.
 
-Longer rows can also be shared by the blocks of a cluster, each of which holds its part in registers, or stages it. Each warp sends
-its part of what is reduced to all blocks, and goes on when the others' have come; the one barrier of the cluster is the first.
-Staged, one read of memory is enough for rows of up to a million elements. On an H200 layer_norm of 2048 rows of 65536 takes 142 µs
-by 8 blocks of 128 threads, two such on a multiprocessor, 179 where registers of a cluster hold a row, and 188 by the one block that
-could stage it before; softmax of 512 rows of 262144 151 in place of 283. What all rows share is kept in registers where there are
-some left; else each thread asks for some groups of it ahead, in front of the reduction that it comes behind: stores forbid loads to
-move, so that every group would wait for the store of the one before. In kernels that hold rows in registers that gained nothing.
-Blocks that read each other's parts, between two barriers of the cluster, had lost to both.
+The blocks of a cluster can share a longer row; each holds or stages its part. Each warp sends its part of a reduction to all blocks
+and continues when the others' parts have arrived; the only cluster barrier is at the start. Staged this way, one read of memory is
+enough for rows of up to a million elements. On an H200, layer_norm of 2048 rows of 65536 takes 142 µs with clusters of 8 blocks of
+128 threads, two per SM; 179 with the row in a cluster's registers; 188 with a single block that stages it. Softmax of 512 rows of
+262144 takes 151 instead of 283.
+
+Values shared by all rows stay in registers if there is room. Otherwise each thread prefetches a few vectors of them before the
+reduction that they follow: loads cannot move above stores, so each vector would wait for the previous store. Kernels that hold rows
+in registers gained nothing from that. Blocks that read each other's parts between two cluster barriers were slower than both.
 """
 
 from __future__ import annotations
@@ -35,60 +36,58 @@ _VECTOR_BYTES = 16
 _MOST_LANES = 8
 _WARP = 32
 _MOST_THREADS = 1024
-_BLOCK = 256  # threads of a block that works on several short rows
+_BLOCK = 256  # threads of a block with several short rows
 _MOST_ELEMENTS = 32
-"""Elements of a row that a thread holds while more threads can share it: on an H200 layer_norm then runs at 88% of the speed
-of a copy from 4096 to 16384 columns, against 84% with 64 and 76% with 8."""
+"""Most elements of a row per thread while more threads can share it: on an H200, layer_norm then reaches 88% of the speed of a copy
+from 4096 to 16384 columns, against 84% with 64 and 76% with 8."""
 _MOST_REGISTERS = 64
-"""Registers of a thread that a row may take in all, beside the arithmetic."""
+"""Most registers per thread for a row, besides the arithmetic."""
 _THREADS_PER_SM = 1024
-"""Threads for which registers must leave room on a multiprocessor, so that one row is loaded while another is reduced."""
-_REGISTERS = 65536  # of a multiprocessor
+"""Threads per SM that registers must leave room for, so that one row is loaded while another is reduced."""
+_REGISTERS = 65536  # per SM
 _OWN_REGISTERS = 27
-"""Registers of a thread beside its part of the row as it was read. Where two blocks of more than 512 threads have room for so
-many, the compiler needs no more: of layer_norm over 18432 columns a thread of 768 takes 40 in place of 48, and none is spilled.
-What a phase computed of the row and later ones use, as a softmax's exponentials, it computes again."""
+"""Registers per thread besides its part of the row. If two blocks of more than 512 threads fit with this many, the compiler does
+not spill: for layer_norm over 18432 columns, a thread of 768 takes 40 instead of 48. It recomputes values that later phases use,
+e.g. a softmax's exponentials."""
 _MOST_STAGED = 64  # elements of a row that a thread stages
-_LEAST_AHEAD = (5, 4)  # slots to groups of a row from which on staging is worth its barriers
-_LEAST_BYTES = 4  # of a group of lanes that a window brings
+_LEAST_AHEAD = (5, 4)  # ratio of stages to vectors per row from which on staging is worth its barriers
+_LEAST_BYTES = 4  # bytes of the smallest vector in a window
 _LONG = 1024
-"""Groups of lanes in a row from which on wider groups at aligned places pay, whatever they cost at its ends: on an H200 1001
-single elements take as long either way, and 3001 a third longer; 1002 in pairs take less."""
-_LEAST_SUMMING = 128  # threads of a block that stages rows whose columns are summed
-_SUMMING_THREADS = range(256, 1024 + 1)  # of a multiprocessor, likewise
-_USUAL_SUMMING = 1 << 15
-"""Bytes of the rows that a multiprocessor works on at a time, in blocks of the fewest threads: every warp takes its steps in what
-ends a phase. On an H200 a norm's backward pass takes 120 µs for 16384 rows of 4096 with two blocks of 128 threads, 131 with two of
-256 and 147 with four of 128; for 8192 rows of 8192 125 with one block of 256, 138 with one of 512."""
-_SUMMING_BLOCKS = (2, 4, 1)  # a multiprocessor
+"""Vectors per row from which on wider vectors at aligned addresses pay despite partial ones at the row's ends. On an H200, 1001
+scalars take equally long either way, and 3001 a third longer; 1002 in pairs take less."""
+_LEAST_SUMMING = 128  # threads of a block that stages rows and sums columns
+_SUMMING_THREADS = range(256, 1024 + 1)  # per SM, for such blocks
+_SUMMING_BYTES = 1 << 15
+"""Bytes of rows that an SM works on at a time, in blocks of the fewest threads: each warp adds to the cost of a phase's end. On an
+H200, a norm's backward pass takes 120 µs for 16384 rows of 4096 with two blocks of 128 threads, 131 with two of 256 and 147 with
+four of 128; for 8192 rows of 8192, 125 with one block of 256 and 138 with one of 512."""
+_SUMMING_BLOCKS = (2, 4, 1)  # per SM
 _SUMMING_CHUNKS = (1, 2, 4, 8)
-_SUMMING_ROWS = 4  # of room in shared memory, at most
+_SUMMING_ROWS = 4  # most rows in shared memory
 _SUMMING_REGISTERS = 41, 3
-"""Registers of a thread that stages rows, beside those that it holds over all rows, and for each group of lanes: with fewer,
-ptxas spills."""
+"""Registers per thread that stages rows, besides those held over all rows, and per vector: with fewer, ptxas spills."""
 _SPARE = 16
-"""Registers that a thread must have left over where it takes a staged row at once. With none, layer_norm_gelu_add of 4096 rows of
-18432 spilled 36 bytes, and took 134 µs in place of 118."""
-_REGISTER_LIMIT = 255  # of a thread
-_SCRATCH = 4096  # bytes of shared memory beside staged rows, at least: scratch of reductions, and what the system reserves
-_SYSTEM = 1024  # of these, the latter
-_NARROW = (4, 8, 16)  # threads of a warp that shares several short rows among its threads
+"""Registers that must remain per thread when it takes a staged row at once. With none left, layer_norm_gelu_add of 4096 rows of
+18432 spilled 36 bytes and took 134 µs instead of 118."""
+_REGISTER_LIMIT = 255  # per thread
+_SCRATCH = 4096  # least bytes of shared memory besides stages: scratch of reductions, and the system's reserve
+_SYSTEM = 1024  # the system's reserve
+_NARROW = (4, 8, 16)  # threads per short row, several of which share a warp
 _STAGING = ((8, 2), (8, 4), (4, 1), (2, 4), (16, 4), (8, 1), (2, 1), (16, 1), (1, 2), (1, 1), (1, 4))
-"""Blocks that share a staged row, and blocks of a multiprocessor. More of these hide what the others wait for, most of all where a
-row is short or blocks wait for each other."""
+"""Blocks that share a staged row, and blocks per SM. More blocks per SM hide waiting, above all for short rows and clusters."""
 _STAGING_CHUNKS = (8, 6, 4, 3)
-_STAGED_GROUPS = 256  # of a row from which on it is staged, if they are not narrow: others are faster in registers
-_STAGED_SHARE = 640  # groups of a row that a block of a cluster has at least
-_STAGING_THREADS = range(256, 1024 + 1)  # of a multiprocessor
-_STAGING_ROWS = 3  # of room in shared memory, at most
-_FORESEEN = 4  # groups of lanes of what only the last phase of a staged row needs that a thread asks for ahead
-_AT_ONCE = 16  # registers of what all rows share that a thread holds from the start
+_STAGED_GROUPS = 256  # fewest vectors of a staged row: shorter rows are faster in registers
+_STAGED_SHARE = 640  # fewest vectors of a row per block of a cluster
+_STAGING_THREADS = range(256, 1024 + 1)  # per SM
+_STAGING_ROWS = 3  # most rows in shared memory
+_FORESEEN = 4  # vectors that only the last phase of a staged row needs and that a thread prefetches
+_EARLY_REGISTERS = 16  # registers for values shared by all rows that a thread loads at the start
 _THREADS = (32, 64, 128, 256, 512, _MOST_THREADS)
-_BLOCK_OF_ORDER = 512  # threads of a block that puts the longest rows in order
+_BLOCK_OF_ORDER = 512  # threads of a block that sorts the longest rows
 _CLUSTERS = (2, 4, 8, 16)  # blocks that share a row
-_CLUSTER_BLOCKS = (512, _MOST_THREADS)  # threads that a block of a cluster has at most: two ways to share a row
+_CLUSTER_BLOCKS = (512, _MOST_THREADS)  # most threads per block of a cluster: two ways to share a row
 _CLUSTER_REGISTERS = 32
-"""Registers of a thread that a row may take there, of the 64 that it has among 1024 others: with more, ptxas spills."""
+"""Registers per thread for the row, of the 64 that 1024 threads per SM have: with more, ptxas spills."""
 
 
 @dataclass(frozen=True)
@@ -97,25 +96,22 @@ class RowFeatures:
 
     Attributes:
         axes: the column axes, merged.
-        itemsizes: of fragments that are read or written along the row.
-        held: 32-bit registers that each element of a row takes between phases, at most.
-        column_sums: 32-bit registers that each element of a row takes for sums of its column.
-        reductions: components of what is reduced along the row.
-        stage_bytes: bytes that an element takes in shared memory when its row is staged there; 0 when it cannot be.
-        read: bytes of an element of each fragment that is read of the row itself.
-        shared: 32-bit registers that each element of a row takes for what all rows share.
-        computed: bytes of each element's values that are computed in one phase and used in later ones.
-        shifted_stage_bytes: as `stage_bytes`, where groups of lanes start at aligned places and not where rows do; None where they
-            cannot.
-        deferred: of `stage_bytes`, those of fragments that only the last phase needs.
-        row_step: a number that divides the elements from one row to the next; None where what is read of rows does not lie alike,
-            or these do not follow each other in equal steps.
-        orders: whether rows are put in order.
-        segment: columns of a segment, the last axis's extent, whose threads must be neighbours in a warp; 0 where nothing goes by
-            segments.
-        in_turn: bytes that a lane takes of the widest access to several variables in turn; 0 where there is none.
-        indexed: whether an index that is read says where some of a row lies.
-        sendable: whether blocks may send each other their parts of what is reduced along the row.
+        itemsizes: bytes per element of fragments read or written along the row.
+        held: most 32-bit registers per element between phases.
+        column_sums: 32-bit registers per element for column sums.
+        reductions: components reduced along the row.
+        stage_bytes: bytes per element in shared memory if the row is staged; 0 if it cannot be.
+        read: bytes per element of each fragment that differs from row to row.
+        shared: 32-bit registers per element for values shared by all rows.
+        computed: bytes per element of values computed in one phase and used in later ones.
+        shifted_stage_bytes: `stage_bytes` with vectors at aligned addresses; None if vectors cannot shift.
+        deferred: the part of `stage_bytes` that only the last phase needs.
+        row_step: a divisor of the elements between rows; None if fragments differ in alignment or rows are not equidistant.
+        orders: whether rows are sorted.
+        segment: columns per segment, whose threads must be neighbours in a warp; 0 without segments.
+        interleaved_bytes: bytes per lane of the widest interleaved access; 0 if there is none.
+        indexed: whether row addresses depend on an index that is read.
+        sendable: whether the blocks of a cluster may exchange partial reductions.
     """
 
     axes: Axes
@@ -133,17 +129,12 @@ class RowFeatures:
     deferred: int = 0
     orders: bool = False
     segment: int = 0
-    in_turn: int = 0
+    interleaved_bytes: int = 0
     indexed: bool = False
 
 
 def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
-    """The plans that a row kernel can have; what is expected to be fastest comes first.
-
-    Args:
-        multiples: known divisors of sizes.
-        bounds: known bounds of sizes.
-    """
+    """Returns the candidates of a row kernel, the fastest expected first, given known divisors and bounds of sizes."""
     if not target.warp:
         return cpu_plans(features.axes, features.reductions, features.column_sums, features.computed, features.segment)
     if features.segment:
@@ -162,25 +153,23 @@ def row_plans(features: RowFeatures, target: Target, multiples: Multiples, bound
 
 
 def _ordering(columns: int, lanes: int, plans: Sequence[RowPlan], features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
-    """Plans of rows that are put in order: in the registers of a block, as many for a row as a power of two."""
+    """Returns plans that sort rows in the registers of one block; elements per thread are rounded up to a power of two."""
     largest = _held(None, lanes, _BLOCK_OF_ORDER, -(-columns // (lanes * _BLOCK_OF_ORDER)), features, target)
     held = [p for p in plans if p.persistence is Persistence.REGISTERS and p.cluster == 1 and p.threads.bit_count() == 1]
-    found = [replace(p, chunks=1 << (p.chunks - 1).bit_length(), keeps_shared=False, foresees=0) for p in held or [largest]]
-    exact = [columns == p.chunks * lanes * p.threads and p.threads >= _WARP for p in found]
-    return tuple(dict.fromkeys(replace(p, exact=fills) for p, fills in zip(found, exact, strict=True)))
+    ordering = [replace(p, chunks=1 << (p.chunks - 1).bit_length(), keeps_shared=False, foresees=0) for p in held or [largest]]
+    exact = [columns == p.chunks * lanes * p.threads and p.threads >= _WARP for p in ordering]
+    return tuple(dict.fromkeys(replace(p, exact=fills) for p, fills in zip(ordering, exact, strict=True)))
 
 
 def _segmented(features: RowFeatures, target: Target, multiples: Multiples, bounds: Mapping[str, int]) -> tuple[RowPlan, ...]:
-    """Plans by which the threads that share a segment are neighbours in a warp, and each has as many lanes as any other."""
     lanes = max(_lanes(features, multiples), features.segment // _WARP)
     columns, known = _columns(features.axes, bounds)
     plans = _plans(columns, known, lanes, features, target)
-    found = (*plans, *_shared(plans, columns, known, lanes, features, target))
-    return tuple(plan for plan in found if plan.threads % (features.segment // lanes) == 0)
+    candidates = (*plans, *_shared(plans, columns, known, lanes, features, target))
+    return tuple(plan for plan in candidates if plan.threads % (features.segment // lanes) == 0)
 
 
 def _tiles(columns: int | None, lanes: int, widest: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
-    """Plans of sums of columns, where nothing is reduced along rows."""
     plans = column_tile_plans(columns, lanes, features.read, features.column_sums, target)
     if lanes == widest or features.row_step is None or not _is_worth_a_shift(features, columns, widest):
         return plans
@@ -189,84 +178,78 @@ def _tiles(columns: int | None, lanes: int, widest: int, features: RowFeatures, 
 
 
 def _plans(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
-    """Plans of rows whose groups of lanes start where the row does."""
     looped = _looped(lanes, target, features)
     if columns is None:
         return (looped,)
     held = partial(_held_by, columns, known, lanes, features, target)
-    groups = max(1, -(-columns // lanes))  # a sum of no columns is a row of them still
+    groups = max(1, -(-columns // lanes))  # a row of no columns still has one
     powers = [held(threads) for threads in _THREADS if threads == _WARP or threads < 2 * groups]
     fewest = [held(-(-groups // (chunks * _WARP)) * _WARP) for chunks in range(_MOST_ELEMENTS // lanes, 0, -1)]
-    if features.column_sums:  # which threads hold over all rows
-        found = [plan for plan in (*powers, *fewest) if plan is not None]
+    if features.column_sums:  # held in registers over all rows
+        in_registers = [plan for plan in (*powers, *fewest) if plan is not None]
         staged = _summing(columns, known, lanes, features, target)
-        ordered = [*staged, *found] if groups >= _BLOCK else [*found, *staged]
+        ordered = [*staged, *in_registers] if groups >= _BLOCK else [*in_registers, *staged]
         return tuple(dict.fromkeys(ordered or filter(None, [held(_MOST_THREADS)])))
     narrow = [held(threads) for threads in _NARROW if groups <= _WARP and threads < 2 * groups]
-    at_once = [_at_once(plan, features) for plan in powers]
-    # Copies that wait for an index are no longer ahead: an embedding with a norm takes 132 µs staged on an H100, 110 in registers.
+    at_once = [_with_early_shared(plan, features) for plan in powers]
+    # Copies that wait for an index are not ahead: an embedding with a norm takes 132 µs staged on an H100, 110 in registers.
     waits = features.indexed and any(powers)
     staged = [] if waits else _staged(columns, known, lanes, features, target)
     return tuple(dict.fromkeys(filter(None, [*powers, *narrow, *staged, looped, *fewest, *at_once])))
 
 
-def _at_once(plan: RowPlan | None, features: RowFeatures) -> RowPlan | None:
-    """The plan with all that rows share asked for together with the row, where a thread holds little of it: few rows then wait for
-    memory once, and not twice."""
-    if plan is None or not 0 < plan.chunks * plan.lanes * features.shared <= _AT_ONCE:
+def _with_early_shared(plan: RowPlan | None, features: RowFeatures) -> RowPlan | None:
+    """Returns the plan with values shared by all rows loaded together with the row, if they need few registers: few rows then pay
+    the memory latency once."""
+    if plan is None or not 0 < plan.chunks * plan.lanes * features.shared <= _EARLY_REGISTERS:
         return None
     return replace(plan, keeps_shared=True, foresees=0)
 
 
 def _may_be_shifted(features: RowFeatures, columns: int | None, lanes: int) -> bool:
-    """True if groups of lanes may start at aligned places and not where rows do. Sums of columns need the same lanes in each row of
-    a thread."""
+    """True if vectors may start at aligned addresses. Column sums need the same lanes in each row of a thread."""
     if features.shifted_stage_bytes is None or features.column_sums:
         return False
     return _is_worth_a_shift(features, columns, lanes)
 
 
 def _is_worth_a_shift(features: RowFeatures, columns: int | None, lanes: int) -> bool:
-    """True if a row has a warp of groups of lanes, each of which a window can bring."""
+    """True if a row has at least a warp of vectors, each large enough for a window."""
     is_long = columns is None or columns >= _WARP * lanes
     return is_long and min(features.itemsizes, default=4) * lanes >= _LEAST_BYTES
 
 
 def _shifted(columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target) -> tuple[RowPlan, ...]:
-    """Plans of rows whose groups of lanes start at aligned places: there may be one group more."""
+    """Returns plans whose vectors start at aligned addresses; a row may then have one vector more."""
     longest = None if columns is None else columns + lanes - 1
     features = replace(features, stage_bytes=features.shifted_stage_bytes or 0)
     plans = _plans(longest, known, lanes, features, target)
-    shared = _shared(plans, longest, known, lanes, features, target)
-    return tuple(_at_aligned_places(plan, features.row_step) for plan in (*plans, *shared) if plan.rows == 1)
+    clustered = _shared(plans, longest, known, lanes, features, target)
+    return tuple(_with_shift(plan, features.row_step) for plan in (*plans, *clustered) if plan.rows == 1)
 
 
-def _at_aligned_places(plan: RowPlan, row_step: int | None) -> RowPlan:
-    """A plan with shifted lanes. Weights are kept over rows where all of a block start alike among their lanes, as those do whose
-    numbers differ by a multiple of some. A block that goes through rows in the order of where they start would need no such number;
-    it took a fifth longer on an H200, for what it counts with and the registers that this takes.
-
-    Args:
-        row_step: as of `RowFeatures`.
-    """
+def _with_shift(plan: RowPlan, row_step: int | None) -> RowPlan:
+    """Returns a plan with shifted vectors. Weights stay in registers if all rows of a block have the same alignment, i.e. their
+    numbers differ by a multiple of the period. A block that visits rows by alignment would not need that; it took a fifth longer
+    on an H200, for its counters and their registers."""
     plan = replace(plan, shifted=True, exact=False)
     if not plan.keeps_shared or not plan.resident:
         return plan
     period = plan.lanes // math.gcd(plan.lanes, row_step or 1)
-    alike = plan.resident // period * period
-    if row_step is not None and alike > 0:
-        return replace(plan, resident=alike)
+    persistent = plan.resident // period * period
+    if row_step is not None and persistent > 0:
+        return replace(plan, resident=persistent)
     return replace(plan, keeps_shared=False, foresees=1)
 
 
 def _shared(
     plans: Sequence[RowPlan], columns: int | None, known: bool, lanes: int, features: RowFeatures, target: Target
 ) -> tuple[RowPlan, ...]:
-    """Plans of rows that the blocks of a cluster share; none where one of the given plans holds a row in a block's registers.
+    """Returns plans of rows shared by a cluster; none if one of `plans` holds a row in a block's registers.
 
-    The fewest blocks that hold it come first, then twice as many, and those that hold it with half as much a thread; where there
-    are none, those that do with twice as much, which have a multiprocessor for themselves. Then the fewest of more threads. Where
-    no cluster holds a row, the largest ones loop over it.
+    The fewest blocks that hold it come first, then twice as many, then those with half as much per thread; if there are none,
+    those with twice as much, one block per SM. Next come the fewest blocks of more threads. If no cluster holds a row, the largest
+    ones read it in several passes.
     """
     clusters = [cluster for cluster in _CLUSTERS if cluster <= target.cluster]
     is_held = any(plan.persistence is Persistence.REGISTERS for plan in plans)
@@ -275,21 +258,23 @@ def _shared(
     elements = min(_MOST_ELEMENTS, int(_CLUSTER_REGISTERS / max(0.5, features.held)))
     held = partial(_held_by_clusters, clusters, columns, known, lanes, features, target)
     most, (usual, largest) = elements // lanes, _CLUSTER_BLOCKS
-    found = [*held(most, usual)[:2], *held(most // 2, usual)[:1]]
-    found = found or [replace(plan, blocks_per_sm=1) for plan in held(2 * most, usual)[:1]]
+    in_registers = [*held(most, usual)[:2], *held(most // 2, usual)[:1]]
+    in_registers = in_registers or [replace(plan, blocks_per_sm=1) for plan in held(2 * most, usual)[:1]]
     looped = [replace(_looped(lanes, target, features), threads=largest * c, cluster=c) for c in reversed(clusters[-2:])]
-    return tuple(dict.fromkeys([*found, *held(most, largest)[:1]] or looped))
+    return tuple(dict.fromkeys([*in_registers, *held(most, largest)[:1]] or looped))
 
 
 def _held_by_clusters(
-    clusters: Sequence[int], columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, chunks: int, most: int
+    clusters: Sequence[int],
+    columns: int,
+    known: bool,
+    lanes: int,
+    features: RowFeatures,
+    target: Target,
+    chunks: int,
+    most_threads: int,
 ) -> list[RowPlan]:
-    """A row in the registers of clusters of some sizes, those that can hold it.
-
-    Args:
-        chunks: groups of lanes that a thread holds.
-        most: threads of a block.
-    """
+    """Returns plans with the row in the registers of a cluster, for each size that can hold it."""
     if chunks == 0:
         return []
     blocks = {cluster: -(-columns // (lanes * chunks * cluster * _WARP)) * _WARP for cluster in clusters}
@@ -297,13 +282,13 @@ def _held_by_clusters(
     return [
         replace(_held(length, lanes, block * cluster, chunks, features, target), cluster=cluster, blocks_per_sm=_blocks(block))
         for cluster, block in blocks.items()
-        if block <= most
+        if block <= most_threads
     ]
 
 
 def _held_by(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, threads: int) -> RowPlan | None:
-    """A row in the registers of so many threads, if these can hold it. A whole block's hold any where columns are summed, for
-    which there is no other way."""
+    """Returns the plan with a row in the registers of so many threads, if it fits. With column sums, the largest block takes any
+    row, since there is no alternative."""
     chunks = max(1, -(-columns // (lanes * threads)))
     if threads < _MOST_THREADS:
         fits = _fits(chunks * lanes, max(0.5, features.held + features.column_sums))
@@ -313,12 +298,11 @@ def _held_by(columns: int, known: bool, lanes: int, features: RowFeatures, targe
 
 
 def _fits(elements: int, held: float) -> bool:
-    """True if a thread can hold its part of a row."""
     return elements * held <= _MOST_REGISTERS and elements <= _MOST_ELEMENTS
 
 
 def _widest(features: RowFeatures) -> int:
-    return max(1, min(_MOST_LANES, _VECTOR_BYTES // max(features.in_turn, min(features.itemsizes, default=4))))
+    return max(1, min(_MOST_LANES, _VECTOR_BYTES // max(features.interleaved_bytes, min(features.itemsizes, default=4))))
 
 
 def _lanes(features: RowFeatures, multiples: Multiples) -> int:
@@ -329,7 +313,6 @@ def _lanes(features: RowFeatures, multiples: Multiples) -> int:
 
 
 def _columns(axes: Axes, bounds: Mapping[str, int]) -> tuple[int | None, bool]:
-    """The length of a row, or a bound of it, or None; and whether it is the length itself."""
     total, known = 1, True
     for extent in axes.extents:
         size = literal(extent)
@@ -342,17 +325,16 @@ def _columns(axes: Axes, bounds: Mapping[str, int]) -> tuple[int | None, bool]:
 
 
 def _bound(extent: Dim, bounds: Mapping[str, int]) -> int | None:
-    """A bound of an extent, or of each of its factors; None where there is none."""
+    """Returns a bound of an extent, or the product of its factors' bounds; None if unknown."""
     factors = () if isinstance(extent, int) else sympy.Mul.make_args(extent)
-    found = [literal(factor) or bounds.get(str(factor)) for factor in factors]
-    return bounds.get(str(extent)) or (math.prod(known) if len(known := [b for b in found if b]) == len(found) else None)
+    sizes = [literal(factor) or bounds.get(str(factor)) for factor in factors]
+    return bounds.get(str(extent)) or (math.prod(known) if len(known := [b for b in sizes if b]) == len(sizes) else None)
 
 
 def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: RowFeatures, target: Target) -> RowPlan:
-    """A row in the registers of some threads."""
     rows = _BLOCK // threads if threads <= _WARP else 1
-    exact = columns == chunks * lanes * threads and threads >= _WARP  # of a warp's rows the last may be missing
-    if features.column_sums:  # no more blocks than run: what is summed takes all the registers that it can have
+    exact = columns == chunks * lanes * threads and threads >= _WARP  # the last rows of a warp may be missing
+    if features.column_sums:  # no more blocks than run at a time: column sums take all registers they can get
         resident = _resident(threads * rows, target)
         blocks = resident // target.processors
         needed = _OWN_REGISTERS + chunks * lanes * (features.held + features.column_sums + features.shared)
@@ -365,27 +347,25 @@ def _held(columns: int | None, lanes: int, threads: int, chunks: int, features: 
 
 
 def _blocks(threads: int) -> int:
-    """Blocks of so many threads for which registers leave room on a multiprocessor."""
     return max(1, _THREADS_PER_SM // threads)
 
 
 def _staged(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> list[RowPlan]:
-    """Rows in the shared memory of a block, or of the blocks of a cluster, with as much of the next rows beside them as there is
-    room for."""
+    """Returns plans with rows staged in the shared memory of a block or cluster, and the next rows prefetched as room allows."""
     groups, staged = -(-columns // lanes), partial(_staged_by, columns, known, lanes, features, target)
     if not features.stage_bytes or groups < _STAGED_GROUPS or 2 * lanes < _widest(features):
         return []
     most = min(target.cluster, groups // _STAGED_SHARE) if features.sendable and features.reductions else 1
     ways = [(cluster, blocks) for cluster, blocks in _STAGING if cluster <= max(1, most)]
-    found = [staged(c, n, -(-groups // (c * chunks * _WARP)) * _WARP) for c, n in ways for chunks in _STAGING_CHUNKS]
-    return list(dict.fromkeys(filter(None, found)))
+    plans = [staged(c, n, -(-groups // (c * chunks * _WARP)) * _WARP) for c, n in ways for chunks in _STAGING_CHUNKS]
+    return list(dict.fromkeys(filter(None, plans)))
 
 
 def _staged_by(
     columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, cluster: int, blocks: int, threads: int
 ) -> RowPlan | None:
-    """The plan of some blocks a row, blocks a multiprocessor and threads a block, if there is room for rows ahead. What only the
-    last phase needs is read there if there is none otherwise."""
+    """Returns a plan of `cluster` blocks per row, `blocks` per SM and `threads` per block, if there is room for prefetched rows.
+    Data that only the last phase needs is read late if there is none otherwise."""
     chunks = -(-columns // (lanes * threads * cluster))
     if threads * blocks not in _STAGING_THREADS or threads > _MOST_THREADS or chunks * lanes > _MOST_STAGED:
         return None
@@ -403,8 +383,8 @@ def _staged_by(
 
 
 def _in_registers(plan: RowPlan, features: RowFeatures) -> RowPlan:
-    """A staged plan with what its registers have room for: first what all rows share, then the row itself, which makes room for the
-    next ones at once. Where they do not have it, what all rows share is asked for ahead of its use."""
+    """Returns a staged plan that fills the remaining registers: first with values shared by all rows, then with the row itself,
+    which frees its stage at once. If the shared values do not fit, they are prefetched."""
     elements, (own, of_group) = plan.chunks * plan.lanes, _SUMMING_REGISTERS
     registers = _registers_of(plan) - own - plan.chunks * of_group
     keeps = 0 < features.shared * elements <= registers
@@ -414,29 +394,29 @@ def _in_registers(plan: RowPlan, features: RowFeatures) -> RowPlan:
     late = (features.deferred / 4 if plan.defers else 0) + (0 if keeps else features.shared)
     foresees = max(1, min(_FORESEEN, plan.chunks, int(registers / (late * plan.lanes)))) if late else 0
     rows = min(plan.slots / plan.chunks, 2 if drains else _STAGING_ROWS)
-    slots = int(rows) * plan.chunks if rows >= 2 else plan.slots  # whole rows, whose places take no arithmetic
+    slots = int(rows) * plan.chunks if rows >= 2 else plan.slots  # whole rows need no address arithmetic
     return replace(plan, slots=slots, keeps_shared=keeps, drains=drains, foresees=foresees)
 
 
 def _registers_of(plan: RowPlan) -> int:
-    """Registers that a thread can have, of the quarter of a multiprocessor that it runs on; they come by eights."""
+    """Returns the registers per thread: an SM has four partitions, and registers come in eights."""
     threads = -(-plan.block * plan.blocks_per_sm // (4 * _WARP)) * 4 * _WARP
     return min(_REGISTER_LIMIT, _REGISTERS // threads // 8 * 8)
 
 
 def _summing(columns: int, known: bool, lanes: int, features: RowFeatures, target: Target) -> list[RowPlan]:
-    """Rows in shared memory whose columns are summed in registers; what is expected to be fastest comes first."""
+    """Returns plans with rows in shared memory and column sums in registers, the fastest expected first."""
     groups = -(-columns // lanes)
     blocks = dict.fromkeys(-(-groups // (chunks * _WARP)) * _WARP for chunks in _SUMMING_CHUNKS)
-    found = [_summing_by(columns, known, lanes, features, target, b, n) for n in _SUMMING_BLOCKS for b in blocks]
-    usual = _USUAL_SUMMING / max(1, columns * features.stage_bytes)
-    return sorted(filter(None, found), key=lambda plan: (abs(math.log2(plan.blocks_per_sm / usual)), plan.threads))
+    plans = [_summing_by(columns, known, lanes, features, target, b, n) for n in _SUMMING_BLOCKS for b in blocks]
+    usual = _SUMMING_BYTES / max(1, columns * features.stage_bytes)
+    return sorted(filter(None, plans), key=lambda plan: (abs(math.log2(plan.blocks_per_sm / usual)), plan.threads))
 
 
 def _summing_by(
     columns: int, known: bool, lanes: int, features: RowFeatures, target: Target, threads: int, blocks: int
 ) -> RowPlan | None:
-    """The plan of so many threads a block and blocks a multiprocessor, if there is room for what they hold and for rows ahead."""
+    """Returns the plan of `threads` per block and `blocks` per SM, if there is room for sums and prefetched rows."""
     chunks = -(-columns // (lanes * threads))
     elements, (own, of_group) = chunks * lanes, _SUMMING_REGISTERS
     registers = min(_REGISTER_LIMIT, _REGISTERS // (threads * blocks)) - own - chunks * of_group
@@ -445,7 +425,7 @@ def _summing_by(
     if elements * features.column_sums > registers:
         return None
     slots = min(_SUMMING_ROWS * chunks, _slots(lanes, threads, blocks, features, target))
-    slots = slots // chunks * chunks if slots >= 2 * chunks else slots  # whole rows, whose places take no arithmetic
+    slots = slots // chunks * chunks if slots >= 2 * chunks else slots  # whole rows need no address arithmetic
     if not _is_worth_it(slots, chunks):
         return None
     exact = known and columns == chunks * lanes * threads
@@ -454,22 +434,20 @@ def _summing_by(
 
 
 def _slots(lanes: int, threads: int, blocks: int, features: RowFeatures, target: Target, cluster: int = 1) -> int:
-    """Slots that each of some blocks of a multiprocessor has room for."""
     scratch = max(_SCRATCH, _SYSTEM + (threads * cluster // _WARP + 1) * 2 * SCRATCH_BYTES * features.reductions)
     return max(0, target.shared_bytes // blocks - scratch) // (lanes * threads * features.stage_bytes)
 
 
 def _is_worth_it(slots: int, chunks: int) -> bool:
-    """True if enough of the next row is under way while one is worked on."""
     return slots * _LEAST_AHEAD[1] >= chunks * _LEAST_AHEAD[0]
 
 
 def _looped(lanes: int, target: Target, features: RowFeatures) -> RowPlan:
-    """A row that is read again in each phase, from L2 as far as that holds it."""
+    """Returns the multi-pass plan, which reads the row again in each phase, from L2 if it fits."""
     resident = _resident(_MOST_THREADS, target) if features.column_sums else 0
     return RowPlan(_MOST_THREADS, 1, lanes, 0, Persistence.LOOPED, False, resident)
 
 
 def _resident(block: int, target: Target) -> int:
-    """Blocks that share the rows when columns are summed: few, so that few partial sums remain to be combined."""
+    """Returns the blocks that share the rows of column sums: few, so that few partial sums remain."""
     return target.processors * max(1, _MOST_THREADS // (2 * block))

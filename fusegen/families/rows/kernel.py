@@ -34,17 +34,16 @@ class RowMath:
 
     Attributes:
         terms: all terms; their payloads are over the domain's axes.
-        roots: what must be produced.
-        states: for the first node of each reduction, all nodes that are parts of its state.
-        statistics: for each of these nodes, the terms that the reduction combines, one a component of the state.
-        stores: where written roots go, over merged axes.
+        roots: terms that must be produced.
+        states: maps the first node of each reduction to all nodes that are components of its state.
+        statistics: maps each of these nodes to the terms that the reduction combines, one per component.
+        stores: destinations of written roots, over merged axes.
         leaves: reads and coordinates, over merged axes.
-        row_axes, column_axes: merged.
-        rows, columns: the domain's axes that number rows, and those along which a row runs.
-        moves: what became of the domain's axes when they were merged.
-        anchor: what is accessed at aligned places when groups of lanes do not start with the row; None where nothing can be.
-        segments: of the states' nodes, those that are reduced over segments of a row, each with the first of its state.
-        segment: columns of a segment, the extent of the last column axis; 0 where nothing goes by segments.
+        rows, columns: the domain's axes.
+        moves: maps the domain's axes to merged axes.
+        anchor: the tensor whose alignment shifted vectors follow, or None.
+        segments: maps nodes of states reduced over segments to the first node of their state.
+        segment: columns per segment, the last axis's extent; 0 without segments.
     """
 
     terms: Terms
@@ -64,7 +63,7 @@ class RowMath:
 
 
 def is_shared(math: RowMath, term: int) -> bool:
-    """True if what a term reads are the same fragments in all rows, wherever these are, and none that an index leads to."""
+    """True if a term reads the same fragments in all rows, without conditions and not through an index."""
     read = math.leaves.reads[term]
     if read.drawn or read.conditions or isinstance(read.offset, int) or read.offset.has(Loaded, Checked):
         return False
@@ -76,10 +75,9 @@ class RowKernelBuilder:
     """Builds one row kernel.
 
     Args:
-        context, math, plan, phases: what is built.
-        workspace: for each column sum's node, the keys of the buffers of its partial sums, one a component; none where the kernel
-            finishes them.
-        totals: for each column sum's node, and each that is a part of its state, where the result goes.
+        workspace: maps each column sum's node to the buffers of its partial sums, one per component; empty if the kernel finishes
+            the sums.
+        totals: maps each column sum's node to the stores of the nodes of its state.
     """
 
     def __init__(
@@ -102,7 +100,6 @@ class RowKernelBuilder:
         self.prefetched: set[int] = set()
 
     def launch(self) -> Launch:
-        """The launch of the kernel."""
         phases = tuple(self._phase(number, phase) for number, phase in enumerate(self.phases))
         partials = tuple(access for node in self.workspace for access in self._partials(node, self.plan.lanes))
         sums = self._sums() if self.plan.tiled else ()
@@ -132,33 +129,31 @@ class RowKernelBuilder:
         axis = self.lane_axis if along else None
         access = self.context.access(name, read.buffer, read.offset, axis, self.plan.lanes, read.conditions)
         if along and access.pattern is AccessPattern.UNIFORM:
-            # The lanes of a group may share an element that differs from group to group: a fragment all the same.
+            # Lanes of a vector may share an element that differs from vector to vector: still a fragment.
             return replace(access, pattern=AccessPattern.GATHER)
         return self._shifted(access, AccessPattern.VECTOR if read.drawn else AccessPattern.WINDOW) if along else access
 
     def _joined_reads(self) -> dict[int, Access]:
-        """The access of each term that is read; terms whose elements alternate, and which the same phases use, share one."""
-        found = dict(self.fragments.reads)
+        """Returns the access of each read term; interleaved terms that the same phases use share one access."""
+        accesses = dict(self.fragments.reads)
         uses: dict[tuple[object, ...], list[int]] = {}
-        for term in found:
+        for term in accesses:
             uses.setdefault(tuple((term in p.reads, term in p.held, term in p.given) for p in self.phases), []).append(term)
         for terms in uses.values():
-            of_part = {name: access for access in self._joined([found[t] for t in terms]) for name in access.parts}
-            found |= {t: of_part[found[t].name] for t in terms if found[t].name in of_part}
-        return found
+            of_part = {name: access for access in self._joined([accesses[t] for t in terms]) for name in access.parts}
+            accesses |= {t: of_part[accesses[t].name] for t in terms if accesses[t].name in of_part}
+        return accesses
 
     def _joined(self, accesses: Sequence[Access]) -> tuple[Access, ...]:
-        """Accesses along the row, of which those to elements that alternate are one."""
+        """Merges interleaved accesses along the row into one."""
         if not self.context.target.warp or self.plan.shifted or self.plan.tiled:
             return tuple(accesses)
         return interleaved(self.context, accesses, self.lane_axis, self.plan.lanes)
 
     def _accesses(self, terms: Iterable[int]) -> tuple[Access, ...]:
-        """The accesses of some terms, each once."""
         return tuple(dict.fromkeys(self.reads[t] for t in terms))
 
     def _shifted(self, access: Access, other: AccessPattern) -> Access:
-        """An access of the plan's lanes, wherever groups of these start."""
         anchor = self.math.anchor if self.plan.shifted else None
         return access if anchor is None else shifted(self.context, access, self.lane_axis, anchor, self.plan.lanes, other)
 
@@ -175,30 +170,29 @@ class RowKernelBuilder:
         return any(not isinstance(i, int) and i.free_symbols & axes for i in indices)
 
     def _values(self) -> dict[int, CallArgument]:
-        """A variable for every term that crosses from one function to another and is no leaf of what is read."""
+        """Returns a variable for each term, other than a read, that crosses from one function to another."""
         terms, names = self.math.terms, self._statistic_names()
         statistics = [t for t, term in enumerate(terms.items) if term.op is Leaf.STATISTIC]
-        found = {t: CallArgument(Origin.VALUE, names[cast(int, terms.items[t].payload)]) for t in statistics}
+        arguments = {t: CallArgument(Origin.VALUE, names[cast(int, terms.items[t].payload)]) for t in statistics}
         totals = [part for parts in self.math.states.values() for part in parts if self._is_total(part)]
-        words = ValueNames(self.context.graph, terms, totals, product(self.math.column_axes.extents))
+        namer = ValueNames(self.context.graph, terms, totals, product(self.math.column_axes.extents))
         for phase in self.phases:
             for position in (*phase.row_terms, *phase.held):
-                if position not in found and position not in self.fragments.values:
+                if position not in arguments and position not in self.fragments.values:
                     is_of_row = position in phase.row_terms
-                    origin, wanted = (Origin.VALUE, words.of_row) if is_of_row else (Origin.LANES, words.of_element)
-                    found[position] = CallArgument(origin, self.context.names.take(wanted(position)))
+                    origin, name_of = (Origin.VALUE, namer.of_row) if is_of_row else (Origin.LANES, namer.of_element)
+                    arguments[position] = CallArgument(origin, self.context.names.take(name_of(position)))
             for position in phase.segment_terms:
-                if position not in found:
-                    found[position] = CallArgument(Origin.VALUE, self.context.names.take(words.of_element(position)))
-        return found
+                if position not in arguments:
+                    arguments[position] = CallArgument(Origin.VALUE, self.context.names.take(namer.of_element(position)))
+        return arguments
 
     def _is_total(self, part: int) -> bool:
-        """True if a reduction adds up elements, or squares about their mean."""
+        """True for a sum of elements or of squares about their mean."""
         node = self.context.graph.nodes[part]
         return node.op is Op.SUM or (node.op is Op.MOMENTS and node.attr("part") == "m2")
 
     def _statistic_names(self) -> dict[int, str]:
-        """For each node that is a part of a reduction's state, the variable of its component."""
         nodes = self.context.graph.nodes
         return {
             part: self.reductions[node].components[component(nodes[part])].name
@@ -212,7 +206,7 @@ class RowKernelBuilder:
         return [self.context.access(c.name, key, position, self.lane_axis, lanes) for c, key in components]
 
     def _sums(self) -> tuple[ColumnSum, ...]:
-        """The column sums of a block's tile. Threads store their own lanes where nobody adds to them, else a column each."""
+        """Returns the column sums of a tile. Threads store whole vectors if no other thread or block adds to them."""
         lanes = self.plan.lanes if self.plan.block == self.plan.threads and self.plan.cluster == 1 else 1
         return tuple(ColumnSum(self.reductions[node], (), tuple(self._totals(node, lanes))) for node in self.totals)
 
@@ -220,8 +214,8 @@ class RowKernelBuilder:
         if node in self.workspace:
             return self._partials(node, lanes)
         nodes, names = self.context.graph.nodes, [c.name for c in self.reductions[node].components]
-        places = [(names[component(nodes[part])], s) for part, stores in self.totals[node].items() for s in stores]
-        return [self.context.access(name, s.buffer, s.offset, self.lane_axis, lanes) for name, s in places]
+        targets = [(names[component(nodes[part])], s) for part, stores in self.totals[node].items() for s in stores]
+        return [self.context.access(name, s.buffer, s.offset, self.lane_axis, lanes) for name, s in targets]
 
     # Phases.
 
@@ -249,7 +243,7 @@ class RowKernelBuilder:
         )
 
     def _loads(self, number: int, phase: PhaseTerms) -> tuple[Access, ...]:
-        """The accesses that a phase loads at once: of a row that is held, all at its start, so that they overlap."""
+        """Returns the accesses loaded at the start of a phase. A held row is loaded at once in the first, so that loads overlap."""
         if self.plan.persistence is Persistence.LOOPED:
             return ()
         later = [(t, p) for p in self.phases[1:] for t in p.reads] if number == 0 else []
@@ -259,20 +253,19 @@ class RowKernelBuilder:
         return self._accesses((*now, *early))
 
     def _is_late(self, term: int, phase: PhaseTerms) -> bool:
-        """True if a fragment is loaded only where it is used: weights, which all rows share, would crowd the registers."""
+        """True if a fragment is loaded at its use: e.g. weights shared by all rows, which would take too many registers."""
         if self.plan.persistence is Persistence.LOOPED:
             return True
         if self.plan.defers and phase is self.phases[-1] and len(self.phases) > 1 and self._is_of_row(term):
-            return all(term not in earlier.reads for earlier in self.phases[:-1])
+            return all(term not in before.reads for before in self.phases[:-1])
         return not self._is_of_row(term) and term not in phase.held and term not in self.kept
 
     def _kept(self) -> tuple[int, ...]:
-        """Fragments along the row that all rows share."""
         return tuple(dict.fromkeys(t for phase in self.phases for t in phase.reads if is_shared(self.math, t)))
 
     def _is_of_row(self, term: int) -> bool:
         read = self.math.leaves.reads[term]
-        if read.drawn or isinstance(read.offset, int):  # what is drawn is computed where it is used
+        if read.drawn or isinstance(read.offset, int):  # random bits are generated at their use
             return False
         return bool(read.offset.free_symbols & set(self.math.row_axes.symbols))
 
@@ -285,7 +278,6 @@ class RowKernelBuilder:
         return self.fragments.values[term].name
 
     def _results(self, root: Root) -> list[tuple[str, int]]:
-        """Names and terms of what an element gives to a root: where it is gathered, that which is measured from a pivot."""
         if root.kind in ("write", "segment_write"):
             return [(f"result_{root.key}", term) for term in root.terms]
         if root.kind == "order":
@@ -298,74 +290,66 @@ class RowKernelBuilder:
         return self.math.terms.items[term].op is Leaf.ORDERED
 
     def _ordered(self, root: Root) -> MathParameter:
-        """The array that holds a row before and after it is put in order."""
         (term,) = (t for t, item in enumerate(self.math.terms.items) if item.op is Leaf.ORDERED and item.payload == root.key)
         return self.fragments.parameter(term)
 
     def _row_call(self, number: int, phase: PhaseTerms) -> MathCall | None:
-        """The math on statistics that the phase starts with."""
         ops = {t: self.math.terms.items[t].op for t in phase.row_terms}
         roots = [t for t, op in ops.items() if op is Leaf.CONSTANT or not isinstance(op, Leaf)]
         if not roots:
             return None
         earlier = [t for p in self.phases[:number] for t in p.row_terms]
-        given = [t for t in (*earlier, *self._row_leaves()) if t not in roots]
-        return self.fragments.call(f"{self.context.name}_row_{number}", [(self.fragments.values[t].name, t) for t in roots], given)
+        inputs = [t for t in (*earlier, *self._row_leaves()) if t not in roots]
+        return self.fragments.call(f"{self.context.name}_row_{number}", [(self.fragments.values[t].name, t) for t in roots], inputs)
 
     def _row_leaves(self) -> list[int]:
         kinds, known = (Leaf.STATISTIC, Leaf.SCALAR, Leaf.READ, Leaf.COORDINATE, Leaf.CONDITION), self.fragments.values
-        return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in known]  # others are of no use
+        return [t for t, term in enumerate(self.math.terms.items) if term.op in kinds and t in known]  # others are unused
 
     def _elements(self, number: int, phase: PhaseTerms) -> tuple[MathCall | None, tuple[Copy, ...]]:
-        """The math on each element, and the results that are there without any."""
+        """Returns the math on each element, and the results that need none."""
         results = [r for r in phase.roots if r.kind != "row_write"]
         roots = [pair for r in results for pair in self._results(r)]
         roots += [(self.fragments.values[t].name, t) for t in phase.held if t not in self.reads and not self._is_ordered(t)]
         return self._computed(self._name(number), phase, roots)
 
     def _segments(self, number: int, phase: PhaseTerms, node: int) -> Segments:
-        """A reduction over segments, and the math on each element that it needs; what is computed of it comes later."""
+        """Returns a reduction over segments, with the math on elements before it and on segments after it."""
         reduction = self.reductions[node]
         parts = zip(reduction.components, self.math.statistics[node], strict=True)
         roots = [(f"{c.name}_part", t) for c, t in parts]
-        place = phase.segments.index(node)
-        call, copies = self._computed(f"{self._name(number)}_segment_{place}", phase, roots)
+        index = phase.segments.index(node)
+        call, copies = self._computed(f"{self._name(number)}_segment_{index}", phase, roots)
         later = [(self.fragments.values[t].name, t) for t in phase.segment_terms if self._last_segments(phase, t) == node]
-        after, _ = self._computed(f"{self._name(number)}_of_segment_{place}", phase, later, dict(later).values())
+        after, _ = self._computed(f"{self._name(number)}_of_segment_{index}", phase, later, dict(later).values())
         return Segments(call, copies, reduction, after)
 
     def _last_segments(self, phase: PhaseTerms, term: int) -> int:
-        """The last of the reductions over segments that a term needs."""
         below = (self.math.terms.items[t] for t in self.math.terms.below((term,)))
         nodes = [cast(int, t.payload) for t in below if t.op is Leaf.STATISTIC]
         return max(self.math.segments[node] for node in nodes if node in self.math.segments)
 
     def _name(self, number: int) -> str:
-        """The name of the math on each element of a phase."""
         return self.context.name if len(self.phases) == 1 else f"{self.context.name}_{number}"
 
     def _computed(
         self, name: str, phase: PhaseTerms, roots: Sequence[tuple[str, int]], missing: Collection[int] = ()
     ) -> tuple[MathCall | None, tuple[Copy, ...]]:
-        """The math that gives some names their terms, and those that are there without any.
-
-        Args:
-            missing: terms of a segment that are not there yet.
-        """
+        """Returns the math that computes named terms, and the terms that need none. ``missing`` are terms not computed yet."""
         computed_here = {t for _, t in roots}
         known = dict.fromkeys((*phase.given, *phase.row_given, *phase.segment_terms, *self._row_leaves()))
-        given = [t for t in known if t not in missing and (t not in computed_here or self._is_given(t, phase))]
-        computed = [(result, t) for result, t in roots if t not in given]
-        call = self.fragments.call(name, computed, given) if computed else None
-        return call, tuple(self._copy(result, t) for result, t in roots if t in given)
+        available = [t for t in known if t not in missing and (t not in computed_here or self._is_available(t, phase))]
+        computed = [(result, t) for result, t in roots if t not in available]
+        call = self.fragments.call(name, computed, available) if computed else None
+        return call, tuple(self._copy(result, t) for result, t in roots if t in available)
 
     def _copy(self, name: str, term: int) -> Copy:
         return Copy(name, self.math.terms.items[term].dtype, self.fragments.values[term])
 
-    def _is_given(self, term: int, phase: PhaseTerms) -> bool:
-        """True if a result is there already: a leaf, a value of the row or of a segment, or one that an earlier phase holds."""
-        found = (phase.row_given, phase.segment_terms, phase.given)
-        return isinstance(self.math.terms.items[term].op, Leaf) or any(term in terms for terms in found)
+    def _is_available(self, term: int, phase: PhaseTerms) -> bool:
+        """True for a leaf, a value of the row or of a segment, or a value held from an earlier phase."""
+        groups = (phase.row_given, phase.segment_terms, phase.given)
+        return isinstance(self.math.terms.items[term].op, Leaf) or any(term in terms for terms in groups)
 
     # The launch.
 
@@ -381,8 +365,8 @@ class RowKernelBuilder:
         return ceil_div(rows, self.plan.rows)
 
     def _shared(self, phases: Sequence[Phase]) -> SharedArrays:
-        """Two slots for every warp's part of every component that is reduced, room for column sums, and staged rows. In a cluster
-        there are as many barriers as slots for each reduction, and one is enough where it works on one row."""
+        """Returns the shared memory: two scratch slots per warp and component, room for column sums, and stages. A cluster has one
+        barrier per slot; one slot is enough if each block handles one row."""
         plan, reductions = self.plan, [r for p in phases for r in p.reductions]
         components, slots = [c for r in reductions for c in r.components], 2 if plan.cluster == 1 or plan.resident else 1
         partials = [key for keys in self.workspace.values() for key in keys]
@@ -396,8 +380,7 @@ class RowKernelBuilder:
         )
 
     def _shared_sums(self, partials: Sequence[int]) -> list[int]:
-        """Bytes of shared memory for each component of a column sum: a row for each of a tile's threads along it; of other
-        blocks, a row in all."""
+        """Returns the bytes of each column sum component: a row per thread row of a tile, or one row per block."""
         plan = self.plan
         if plan.tiled:
             sizes = [c.dtype.itemsize for node in self.totals for c in self.reductions[node].components]

@@ -1,4 +1,4 @@
-"""Splits the terms of a row kernel into phases that end in reductions, decides what is kept between them, and names values."""
+"""Splits the terms of a row kernel into phases that end in reductions, decides which values are kept, and names them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fusegen.threads import cached_property
 
 _SIMPLE = (Op.ADD, Op.SUB, Op.MUL, Op.NEG, Op.ABS, Op.MAXIMUM, Op.MINIMUM, FusedOp.MULTIPLY_ADD)
 _CHEAP = 3
-"""Simple operations up to which a value is computed again instead of held."""
+"""Most simple operations for which a value is recomputed instead of held."""
 
 
 class Keep(Enum):
-    """The element values that live on from phase to phase."""
+    """The element values that live from phase to phase."""
 
     ALL = "all"
-    ROW = "row"  # what is read of the row itself; what all rows share is read again
+    ROW = "row"  # data of the row; values shared by all rows are read again
     NOTHING = "nothing"
 
 
@@ -36,9 +36,9 @@ class Root:
 
     Attributes:
         kind: ``reduce``, ``order``, ``column``, ``write``, ``segment_write`` or ``row_write``.
-        key: the node of the order, or the reduction's (the first of those that share a state), or the store's number.
-        terms: positions: one a component of the reduction's state, or the value that is stored.
-        last: whether it must come in the last phase: it changes what phases before read.
+        key: the node of a sort, the first node of a reduction's state, or the number of a store.
+        terms: one per component of the reduction's state, or the stored value.
+        last: whether it must be produced in the last phase, since it overwrites an input.
     """
 
     kind: str
@@ -52,14 +52,14 @@ class PhaseTerms:
     """The terms of one phase.
 
     Attributes:
-        roots: what it produces.
-        segments: reductions of segments that its math on elements uses, in the order in which they are found.
-        segment_terms: terms of a segment, computed once of what was reduced over it, that its math on elements takes.
-        row_terms: terms of the row that are computed at its start.
-        reads: element reads that are loaded in it.
-        given: element terms that come from an earlier phase.
-        held: element terms that are computed (or loaded) here and used later.
-        row_given: terms of the row that the phase's element math uses.
+        roots: values that it produces.
+        segments: segment reductions that its element math uses, in dependency order.
+        segment_terms: terms computed once per segment from such reductions.
+        row_terms: terms of the row computed at its start.
+        reads: element reads loaded in it.
+        given: element terms from an earlier phase.
+        held: element terms computed or loaded here and used later.
+        row_given: terms of the row that its element math uses.
     """
 
     roots: list[Root] = field(default_factory=list)
@@ -79,10 +79,10 @@ class PhaseSplitter:
         terms: the kernel's terms.
         row_axes: symbols that number the rows.
         column_axes: symbols along which a row runs.
-        statistics: for each reduction's node, the terms that it reduces, one a component of its state.
-        segments: for each of those nodes that is reduced over segments of a row, the first that is a part of the same state. Its
-            result is an element's value: it is found in each phase that uses it.
-        keep: which element values live on from phase to phase; each phase has the others for itself.
+        statistics: maps each reduction's node to the terms that it reduces, one per component.
+        segments: maps each node reduced over segments to the first node of its state. Its result differs along the row, so each
+            phase that uses it computes it.
+        keep: element values that live across phases; others are recomputed in each phase.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PhaseSplitter:
             self._costs.append(self._cost(term))
 
     def split(self, roots: Sequence[Root]) -> list[PhaseTerms]:
-        """The phases, in order; a root is produced as early as what it depends on allows."""
+        """Returns the phases in order. Each root is produced in the first phase that its operands allow."""
         count = 1 + max((self.depth(*r.terms) for r in roots), default=0)
         phases = [PhaseTerms() for _ in range(count)]
         for root in roots:
@@ -118,16 +118,15 @@ class PhaseSplitter:
         first: dict[int, int] = {}
         for number, phase in enumerate(phases):
             for root in phase.roots:
-                self._place(root.terms, number, phases, first)
+                self._add(root.terms, number, phases, first)
                 if root.kind == "row_write" and self.terms.items[root.terms[0]].op is Leaf.CONSTANT:
-                    phase.row_terms.append(root.terms[0])  # which has no name otherwise
+                    phase.row_terms.append(root.terms[0])  # gives the constant a name
         for phase in phases:
             for name in ("segments", "segment_terms", "row_terms", "reads", "given", "held", "row_given"):
                 setattr(phase, name, sorted(set(getattr(phase, name))))
         return phases
 
     def depth(self, *positions: int) -> int:
-        """The first phase in which some terms can be computed."""
         return max(self._depths[p] for p in positions)
 
     def _depth(self, term: Term) -> int:
@@ -136,14 +135,13 @@ class PhaseSplitter:
         return max((self._depths[a] for a in term.args), default=0)
 
     def is_element(self, position: int) -> bool:
-        """True if a term differs along the row."""
         return self._elements[position]
 
     def _is_of_segments(self, term: Term) -> bool:
         return term.op is Leaf.STATISTIC and _node(term) in self.segments
 
     def _computed_by_segment(self, positions: Sequence[int]) -> list[int]:
-        """The terms among some that are computed of numbers of a segment alone."""
+        """Returns those terms that are computed from values of a segment alone."""
         items = self.terms.items
         return [p for p in positions if self._elements[p] and not self._varying[p] and not isinstance(items[p].op, Leaf)]
 
@@ -158,23 +156,21 @@ class PhaseSplitter:
             return term.op is Leaf.ORDERED
         return _mention(indices, self.column_axes)
 
-    def _place(self, positions: Sequence[int], number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
-        """Puts terms and what they need into a phase, unless an earlier phase holds it."""
+    def _add(self, positions: Sequence[int], number: int, phases: list[PhaseTerms], first: dict[int, int]) -> None:
         phases[number].segment_terms += self._computed_by_segment(positions)
         stack = list(positions)
         while stack:
             position = stack.pop()
             if self.is_element(position):
-                stack += self._place_element(position, number, phases, first)
+                stack += self._add_element(position, number, phases, first)
             else:
-                self._place_row(position, number, phases)
+                self._add_row(position, number, phases)
 
-    def _place_element(self, position: int, number: int, phases: list[PhaseTerms], first: dict[int, int]) -> tuple[int, ...]:
-        """Puts a term into a phase; gives what it needs there as well."""
+    def _add_element(self, position: int, number: int, phases: list[PhaseTerms], first: dict[int, int]) -> tuple[int, ...]:
         phase, known, term = phases[number], first.get(position), self.terms.items[position]
         if known == number:
             return ()
-        if term.op is Leaf.ORDERED:  # which the phase before leaves in the registers of the row
+        if term.op is Leaf.ORDERED:  # the previous phase leaves it in registers
             first[position] = number
             phases[self.depth(position) - 1].held.append(position)
             phase.given.append(position)
@@ -196,7 +192,7 @@ class PhaseSplitter:
         return term.args
 
     def _is_kept(self, position: int) -> bool:
-        """True if a value is worth a register: coordinates and a few additions cost less to have again."""
+        """True if a value is worth a register: coordinates and a few additions are cheaper to recompute."""
         term = self.terms.items[position]
         if self.keep is Keep.NOTHING or term.op in (Leaf.COORDINATE, Leaf.CONDITION, Leaf.ORDERED) or not self._varying[position]:
             return False
@@ -207,14 +203,13 @@ class PhaseSplitter:
         return isinstance(term.payload, BufferRead) or self._costs[position] > _CHEAP
 
     def _cost(self, term: Term) -> int:
-        """Additions and multiplications that a value takes along the row, as far as it matters; costly functions count for many."""
+        """Returns the operations per element that recompute a value, capped above `_CHEAP`; other functions count as expensive."""
         if isinstance(term.op, Leaf):
             return 0
         own = 1 if term.op in _SIMPLE else _CHEAP + 1
         return min(_CHEAP + 1, own + sum(self._costs[a] for a in term.args if self._elements[a]))
 
-    def _place_row(self, position: int, number: int, phases: list[PhaseTerms]) -> None:
-        """A term of the row: computed at the start of the phase where it first can be."""
+    def _add_row(self, position: int, number: int, phases: list[PhaseTerms]) -> None:
         if self.terms.items[position].op is Leaf.CONSTANT:
             return
         phases[number].row_given.append(position)
@@ -232,18 +227,18 @@ def _node(term: Term) -> int:
     return term.payload
 
 
-# Names of a row's values: as the user's line calls them, else as what they are in the field's words.
+# Names of a row's values: the user's variable if the source line assigns one, else the field's term.
 
 
 _STATEMENT = re.compile(r"(\w+)(?: *: [^=]+)? = [^;]*[^;,]")
-"""An assignment in a user's line: of two, the second would get the name of the first; what ends in a comma is an argument by
-name."""
+"""An assignment in the user's source line. A second statement on the line, or a trailing comma (a keyword argument), excludes
+it."""
 
 _WORDS = {Op.SUM: "total", Op.AMAX: "largest", Op.AMIN: "smallest", Op.MAX: "greatest", Op.MIN: "least"}
 
 
 def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
-    """The name of a reduction; of one of each column where it is ``over_rows``."""
+    """Returns the name of a reduction; ``over_rows`` for a column reduction."""
     reduced = graph.nodes[graph.nodes[node].args[0]]
     is_of_squares = reduced.op is Op.MUL and len(set(reduced.args)) == 1
     word = _WORDS.get(graph.nodes[node].op, graph.nodes[node].op.row.name)
@@ -255,14 +250,7 @@ def statistic_name(graph: Graph, node: int, *, over_rows: bool = False) -> str:
 
 @dataclass(frozen=True)
 class ValueNames:
-    """Names of what a kernel computes.
-
-    Attributes:
-        graph: of the program.
-        terms: the kernel's.
-        totals: payloads of the statistics that are sums over the row.
-        columns: elements of a row.
-    """
+    """Names the values that a kernel computes; ``totals`` are payloads of statistics that are row sums of ``columns`` elements."""
 
     graph: Graph
     terms: Terms
@@ -271,11 +259,10 @@ class ValueNames:
 
     @cached_property
     def ends(self) -> dict[Location, int]:
-        """For each line, the last value that is computed there."""
+        """Maps each source line to the last value computed on it."""
         return _ends(self.graph)
 
     def of_row(self, position: int) -> str:
-        """The name of a value that is computed of a row's statistics."""
         if self._is_mean(position):
             word = "mean"
         else:
@@ -284,27 +271,25 @@ class ValueNames:
         return self._assigned(position) or word
 
     def of_element(self, position: int) -> str:
-        """The name of a value of an element that later phases use."""
         op = self.terms.items[position].op
         return self._assigned(position) or (f"{op.row.name}_value" if isinstance(op, Op) else "held")
 
     def _assigned(self, position: int) -> str | None:
-        """The name of the statement whose last value a term is."""
         location = self.terms.locations[position]
         if location is None or location not in self.ends:
             return None
         later = range(position + 1, len(self.terms.items))
-        rest = [self.terms.items[t].op for t in later if self.terms.locations[t] == location]
-        last = self.graph.nodes[self.ends[location]].op  # which another kernel may compute
-        is_last = set(rest) <= {Op.CAST} and last is self.terms.items[position].op
+        ops = [self.terms.items[t].op for t in later if self.terms.locations[t] == location]
+        last = self.graph.nodes[self.ends[location]].op  # possibly in another kernel
+        is_last = set(ops) <= {Op.CAST} and last is self.terms.items[position].op
         return _assigned(location) if is_last else None
 
     def _is_mean(self, position: int) -> bool:
-        """True if a term is a sum over the row, divided by the number of its elements."""
+        """True for a row sum divided by the number of its elements."""
         return self.terms.items[position].op in (Op.MUL, Op.DIV) and self._has_mean(position)
 
     def _has_mean(self, position: int) -> bool:
-        """The same of a term, or of the product in it."""
+        """True for a mean, or a fused multiply-add that contains one."""
         term = self.terms.items[position]
         if term.op not in (Op.MUL, Op.DIV, FusedOp.MULTIPLY_ADD):
             return False
@@ -323,13 +308,12 @@ class ValueNames:
 
 
 def _ends(graph: Graph) -> dict[Location, int]:
-    """For each line, the last value that is computed there; how it is rounded is no matter."""
     lines = enumerate(zip(graph.nodes, graph.locations, strict=True))
     return {location: position for position, (node, location) in lines if location is not None and node.op is not Op.CAST}
 
 
 def _assigned(location: Location) -> str | None:
-    """The name that a line gives which is one statement, or begins one."""
-    found = _STATEMENT.fullmatch(location.text)
-    is_argument = location.text.count(")") > location.text.count("(")  # by name, the last of a call
-    return None if found is None or iskeyword(found[1]) or is_argument else found[1]
+    """Returns the variable that the first statement of a source line assigns."""
+    match = _STATEMENT.fullmatch(location.text)
+    is_argument = location.text.count(")") > location.text.count("(")  # the last keyword argument of a call
+    return None if match is None or iskeyword(match[1]) or is_argument else match[1]

@@ -1,4 +1,4 @@
-"""Plans of kernels that reduce rows, columns or both, and what such kernels do."""
+"""Plans and bodies of kernels that reduce rows, columns or both."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fusegen.schedule.indices import IndexCheck
 from fusegen.schedule.kernel import Body, Plan, SharedArrays
 from fusegen.schedule.math import Copy, MathCall, MathParameter, Reduction
 
-_SUMS = 4  # additions that take as long as one, in turn
+_SUMS = 4  # independent accumulators that hide the latency of an addition
 _AT_ALIGNED_PLACES = ", at aligned places"
 
 
 class Persistence(Enum):
-    """The memory that holds a row between the phases of a row kernel."""
+    """The memory that holds a row between the phases of a kernel."""
 
     REGISTERS = "registers"  # read once; each thread keeps its part
-    STAGED = "staged"  # read once into shared memory; the next rows are under way while this one is worked on
-    LOOPED = "looped"  # read again in each phase
+    STAGED = "staged"  # read once into shared memory, while the next rows are prefetched
+    LOOPED = "looped"  # multi-pass: read again in each phase
 
 
-_KEPT = {
+_PERSISTENCE_TEXT = {
     Persistence.REGISTERS: "read once, held in registers",
     Persistence.STAGED: "read once, staged in shared memory",
     Persistence.LOOPED: "read again in each phase",
@@ -33,30 +33,28 @@ _KEPT = {
 
 @dataclass(frozen=True)
 class RowPlan(Plan):
-    """A row kernel.
+    """The plan of a row kernel.
 
     Attributes:
-        threads: that share a row, of all blocks that do.
-        rows: rows that a block works on at the same time (more than one only when a row takes a warp or less).
-        lanes: neighbouring elements that a thread handles together.
-        chunks: groups of lanes of a row that a thread holds or stages; 0 when the row is looped over.
-        slots: groups of lanes that a thread has room for in shared memory, of this row and the next ones; 0 unless staged.
-        persistence: where the row lives between phases.
-        exact: whether the row fills all chunks, so that no bound is checked.
-        resident: blocks that share the rows, each working on many; 0 when there is a block for every few rows.
-        blocks_per_sm: blocks that registers must leave room for on a multiprocessor, so that one loads while another reduces.
-        tiled: whether the grid also runs over tiles of columns, as it can when nothing is reduced along a row: ``threads`` lie
-            along the columns of a tile, ``rows`` times as many along its rows, and ``resident`` blocks share these.
-        shifted: whether groups of lanes start where an access is aligned, though rows do not: the first and the last group of a row
-            are partial then; or those of a tile, in which ``rows`` are so many that after them groups start where they did.
-        cluster: blocks that share a row, and send each other their parts of what is reduced along it; or that share a tile, and
-            finish its sums.
-        unroll: rows of a tile that a thread asks for before it works on the first.
-        keeps_shared: whether what all rows share is kept in registers: asked for before a block's first row, or together with its
-            only one.
-        drains: whether threads take a staged row into registers at once, which makes room for the next ones.
-        foresees: groups of lanes of what a phase reads late that a thread asks for before it uses the first.
-        defers: whether what only the last phase needs of the row is read late as well, and not staged.
+        threads: threads that share a row, over all blocks of a cluster.
+        rows: rows per block at a time; above 1 only if a row takes a warp or less.
+        lanes: vector width: neighbouring elements that a thread handles together.
+        chunks: vectors of a row per thread; 0 if the row is read in several passes.
+        slots: pipeline stages in vectors: room per thread in shared memory for this row and the next ones; 0 unless staged.
+        persistence: the memory that holds the row between phases.
+        exact: whether the row fills all vectors, so that bounds checks are dropped.
+        resident: persistent blocks that loop over the rows; 0 if each block has its own.
+        blocks_per_sm: blocks per SM that registers must leave room for, so that one loads while another reduces.
+        tiled: whether the grid covers tiles of columns, for kernels that reduce nothing along rows. A tile has ``threads`` along
+            its columns and ``rows`` times as many along its rows, which ``resident`` blocks share.
+        shifted: whether vectors start at aligned addresses although rows do not, so that the first and last vector of a row are
+            partial. In a tile, ``rows`` is a multiple of the rows after which the alignment repeats.
+        cluster: blocks of a cluster, which share a row and exchange partial reductions, or share a tile and finish its sums.
+        unroll: rows of a tile that a thread loads ahead.
+        keeps_shared: whether values shared by all rows stay in registers, loaded before a block's first row or with its only one.
+        drains: whether threads move a staged row to registers at once, which frees its stage for the next row.
+        foresees: vectors of late reads that a thread prefetches before it uses the first.
+        defers: whether row data that only the last phase needs is read late instead of staged.
     """
 
     threads: int
@@ -79,20 +77,18 @@ class RowPlan(Plan):
 
     @property
     def finishes(self) -> bool:
-        """True if sums of columns are complete when the kernel ends: one block has all rows of a tile, or a cluster."""
+        """True if the kernel writes final column sums: one block or cluster handles all rows of a tile."""
         return self.tiled and self.resident == self.cluster
 
     @property
     def traits(self) -> tuple[str, tuple[float, ...]]:
-        """As of every plan: longer rows take more threads that hold as much each. Staged rows of blocks that share a
-        multiprocessor count as under way at the same time."""
+        """See `Plan.traits`. Staged rows of blocks on one SM count as being in flight at the same time."""
         rows = self.rows * self.blocks_per_sm if self.slots else self.rows
         numbers = (max(1, self.chunks) * self.lanes, self.lanes, rows, self.cluster)
         return self.persistence.value, (*map(math.log2, numbers), float(self.keeps_shared), float(self.drains))
 
     @property
     def words(self) -> str:
-        """As of every plan."""
         if self.tiled:
             blocks = f"{self.cluster} blocks together" if self.finishes else f"{self.resident} blocks"
             each = f"{self.threads} x {self.rows} threads, {self.unroll} x {self.lanes} elements each"
@@ -107,34 +103,31 @@ class RowPlan(Plan):
 
     @property
     def sums(self) -> int:
-        """Parts that a thread has under way of what it reduces along a row: an addition need not wait for the one before."""
+        """Independent accumulators per thread for reductions along a row."""
         return min(self.lanes, _SUMS)
 
     @property
     def block(self) -> int:
-        """Threads of a block."""
         return self.threads * self.rows // (1 if self.tiled else self.cluster)
 
     @property
     def warps(self) -> int:
-        """Warps that share a row."""
         return max(1, self.threads // 32)
 
     @property
     def meeting(self) -> int:
-        """Lanes that hold a part of each of these warps: a power of two, so that halves combine with each other."""
+        """Lanes of a warp that combine the warps' partial results: `warps` rounded up to a power of two."""
         return 1 << (self.warps - 1).bit_length()
 
     @property
     def span(self) -> int:
-        """Columns that the threads of a row cover with one group of lanes each; those of a tile, wherever within the first group it
-        starts."""
+        """Columns that the threads of a row cover with one vector each; in a shifted tile, those covered at any alignment."""
         return (self.threads - (self.tiled and self.shifted)) * self.lanes
 
 
 @dataclass(frozen=True)
 class ColumnPlan(Plan):
-    """A kernel that combines partial sums of columns: a block has ``columns`` by ``rows`` threads."""
+    """The plan of a kernel that combines partial column sums with ``columns`` by ``rows`` threads per block."""
 
     columns: int
     rows: int
@@ -142,13 +135,9 @@ class ColumnPlan(Plan):
 
 @dataclass(frozen=True)
 class Segments:
-    """A reduction over segments of a row, neighbours that the threads of a part of a warp hold: its result is a variable that the
-    elements of a segment share.
+    """A reduction over segments of a row, held by neighbouring threads of a warp. All elements of a segment share the result.
 
-    Attributes:
-        call: math on each element whose results are combined; None where there is none.
-        copies: what is combined beside those.
-        after: math on the result that is the same for all of a segment; None where there is none.
+    ``call`` is math on each element before it, ``copies`` operands that need no math, ``after`` math once per segment.
     """
 
     call: MathCall | None
@@ -162,20 +151,19 @@ class Phase:
     """The work between two reductions along a row.
 
     Attributes:
-        row_reads: accesses of one element a row that are first needed here.
-        row_call: math on the row's statistics, done once a row; None where there is nothing to do.
-        reads: fragments of the row that are loaded here, all at once.
-        late: fragments that are loaded group by group, right before they are used.
-        segments: what is reduced over segments, in order: each may use those before.
-        call: math on each element of the row; None where there is none.
-        copies: results of the phase beside those of the call.
-        reductions: results that are combined along the row; named as statistics.
-        column_sums: results that are combined over rows.
-        orders: of what is held, the rows that are put in order when the phase ends.
-        held: results that are kept in registers for later phases.
-        writes: results that are stored.
-        segment_writes: results of which one a segment is stored.
-        row_writes: variables of the row that are stored once.
+        row_reads: accesses of one element per row, first needed here.
+        row_call: math on the row's statistics, once per row, or None.
+        reads: fragments of the row loaded at the start.
+        late: fragments loaded vector by vector, right before their use.
+        segments: reductions over segments, in dependency order.
+        call: math on each element of the row, or None.
+        copies: results of the phase that need no math.
+        reductions: reductions along the row.
+        column_sums: reductions over rows.
+        orders: held rows that are sorted at the end of the phase.
+        held: results kept in registers for later phases.
+        segment_writes: results stored once per segment.
+        row_writes: variables of the row, stored once per row.
     """
 
     row_reads: tuple[Access, ...]
@@ -196,12 +184,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class ColumnSum:
-    """A reduction over rows.
-
-    Attributes:
-        partials: accesses of the workspace along the column axis, one a component; none where no workspace is read.
-        writes: where components of the state go, named after these.
-    """
+    """A reduction over rows: its accesses of the workspace, one per component (empty without one), and the stores of its state."""
 
     reduction: Reduction
     partials: tuple[Access, ...]
@@ -210,19 +193,18 @@ class ColumnSum:
 
 @dataclass(frozen=True)
 class RowBody(Body):
-    """Rows one after another, each in phases that end in reductions.
+    """A kernel that processes rows one after another, in phases that end in reductions.
 
     Attributes:
         row_axes, column_axes: merged axes.
-        phases: in order.
-        checks: indices that must be in range, and which no access mentions.
-        kept: fragments that all rows share, loaded before the first one.
-        partials: for column sums: the accesses of the workspace, whose row is the number of the block.
-        shared: scratch of each component that is reduced along the row, in the order of the phases; sums of each partial; each
-            fragment of the first phase that is staged; a barrier of each reduction along a row that blocks share.
-        sums: of a tile of columns: what a block, or a cluster, makes of its rows, and where it goes.
-        anchor: what is accessed at aligned places where groups of lanes do not start with the row; else None.
-        segment: columns of a segment, the extent of the last axis; 0 where nothing goes by segments.
+        checks: indices to check against their range that no access mentions.
+        kept: fragments shared by all rows, loaded before the first one.
+        partials: accesses of the column sums' workspace, whose row is the block number.
+        shared: scratch of each row reduction's component; column sums; stages of the first phase's fragments; a barrier for each
+            reduction across a cluster.
+        sums: the column sums of a tile, for a block or a cluster.
+        anchor: the tensor whose alignment shifted vectors follow, or None.
+        segment: columns per segment, the last axis's extent; 0 without segments.
     """
 
     row_axes: Axes
@@ -241,32 +223,26 @@ class RowBody(Body):
 
     @property
     def chosen(self) -> Plan:
-        """As of every body."""
         return self.plan
 
     @property
     def cluster(self) -> int:
-        """As of every body."""
         return self.plan.cluster
 
     @property
     def blocks_per_sm(self) -> int:
-        """As of every body."""
         return self.plan.blocks_per_sm
 
     @property
     def counts(self) -> tuple[Dim, ...]:
-        """As of every body."""
         return product(self.row_axes.extents), product(self.column_axes.extents)
 
     def words(self, kind: str) -> str:
-        """As of every body."""
         sharing = f" by {self.plan.cluster} blocks" if self.plan.cluster > 1 else ""
-        return f"{kind}, {len(self.phases)} phases, rows {_KEPT[self.plan.persistence]}{sharing}"
+        return f"{kind}, {len(self.phases)} phases, rows {_PERSISTENCE_TEXT[self.plan.persistence]}{sharing}"
 
     @property
     def reason(self) -> str:
-        """As of every body."""
         plan = self.plan
         elements = plan.chunks * plan.lanes
         if plan.tiled:
@@ -283,20 +259,19 @@ class RowBody(Body):
 
     @property
     def peers(self) -> int:
-        """Threads that share a segment: neighbours in a warp."""
+        """Neighbouring threads of a warp that share a segment."""
         return self.segment // self.plan.lanes
 
 
 @dataclass(frozen=True)
 class ColumnBody(Body):
-    """Partial sums of columns combined, in a fixed order.
+    """A kernel that combines partial column sums in a fixed order.
 
     Attributes:
-        sums: what is combined.
-        column_axes: merged axes of the columns.
-        parts: rows in the workspace, at most.
-        row_blocks: blocks that the rows make: where they are fewer, so are the rows in the workspace. None where these are as many
-            as there can be, whatever the rows are.
+        column_axes: merged.
+        parts: most rows of the workspace.
+        row_blocks: number of blocks that the rows need: if it is below `parts`, the workspace has only so many rows. None if all
+            `parts` are always written.
         shared: scratch of each component.
     """
 
@@ -308,5 +283,4 @@ class ColumnBody(Body):
     plan: ColumnPlan
 
     def words(self, kind: str) -> str:
-        """As of every body."""
         return "combination of the column sums"

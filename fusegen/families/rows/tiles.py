@@ -1,4 +1,4 @@
-"""Plans of kernels that sum columns, combine partial sums, or transpose tiles."""
+"""Plans and cost of kernels that sum columns tile by tile, or combine partial sums."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from fusegen.families.rows.plan import ColumnPlan, Persistence, RowPlan
 from fusegen.schedule.kernel import padded
 from fusegen.target import Target
 
-_COLUMNS, _ROWS = 32, 8  # threads of a block along columns (a warp's width, for whole memory lines) and along partial rows
+_COLUMNS, _ROWS = 32, 8  # threads per block along columns (a warp, for whole memory lines) and along partial rows
 _MANY_ROWS = 32
-"""The latter where blocks leave whole rows, which are as many however few columns there are: a block for every 32 columns hides
-what loads take by its threads alone."""
-_MOST_SUMS = 4  # for which so many threads exchange what they have, in the shared memory that every machine has
+"""Threads along partial rows if blocks leave whole rows: few columns then mean few blocks, which need more threads to hide load
+latency."""
+_MOST_SUMS = 4  # above it, the scratch of so many threads may exceed the shared memory of a machine
 
 
 def column_plan(target: Target, sums: int, *, tiled: bool) -> ColumnPlan:
-    """The plan for a target.
-
-    Args:
-        sums: components of all states that are combined.
-        tiled: whether the partial sums are those of tiles of columns, of which fewer rows are left the more columns there are.
-    """
+    """Returns the plan that combines ``sums`` components of partial column sums. Tiles leave fewer rows of these for more
+    columns."""
     if not target.warp:
         return ColumnPlan(CHUNK, 1)
     return ColumnPlan(_COLUMNS, _ROWS if tiled or sums > _MOST_SUMS else _MANY_ROWS)
@@ -32,75 +28,69 @@ def column_plan(target: Target, sums: int, *, tiled: bool) -> ColumnPlan:
 
 # Plans of kernels that sum columns over rows, tile by tile.
 #
-# A tile is as wide as a warp's groups of lanes, or narrower where rows are; a block's other threads lie along its rows, more of
-# them where there are more rows. Of few rows a thread sums its columns alone, and blocks are wide. Blocks of a cluster share
-# the rows of a tile and finish its sums: on an H200 16384 rows of 1408 take 22 µs so, and 23 where each block leaves a row of
-# partial sums that a second kernel adds up; 300 rows 6 and 9. Only of very many rows more blocks are worth that kernel.
+# A tile is as wide as a warp's vectors, or narrower for narrow rows; the block's other threads are along its rows. For few rows,
+# blocks are wide and a thread sums its columns alone. The blocks of a cluster share the rows of a tile and finish its sums: on an
+# H200, 16384 rows of 1408 take 22 µs, against 23 if each block leaves partial sums for a second kernel; 300 rows 6 and 9. Only very
+# many rows justify more blocks and that kernel.
 #
-# Where rows do not start at aligned places, threads along the rows of a block can be as many as it takes until one does as the
-# first did. Each of them reads whole groups of lanes of rows that lie alike then, wherever among its columns these groups
-# start.
+# If rows are unaligned, the block has as many thread rows as it takes until the alignment repeats. Each thread then reads whole
+# vectors of rows with one alignment.
 
 
-_KEPT = Persistence.REGISTERS
+_IN_REGISTERS = Persistence.REGISTERS
 _WARP = 32
 _BLOCK = 256
 _LARGE_BLOCK = 1024
 _WIDE = ((128, 2), (256, 1))  # threads along the columns of a tile, and along its rows
-_UNDER_WAY = 128  # bytes that a thread asks for before it adds up the first
-_SHIFTED_THREADS = (32, 64, 128)  # along the columns, where groups of lanes start at aligned places
-_LARGEST_SHIFTED = 512  # threads of a block of these, which have the registers of wide groups
+_IN_FLIGHT = 128  # bytes in flight per thread
+_SHIFTED_THREADS = (32, 64, 128)  # threads along the columns of a shifted tile
+_LARGEST_SHIFTED = 512  # most threads per block of a shifted tile, limited by registers for wide vectors
 _REGISTER = 4  # bytes
-_SINGLE_UNDER_WAY = 32  # the same of single elements, each of which takes a register: with more, ptxas spills
+_SCALARS_IN_FLIGHT = 32  # bytes in flight per thread with scalar loads, each of which takes a register: above it, ptxas spills
 _MOST_UNROLLED = 16
-_LARGE_BLOCK_REGISTERS = 36  # of a thread of a large block, for what it loads and twice what it adds up
+_LARGE_BLOCK_REGISTERS = 36  # most registers per thread of a large block, for loads and twice the sums
 _CLUSTERS = (1, 2, 4, 8, 16)  # blocks that share the rows of a tile
-_BLOCKS_PER_SM = 2  # that share them where a second kernel combines the parts
-_PARTS = 32  # of the rows of a tile where nobody knows how many tiles there are
+_BLOCKS_PER_SM = 2  # blocks per SM that share them if a second kernel combines the parts
+_PARTS = 32  # parts of a tile's rows if the number of tiles is unknown
 
 
 def column_tile_plans(columns: int | None, lanes: int, read: Sequence[int], sums: float, target: Target) -> tuple[RowPlan, ...]:
-    """The plans of a kernel that sums columns and reduces nothing along rows; the first one is for no sizes in particular.
+    """Returns the candidates of a kernel that sums columns and reduces nothing along rows; the first suits unknown sizes.
 
     Args:
-        columns: of a row, if known.
-        lanes: that one access moves.
-        read: bytes of an element of each fragment that is read of the row itself.
-        sums: 32-bit registers that each element of a row takes for sums of its column.
+        columns: columns per row, if known.
+        lanes: vector width.
+        read: bytes per element of each fragment that differs from row to row.
+        sums: 32-bit registers per element for column sums.
     """
     unroll = _unroll(lanes, read)
     held = sum(unroll * max(1, lanes * itemsize // 4) for itemsize in read) + 2 * sums * lanes
     shapes = _shapes(columns, lanes, has_large=held <= _LARGE_BLOCK_REGISTERS)
-    plans = (RowPlan(threads, rows, lanes, 1, _KEPT, False, 1, tiled=True, unroll=unroll) for threads, rows in shapes)
+    plans = (RowPlan(threads, rows, lanes, 1, _IN_REGISTERS, False, 1, tiled=True, unroll=unroll) for threads, rows in shapes)
     return tuple(dict.fromkeys(plan for tile in plans for plan in _shared(tile, columns, target)))
 
 
 def shifted_tile_plans(
     columns: int | None, lanes: int, read: Sequence[int], sums: float, period: int, target: Target
 ) -> tuple[RowPlan, ...]:
-    """Further plans, whose groups of lanes start at aligned places, where rows do not.
-
-    Args:
-        columns, lanes, read, sums: as above.
-        period: rows after which groups of lanes start where they did; a power of two.
-    """
+    """Returns candidates whose vectors start at aligned addresses although rows do not. Alignment repeats after ``period`` rows, a
+    power of two."""
     shapes = [(threads, max(period, _BLOCK // threads)) for threads in _SHIFTED_THREADS]
     shapes = [(threads, rows) for threads, rows in shapes if threads * rows <= _LARGEST_SHIFTED]
     unroll = _unroll(lanes, read)
-    plans = (RowPlan(t, r, lanes, 1, _KEPT, False, 1, tiled=True, shifted=True, unroll=unroll) for t, r in shapes)
-    room = target.shared_bytes // 2  # another block may have the other half
+    plans = (RowPlan(t, r, lanes, 1, _IN_REGISTERS, False, 1, tiled=True, shifted=True, unroll=unroll) for t, r in shapes)
+    room = target.shared_bytes // 2  # leaves the other half to a second block
     fitting = (tile for tile in plans if padded(tile.rows * tile.span) * sums * _REGISTER <= room)
     return tuple(plan for tile in fitting for plan in _shared(tile, columns, target))
 
 
 def _unroll(lanes: int, read: Sequence[int]) -> int:
-    """Rows that a thread asks for at once."""
-    under_way = _SINGLE_UNDER_WAY if lanes == 1 else _UNDER_WAY
-    return max(1, min(_MOST_UNROLLED, under_way // (lanes * max(1, sum(read)))))
+    in_flight = _SCALARS_IN_FLIGHT if lanes == 1 else _IN_FLIGHT
+    return max(1, min(_MOST_UNROLLED, in_flight // (lanes * max(1, sum(read)))))
 
 
 def _shared(tile: RowPlan, columns: int | None, target: Target) -> Iterator[RowPlan]:
-    """The plan of a tile, with each number of blocks that may share its rows."""
+    """Yields the plan of a tile for each number of blocks that may share its rows."""
     exact = columns is not None and columns % tile.span == 0 and not tile.shifted
     for parts, cluster in _sharing(None if columns is None else -(-columns // tile.span), target):
         if tile.rows > 1 or cluster == 1:
@@ -108,11 +98,7 @@ def _shared(tile: RowPlan, columns: int | None, target: Target) -> Iterator[RowP
 
 
 def _shapes(columns: int | None, lanes: int, *, has_large: bool) -> tuple[tuple[int, int], ...]:
-    """Threads along the columns of a tile and along its rows.
-
-    Args:
-        has_large: whether the largest block's threads have the registers that it takes.
-    """
+    """Returns the threads along the columns of a tile and along its rows. Large blocks need enough registers."""
     groups = _WARP if columns is None else -(-columns // lanes)
     threads = min(_WARP, 1 << (groups - 1).bit_length())
     blocks = (_BLOCK, _LARGE_BLOCK) if has_large else (_BLOCK,)
@@ -121,7 +107,7 @@ def _shapes(columns: int | None, lanes: int, *, has_large: bool) -> tuple[tuple[
 
 
 def _sharing(tiles: int | None, target: Target) -> Iterator[tuple[int, int]]:
-    """Blocks that share the rows of a tile, and those of them that are a cluster."""
+    """Yields the number of blocks that share the rows of a tile, and the cluster size."""
     clusters = [cluster for cluster in _CLUSTERS if cluster <= target.cluster]
     parts = _PARTS if tiles is None else -(-target.processors * _BLOCKS_PER_SM // max(1, tiles))
     if parts > clusters[-1]:
@@ -130,41 +116,41 @@ def _sharing(tiles: int | None, target: Target) -> Iterator[tuple[int, int]]:
         yield cluster, cluster
 
 
-_REGISTERS = 65536  # of a multiprocessor
-_SM_THREADS = 2048  # of a multiprocessor
+_REGISTERS = 65536  # per SM
+_SM_THREADS = 2048  # per SM
 _MOST_BLOCKS = 32
 _LARGEST_BLOCK = (
-    1024  # threads; such blocks that neighbour each other go through the rows side by side, and find shared sectors in a cache
+    1024  # threads; neighbouring blocks of this size go through the rows side by side, and find shared sectors in a cache
 )
-_TILE_REGISTERS = 28  # of a thread, beside what it loads and what it adds up
-_LAST_WAVE = 0.5  # of the processors that the last wave of blocks leaves idle: the others end at different times
-_WIDEST = 16  # bytes of an access
-_SECTOR = 32  # bytes that memory is read in
-_CLUSTER_PROCESSORS = 16  # multiprocessors of which a cluster takes some
+_TILE_REGISTERS = 28  # per thread, besides loads and sums
+_LAST_WAVE = 0.5  # share of the SMs that the last wave leaves idle: blocks end at different times
+_WIDEST = 16  # bytes per access
+_SECTOR = 32  # bytes of a memory sector
+_CLUSTER_PROCESSORS = 16  # SMs of a GPC that clusters can use; a cluster never spans two GPCs
 _EXCHANGED = 4096  # values
 _MILLION = 1e6
 _OVERLAP = 4
-"""The degree of the norm by which the longer of two times hides the other."""
+"""Degree of the norm that adds two overlapping times."""
 
 
 @dataclass(frozen=True)
 class ColumnPrices:
-    """Prices of what a kernel that sums tiles of columns does, in µs.
+    """Prices of a kernel that sums column tiles, in µs.
 
     Attributes:
-        start: of a launch.
-        megabyte: moved to or from memory.
-        misaligned: more for bytes of sectors that a tile shares with its neighbour, over those that it needs.
-        batch: of loads that a thread waits for at once.
-        access: of a thread in a batch.
-        block: for a multiprocessor.
-        row: of threads along the rows of a block, for each time that they are twice as many.
-        exchanged: of 4096 values that the threads of a block exchange, in each wave of blocks.
-        cluster: whose blocks exchange sums.
-        doubled: more for each time that its blocks are twice as many.
-        combine: of a second kernel.
-        partial: megabyte of partial sums.
-        cache: bytes that are read up to which what is read again comes from a cache.
+        start: per launch.
+        megabyte: per MB to or from memory.
+        misaligned: surcharge on the share of sector bytes that a tile does not need.
+        batch: per batch of loads that a thread waits for.
+        access: per access of a thread in a batch.
+        block: per block and SM.
+        row: per doubling of the threads along the rows of a block.
+        exchanged: per 4096 values that the threads of a block exchange, in each wave.
+        cluster: per cluster that exchanges sums.
+        doubled: per doubling of the cluster size.
+        combine: of the second kernel.
+        partial: per MB of partial sums.
+        cache: bytes read up to which repeated reads hit L2.
     """
 
     start: float
@@ -204,11 +190,10 @@ class ColumnWork:
     """The work of a kernel that sums columns.
 
     Attributes:
-        rows, columns: that it goes through.
         moved: bytes to and from memory.
-        itemsize: bytes of an element of the row.
+        itemsize: bytes per element of the row.
         operands: fragments of the row that it reads.
-        row_operands: elements a row that it reads.
+        row_operands: elements per row that it reads.
         sums: components that it adds up.
     """
 
@@ -222,11 +207,7 @@ class ColumnWork:
 
 
 def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, processors: int) -> float:
-    """Time of a launch with a plan, and of that which combines its partial sums.
-
-    Args:
-        processors: multiprocessors of the machine.
-    """
+    """Returns the time of a launch and of the one that combines its partial sums, in µs."""
     if not work.rows or not work.columns:
         return prices.start
     tiles = math.ceil(work.columns / plan.span)
@@ -247,7 +228,6 @@ def column_time(prices: ColumnPrices, plan: RowPlan, work: ColumnWork, processor
 
 
 def _moving(prices: ColumnPrices, plan: RowPlan, work: ColumnWork) -> float:
-    """Time of memory and the load units, if they always have something to do."""
     is_misaligned = plan.shifted or plan.lanes * work.itemsize < _WIDEST
     shares_sectors = is_misaligned and (plan.block < _LARGEST_BLOCK or plan.resident > 1)
     wasted = 0.0 if not shares_sectors else prices.misaligned * _SECTOR / (plan.span * work.itemsize)
@@ -255,7 +235,7 @@ def _moving(prices: ColumnPrices, plan: RowPlan, work: ColumnWork) -> float:
 
 
 def _room(plan: RowPlan, work: ColumnWork, processors: int) -> int:
-    """Blocks that run at the same time; those of a cluster on neighbouring multiprocessors."""
+    """Returns the blocks that run at the same time; a cluster needs neighbouring SMs."""
     loaded = work.operands * max(1.0, plan.lanes * work.itemsize / 4) + work.row_operands
     registers = min(_TILE_REGISTERS + plan.unroll * loaded + 2 * work.sums * plan.lanes, _REGISTERS / plan.block, 255)
     resident = max(1, int(min(_SM_THREADS // plan.block, _REGISTERS / (registers * plan.block), _MOST_BLOCKS)))

@@ -1,4 +1,4 @@
-"""Phases of rows as templates see them, shared by CUDA and the CPU."""
+"""The phases of row kernels as templates see them, for CUDA and the CPU."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from fusegen.schedule.math import CallArgument, Copy, MathCall, MathFunction, Ma
 
 @dataclass(frozen=True)
 class SegmentsView:
-    """A reduction over segments with all of its text: the math whose results are combined, copies as of a phase, the
-    variables, and the math on these."""
+    """The text of a reduction over segments. See `Segments`."""
 
     call: CallView | None
     copies: tuple[tuple[str, str, str], ...]
@@ -27,26 +26,25 @@ class SegmentsView:
 
 @dataclass(frozen=True)
 class PhaseView:
-    """A phase with all of its text.
+    """The text of a phase.
 
     Attributes:
-        row_reads: one element a row, read at the start.
+        row_reads: one element per row, read at the start.
         row_call: math on the row's statistics.
-        loads: fragments that are loaded at the start of this phase.
-        late: fragments that are loaded right before they are used.
-        steady: of these, the ones that are the same for all rows, and need no index to be read first.
-        uses: fragments that this phase's math uses and that are held, loaded here or before.
-        kept: fragments that this phase's math uses and that are held over all rows.
+        loads: fragments loaded at the start of this phase.
+        late: fragments loaded right before their use.
+        steady: those of them that are the same for all rows and whose offset depends on no index that is read.
+        uses: fragments of the row that the math uses, loaded in this or an earlier phase.
+        kept: fragments that the math uses and that are held over all rows.
         given: computed fragments from earlier phases, with their types.
-        segments: what is reduced over segments before the math on each element.
+        segments: reductions over segments before the math on each element.
         call: math on each element.
-        copies: results that are values which are there already, with their types and the values' text.
-        elements: the text of what reductions combine: of each component the value of a lane.
-        orders: names of what is held and put in order.
-        reductions, column_sums, held, writes: results of the phase.
-        segment_writes: results of which one a segment is stored.
-        row_writes: a variable of the row, stored once.
-        purpose: what the phase is there for.
+        copies: results that need no math, with their types and text.
+        elements: for each reduced component, the text of a lane's value.
+        orders: names of held rows that are sorted.
+        segment_writes: results stored once per segment.
+        row_writes: variables of the row, stored once per row.
+        purpose: the purpose of the phase, as a comment.
     """
 
     row_reads: tuple[FragmentView, ...]
@@ -72,25 +70,21 @@ class PhaseView:
 
     @property
     def results(self) -> tuple[tuple[str, str], ...]:
-        """The results of the call, and copies, with their types."""
         return (*(self.call.results if self.call else ()), *((name, type_) for name, type_, _ in self.copies))
 
     def type_of(self, result: str) -> str:
-        """The type of a result."""
         return dict(self.results)[result]
 
     @property
     def works_on_elements(self) -> bool:
-        """True if anything is done with each element, not only with the row's statistics."""
+        """True if the phase processes elements, not only the row's statistics."""
         return bool(self.call or self.elements or self.copies)
 
     def combined(self, reduction: ReductionView, into: str = "{}") -> str:
-        """The statement that combines the value of a lane with a state."""
         return reduction.combined([self.elements[name] for name, _ in reduction.components], into)
 
 
 def phase_views(body: RowBody, offsets: Offsets) -> list[PhaseView]:
-    """The views of all phases."""
     lane_axis = body.column_axes.symbols[-1]
     reads = {name: a for phase in body.phases for a in phase.reads for name in a.variables}
     kept = {name: a for a in body.kept for name in a.variables}
@@ -140,7 +134,6 @@ def _phase(
 
 
 def _arguments(call: MathCall | None, copies: Sequence[Copy]) -> list[CallArgument]:
-    """The arguments of the math on each element, and the values that are copied."""
     return [*(call.arguments if call else ()), *(c.value for c in copies)]
 
 
@@ -157,18 +150,18 @@ def _is_steady(late: Access, offsets: Offsets) -> bool:
 
 
 def _elements(phase: Phase, copies: Mapping[str, str]) -> dict[str, str]:
-    """For each component that is combined, the value of a lane: a copy itself where it is all of a state, else one of an array."""
-    found: dict[str, str] = {}
+    """Maps each reduced component to the text of a lane's value: the copy itself if it is the whole state, else an array
+    element."""
+    elements: dict[str, str] = {}
     for reduction in (*phase.reductions, *phase.column_sums):
         is_alone = len(reduction.lifted) == 1
         for component in reduction.lifted:
             part = f"{component.name}_part"
-            found[component.name] = copies[part] if is_alone and part in copies else f"{part}[v]"
-    return found
+            elements[component.name] = copies[part] if is_alone and part in copies else f"{part}[v]"
+    return elements
 
 
 def _purpose(phase: Phase, written: Sequence[str]) -> str:
-    """The purpose of a phase."""
     computed = [r.name for r in phase.row_call.function.results] if phase.row_call else []
     of_segments = [c.name for s in phase.segments for c in s.reduction.components]
     along = [c.name for r in phase.reductions for c in r.components]
@@ -186,27 +179,26 @@ def _purpose(phase: Phase, written: Sequence[str]) -> str:
 
 
 def row_accesses(body: RowBody) -> list[Access]:
-    """The accesses by which a row kernel reads."""
     return [*body.kept, *(a for phase in body.phases for a in (*phase.row_reads, *phase.reads, *phase.late))]
 
 
-def placed_accesses(body: RowBody) -> list[Access]:
-    """The accesses by which a row kernel writes, element by element."""
+def write_accesses(body: RowBody) -> list[Access]:
+    """Returns the writes of a row kernel that store element by element."""
     return [a for phase in body.phases for a in (*phase.writes, *phase.segment_writes)]
 
 
 def staged_accesses(body: RowBody) -> tuple[Access, ...]:
-    """Those of these accesses that are copied to shared memory while an earlier row is computed."""
+    """Returns the reads that are staged in shared memory while an earlier row is processed."""
     return body.phases[0].reads if body.plan.persistence is Persistence.STAGED else ()
 
 
 @dataclass(frozen=True)
 class ColumnSumView:
-    """A reduction over rows with all of its text.
+    """The text of a reduction over rows.
 
     Attributes:
-        partials: of its components, in order.
-        writes: results, each with the component's variable, and a variable for what is stored.
+        partials: accesses of its components, in order.
+        writes: results, each with the component's variable, and a variable for the stored value.
     """
 
     reduction: ReductionView
@@ -215,7 +207,6 @@ class ColumnSumView:
 
 
 def column_sum(total: ColumnSum, offsets: Offsets, lane_axis: sympy.Symbol) -> ColumnSumView:
-    """The view of a reduction over rows."""
     writes = [fragment(a, offsets, lane_axis) for a in total.writes]
     narrow = [f"{w.name}_narrow{'' if n == 0 else f'_{n}'}" for n, w in enumerate(writes)]
     partials = tuple(fragment(a, offsets, lane_axis) for a in total.partials)
@@ -223,6 +214,6 @@ def column_sum(total: ColumnSum, offsets: Offsets, lane_axis: sympy.Symbol) -> C
 
 
 def row_functions(body: RowBody) -> list[MathFunction]:
-    """The user's math in the order in which a row meets it."""
+    """Returns the user's math functions in execution order."""
     calls = [c for p in body.phases for c in (p.row_call, *(c for s in p.segments for c in (s.call, s.after)), p.call)]
     return list(dict.fromkeys(c.function for c in calls if c is not None))
