@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fusegen as fg
 from fusegen.errors import FusegenError, GradientError, UnsupportedError
-from fusegen.graphs.gradients import GradientRecording, put_in
+from fusegen.graphs.gradients import GradientRecording, parameters_replaced
 from fusegen.graphs.recording import GraphRecording
 from tests.unit.tapes import Reruns, Tapes
 
@@ -406,7 +406,7 @@ def test_a_module_holds_other_tensors_while_it_is_recorded() -> None:
     parameters = list(module.parameters())
 
     def run(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> Any:
-        with put_in(module, parameters, given):
+        with parameters_replaced(module, parameters, given):
             return module(tensors[0]) * tensors[1]
 
     recording = record(run, parameters)
