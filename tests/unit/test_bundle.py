@@ -150,7 +150,7 @@ def test_values_that_select_code_are_read_again() -> None:
     for value in (None, True, 3, -0.0, float("inf"), "é", (1, (2.5, None)), torch.bfloat16):
         found = decode(json.loads(json.dumps(encode(Constant(value), Constant))), Constant, "value").value
         assert repr(found) == repr(value)
-    with pytest.raises(BundleError, match="cannot be written down"):
+    with pytest.raises(BundleError, match="cannot be stored in a bundle"):
         encode(Constant(object()), Constant)
 
 

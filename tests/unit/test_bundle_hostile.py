@@ -160,13 +160,13 @@ CODE = "__import__('os').system('touch HACKED')"
 
 HOSTILE: dict[str, tuple[Change, str]] = {
     "code in a formula": (put(*LAUNCH, "grid", value=CODE), "compiled for another call"),
-    "a formula without operands": (put(*LAUNCH, "grid", value=["+"]), "is no formula"),
-    "a formula that is true": (put(*LAUNCH, "grid", value=True), "is no formula"),
+    "a formula without operands": (put(*LAUNCH, "grid", value=["+"]), "is not a formula"),
+    "a formula that is true": (put(*LAUNCH, "grid", value=True), "is not a formula"),
     "a formula of great depth": (put(*LAUNCH, "grid", value=json.loads('["-", ' * 900 + "1" + "]" * 900)), ""),
     "code in a shape": (put("signature", "arguments", 0, "TensorArgument", "shape", 0, value=CODE), ""),
     "torch's functions": (put("call", "scalars", "lines", -1, "Operation", "name", value="save"), "no operation 'save'"),
     "code in a number's name": (put("call", "scalars", "lines", 0, value={"Scalar": {"name": CODE}}), "compiled for another call"),
-    "code in a constant": (put("call", "scalars", "lines", 0, value={"float": CODE}), "is no float"),
+    "code in a constant": (put("call", "scalars", "lines", 0, value={"float": CODE}), "is not a float"),
     "code in a named tuple": (
         put("structure", value={"kind": "NAMED_TUPLE", "parts": [{"kind": "TENSOR", "parts": [], "keys": [], "name": ""}],
                                 "keys": [{"str": CODE}], "name": "Pair"}), "valid identifiers"),

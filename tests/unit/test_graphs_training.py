@@ -229,7 +229,7 @@ def test_a_second_replay_does_not_mix_with_the_first() -> None:
     one = recording(made(1)[0], ())
     assert recording.is_busy()
     two = recording(made(2)[0], ())
-    with pytest.raises(GradientError, match="another call has overwritten"):
+    with pytest.raises(GradientError, match="a later call has overwritten"):
         torch.autograd.grad(loss_of(one), parameters)
     assert recording.is_busy()
     assert_equal(
@@ -250,7 +250,7 @@ def test_a_replay_may_overwrite_what_a_later_recording_has_saved() -> None:
     waiting = loss_of(later(made(2)[0], ()))
     assert earlier.is_busy()
     earlier(made(1)[0], ())
-    with pytest.raises(GradientError, match="another call has overwritten"):
+    with pytest.raises(GradientError, match="a later call has overwritten"):
         waiting.backward()
 
 
