@@ -75,12 +75,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A kernel traced for one kind of call.
-
-    Attributes:
-        names: parameters and captured tensors, as named in emitted text.
-        values: one per name.
-    """
+    """A kernel traced for one kind of call. Names and values are of its parameters and captured tensors, as in emitted text."""
 
     requested: BuildRequest
     dispatcher: Dispatcher
@@ -111,12 +106,12 @@ def build(folder: Path, requests: Iterable[BuildRequest], version: str) -> Manif
             known = kernels.get(each.name, BuiltKernel(each.name, parameters, ()))
             _require_same(known, parameters)
             number = sum(len(kernel.variants) for kernel in kernels.values())
-            place = f"{plain(each.name)}/{each.target.name}"
-            passes, files = _passes(traced, parameters, f"{place}-{number}")
+            subdir = f"{plain(each.name)}/{each.target.name}"
+            passes, files = _passes(traced, parameters, f"{subdir}-{number}")
             with writing_to(folder):
                 for file in files:
                     write(unfinished / file.path, file.content)
-            for variant, files in _built(traced, passes, place, number):
+            for variant, files in _built(traced, passes, subdir, number):
                 marked, files = with_mark(variant, files, mark_of(known.parameters, variant))
                 with writing_to(folder):
                     for file in files:
@@ -191,14 +186,14 @@ def _require_same(kernel: BuiltKernel, parameters: Sequence[BuiltParameter]) -> 
         raise BundleError(what, hint="build each into a folder of its own, or pass them as arguments")
 
 
-def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:
+def _built(traced: TracedCall, passes: BuiltPasses | None, subdir: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:
     """Yields the programs for all ranges of row counts, with the files of their kernels."""
     requested, variant = traced.requested, traced.variant
     signature = signature_of(variant, traced.names, traced.values)
     hints = dict(variant.request.sizes.hints)
     for count, (rows, form) in enumerate(variant.alternatives.general(hints).all(hints), number):
         limited = replace(signature, rows=limits(rows))
-        program, files = built_program(requested.target, limited, variant.in_form(form), f"{place}-{count}")
+        program, files = built_program(requested.target, limited, variant.in_form(form), f"{subdir}-{count}")
         machine, structure = machine_of(requested.target), structure_of(variant.structure)
         yield (
             BuiltVariant(**vars(program), target=requested.target.name, machine=machine, structure=structure, passes=passes),
@@ -206,7 +201,7 @@ def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: i
         )
 
 
-def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
+def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], subdir: str) -> tuple[BuiltPasses | None, list[File]]:
     """Returns a kernel's forward and backward pass and their files, or None if it has no derivative."""
     variant, dispatcher = traced.variant, traced.dispatcher
     passes = passes_by_all(variant, dispatcher.options)
@@ -215,7 +210,7 @@ def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], place: str
     count = len(dispatcher.parameters.names)
     sizes = dispatcher.variants.sizes(variant, traced.values[:count], traced.values[count:])
     call = Example(dict(zip(traced.names, traced.values, strict=True)), sizes, signature_of(variant, traced.names, traced.values))
-    return built_passes(passes, variant, call, parameters, place)
+    return built_passes(passes, variant, call, parameters, subdir)
 
 
 def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[BuiltParameter, ...]:
@@ -225,20 +220,14 @@ def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[BuiltP
     is_named = {name: parameters_by_name[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
     both = zip(parameters.given, parameters.names, strict=True)
     declared = [
-        BuiltParameter(given, name, is_named[given], defaults.get(given), written=name in parameters.mutates)
-        for given, name in both
+        BuiltParameter(user_name, name, is_named[user_name], defaults.get(user_name), written=name in parameters.mutates)
+        for user_name, name in both
     ]
     return (*declared, *(BuiltParameter(name, name, True, None, captured=True) for name in captured))
 
 
 def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) -> Signature:
-    """Returns a variant's assumptions about a call.
-
-    Args:
-        variant: compiled for ``values``.
-        names: parameters and captured tensors, as named in emitted text.
-        values: one per name.
-    """
+    """Returns the assumptions of a variant that was compiled for these values of its parameters and captured tensors."""
     request = variant.request
     lower = autocast_dtype(request.device.type)
     known: dict[str, ArgumentSpec] = {spec.name: tensor_argument(spec) for spec in (*request.specs, *variant.traced.inputs)}

@@ -44,13 +44,7 @@ MANIFEST = "extension.json"
 
 @dataclass(frozen=True)
 class Shipped:
-    """A folder with a built library.
-
-    Attributes:
-        library: file name.
-        schemas: the operators' schemas in torch.
-        requires: the required version of torch.
-    """
+    """A folder with a built library: its file name, the operators' schemas, and the required version of torch."""
 
     library: str
     schemas: tuple[str, ...]
@@ -276,13 +270,7 @@ class Traced:
         sizes: tuple[str, ...] | None = None,
         numbers: tuple[tuple[str, DType], ...] | None = None,
     ) -> tuple[Built, ...]:
-        """Returns a program for each range of row counts.
-
-        Args:
-            specs: the tensors.
-            relations, conditions: required relations of sizes and conditions on numbers.
-            sizes, numbers: sizes and numbers among the arguments; by default the function's.
-        """
+        """Returns a program for each range of row counts. It takes the function's sizes and numbers unless others are passed."""
         programs = []
         for rows, form in compiled.alternatives.general(self._hints).all(self._hints):
             specialized = compiled.in_form(form)
@@ -349,5 +337,4 @@ def _shaped(graph: Graph, positions: Sequence[int]) -> tuple[Shaped, ...]:
 
 
 def _capability(target: Target) -> int:
-    """Returns a GPU's compute capability, e.g. 90; 0 for a CPU."""
     return int("".join(c for c in target.name if c.isdigit()) or 0)

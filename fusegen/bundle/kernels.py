@@ -42,20 +42,12 @@ class Kernels:
         self._lock = new_lock()
 
     def check(self) -> None:
-        """Checks the digests of the binaries.
-
-        Raises:
-            BundleError: a binary was changed.
-        """
+        """Checks the digests of the binaries."""
         for code in self.program.code:
             binary(self._folder, code, self._mark)
 
     def on(self, device: torch.device) -> tuple[LaunchBackend, list[Any]]:
-        """Returns the backend of a device, and the kernels loaded on it.
-
-        Raises:
-            BundleError: a binary was changed.
-        """
+        """Returns the backend of a device, and the kernels loaded on it. Raises if a binary was changed."""
         index = devices.index_of(device) if device.type == "cuda" else None
         with self._lock:
             if index not in self._loaded:
@@ -96,11 +88,8 @@ Reasons: TypeAlias = list[tuple[BuiltProgram, str]]
 def choose(
     programs: Iterable[tuple[int, BuiltProgram]], sizes_of: Callable[[BuiltProgram], Mapping[str, int]], device: torch.device
 ) -> tuple[int, dict[str, int]] | Reasons:
-    """Returns the first program that fits a call and the call's sizes, or the reasons if none does.
-
-    Args:
-        sizes_of: matches a program with the call.
-    """
+    """Returns the first program that fits a call and the call's sizes, or the reasons if none does. `sizes_of` matches a program
+    with the call."""
     room = devices.target_of(device).cluster
     reasons: Reasons = []
     for number, program in programs:
@@ -251,9 +240,9 @@ def _match_layout(name: str, argument: TensorArgument, tensor: Tensor, sizes: Ma
     for dim, expected in enumerate(argument.strides):
         if tensor.shape[dim] != 1 and tensor.stride(dim) != expected(sizes):
             raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {expected} = {expected(sizes)}")
-    found = alignment(tensor, argument.own_strides)
-    if found % argument.alignment:
-        raise Mismatch(f"{name!r} is aligned to {found} bytes, built for {argument.alignment}")
+    divisor = alignment(tensor, argument.own_strides)
+    if divisor % argument.alignment:
+        raise Mismatch(f"{name!r} is aligned to {divisor} bytes, built for {argument.alignment}")
 
 
 def _check_relations(signature: Signature, sizes: Mapping[str, int]) -> None:

@@ -107,12 +107,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class LoadedPasses:
-    """The passes of a built kernel, ready to be called.
-
-    Attributes:
-        built: their entry in the manifest.
-        kernels: the kernels of all their programs.
-    """
+    """The passes of a built kernel, ready to be called, with the kernels of all their programs."""
 
     built: BuiltPasses
     kernels: tuple[Kernels, ...]
@@ -199,11 +194,7 @@ class BuiltFunction(CallBinder):
         return [bound.arguments[name] for name in self._given]
 
     def check_binaries(self) -> None:
-        """Checks the digests of all binaries.
-
-        Raises:
-            BundleError: a binary was changed.
-        """
+        """Checks the digests of all binaries."""
         passes = [each for known in self._passes if known is not None for each in known.kernels]
         for kernels in (*self._kernels, *passes):
             kernels.check()
@@ -232,12 +223,7 @@ class BuiltFunction(CallBinder):
         check_tangent(self.__name__, name, tensor)
 
     def bind(self, values: Values) -> BoundMatch:
-        """Binds a call to its program.
-
-        Raises:
-            ArgumentError: the kernel was not built for the call.
-            BundleError: a binary was changed.
-        """
+        """Binds a call to its program. Raises if the kernel was not built for the call, or a binary was changed."""
         device = next(value.device for value in values if isinstance(value, Tensor))
         number, sizes = self._variant(values, device)
         variant = self._kernels[number].program
@@ -252,11 +238,7 @@ class BuiltFunction(CallBinder):
         return BoundPlan(program, facts, self._uncomputable, also=same_aliases), NOTHING
 
     def _requested_passes(self, values: Values, program: BuiltProgram, passes: LoadedPasses | None) -> LoadedPasses | None:
-        """Returns the passes if autograd requests gradients that they compute.
-
-        Raises:
-            GradientError: gradients are requested, but the kernel has none.
-        """
+        """Returns the passes if autograd requests gradients that they compute. Raises if it requests others."""
         requested = _requiring_gradients(self._plain, values)
         if program.call.written:
             refuse_gradients(self.__name__, requested)
@@ -357,11 +339,7 @@ class BuiltPass(CallBinder):
         self.executable = Executable(self)
 
     def __call__(self, values: Values) -> Sequence[Tensor]:
-        """Runs the pass.
-
-        Raises:
-            ArgumentError: it was not built for its tensors.
-        """
+        """Runs the pass. Raises if it was not built for its tensors."""
         results: Sequence[Tensor] = self.executable(values)
         return results
 

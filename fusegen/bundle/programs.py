@@ -44,10 +44,10 @@ class File:
     content: bytes
 
 
-def built_program(target: Target, signature: Signature, compiled: CompiledGraph, place: str) -> tuple[BuiltProgram, list[File]]:
-    """Returns a program with the files of its kernels, stored in the folder `place`."""
+def built_program(target: Target, signature: Signature, compiled: CompiledGraph, subdir: str) -> tuple[BuiltProgram, list[File]]:
+    """Returns a program with the files of its kernels, stored in `subdir`."""
     make = _host_files if target.backend is Backend.CPU else _cuda_files
-    code, files = make(compiled, target, place)
+    code, files = make(compiled, target, subdir)
     return BuiltProgram(signature, compiled.call, tuple(code)), files
 
 
@@ -77,23 +77,26 @@ def with_mark(program: AnyProgram, files: Sequence[File], mark: bytes) -> tuple[
     return replace(program, code=tuple(replace(code, sha256=digests[code.file]) for code in program.code)), marked
 
 
-def _cuda_files(compiled: CompiledGraph, target: Target, place: str) -> tuple[list[Code], list[File]]:
+def _cuda_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[list[Code], list[File]]:
     code, files = [], []
     for source in compiled.sources:
         cubin = nvrtc.compile_cubin(source, target.name).cubin
-        binary, text = File(f"{place}/{source.entry}.cubin", cubin), File(f"{place}/{source.entry}.cu", source.text.encode())
+        binary, text = (
+            File(f"{subdir}/{source.entry}.cubin", cubin),
+            File(f"{subdir}/{source.entry}.cu", source.text.encode()),
+        )
         code.append(Code(binary.path, digest(cubin), source.entry, text.path))
         files += [binary, text]
     return code, files
 
 
-def _host_files(compiled: CompiledGraph, _: Target, place: str) -> tuple[list[Code], list[File]]:
+def _host_files(compiled: CompiledGraph, _: Target, subdir: str) -> tuple[list[Code], list[File]]:
     """Compiles all kernels of a program to one library."""
     if not compiled.sources:
         return [], []
     text = unit_text(compiled.sources)
     library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
-    name = f"{place}/kernels-{digest(library)[:16]}"  # unique: a process caches loaded libraries by path
+    name = f"{subdir}/kernels-{digest(library)[:16]}"  # unique: a process caches loaded libraries by path
     files = [File(f"{name}.so", library), File(f"{name}.cpp", text.encode())]
     return [Code(files[0].path, digest(library), source.entry, files[1].path) for source in compiled.sources], files
 
@@ -129,18 +132,13 @@ def passes_by_all(variant: Variant, options: Options) -> ForwardBackward | None:
 
 
 def built_passes(
-    passes: ForwardBackward, variant: Variant, call: Example, parameters: Sequence[BuiltParameter], place: str
+    passes: ForwardBackward, variant: Variant, call: Example, parameters: Sequence[BuiltParameter], prefix: str
 ) -> tuple[BuiltPasses, list[File]]:
-    """Returns passes as data, with the files of their kernels.
-
-    Args:
-        parameters: of the kernel.
-        place: prefix of the folders' names.
-    """
+    """Returns passes as data, with the files of their kernels. The folders' names begin with `prefix`."""
     specs = passes.forward.graph.inputs  # the random key is not among the call's values
     inputs = [call.values[spec.name] if spec.name in call.values else _row_major(spec, call.sizes) for spec in specs]
-    forward = _programs(passes.forward, inputs, call, f"{place}-forward")
-    backward = _programs(passes.backward, _saved(passes, inputs, call), call, f"{place}-backward")
+    forward = _programs(passes.forward, inputs, call, f"{prefix}-forward")
+    backward = _programs(passes.backward, _saved(passes, inputs, call), call, f"{prefix}-backward")
     programs = [[program for program, _ in each] for each in (forward, backward)]
     built = BuiltPasses(passes.wiring, _derivatives(passes, variant), *map(tuple, programs))
     mark = passes_mark_of(parameters, machine_of(passes.forward.target), built)
@@ -158,9 +156,9 @@ def _derivatives(passes: ForwardBackward, variant: Variant) -> tuple[tuple[str, 
 def _saved(passes: ForwardBackward, inputs: Sequence[Tensor], call: Example) -> list[Tensor]:
     """Returns examples of the backward pass's tensors: saved values, and row-major gradients."""
     named = dict(zip((spec.name for spec in passes.forward.graph.inputs), inputs, strict=True))
-    specs, kept = passes.backward.graph.inputs, passes.derivative.kept
-    saved = [named[s] if isinstance(s, str) else _row_major(spec, call.sizes) for s, spec in zip(kept, specs, strict=False)]
-    return [*saved, *(_row_major(spec, call.sizes) for spec in specs[len(kept) :])]
+    specs, sources = passes.backward.graph.inputs, passes.derivative.kept
+    saved = [named[s] if isinstance(s, str) else _row_major(spec, call.sizes) for s, spec in zip(sources, specs, strict=False)]
+    return [*saved, *(_row_major(spec, call.sizes) for spec in specs[len(sources) :])]
 
 
 def _row_major(spec: InputSpec, sizes: Mapping[str, int]) -> Tensor:
@@ -168,7 +166,7 @@ def _row_major(spec: InputSpec, sizes: Mapping[str, int]) -> Tensor:
     return torch.empty([formula(dim)(sizes) for dim in spec.shape], dtype=spec.dtype.torch, device="meta")
 
 
-def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, place: str) -> _Programs:
+def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, prefix: str) -> _Programs:
     """Compiles the programs of a pass for all ranges of row counts."""
     specs = [with_layout_of(spec, tensor) for spec, tensor in zip(kernel.graph.inputs, tensors, strict=True)]
     sizes = {**call.sizes, **kernel.sizes(tensors)}
@@ -177,7 +175,7 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pla
     compiled = kernel.compiled(specs, sizes, wide=call.signature.wide)
     signature = _signature(kernel, specs, call.signature, wide=call.signature.wide or needs_wide(compiled, sizes))
     return [
-        built_program(kernel.target, replace(signature, rows=limits(rows)), compiled.in_form(form), f"{place}-{number}")
+        built_program(kernel.target, replace(signature, rows=limits(rows)), compiled.in_form(form), f"{prefix}-{number}")
         for number, (rows, form) in enumerate(compiled.alternatives.general(sizes).all(sizes))
     ]
 

@@ -28,7 +28,7 @@ _LENGTH = "cumulative_length_int"
 
 
 class CacheView:
-    """The tensors and settings of a cache.
+    """The tensors and settings of a cache of tensors, plain values and layers.
 
     Attributes:
         cache: a weak reference to the cache.
@@ -36,10 +36,7 @@ class CacheView:
         lengths: the lengths of sliding layers, likewise. A call advances them.
         parts: the variables dicts of the cache and its layers.
         layout: key of the cache's shapes and settings.
-        is_current: true as long as the cache holds the same tensors and settings.
-
-    Raises:
-        UnsupportedError: it holds values other than tensors, plain values and layers.
+        is_current: tells whether the cache holds the same tensors and settings.
     """
 
     is_current: NativeChoice[Callable[[], bool]]
@@ -76,11 +73,7 @@ class CacheView:
 
 
 class CacheFactory:
-    """Makes copies of the cache that a recorded run returned.
-
-    Args:
-        cache: the recorded cache, which each replay fills.
-    """
+    """Makes copies of the cache that a recorded run returned, which each replay fills."""
 
     def __init__(self, cache: object) -> None:
         CacheView(cache)
@@ -199,13 +192,7 @@ class Views(dict[int, CacheView]):
 
 @dataclass
 class GraphCall:
-    """The signature and the tensors of a call.
-
-    Attributes:
-        signature: the arguments' structure, with the layout of each tensor, and plain values.
-        tensors: in the order of the signature.
-        modules: the arguments that are modules.
-    """
+    """The signature of a call: the arguments' structure, tensor layouts and plain values; and its tensors, caches and modules."""
 
     signature: object
     tensors: list[Tensor]
@@ -214,11 +201,7 @@ class GraphCall:
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall:
-        """Analyzes the arguments of a call.
-
-        Raises:
-            UnsupportedError: an argument is not a tensor, plain value, module, static cache or a container of these.
-        """
+        """Analyzes a call. Arguments must be tensors, plain values, modules, static caches or containers of these."""
         call = cls(None, [], [], [])
         call.signature = (
             *(call._signature(value, known) for value in args),
@@ -266,13 +249,7 @@ class _Argument(IntEnum):
 
 
 class SignatureCheck:
-    """Compares a call's signature and torch's settings to those of a previous call, in native code.
-
-    Args:
-        call: the previous call.
-        compare: the native comparison of its arguments.
-        kwargs: its keyword arguments.
-    """
+    """Compares the signature of calls and torch's settings to those of a previous call, in native code."""
 
     def __init__(
         self, call: GraphCall, compare: Callable[..., tuple[list[Tensor], list[object]] | None], kwargs: Mapping[str, Any]
@@ -309,7 +286,6 @@ class SignatureCheck:
 
 
 def _node(value: Any) -> tuple[Any, ...]:
-    """Encodes an argument for the native module."""
     kind = type(value)
     if value is None or value is True or value is False or isinstance(value, nn.Module):
         return _Argument.IDENTITY, value
@@ -348,7 +324,6 @@ def settings(device: str) -> tuple[object, ...]:
 
 
 def _setting_getters(device: str) -> Sequence[tuple[Callable[..., object], tuple[str, ...]]]:
-    """Getters of the settings, with their arguments."""
     return [
         (torch.is_inference_mode_enabled, ()),
         (torch.is_grad_enabled, ()),

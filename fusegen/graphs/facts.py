@@ -37,9 +37,7 @@ LIBRARY_FOLDERS = (_FUSEGEN_FOLDER, str(Path(torch.__file__).parent), sysconfig.
 """Folders of library code, whose globals are assumed constant."""
 _MODULE_ATTRIBUTES = vars(nn.Module()).keys() - {"training"}
 _NOT_SETTINGS = (Tensor, type, ModuleType, FunctionType)
-"""Types whose attributes are not settings."""
 _CHECKED_SEPARATELY = (Tensor, nn.Module, torch.optim.Optimizer)
-"""Types whose attributes are checked separately."""
 _CONTAINERS = (dict, list, set, deque)
 _CALL = nn.Module._call_impl.__code__
 _MAX_ELEMENTS = 64  # elements of a container that are traversed
@@ -72,16 +70,11 @@ class Reads:
         self.states: dict[int, StateGuard] = {}
 
     def note(self, held: Variables | type, name: str) -> None:
-        """Records an access to a variable, before code may assign it."""
         if (id(held), name) not in self.items:
             self.items[id(held), name] = held, name, _variables(held)[name]
 
     def facts(self, also: Sequence[Callable[[], bool]] = ()) -> NativeChoice[Callable[[], bool]]:
-        """Returns a function that tells whether a later run would read the same.
-
-        Args:
-            also: further conditions.
-        """
+        """Returns a function that tells whether a later run would read the same, and whether the conditions `also` hold."""
         if self.unknown is not None:
             what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor found in what it closes over"
             raise UnsupportedError(what, hint="pass the module as an argument")
@@ -181,7 +174,6 @@ def _add_optimizer(facts: Conditions, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _add_read(facts: Conditions, read: StateRead, modules: set[int]) -> None:
-    """Adds a kernel's read as a condition."""
     owner, kind, key = read.slot.owner, read.slot.kind, read.slot.key
     is_module = id(owner) in modules
     if kind in _KIND_DICTIONARIES:
@@ -228,11 +220,7 @@ def _defining_class(kind: type, name: str) -> type | None:
 
 @contextmanager
 def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: Reads) -> Iterator[None]:
-    """Undoes assignments of a recorded run to state that outlives it.
-
-    Raises:
-        UnsupportedError: it has assigned state, which a replay would not repeat.
-    """
+    """Undoes assignments of a recorded run to state that outlives it, and raises: a replay would not repeat them."""
     iterators = [type(value).__name__ for value in reached(function, object) if isinstance(value, Iterator)]
     if iterators:
         raise UnsupportedError(f"it may take from a {iterators[0]}", hint="pass what it gives as an argument")
@@ -321,7 +309,6 @@ def _values(held: Any) -> dict[Any, Any]:
 
 
 def _changed_key(before: dict[Any, Any], now: dict[Any, Any]) -> str | None:
-    """Returns a key whose value differs, or None."""
     missing = object()
     return next((repr(key) for key in {**before, **now} if before.get(key, missing) is not now.get(key, missing)), None)
 
@@ -376,12 +363,8 @@ class _Collections:
 
 @contextmanager
 def recording_reads(function: object, roots: Sequence[nn.Module]) -> Iterator[Reads]:
-    """Records the state that Python code reads during a run: attributes of modules and the objects that they hold, globals, and the
-    guards of kernels that it calls. Assignments are undone.
-
-    Raises:
-        UnsupportedError: it has assigned state, which a replay would not repeat.
-    """
+    """Records the state that Python code reads during a run: attributes of modules and of their objects, globals, and the guards of
+    kernels. Raises if the run assigns state, after undoing it."""
     reads, seen = Reads(function, roots), set[CodeType]()
     modules = _all_modules(roots)
     known = {id(value) for each in modules for value in (each, *vars(each).values()) if hasattr(value, "__dict__")}
@@ -426,7 +409,6 @@ def recording_reads(function: object, roots: Sequence[nn.Module]) -> Iterator[Re
 
 
 def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
-    """Returns modules, their submodules, and modules in their lists, tuples and dicts."""
     modules: dict[int, nn.Module] = {}
     stack: list[Any] = list(roots)
     while stack:

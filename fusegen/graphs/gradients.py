@@ -49,14 +49,8 @@ class TensorResult:
 
 @dataclass(eq=False)
 class ReplayState:
-    """The state of a recording's last replay.
-
-    Attributes:
-        order: number of the recording.
-        number: number of the replay.
-        is_intact: whether the saved values are intact.
-        pending: returns None once no first backward pass can come any more.
-    """
+    """The last replay of a recording: their numbers, and whether the replay's saved values are intact. `pending` returns None once
+    no first backward pass can come any more."""
 
     order: int = field(default_factory=lambda: next(_ORDERS))
     number: int = 0
@@ -72,7 +66,6 @@ class GradientRecording:
         inputs: the argument buffers of the forward pass.
         parameters: tensors that require a gradient and are not arguments.
         required: for each of `inputs` and `parameters`, whether it requires a gradient.
-        results: result buffers of the forward pass.
         nodes: autograd's graph, which keeps the memory of saved values allocated.
         incoming: for each result, its gradient's buffer, or None.
         gradients: gradient buffers that the backward pass fills.
@@ -80,7 +73,6 @@ class GradientRecording:
         saved: parameters whose values the backward pass reads.
         written: tensors other than arguments that the forward pass writes to.
         leaves: leaves of the result: a `TensorResult`, an `ArgumentResult`, or a plain value.
-        rebuild: rebuilds the result from its leaves.
     """
 
     pool: GraphPool
@@ -119,7 +111,7 @@ class GradientRecording:
                 nodes in use on another stream.
             tensors: the tensor arguments.
             parameters: tensors that require a gradient and are not arguments.
-            others: further arguments that the result may be or contain.
+            other_args: further arguments that the result may be or contain.
             state: tensors other than arguments that the run may write to.
 
         Raises:
@@ -277,7 +269,6 @@ def _value_of_leaf(leaf: object, arguments: Sequence[object], filled: Sequence[T
 
 
 def _clones(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Clones tensors with few launches."""
     clones = list(map(torch.empty_like, tensors))
     if clones:
         torch._foreach_copy_(clones, list(tensors))
@@ -305,11 +296,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _warm_up(pool: GraphPool, run: ReplayFunction, inputs: Sequence[Tensor], aliases: Sequence[Tensor]) -> set[int]:
-    """Runs both passes once. Returns the addresses that the backward pass reads.
-
-    Raises:
-        UnsupportedError: the run reads or writes tensors that a replay does not.
-    """
+    """Runs both passes once. Returns the addresses that the backward pass reads. Raises if a replay would read or write less."""
     saved: set[int] = set()
     leaves = (*inputs, *aliases)
     versions = [leaf._version for leaf in leaves]

@@ -46,11 +46,7 @@ _BUSY = object()
 
 @dataclass
 class GradientGraph:
-    """A recorded call with gradients. It has several recordings if calls overlap before their backward passes.
-
-    Attributes:
-        record_again: makes another recording.
-    """
+    """A recorded call with gradients. It has several recordings if calls overlap before their backward passes."""
 
     recordings: list[GradientRecording]
     facts: NativeChoice[Callable[[], bool]]
@@ -58,11 +54,8 @@ class GradientGraph:
     memories: Sequence[CacheMemory] = ()
 
     def replay(self, call: GraphCall) -> Any:
-        """Replays a call of the same signature and returns a differentiable result.
-
-        Raises:
-            UnsupportedError: too many calls wait for their backward passes, or another recording fails.
-        """
+        """Replays a call of the same signature and returns a differentiable result. Raises if too many calls wait for their
+        backward passes."""
         if (result := self._replayed(call)) is not _BUSY:
             return result
         with recording_alone():
@@ -85,12 +78,8 @@ CapturedGraph: TypeAlias = PlainGraph | GradientGraph
 
 @dataclass
 class Latest:
-    """The graph of the previous call, and its key.
-
-    Attributes:
-        check: a fast check of the next call; None until two calls in a row have the signature.
-        is_tried: whether a check was requested; not all arguments support it.
-    """
+    """The graph of the previous call. `check` recognizes its signature fast, once two calls in a row had it and if the arguments
+    support it."""
 
     key: object
     graph: CapturedGraph
@@ -100,14 +89,7 @@ class Latest:
 
 @dataclass
 class SignatureStats:
-    """Statistics of calls with a signature that has no graph.
-
-    Attributes:
-        count: number of calls.
-        recorded: number of recordings.
-        changes: how often a graph's state had changed.
-        reason: the error of the last recording that failed.
-    """
+    """Counts of calls, recordings and state changes for a signature without a graph, and the error of the last failed recording."""
 
     count: int = 0
     recorded: int = 0
@@ -130,14 +112,14 @@ def cuda_graph(function: Callable[..., Any]) -> Graphed:
     replayed. Calls with gradients are recorded with their backward passes.
 
     A replay runs no Python: it launches the recorded kernels on new values of tensors with the same shapes. State that the function
-    reads (attributes of modules, globals, parameters) is compared before each replay, and the call is recorded match if it has
+    reads (attributes of modules, globals, parameters) is compared before each replay, and the call is recorded again if it has
     changed.
 
     Args:
         function: a kernel, a module, or a function of tensors, plain values, modules and static caches.
 
     Returns:
-        A callable with the function's results. ``print`` shows the number of recorded calls, and why other_arguments ran eagerly.
+        A callable with the function's results. ``print`` shows the number of recorded calls, and why others ran eagerly.
     """
     roots = [function] if isinstance(function, nn.Module) else reached(getattr(function, "function", function), nn.Module)
     return Graphed(function, Pools(), roots)
@@ -228,11 +210,7 @@ class Graphed:
         return call, self._graph(call, args, kwargs)
 
     def _graph(self, call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedGraph | None:
-        """Returns the graph of a call, or None at the signature's first call.
-
-        Raises:
-            UnsupportedError: the call cannot be recorded.
-        """
+        """Returns the graph of a call, or None at the signature's first call. Raises if the call cannot be recorded."""
         key, latest = key_of(call, kwargs), self._latest
         graph = latest.graph if latest is not None and latest.key == key else self._graphs.get(key)
         if graph is not None and graph.facts.call():
@@ -338,7 +316,7 @@ class Graphed:
         return self if owner is None else partial(self, owner)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles without graphs, which are recorded match."""
+        """Pickles without graphs, which are recorded again."""
         return {"function": self._declared, "roots": self._roots, "is_step": self._is_step}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -396,8 +374,8 @@ class GraphedForward(Graphed):
     """Replaces a model's forward pass in calls without gradients.
 
     Attributes:
-        given: the `forward` attribute that the module had before, set by record_again tool or the user.
-        is_put: whether calls are recorded. False makes the object inert inside record_again tool's wrapper.
+        given: the `forward` attribute that the module had before, set by another tool or the user.
+        is_put: whether calls are recorded. False makes the object inert inside another tool's wrapper.
     """
 
     def __init__(self, module: nn.Module, pools: Pools) -> None:

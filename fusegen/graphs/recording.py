@@ -224,7 +224,7 @@ class GraphRecording:
             record: a record method of a `GraphPool`.
             run: a function of the tensor arguments.
             tensors: the tensor arguments.
-            other_arguments: further arguments that the result may be or contain.
+            other_args: further arguments that the result may be or contain.
 
         Raises:
             UnsupportedError: the result holds values other than tensors, plain values and caches.
@@ -241,7 +241,7 @@ class GraphRecording:
         known = {id(value): ArgumentResult(number) for number, value in enumerate((*inputs, *other_args))}
         return cls(replay, held, written, [known.get(id(leaf)) or _result_leaf(leaf) for leaf in leaves], rebuild)
 
-    def __call__(self, tensors: Sequence[Tensor], other_arguments: Sequence[object]) -> Any:
+    def __call__(self, tensors: Sequence[Tensor], other_args: Sequence[object]) -> Any:
         """Replays the run with other arguments and returns the result."""
         if self.inputs:
             torch._foreach_copy_(self.inputs, list(tensors))
@@ -252,7 +252,7 @@ class GraphRecording:
             self.written.extend(number for number in changed if number not in self.written)
         for number in self.written:
             tensors[number].detach().copy_(self.inputs[number])
-        arguments = (*tensors, *other_arguments)
+        arguments = (*tensors, *other_args)
         return self.rebuild([_value_of_leaf(leaf, arguments) for leaf in self.leaves])
 
 
@@ -277,11 +277,7 @@ class PlainGraph:
     step: RecordedStep | None
 
     def replay(self, call: GraphCall) -> Any:
-        """Replays a call of the same signature and returns its result.
-
-        Raises:
-            UnsupportedError: it writes to an argument that shares its memory.
-        """
+        """Replays a call of the same signature and returns its result. Raises if it writes to an argument with shared memory."""
         if self.recording.written:
             self.require_own_memory(call)
         with self.pool.in_order():

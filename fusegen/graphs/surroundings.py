@@ -30,11 +30,7 @@ _RECORDING = new_lock()  # one recording at a time
 
 @contextmanager
 def recording_alone() -> Iterator[None]:
-    """Allows one recording at a time.
-
-    Raises:
-        UnsupportedError: another thread is recording, or the recording fails.
-    """
+    """Allows one recording at a time. Raises if another thread is recording, or the recording fails."""
     if not _RECORDING.acquire(blocking=False):
         raise UnsupportedError("another thread records a graph")
     try:
@@ -59,11 +55,7 @@ def same_settings(device: str) -> Iterator[None]:
 
 
 def lengths_added(view: CacheView, saved: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[int]:
-    """Returns a run's increments of the lengths of a cache.
-
-    Raises:
-        UnsupportedError: it has changed other settings of the cache.
-    """
+    """Returns a run's increments of the lengths of a cache. Raises if it has changed other settings of the cache."""
     before = {id(held): values for held, values in saved}
     lengths = {(id(held), name) for held, name in view.lengths}
     for held in view.parts:
@@ -74,11 +66,8 @@ def lengths_added(view: CacheView, saved: Sequence[tuple[dict[str, Any], dict[st
 
 
 def require_no_hooks(roots: Iterable[nn.Module], outer: Sequence[nn.Module]) -> None:
-    """Rejects hooks inside a recorded run, which a replay does not run. Hooks of transformers that capture outputs are allowed.
-
-    Args:
-        outer: modules whose own forward hooks run outside of the recording.
-    """
+    """Rejects hooks inside a recorded run, except those of transformers that capture outputs. Forward hooks of `outer` modules run
+    outside of it."""
     if any(hooks for name, hooks in vars(module_hooks).items() if name.startswith("_global_") and isinstance(hooks, dict)):
         raise UnsupportedError("there are hooks of all modules", hint="remove them")
     for path, each in ((path, each) for root in roots for path, each in root.named_modules()):
@@ -104,11 +93,7 @@ def reason_of(error: Exception) -> str:
 
 
 class RecordedStep:
-    """The gradients and optimizer state of a training step, during its recording and its replays.
-
-    Args:
-        roots: modules that it reads.
-    """
+    """The gradients and optimizer state of a training step, during its recording and its replays."""
 
     def __init__(self, function: object, roots: Sequence[nn.Module], device: torch.device) -> None:
         self._device = device
@@ -131,11 +116,7 @@ class RecordedStep:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Restores the state if the recording fails.
-
-        Raises:
-            UnsupportedError: it changes state that a replay would not.
-        """
+        """Restores the state if the recording fails. Raises if it changes state that a replay would not."""
         gradients = [(each, each.grad, 0 if each.grad is None else each.grad._version) for each in self._parameters]
         sizes = [len(optimizer.state) for optimizer in self._optimizers]
         held = [*(each for optimizer in self._optimizers for each in (*optimizer.param_groups, *optimizer.state.values()))]

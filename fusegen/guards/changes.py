@@ -102,7 +102,6 @@ _Snapshot: TypeAlias = tuple[Any, ...] | dict[Any, Any]
 """A snapshot: elements, or values by key or attribute name."""
 
 _FILLERS: tuple[tuple[Any, Callable[[Any, Any], object]], ...] = ((list, list.extend), (deque, deque.extend), (set, set.update))
-"""Functions that fill containers, bypassing overrides of the user's subclasses."""
 
 
 def _snapshot_of(value: Any) -> _Snapshot | None:
@@ -270,11 +269,7 @@ _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defi
 
 
 def deed_of(frame: FrameType) -> str | None:
-    """Returns the side effect of a function about to run, as text, or None.
-
-    Raises:
-        TraceError: it hands work to another thread, which is not watched.
-    """
+    """Returns the side effect of a function about to run, as text, or None. Raises if it hands work to another thread."""
     code = frame.f_code
     if code in _THREAD_STARTS:
         what = f"the kernel {_THREAD_STARTS[code]} while it is traced; what it reads there is not seen"

@@ -22,7 +22,7 @@ _STRONG_TYPES = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tu
 
 @dataclass(frozen=True)
 class Used:
-    """A captured tensor: its input name, and its location."""
+    """A captured tensor: its input name, type and location."""
 
     name: str
     type: type
@@ -355,7 +355,6 @@ class _Writer:
         return name
 
     def _bind(self, value: object, expression: str) -> None:
-        """Binds a local to an argument-dependent object, which may be another one in each call."""
         kind = self._constant(type(value))
         name = self._local(value)
         self._bound.add(id(value))

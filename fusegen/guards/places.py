@@ -45,12 +45,7 @@ class PlaceKind(Enum):
 
 @dataclass(frozen=True, eq=False)
 class StatePlace:
-    """A storage location: an owner, and an access in it.
-
-    Attributes:
-        owner: an object, a dictionary of variables, or a function.
-        key: a name, an index, or the arguments of a call.
-    """
+    """A storage location: an owner (an object, a dictionary of variables, a function) and an access in it."""
 
     owner: Any
     kind: PlaceKind
@@ -87,12 +82,7 @@ _GETTERS: dict[PlaceKind, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class StateRead:
-    """A read during tracing: the location and its value then.
-
-    Attributes:
-        holds: for a container, tells whether its contents are unchanged; otherwise None.
-        was_empty: whether the value was an empty container.
-    """
+    """A read during tracing. For a container, `holds` tells whether its contents are unchanged; it is None for other values."""
 
     slot: StatePlace
     value: Any
@@ -198,7 +188,6 @@ _NATIVE_KINDS = (
     PlaceKind.BUFFER,
     PlaceKind.SUBMODULE,
 )
-"""The native module's numbering of the kinds."""
 
 _DICTIONARIES = {
     PlaceKind.DEFINED: "__dict__",
@@ -209,11 +198,8 @@ _DICTIONARIES = {
 
 
 class Conditions:
-    """Conditions that are true now and cheap to check again.
-
-    Args:
-        is_weak: selects the objects to hold weakly. A condition on a collected object is false.
-    """
+    """Conditions that are true now and cheap to check again. `is_weak` selects the objects to hold weakly; a condition on a
+    collected object is false."""
 
     def __init__(self, is_weak: Callable[[object], bool] = lambda _: False) -> None:
         self._is_weak = is_weak

@@ -92,11 +92,9 @@ _STREAMS = (io.IOBase, queue.SimpleQueue)
 
 
 class Reach:
-    """Visits calls and values, each once, and records the state that they read.
+    """Visits calls and values, each once, and records the state that they read in `notes`.
 
-    Args:
-        notes: the recorder that stores the reads.
-        function: the function under trace. Its own code and defaults are not recorded.
+    `function` is under trace itself, so its code and defaults are not recorded.
     """
 
     def __init__(self, notes: StateRecorder, function: object) -> None:
@@ -164,10 +162,8 @@ class Reach:
         self._notes.missing(held, (key,))
 
     def _find_closure(self, frame: FrameType) -> None:
-        """Finds the closure function of a frame that was called by a library or the interpreter.
-
-        Functions created during the trace are skipped: they close over no earlier state.
-        """
+        """Finds the closure function of a frame that a library or the interpreter called. Functions created during the trace are
+        skipped: they close over no earlier state."""
         code, known = frame.f_code, self._functions.setdefault(frame.f_code, [])
         if code.co_freevars and code.co_name not in _COMPREHENSIONS and not any(closes_over(each, frame) for each in known):
             method = method_of(frame) if code.co_freevars == ("__class__",) else None
@@ -313,11 +309,7 @@ class Reach:
     # Values: one method per type.
 
     def see(self, value: Any, name: str) -> None:
-        """Visits a value and the values reachable from it.
-
-        Raises:
-            TraceError: it is an iterator, which each read would advance.
-        """
+        """Visits a value and the values reachable from it. Raises for iterators, which each read would advance."""
         if id(value) in self._seen or is_plain(value):
             return
         self._seen[id(value)] = value

@@ -216,14 +216,10 @@ _INTERNALS = frozenset({"_call_impl", "_compiled_call_impl"})
 
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
-"""Hooks that change gradients only."""
 
 
 def _cache_read(function: Any) -> StateRead:
-    """Returns a read that holds while a cache is neither cleared nor filled further, and never again after that.
-
-    The hits of a cache only grow, so fewer hits show that it was cleared and refilled.
-    """
+    """Returns a read that fails once a cache was cleared or filled further. Fewer hits than before also show a clear."""
     slot = StatePlace(function, PlaceKind.CACHE)
     previous, stays = slot.get(), True
 

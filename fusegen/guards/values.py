@@ -117,7 +117,6 @@ _GETTERS: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys((io.StringIO, io.BytesIO), lambda stream: () if stream.closed else (stream.getvalue(), stream.tell())),
     **dict.fromkeys(_VIEWS, lambda view: dict(view.mapping)),
 }
-"""Getters of the contents of interpreter objects, whose reads cannot be watched."""
 
 
 def cell_contents(cell: types.CellType) -> tuple[Any, ...]:

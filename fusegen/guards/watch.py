@@ -117,11 +117,7 @@ class Watch:
 
 
 class _Watched:
-    """A class or a module with reporting hooks. All methods but the hooks run under the lock.
-
-    Attributes:
-        users: the number of watches.
-    """
+    """A class or a module with reporting hooks, and its number of watches. All methods but the hooks run under the lock."""
 
     def __init__(self, original: Callable[[Any, str], Any], restore: Callable[[], object]) -> None:
         self._original, self._restore = original, restore

@@ -82,11 +82,7 @@ class GraphOperator:
 
     @classmethod
     def of(cls, assumed: AssumedGraph, finish: Callable[[GraphOperator], None]) -> GraphOperator:
-        """Returns the operator of a graph, created at the first call.
-
-        Args:
-            finish: registers gradients for a new operator.
-        """
+        """Returns the operator of a graph, created at the first call; `finish` registers the gradients of a new one."""
         with cls._lock:
             if assumed.name not in cls._cache:
                 operator = cls(assumed)
@@ -104,12 +100,7 @@ class GraphOperator:
         return overload
 
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Calls the operator.
-
-        Args:
-            tensors: one per input.
-            numbers: values of `AssumedGraph.sizes` and of the scalars.
-        """
+        """Calls the operator with one tensor per input, and the values of `AssumedGraph.sizes` and of the scalars."""
         results = self.overload(*tensors, *numbers)
         return (results,) if isinstance(results, Tensor) else tuple(results)
 
@@ -251,8 +242,6 @@ def _passes_of(assumed: AssumedGraph, wrt: tuple[str, ...], device: torch.device
 
 @dataclass(frozen=True)
 class _Passes:
-    """The forward and the backward pass of a graph."""
-
     derivative: Derivative
     forward: AssumedGraph
     backward: AssumedGraph
@@ -276,16 +265,12 @@ class _Passes:
         scalars: Sequence[Any],
         needed: Collection[str],
     ) -> dict[str, Tensor]:
-        """Runs the backward pass.
+        """Runs the backward pass. Returns the gradients by input.
 
         Args:
-            kept: values saved by the forward pass.
-            given: gradients of the floating-point results.
-            sizes: values of the symbolic sizes.
+            saved: values saved by the forward pass.
+            incoming: gradients of the floating-point results.
             needed: inputs whose gradients are requested.
-
-        Returns:
-            The gradients by input.
         """
         sources = self._sources(needed)
         computed = _computed_results(sources)
@@ -316,7 +301,6 @@ def _computed_results(sources: Mapping[str, int | str]) -> tuple[int, ...]:
 
 
 def _with_results(graph: Graph, positions: Sequence[int]) -> Graph:
-    """Reduces a graph to some of its results."""
     if len(positions) == len(graph.outputs):
         return graph
     return part_of(graph, [graph.outputs[position] for position in positions])[0]
@@ -380,7 +364,6 @@ class _SavingBackward:
 
 
 def _save(ctx: Any, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
-    """Saves tensors and numbers for the backward pass. Boxed numbers are tensors."""
     ctx.save_for_backward(*tensors, *(number for number in numbers if isinstance(number, Tensor)))
     ctx.numbers = [None if isinstance(number, Tensor) else number for number in numbers]
 
@@ -402,6 +385,5 @@ def _select_saved(passes: _Passes, names: Sequence[str], tensors: Sequence[Tenso
 
 
 def _of_floats(assumed: AssumedGraph, gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Selects the gradients of floating-point results."""
     outputs = assumed.graph.outputs
     return [g for g, p in zip(gradients, outputs, strict=False) if assumed.graph.nodes[p].dtype.is_float]

@@ -50,11 +50,7 @@ def register(name: str, function: Callable[..., Any], run: Callable[..., Any]) -
 
 
 def require_closed(name: str, variant: Variant) -> None:
-    """Rejects a function whose results or gradients depend on more than its arguments.
-
-    Raises:
-        UnsupportedError: it captures tensors or draws random numbers.
-    """
+    """Rejects a function that captures tensors or draws random numbers, which an operator's arguments do not determine."""
     if variant.state.names:
         what = f"{name} is an operator, and captures {', '.join(variant.state.names)}, which are not its parameters"
         raise UnsupportedError(what, hint="make them parameters; or declare the kernel without op=")

@@ -78,7 +78,7 @@ def plan_of(
     function: Callable[..., Any],
     name: str,
     options: tuple[Any, ...],
-    given: tuple[str, ...],
+    provided: tuple[str, ...],
     facts: tuple[tuple[Any, ...], ...],
     recording: bool,
     *constants: Any,
@@ -87,7 +87,7 @@ def plan_of(
 
     Args:
         options: the kernel's, as a plain tuple, which torch.compile treats as a constant. Settings select the compiler.
-        given: the parameters that the call provides.
+        provided: the parameters that the call provides.
         facts: facts about their values (`facts_of`).
         recording: whether gradients are recorded.
         constants: values that are neither tensors nor unknown numbers (`constants_of`).
@@ -101,12 +101,12 @@ def plan_of(
     have_hints = any(fact[0] == TENSOR and fact[4] not in (None, fact[3]) for fact in facts)
     with _disable_current_modes(), torch.set_grad_enabled(recording):
         try:
-            return _Plan(dispatcher(), given, facts, constants, by_hints=False).text(recording)
+            return _Plan(dispatcher(), provided, facts, constants, by_hints=False).text(recording)
         except (Unplanned, FusegenError) as error:
             reason = error
         if have_hints:
             with suppress(Unplanned, FusegenError):
-                return _Plan(dispatcher(), given, facts, constants, by_hints=True).text(recording)
+                return _Plan(dispatcher(), provided, facts, constants, by_hints=True).text(recording)
     raise Unplanned(getattr(reason, "what", str(reason))) from reason
 
 
@@ -119,7 +119,7 @@ class _Plan:
 
     Args:
         dispatcher: a new dispatcher of the kernel's function.
-        given, facts, constants: as for `plan_of`.
+        provided, facts, constants: as for `plan_of`.
         by_hints: whether unknown sizes that are equal in this call are assumed equal. The operator's shape function then makes the
             recorder guard on it.
     """
@@ -127,7 +127,7 @@ class _Plan:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        given: Sequence[str],
+        provided: Sequence[str],
         facts: Sequence[tuple[Any, ...]],
         constants: Sequence[Any],
         *,
@@ -136,7 +136,7 @@ class _Plan:
         self._by_hints = by_hints
         self._dispatcher = dispatcher
         parameters = dispatcher.parameters
-        self._facts = {parameters.names[parameters.given.index(g)]: fact for g, fact in zip(given, facts, strict=True)}
+        self._facts = {parameters.names[parameters.given.index(g)]: fact for g, fact in zip(provided, facts, strict=True)}
         values = [(name, fact) for name, fact in self._facts.items() if fact[0] in (CONSTANT, OBJECT)]
         self._constants = {name: value_of(fact, constant) for (name, fact), constant in zip(values, constants, strict=True)}
         self._places = {parameter: position for position, parameter in enumerate(self._facts)}
@@ -274,11 +274,8 @@ class _Plan:
         return arguments | {name for name, tensor in zip(hidden, trace.hidden, strict=True) if tensor.requires_grad}
 
     def _with_saved(self, assumed: AssumedGraph, needed: set[str], device: torch.device) -> GraphOperator:
-        """Returns the operator with saved values.
-
-        If one input requires a gradient, all arguments are differentiated: under a checkpoint, torch.compile reports
-        `requires_grad` wrongly. The backward pass computes the requested gradients only.
-        """
+        """Returns the operator with saved values. If one input requires a gradient, all are differentiated, since torch.compile
+        reports `requires_grad` wrongly under a checkpoint. The backward pass computes the requested gradients only."""
         tensors = {name for name, fact in self._facts.items() if fact[0] == TENSOR}
         recompute = self._dispatcher.options.recompute
         with suppress(FusegenError):
@@ -289,9 +286,9 @@ class _Plan:
 
 _STEPS: dict[str, Callable[[Any, str], Any]] = {
     "member": getattr,
-    "item": lambda found, key: found[int(key)],
-    "key": lambda found, key: found[key],
-    "globals": lambda found, _: found.__globals__,
+    "item": lambda value, key: value[int(key)],
+    "key": lambda value, key: value[key],
+    "globals": lambda value, _: value.__globals__,
 }
 
 

@@ -41,11 +41,7 @@ def recorded_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Calls the kernel's operator, or runs the function in torch if there is no operator for the call.
-
-    Args:
-        names: the function's parameters.
-    """
+    """Calls the kernel's operator, or runs the function in torch if there is no operator for the call."""
     is_compiled, mutates = is_dynamo_compiling(), options.mutates
     if is_compiled:
         expected = _expected(function, names, mutates, args, kwargs)  # first, so that torch.compile sees the state and equal sizes
@@ -78,12 +74,7 @@ def recorded_call(
 def recorded_spread(
     function: Callable[..., Any], parameters: Parameters, name: str, options: Options, values: Sequence[Any]
 ) -> Any:
-    """Like `recorded_call`, for arguments that are containers of tensors. Each tensor is an argument of the operator.
-
-    Args:
-        parameters: the function's parameters.
-        values: all arguments, in the order of the parameters.
-    """
+    """Like `recorded_call`, for arguments that are containers of tensors. Each tensor is an argument of the operator."""
     layouts, leaves = spread(parameters.given, values, parameters.variadic)
     flat = getattr(FLAT, flat_name(function, layouts))
     names = flat_names(layouts)
@@ -129,15 +120,7 @@ def _copy_tensor(value: Any) -> Any:
 def operator_for(
     function: Callable[..., Any], name: str, options: Options, parameters: Sequence[str], values: Sequence[Any]
 ) -> torch._ops.OpOverload[..., Any]:
-    """Returns the operator of a call.
-
-    Args:
-        parameters: names of the function's parameters.
-        values: one per parameter.
-
-    Raises:
-        UnsupportedError: there is none.
-    """
+    """Returns the operator of a call with one value per parameter. Raises if there is none."""
     facts = facts_of(values)
     constants = constants_of(values, facts)
     try:

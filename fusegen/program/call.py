@@ -25,12 +25,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer of a call. It is row-major unless it is an input.
-
-    Attributes:
-        key: the buffer's number.
-        name: its name in emitted text and explanations.
-    """
+    """A buffer of a call with its number. It is row-major unless it is an input."""
 
     key: int
     name: str
@@ -92,11 +87,8 @@ LaunchArgument: TypeAlias = MapArgument | PointerArgument | SizeArgument | Scala
 
 @dataclass(frozen=True)
 class RandomKey:
-    """The key of a buffer of random bits.
-
-    Attributes:
-        source: a number, or a tensor with one element. None draws one key per call from torch's generator, for all buffers.
-    """
+    """The key of a buffer of random bits: a number, or a tensor with one element. None draws one key per call from torch's
+    generator, for all buffers."""
 
     buffer: int
     source: SizeArgument | ScalarArgument | PointerArgument | None
@@ -107,10 +99,8 @@ class KernelLaunch:
     """The launch of a kernel.
 
     Attributes:
-        grid: number of blocks.
         block: threads per block.
         shared_bytes: dynamic shared memory per block.
-        arguments: in the order of the kernel's parameters.
         checks: whether the kernel reports indices out of range.
         cluster: blocks per cluster.
         overlaps: whether it may start before the previous launch ends (programmatic dependent launch).
@@ -146,11 +136,7 @@ class StridedOperand:
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """A matmul by torch (cuBLAS on a GPU): out = a @ b.
-
-    Attributes:
-        adds: nonzero to accumulate into ``out``; all operands are 2D then.
-    """
+    """A matmul by torch (cuBLAS on a GPU): out = a @ b, or out += a @ b for 2D operands if ``adds`` is not 0."""
 
     a: StridedOperand
     b: StridedOperand
@@ -179,13 +165,7 @@ class LibraryResult:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A call of a torch function, which allocates its results.
-
-    Attributes:
-        settings: its literal arguments.
-        sizes: its arguments that are sizes.
-        results: the results that are used.
-    """
+    """A call of a torch function, which allocates its results. Settings are its literal arguments; unused results are left out."""
 
     function: str
     settings: tuple[float, ...]
@@ -318,13 +298,8 @@ EVEN = 64
 
 
 def rows_of_block(extent: int, row_bytes: int, sum_bytes: int) -> int:
-    """Returns the rows per block: as many as the limit allows, in blocks of similar size.
-
-    Args:
-        extent: rows of all blocks.
-        row_bytes: bytes of temporaries per row.
-        sum_bytes: bytes of accumulated buffers, which each block reads and writes.
-    """
+    """Returns the rows per block of a loop: as many as the limit allows, in blocks of similar size. Each block reads and writes the
+    accumulated `sum_bytes`."""
     most = max(max(ROOM, sum_bytes // 2) // max(row_bytes, 1), 1)
     if extent <= most:
         return extent

@@ -24,11 +24,7 @@ _OPERATORS = {operator.value: operator for operator in FormulaKind if operator n
 
 
 def encode(value: Any, kind: Any) -> Any:
-    """Encodes a value of a type as JSON.
-
-    Raises:
-        BundleError: a constant has a type that cannot be stored.
-    """
+    """Encodes a value of a type as JSON. Raises if a constant has a type that cannot be stored."""
     if kind in (int, str, bool):
         return value
     if kind is float:
@@ -47,14 +43,7 @@ def encode(value: Any, kind: Any) -> Any:
 
 
 def decode(data: Any, kind: Any, where: str) -> Any:
-    """Decodes a value of a type from JSON.
-
-    Args:
-        where: location in the file, for messages.
-
-    Raises:
-        BundleError: the JSON does not fit the type.
-    """
+    """Decodes a value of a type from JSON. Messages name the location in the file, `where`."""
     if kind in (int, str, bool):
         return data if type(data) is kind else _refuse(where, f"{kind.__name__} expected, not {data!r}")
     if kind is float:

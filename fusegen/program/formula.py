@@ -27,19 +27,13 @@ class FormulaKind(Enum):
 
 @dataclass(frozen=True)
 class Formula:
-    """An integer expression of sizes.
-
-    Attributes:
-        operands: empty for a leaf.
-        value: for a leaf, the integer or the name of the size.
-    """
+    """An integer expression of sizes. The value of a leaf is an integer or the name of a size."""
 
     operator: FormulaKind
     operands: tuple[Formula, ...] = ()
     value: int | str = 0
 
     def __call__(self, sizes: Mapping[str, int]) -> int:
-        """Evaluates the formula."""
         if self.operator is FormulaKind.SIZE:
             return sizes[str(self.value)]
         if self.operator is FormulaKind.INTEGER:
@@ -62,11 +56,8 @@ class Formula:
         return frozenset[str]().union(*(operand.sizes for operand in self.operands))
 
     def text(self, division: str = "//") -> str:
-        """Returns the formula as text for languages with C's precedence of ``+``, ``-`` and ``*``. Quotients are parenthesized.
-
-        Args:
-            division: the language's integer division operator.
-        """
+        """Returns the formula as text for languages with C's precedence of ``+``, ``-`` and ``*``. Quotients are parenthesized and
+        use the operator `division`."""
         if self.operator is not FormulaKind.SUM:
             return self._term(division)
         text = self.operands[0]._term(division)

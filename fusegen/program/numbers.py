@@ -89,13 +89,7 @@ NumberLeaf: TypeAlias = Scalar | Formula | int | float | bool
 
 @dataclass(frozen=True)
 class Operation:
-    """A number computed from earlier lines.
-
-    Attributes:
-        name: a key of `SPELLED` or `BY_TORCH`.
-        operands: positions of earlier lines.
-        is_float: whether the result is a float, not an int or bool.
-    """
+    """A number computed from earlier lines. The name is a key of `SPELLED` or `BY_TORCH`."""
 
     name: str
     operands: tuple[int, ...]
@@ -104,12 +98,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A program of host arithmetic.
-
-    Attributes:
-        lines: leaves (scalars, formulas of sizes, constants) and operations, in topological order.
-        results: positions of the results, by name.
-    """
+    """A program of host arithmetic: leaves and operations in topological order, and positions of the results by name."""
 
     lines: tuple[NumberLeaf | Operation, ...] = ()
     results: tuple[tuple[str, int], ...] = ()
@@ -165,25 +154,25 @@ def _torch_function(name: str) -> Callable[..., Any]:
 
 
 def python_function(
-    program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
+    program: Numbers, positions: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
 ) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """Compiles a function from a call's values to the program's results, by name.
 
     Args:
-        places: positions of the scalars among the values.
+        positions: positions of the scalars among the values.
         sizes: values of symbolic sizes.
         constants: scalars that are not among the values.
     """
-    text = _Text(program, places, sizes, constants)
+    text = _Text(program, positions, sizes, constants)
     lines = [line for _, position in program.results for line in text.lines_of(position)]
     body = ", ".join(f"{name!r}: {text.result(position)}" for name, position in program.results)
     return text.function([*lines, f"return {{{body}}}"])
 
 
-def python_condition(program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Sequence[Any]], bool]:
+def python_condition(program: Numbers, positions: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Sequence[Any]], bool]:
     """Compiles a predicate: True if all results of a program are true. It stops at the first false one, since later ones may assume
     it."""
-    text = _Text(program, places, sizes, {})
+    text = _Text(program, positions, sizes, {})
     lines = [line for _, position in program.results for line in text.test(position)]
     return text.function(["try:", *(f"    {line}" for line in lines), "    return True", "except errors:", "    return False"])
 
@@ -192,12 +181,12 @@ class _Text:
     """Generates Python code for a program, one line per operation."""
 
     def __init__(
-        self, program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
+        self, program: Numbers, positions: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
     ) -> None:
         self.program = program
         self.names: dict[int, str] = {}
         self.globals: dict[str, Any] = {"math": math, "inf": math.inf, "nan": math.nan, "errors": ERRORS, "checked": _checked}
-        self._scalar_expressions = {name: f"v[{position}]" for name, position in places.items()}
+        self._scalar_expressions = {name: f"v[{position}]" for name, position in positions.items()}
         self._scalar_expressions |= {name: f"({value!r})" for name, value in constants.items()}
         self._sizes = sizes
 

@@ -43,11 +43,7 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class NumberArgument:
-    """A run-time number: a float, or a 64-bit int.
-
-    Attributes:
-        takes_ints: whether an int yields the same as an equal float.
-    """
+    """A run-time number: a float, or a 64-bit int. `takes_ints` tells whether an int yields the same as an equal float."""
 
     is_float: bool
     takes_ints: bool = False
