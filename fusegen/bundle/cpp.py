@@ -43,7 +43,7 @@ MANIFEST = "extension.json"
 
 
 @dataclass(frozen=True)
-class Shipped:
+class BuiltExtension:
     """A folder with a built library: its file name, the operators' schemas, and the required version of torch."""
 
     library: str
@@ -51,7 +51,7 @@ class Shipped:
     requires: str
 
 
-def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str, version: str) -> Shipped:
+def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str, version: str) -> BuiltExtension:
     """Compiles kernels into one shared library in a new folder, atomically.
 
     Args:
@@ -72,7 +72,7 @@ def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str
     files = {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
     texts = Texts(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels)))
     content = unsealed(library_of(texts).read_bytes()) or b""
-    shipped = Shipped(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
+    shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
     with new_folder(folder) as unfinished, writing_to(folder):
         write(unfinished / shipped.library, content)
         for name, text in files.items():
@@ -81,7 +81,7 @@ def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str
     return shipped
 
 
-def _manifest(shipped: Shipped, operators: Sequence[OperatorSpec], sha256: str, version: str) -> dict[str, Any]:
+def _manifest(shipped: BuiltExtension, operators: Sequence[OperatorSpec], sha256: str, version: str) -> dict[str, Any]:
     return {
         "fusegen": version,
         "library": shipped.library,

@@ -98,7 +98,7 @@ def choose(
             continue
         try:
             return number, dict(sizes_of(program))
-        except OtherForm:
+        except OtherRowRange:
             continue
         except Mismatch as reason:
             reasons.append((program, str(reason)))
@@ -112,7 +112,7 @@ class Mismatch(Exception):
     """A program does not fit a call. The message is the reason."""
 
 
-class OtherForm(Mismatch):
+class OtherRowRange(Mismatch):
     """The program fits the call, but another one is selected for its number of rows."""
 
 
@@ -124,7 +124,7 @@ def match(signature: Signature, call: LaunchPlan, names: Sequence[str], values: 
         values: one per parameter.
 
     Raises:
-        Mismatch: the program does not fit; `OtherForm` if only the number of rows does not.
+        Mismatch: the program does not fit; `OtherRowRange` if only the number of rows does not.
     """
     if torch.get_default_dtype() is not signature.default_dtype.torch:
         raise Mismatch(f"torch's default dtype is {torch.get_default_dtype()}, built for {signature.default_dtype}")
@@ -150,7 +150,7 @@ def fit(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Se
     if not signature.wide:
         _check_narrow(call, names, values, sizes)
     if not all(relation(sizes) for relation in signature.rows):
-        raise OtherForm
+        raise OtherRowRange
     return sizes
 
 

@@ -129,7 +129,7 @@ def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> LoadedP
         built,
         (*forward, *backward),
         BuiltPass(f"{kernel.name}_forward", wiring.inputs, forward),
-        BuiltPass(wiring.name, wiring.taken, backward, gradients),
+        BuiltPass(wiring.name, wiring.backward_inputs, backward, gradients),
     )
 
 

@@ -21,7 +21,7 @@ NAME = "manifest.json"
 FORMAT = 9
 """The version of the manifest's format. Other versions are rejected."""
 
-AGAIN = "build it again, or copy the whole folder"
+REBUILD_HINT = "build it again, or copy the whole folder"
 """The hint if a folder has changed since the build."""
 
 
@@ -145,11 +145,11 @@ def read_manifest(folder: Path) -> Manifest:
         what = f"no built kernels in {folder}: {NAME} cannot be read: {error.strerror}"
         raise BundleError(what, hint="give the folder that fusegen build --out wrote") from None
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is damaged: {error}", hint=AGAIN) from None
+        raise BundleError(f"{path} is damaged: {error}", hint=REBUILD_HINT) from None
     try:
         return _decode_checked(document, path)
     except RecursionError:
-        raise BundleError(f"{path} is nested too deeply", hint=AGAIN) from None
+        raise BundleError(f"{path} is nested too deeply", hint=REBUILD_HINT) from None
 
 
 def _decode_checked(document: Any, path: Path) -> Manifest:
@@ -160,11 +160,11 @@ def _decode_checked(document: Any, path: Path) -> Manifest:
         raise BundleError(what, hint="build it again with this fusegen, or update fusegen")
     content = document.get("content")
     if document.get("sha256") != digest(_canonical(content)):
-        raise BundleError(f"{path} is not as it was written: its hash differs", hint=AGAIN)
+        raise BundleError(f"{path} is not as it was written: its hash differs", hint=REBUILD_HINT)
     manifest: Manifest = decode(content, Manifest, path.name)
     names = [kernel.name for kernel in manifest.kernels]
     if len(set(names)) < len(names):
-        raise BundleError(f"{path} holds a kernel twice", hint=AGAIN)
+        raise BundleError(f"{path} holds a kernel twice", hint=REBUILD_HINT)
     for kernel in manifest.kernels:
         for variant in kernel.variants:
             _check_variant(variant, f"{path}: {kernel.name} for {variant.target}")
@@ -180,12 +180,12 @@ def _check_program(program: BuiltProgram, where: str) -> None:
     for numbers in (program.call.scalars, program.signature.conditions):
         for line in numbers.lines:
             if isinstance(line, Operation) and arity(line.name) != len(line.operands):
-                raise BundleError(f"{where}: no operation {line.name!r} of {len(line.operands)} numbers", hint=AGAIN)
+                raise BundleError(f"{where}: no operation {line.name!r} of {len(line.operands)} numbers", hint=REBUILD_HINT)
     for step in program.call.steps:
         if isinstance(step, LibraryCall) and step.function not in FUNCTIONS:
-            raise BundleError(f"{where}: there is no function {step.function!r}", hint=AGAIN)
+            raise BundleError(f"{where}: there is no function {step.function!r}", hint=REBUILD_HINT)
     if len(program.code) != len(program.call.launches):
-        raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", hint=AGAIN)
+        raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", hint=REBUILD_HINT)
 
 
 def _check_variant(variant: BuiltVariant, where: str) -> None:
@@ -194,7 +194,7 @@ def _check_variant(variant: BuiltVariant, where: str) -> None:
     try:
         builder(variant.structure)
     except ValueError as error:
-        raise BundleError(f"{where}: {error}", hint=AGAIN) from None
+        raise BundleError(f"{where}: {error}", hint=REBUILD_HINT) from None
 
 
 # A binary ends with a mark: the digest of its program in the manifest. So an edited manifest cannot pass arguments to a binary in
@@ -240,15 +240,15 @@ def binary(folder: Path, code: Code, mark: bytes) -> bytes:
     try:
         is_inside = path.resolve().is_relative_to(folder.resolve())
     except (ValueError, OSError, RuntimeError) as error:  # a null character, circular links
-        raise BundleError(f"{folder / NAME}: {code.file!r} is not a file name: {error}", hint=AGAIN) from None
+        raise BundleError(f"{folder / NAME}: {code.file!r} is not a file name: {error}", hint=REBUILD_HINT) from None
     if not is_inside:
-        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", hint=AGAIN)
+        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", hint=REBUILD_HINT)
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}", hint=AGAIN) from None
+        raise BundleError(f"{path} cannot be read: {error.strerror}", hint=REBUILD_HINT) from None
     if digest(content) != code.sha256:
-        raise BundleError(f"{path} is not as it was built: its hash differs", hint=AGAIN)
+        raise BundleError(f"{path} is not as it was built: its hash differs", hint=REBUILD_HINT)
     if not content.endswith(mark):
-        raise BundleError(f"{path} was compiled for another call than {NAME} says", hint=AGAIN)
+        raise BundleError(f"{path} was compiled for another call than {NAME} says", hint=REBUILD_HINT)
     return content.removesuffix(mark)

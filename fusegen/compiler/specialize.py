@@ -31,7 +31,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import InBlocks, in_blocks
 from fusegen.passes.full_reductions import Cuts, by_rows, cuts_of
-from fusegen.program.call import ROOM, LaunchPlan, Role, rows_of_block
+from fusegen.program.call import MAX_BLOCK_BYTES, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.context import Bodies, Pins
 from fusegen.schedule.kernel import Plan
@@ -366,7 +366,7 @@ class GraphChoices:
 
     def _is_stored(self, looped: InBlocks, program: Program, sizes: SizeValues) -> bool:
         """True if a program keeps a value, of those that loops would compute in blocks, that is too large."""
-        large, most = {formula(elements)(sizes) for elements in looped.large}, ROOM if self._depth else _WHOLE
+        large, most = {formula(elements)(sizes) for elements in looped.large}, MAX_BLOCK_BYTES if self._depth else _WHOLE
         kept = ((program.graph.nodes[b.node], b) for b in program.buffers if b.role is Role.TEMPORARY and b.node is not None)
         values = ((formula(product(node.shape))(sizes), b.dtype) for node, b in kept)
         return any(count in large and count * dtype.itemsize > most for count, dtype in values)

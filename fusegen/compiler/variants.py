@@ -139,7 +139,7 @@ class VariantCache:
             known, self.history = self.history, self.history.with_facts_of(other.history)
             asked = self._request(values, request.target, request.device, request.wide)
             for variant in other.like(asked):
-                state = variant.state.like(self.function, given)
+                state = variant.state.for_counterparts(self.function, given)
                 found = None if state is None else self._fitting([replace(variant, state=state)], values)
                 if state is not None and found is not None:
                     return self._kept(asked, _with_facts_of(asked, variant), state), found[1]
@@ -258,7 +258,7 @@ class VariantCache:
         Raises:
             UnsupportedError: the function may ask whether two tensors are one, and is given one that it also reads otherwise.
         """
-        if met := state.met(values):
+        if met := state.also_captured(values):
             names = ", ".join(self.parameters.names[position] for position in met)
             what = f"{self.name} asks whether two tensors are one, and is given one that it also closes over: {names}"
             raise UnsupportedError(what, hint="pass a flag in place of the comparison")
@@ -267,7 +267,7 @@ class VariantCache:
         if known is not None:
             return known
         if changes:
-            return replace(self._made(request, found, state), state=state.never()), found.hidden
+            return replace(self._made(request, found, state), state=state.failing()), found.hidden
         return self._kept(request, found, state), found.hidden
 
     def _made(self, request: Request, found: Trace, state: StateGuard) -> Variant:

@@ -323,7 +323,7 @@ class Graphed:
         Graphed.__init__(self, state["function"], Pools(), state["roots"], is_step=state["is_step"])
 
     def __str__(self) -> str:
-        return words([self])
+        return describe_graphs([self])
 
 
 def _require_recordable(call: GraphCall) -> None:
@@ -338,7 +338,7 @@ def _require_recordable(call: GraphCall) -> None:
         raise UnsupportedError("a graph is being recorded around it")
 
 
-def words(functions: Iterable[Graphed]) -> str:
+def describe_graphs(functions: Iterable[Graphed]) -> str:
     """Describes recordings, replays and reasons of eager calls on one line."""
     functions, reasons = list(functions), Counter[str]()
     for each in functions:
@@ -374,13 +374,13 @@ class GraphedForward(Graphed):
     """Replaces a model's forward pass in calls without gradients.
 
     Attributes:
-        given: the `forward` attribute that the module had before, set by another tool or the user.
+        previous: the `forward` attribute that the module had before, set by another tool or the user.
         is_put: whether calls are recorded. False makes the object inert inside another tool's wrapper.
     """
 
     def __init__(self, module: nn.Module, pools: Pools) -> None:
         self.module = module
-        self.given: Callable[..., Any] | None = None
+        self.previous: Callable[..., Any] | None = None
         self.is_put = False
         super().__init__(module, pools, [module])
 
@@ -391,7 +391,7 @@ class GraphedForward(Graphed):
         self.is_put = True
         previous = vars(self.module).get("forward")
         if not isinstance(previous, GraphedForward):  # a copied module has the original's
-            self.given = previous
+            self.previous = previous
         self._roots = self._outer = [self.module]
         self.__signature__ = inspect.signature(self.original)  # read by `generate`
         self.module.forward = self
@@ -409,15 +409,15 @@ class GraphedForward(Graphed):
         if getattr(held.get(_COMPILED), "__self__", None) is self:
             delattr(self.module, _COMPILED)
         if held.get("forward") is self:
-            if self.given is None:
+            if self.previous is None:
                 del self.module.forward
             else:
-                self.module.forward = self.given
+                self.module.forward = self.previous
         self.forget()
 
     @property
     def original(self) -> Callable[..., Any]:
-        return self.given or partial(type(self.module).forward, self.module)
+        return self.previous or partial(type(self.module).forward, self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() or not self.is_put:  # with gradients, layers have their own graphs
@@ -425,10 +425,10 @@ class GraphedForward(Graphed):
         return super().__call__(*args, **with_padded_mask(kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module, "given": self.given, "is_put": self.is_put}
+        return {"module": self.module, "given": self.previous, "is_put": self.is_put}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["module"], Pools())  # type: ignore[misc]
-        self.given = state["given"]
+        self.previous = state["given"]
         self.is_put = state["is_put"]
         self.__signature__ = inspect.signature(self.original)

@@ -268,7 +268,7 @@ _DEEDS = {
 _IMPORT = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 
 
-def deed_of(frame: FrameType) -> str | None:
+def side_effect_of(frame: FrameType) -> str | None:
     """Returns the side effect of a function about to run, as text, or None. Raises if it hands work to another thread."""
     code = frame.f_code
     if code in _THREAD_STARTS:

@@ -21,7 +21,7 @@ _STRONG_TYPES = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tu
 
 
 @dataclass(frozen=True)
-class Used:
+class CapturedTensor:
     """A captured tensor: its input name, type and location."""
 
     name: str
@@ -82,7 +82,7 @@ class WatchedRun:
 
     reads: Sequence[StateRead]
     questions: Sequence[TensorQuestion]
-    used: Sequence[Used]
+    used: Sequence[CapturedTensor]
     compares_identity: bool
     asks_for_ids: bool
     tensors: Sequence[int]
@@ -142,7 +142,7 @@ class StateGuard:
         alive = (remembered.read() for remembered in self._reads)
         return [read for read in alive if read is not None]
 
-    def like(self, function: object, arguments: Mapping[int, object]) -> StateGuard | None:
+    def for_counterparts(self, function: object, arguments: Mapping[int, object]) -> StateGuard | None:
         """Returns the guard of the same function on counterparts of its objects, or None if the function could tell them apart."""
         originals, counterparts = {position: value() for position, value in self._originals.items()}, Counterparts()
         if (
@@ -167,11 +167,11 @@ class StateGuard:
         used = [replace(each, slot=reads[position].slot) for position, each in self._used]
         return StateGuard(function, arguments, replace(self._run, reads=reads, questions=questions, used=used))
 
-    def met(self, values: Sequence[Any]) -> list[int]:
+    def also_captured(self, values: Sequence[Any]) -> list[int]:
         """Returns positions of tensor arguments that the function also reads as state, if it may compare identities."""
         return [position for position in self._run.tensors if id(values[position]) in self._compared]
 
-    def never(self) -> StateGuard:
+    def failing(self) -> StateGuard:
         """Returns a copy whose check always fails, for a function that changes its own state."""
         guard = copy.copy(self)
         guard.check = _always_fails
@@ -324,7 +324,7 @@ class _Writer:
         asked = f"V[{position}].requires_grad" if attribute == "requires_grad" else f"hasattr(V[{position}], {attribute!r})"
         self._require(f"{asked} is {answer}")
 
-    def tensors(self, used: Sequence[Used]) -> None:
+    def tensors(self, used: Sequence[CapturedTensor]) -> None:
         names = []
         for number, each in enumerate(used):
             self.lines.append(f"t{number} = {self._place(each.slot)}")

@@ -90,7 +90,7 @@ class StateRead:
     was_empty: bool = False
 
 
-BETWEEN = "\t"
+PATH_SEPARATOR = "\t"
 
 # Paths from the function and its arguments to a location, as text. `torch.compile` follows them to locate captured tensors that it
 # can guard itself.
@@ -99,7 +99,7 @@ _PLAIN = (int, float, complex, str, bytes, type(None))
 _MEMBERS = (PlaceKind.ATTRIBUTE, PlaceKind.PARAMETER, PlaceKind.BUFFER, PlaceKind.SUBMODULE)
 
 
-def ways(
+def find_paths(
     function: object, arguments: Mapping[int, object], reads: Sequence[StateRead], slots: Sequence[StatePlace]
 ) -> tuple[str | None, ...]:
     """Finds the paths to locations.
@@ -129,7 +129,7 @@ def _record_paths(known: dict[int, str], value: object, way: str) -> None:
         value, way = stack.pop()
         if id(value) not in known:
             known[id(value)] = way
-            stack += [(inner, f"{way}{BETWEEN}{step}") for step, inner in _inner(value) if not isinstance(inner, _PLAIN)]
+            stack += [(inner, f"{way}{PATH_SEPARATOR}{step}") for step, inner in _inner(value) if not isinstance(inner, _PLAIN)]
 
 
 def _inner(value: object) -> Iterator[tuple[str, object]]:
@@ -148,7 +148,7 @@ def _inner(value: object) -> Iterator[tuple[str, object]]:
 
 def _path(known: Mapping[int, str], slot: StatePlace) -> str | None:
     start, step = known.get(id(slot.owner)), _step(slot)
-    return None if start is None or step is None else f"{start}{BETWEEN}{step}"
+    return None if start is None or step is None else f"{start}{PATH_SEPARATOR}{step}"
 
 
 def _step(slot: StatePlace) -> str | None:
@@ -165,7 +165,7 @@ def _step(slot: StatePlace) -> str | None:
 
 
 def _is_key(text: str) -> bool:
-    return BETWEEN not in text and "\n" not in text
+    return PATH_SEPARATOR not in text and "\n" not in text
 
 
 # Conditions: true now, checked again before each call.

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from fusegen.errors import TraceError
-from fusegen.guards.changes import deed_of
+from fusegen.guards.changes import side_effect_of
 from fusegen.guards.places import PlaceKind, StatePlace
 from fusegen.guards.values import cell_contents, contents, is_a, is_plain
 from fusegen.guards.watch import (
@@ -122,8 +122,8 @@ class Reach:
         code = frame.f_code
         if code is _MODULE_CALL:
             self._notes.module_call(frame.f_locals["self"])
-        if (deed := deed_of(frame)) is not None:
-            self._notes.deed(deed, called_at(frame))
+        if (effect := side_effect_of(frame)) is not None:
+            self._notes.side_effect(effect, called_at(frame))
         if code is _ENVIRONMENT_READ:
             self._environment(frame.f_locals["key"])
         if code in self._libraries:
@@ -184,18 +184,18 @@ class Reach:
 
     def _effects(self, frame: FrameType, names: CodeNames) -> None:
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        for name, deed in _EFFECTS.items():
+        for name, effect in _EFFECTS.items():
             if name in names.variables and name not in frame.f_globals:
-                self._notes.deed(deed, where)
+                self._notes.side_effect(effect, where)
         if names.sets and not _LOOKUPS.isdisjoint({*names.variables, *names.attributes}):
-            self._notes.deed("sets attributes, perhaps those of a module that it looks up", where)
+            self._notes.side_effect("sets attributes, perhaps those of a module that it looks up", where)
         for name in names.variables if names.sets else ():
             if is_a(module := frame.f_globals.get(name), ModuleType):
-                self._notes.container(module)
+                self._notes.snapshot(module)
         if names.stores or "globals" in names.variables:
             own = sys.modules.get(str(frame.f_globals.get("__name__")))
             is_own = own is not None and object.__getattribute__(own, "__dict__") is frame.f_globals
-            self._notes.container(own if is_own else frame.f_globals)
+            self._notes.snapshot(own if is_own else frame.f_globals)
 
     def _globals(self, variables: dict[str, Any], names: CodeNames) -> None:
         requested = dict.fromkeys(names.variables)
@@ -220,7 +220,7 @@ class Reach:
                 if getattr(function, part) is not None:
                     self._notes.note(StatePlace(function, PlaceKind.ATTRIBUTE, part), getattr(function, part), name)
         for index, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
-            self._notes.container(cell)
+            self._notes.snapshot(cell)
             for value in cell_contents(cell):
                 self._notes.note(StatePlace(function, PlaceKind.CELL, index), value, free)
 
@@ -267,7 +267,7 @@ class Reach:
             if not key.startswith("__") and not hasattr(cls, key):
                 self._notes.note(StatePlace(cls, PlaceKind.HAS, key), False, key)
         if "__subclasses__" in names.attributes:
-            what = f"the kernel reads the subclasses of {cls.__name__}, and later additions could not be detected"
+            what = f"the kernel reads the subclasses of {cls.__name__}, whose additions cannot be detected"
             raise TraceError(what, where=called_at(frame), hint="pass the result as an argument")
         for part in _METADATA & names.attributes:
             self._notes.note(StatePlace(cls, PlaceKind.ATTRIBUTE, part), getattr(cls, part), part)
@@ -337,7 +337,7 @@ class Reach:
 
     def _own_attributes(self, holder: Any, name: str) -> None:
         """Records the own attributes of a function, tensor or class that code mentions."""
-        self._notes.container(holder)
+        self._notes.snapshot(holder)
         if is_a(holder, torch.Tensor):
             self._tensors.append(holder)
             self._missing_attributes([holder], self._optional_names)
@@ -364,7 +364,7 @@ class Reach:
 
     def _module(self, module: ModuleType, name: str) -> None:
         if not is_library(module.__name__):
-            self._notes.container(module)
+            self._notes.snapshot(module)
             self._notes.watch.add_module(module)
         self._notes.generators.add(module, name)
 
@@ -383,9 +383,9 @@ class Reach:
         self.asks_for_ids |= value is id or value is hash
         inner = contents(value)
         if is_a(value, _STREAMS):
-            self._notes.deed(f"uses {name!r}, a {type(value).__name__}", None)
+            self._notes.side_effect(f"uses {name!r}, a {type(value).__name__}", None)
         if inner is not None:
-            self._notes.container(value)
+            self._notes.snapshot(value)
             self._elements(value, inner, name)
         if of_library(type(value)):
             self._wrapper(value, name)
@@ -398,7 +398,7 @@ class Reach:
             what = f"the kernel reads {name!r}, a {type(value).__name__}, whose changes cannot be detected"
             raise TraceError(what, hint="pass the value that is read from it as an argument")
         if not (is_a(value, _NOT_WATCHED) or _is_internal(value)):
-            self._notes.container(value)
+            self._notes.snapshot(value)
             self._notes.watch.add(type(value))
             if is_heap(type(value)):
                 self._notes.note(StatePlace(value, PlaceKind.TYPE), type(value), name)

@@ -18,8 +18,8 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from fusegen.guards.changes import ChangeError, Changes, Generators, refuses_changes
-from fusegen.guards.check import StateGuard, TensorQuestion, Used, WatchedRun
-from fusegen.guards.places import PlaceKind, StatePlace, StateRead, ways
+from fusegen.guards.check import CapturedTensor, StateGuard, TensorQuestion, WatchedRun
+from fusegen.guards.places import PlaceKind, StatePlace, StateRead, find_paths
 from fusegen.guards.reach import Reach
 from fusegen.guards.values import contents, is_a, matcher
 from fusegen.guards.watch import CallHook, Watch, called_at
@@ -50,7 +50,7 @@ class StateRecorder:
         self._reads: dict[tuple[int, PlaceKind, object], StateRead] = {}
         self._tensors: dict[int, list[StatePlace]] = {}
         self._questions: list[TensorQuestion] = []
-        self._used: dict[int, Used] = {}
+        self._used: dict[int, CapturedTensor] = {}
         self._answers: dict[tuple[int, str], bool] = {}
         self._missing: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         self._names: dict[int, str] = {}
@@ -101,10 +101,10 @@ class StateRecorder:
         )  # fmt: skip
         return StateGuard(self._function, self._arguments, run)
 
-    def ways(self) -> dict[str, str | None]:
+    def captured_paths(self) -> dict[str, str | None]:
         """Maps the name of each captured tensor to its path, or to None (`fusegen.guards.places`)."""
         used = self._used.values()
-        paths = ways(self._function, self._arguments, [*self._reads.values()], [each.slot for each in used])
+        paths = find_paths(self._function, self._arguments, [*self._reads.values()], [each.slot for each in used])
         return {each.name: path for each, path in zip(used, paths, strict=True)}
 
     @property
@@ -123,7 +123,7 @@ class StateRecorder:
         if slots is None:
             return None
         if id(tensor) not in self._used:
-            self._used[id(tensor)] = Used(self._named(self._names[id(tensor)]), type(tensor), slots[0])
+            self._used[id(tensor)] = CapturedTensor(self._named(self._names[id(tensor)]), type(tensor), slots[0])
         return self._used[id(tensor)].name
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -161,15 +161,15 @@ class StateRecorder:
         if absent:
             self._missing.setdefault(id(owner), (owner, set()))[1].update(absent)
 
-    def container(self, value: Any) -> None:
+    def snapshot(self, value: Any) -> None:
         """Takes a snapshot of a container, or of an object's attributes, to detect changes."""
         if self._changes is not None:
             self._changes.add(value)
 
-    def deed(self, deed: str, where: str | None) -> None:
+    def side_effect(self, effect: str, where: str | None) -> None:
         """Rejects an irreversible side effect, if changes are rejected. The text completes "it ..."."""
         if self._changes is not None:
-            raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, hint="do that outside")
+            raise ChangeError(f"it {effect}, which a kernel's later calls would not do again", where=where, hint="do that outside")
 
     def module_call(self, module: torch.nn.Module) -> None:
         """Records torch's global module hooks. A module's own hooks are recorded as its attributes."""
@@ -179,7 +179,7 @@ class StateRecorder:
         own = object.__getattribute__(module, "__dict__")  # not reported as a read of the function
         self.has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
 
-    def attribute_wanted(self, owner: Any, name: str) -> None:
+    def before_attribute_read(self, owner: Any, name: str) -> None:
         """Visits the code that an attribute read is about to run."""
         descriptor = _class_attribute(type(owner), name)
         if _runs_code(descriptor):

@@ -80,7 +80,7 @@ class Watch:
 
     def read(self, original: Callable[[Any, str], Any], owner: Any, name: str) -> Any:
         with self._unwatched():
-            self._listener.attribute_wanted(owner, name)
+            self._listener.before_attribute_read(owner, name)
         try:
             value = original(owner, name)
         except AttributeError as error:

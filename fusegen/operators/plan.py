@@ -30,7 +30,7 @@ from fusegen.compiler.dispatch import Dispatcher
 from fusegen.compiler.signature import ITSELF
 from fusegen.errors import FusegenError
 from fusegen.guards import StateRecorder
-from fusegen.guards.places import BETWEEN
+from fusegen.guards.places import PATH_SEPARATOR
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.index_map import in_row_major_order, owner
 from fusegen.ir.ops import Op
@@ -43,7 +43,7 @@ from fusegen.runtime.callables import is_transformed
 from fusegen.schedule.names import Namer
 from fusegen.trace.run import Trace
 
-LINES, ITEMS = "\n", BETWEEN
+LINES, ITEMS = "\n", PATH_SEPARATOR
 """Separators of a plan's lines, and of items in a line. Line 1 is the operator's name. Line 2 has for each result of the call its
 position among the operator's, or, as -1 - position, the argument that was written to. Each further line is an argument: a path to a
 tensor (`fusegen.guards.places`), or one of the kinds below."""
@@ -150,7 +150,7 @@ class _Plan:
         device = self._device()
         request, trace, recorder = self._dispatcher.variants.traced(values, target_of(device), device)
         self._require_plain(request, trace, recorder)
-        paths = recorder.ways()
+        paths = recorder.captured_paths()
         sources = self._sources(paths)
         graph = replace(trace.graph, multiples=(), bounds=())  # of unknown sizes
         if draws(graph):

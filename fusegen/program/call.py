@@ -116,7 +116,7 @@ class KernelLaunch:
     overlaps: bool = False
 
     @property
-    def touched(self) -> dict[int, bool]:
+    def accesses(self) -> dict[int, bool]:
         """Maps each buffer that is read or written to whether it is written."""
         pointers = [a for a in self.arguments if isinstance(a, PointerArgument)]
         accesses = [*((p.buffer, p.writable) for p in pointers), *((m.buffer, m.writable) for m in self.tensor_maps)]
@@ -144,7 +144,7 @@ class MatrixProduct:
     adds: Formula
 
     @property
-    def touched(self) -> dict[int, bool]:
+    def accesses(self) -> dict[int, bool]:
         return {self.a.buffer: False, self.b.buffer: False, self.out.buffer: True}
 
 
@@ -174,7 +174,7 @@ class LibraryCall:
     results: tuple[LibraryResult, ...]
 
     @property
-    def touched(self) -> dict[int, bool]:
+    def accesses(self) -> dict[int, bool]:
         return {operand.buffer: False for operand in self.operands} | {result.buffer: True for result in self.results}
 
 
@@ -204,7 +204,7 @@ class Loop:
     sum_bytes: Formula
 
     @property
-    def touched(self) -> dict[int, bool]:
+    def accesses(self) -> dict[int, bool]:
         return {operand: operand in self.results for operand in self.operands}
 
     def blocks(self, sizes: Mapping[str, int]) -> tuple[dict[str, int], ...]:
@@ -240,11 +240,11 @@ class LaunchPlan:
     @property
     def written(self) -> tuple[int, ...]:
         """Positions of the inputs that are written to."""
-        touched = {key for step in self.steps for key, is_written in step.touched.items() if is_written}
+        touched = {key for step in self.steps for key, is_written in step.accesses.items() if is_written}
         return tuple(position for position, (key, _) in enumerate(self.inputs) if key in touched)
 
     @property
-    def made(self) -> frozenset[int]:
+    def library_allocated(self) -> frozenset[int]:
         return frozenset(result.buffer for step in self.steps if isinstance(step, LibraryCall) for result in step.results)
 
     @property
@@ -290,22 +290,22 @@ def launches_of(step: CallStep) -> tuple[KernelLaunch, ...]:
 # Rows per block of a loop.
 
 
-ROOM = 256 << 20
+MAX_BLOCK_BYTES = 256 << 20
 """Limit in bytes for the temporaries of a block with more than one row. Half the accumulated bytes count too."""
 
-EVEN = 64
+ROW_MULTIPLE = 64
 """Blocks are multiples of this number of rows, if the limit allows."""
 
 
 def rows_of_block(extent: int, row_bytes: int, sum_bytes: int) -> int:
     """Returns the rows per block of a loop: as many as the limit allows, in blocks of similar size. Each block reads and writes the
     accumulated `sum_bytes`."""
-    most = max(max(ROOM, sum_bytes // 2) // max(row_bytes, 1), 1)
+    most = max(max(MAX_BLOCK_BYTES, sum_bytes // 2) // max(row_bytes, 1), 1)
     if extent <= most:
         return extent
     count = -(-extent // most)
     even = -(-extent // count)
-    rounded = -(-even // EVEN) * EVEN
+    rounded = -(-even // ROW_MULTIPLE) * ROW_MULTIPLE
     return rounded if rounded <= most else even
 
 
@@ -315,7 +315,7 @@ def rows_of_block(extent: int, row_bytes: int, sum_bytes: int) -> int:
 
 _ALIGNMENT = 256  # bytes, like torch's allocator
 
-APART = 16 << 20
+SEPARATE_BYTES = 16 << 20
 """Bytes from which a temporary is allocated separately: an allocation takes 1 µs, writing the value at least 5 µs."""
 
 
@@ -336,7 +336,7 @@ class BufferSlot:
     first: int
     last: int
 
-    def meets(self, other: BufferSlot) -> bool:
+    def overlaps(self, other: BufferSlot) -> bool:
         """True if the live ranges overlap."""
         return self.first <= other.last and other.first <= self.last
 
@@ -348,14 +348,14 @@ _PACKING_ORDERS: tuple[Callable[[BufferSlot], tuple[int, ...]], ...] = (
 )
 
 
-def arrange(call: LaunchPlan, sizes: Mapping[str, int]) -> tuple[tuple[BufferSlot, ...], int]:
+def plan_workspace(call: LaunchPlan, sizes: Mapping[str, int]) -> tuple[tuple[BufferSlot, ...], int]:
     """Returns the workspace slots of a call's temporaries, and the workspace size in bytes. Library results are excluded."""
-    return packed(slots_of(call, sizes))
+    return pack_slots(slots_of(call, sizes))
 
 
 def bytes_of(call: LaunchPlan, sizes: Mapping[str, int]) -> int:
     """Returns the workspace bytes of a call, including loop bodies."""
-    _, own = arrange(call, sizes)
+    _, own = plan_workspace(call, sizes)
     bodies = ((step.body, step.blocks(sizes)) for step in call.steps if isinstance(step, Loop))
     return own + max((bytes_of(body, blocks[n]) for body, blocks in bodies for n in (0, -1)), default=0)
 
@@ -384,18 +384,18 @@ def _total(slots: Iterable[BufferSlot]) -> int:
 
 def slots_of(call: LaunchPlan, sizes: Mapping[str, int]) -> tuple[BufferSlot, ...]:
     """Returns the temporaries of a call without offsets. Library results are excluded."""
-    first, last = spans(call)
-    temporaries = (spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in call.made)
+    first, last = live_ranges(call)
+    temporaries = (spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in call.library_allocated)
     return tuple(_unplaced_slot(spec, first[spec.key], last[spec.key], sizes) for spec in temporaries)
 
 
-def spans(call: LaunchPlan) -> tuple[dict[int, int], dict[int, int]]:
+def live_ranges(call: LaunchPlan) -> tuple[dict[int, int], dict[int, int]]:
     """Maps each buffer to the first step that accesses it, and to the last."""
-    touched = [(key, number) for number, step in enumerate(call.steps) for key in step.touched]
+    touched = [(key, number) for number, step in enumerate(call.steps) for key in step.accesses]
     return {key: number for key, number in reversed(touched)}, dict(touched)
 
 
-def packed(slots: Iterable[BufferSlot]) -> tuple[tuple[BufferSlot, ...], int]:
+def pack_slots(slots: Iterable[BufferSlot]) -> tuple[tuple[BufferSlot, ...], int]:
     """Assigns offsets so that live temporaries do not overlap. Returns the slots and the total bytes.
 
     First fit, in the best of three orders: by size, by length of the live range, or by first step. The result is close to the lower
@@ -410,7 +410,7 @@ def _first_fit(slots: Iterable[BufferSlot]) -> tuple[tuple[BufferSlot, ...], int
     placed: list[BufferSlot] = []
     for slot in slots:
         offset = 0
-        for neighbor in sorted((o for o in placed if o.meets(slot)), key=lambda o: o.offset):
+        for neighbor in sorted((o for o in placed if o.overlaps(slot)), key=lambda o: o.offset):
             if offset + slot.size <= neighbor.offset:
                 break
             offset = max(offset, _aligned(neighbor.offset + neighbor.size))

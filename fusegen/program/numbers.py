@@ -19,7 +19,7 @@ from fusegen.program.formula import Formula
 
 Number: TypeAlias = int | float | bool
 
-SPELLED: dict[str, str] = {
+PYTHON_EXPRESSIONS: dict[str, str] = {
     "copy": "{0}",
     "neg": "-{0}",
     "abs": "abs({0})",
@@ -60,7 +60,7 @@ SPELLED: dict[str, str] = {
 }
 """Operations as Python expressions."""
 
-BY_TORCH: dict[str, int] = {
+TORCH_OPERATIONS: dict[str, int] = {
     **dict.fromkeys(("sign", "floor", "ceil", "trunc", "round", "exp2", "rsqrt", "sigmoid", "lgamma"), 1),
     **dict.fromkeys(("maximum", "minimum", "logical_and", "logical_or", "logical_xor"), 2),
 }
@@ -72,9 +72,9 @@ ERRORS = (ArithmeticError, ValueError, TypeError)
 
 def arity(operation: str) -> int | None:
     """Returns the number of operands, or None for an unknown operation."""
-    if operation in SPELLED:
-        return 1 + max(operand for operand in range(3) if f"{{{operand}}}" in SPELLED[operation])
-    return BY_TORCH.get(operation)
+    if operation in PYTHON_EXPRESSIONS:
+        return 1 + max(operand for operand in range(3) if f"{{{operand}}}" in PYTHON_EXPRESSIONS[operation])
+    return TORCH_OPERATIONS.get(operation)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ NumberLeaf: TypeAlias = Scalar | Formula | int | float | bool
 
 @dataclass(frozen=True)
 class Operation:
-    """A number computed from earlier lines. The name is a key of `SPELLED` or `BY_TORCH`."""
+    """A number computed from earlier lines. The name is a key of `PYTHON_EXPRESSIONS` or `TORCH_OPERATIONS`."""
 
     name: str
     operands: tuple[int, ...]
@@ -132,15 +132,21 @@ def _expression(line: NumberLeaf | Operation, texts: Sequence[str]) -> str:
     if not isinstance(line, Operation):
         return str(line)
     operands = [texts[operand] for operand in line.operands]
-    return f"({SPELLED[line.name].format(*operands)})" if line.name in SPELLED else f"({line.name}({', '.join(operands)}))"
+    return (
+        f"({PYTHON_EXPRESSIONS[line.name].format(*operands)})"
+        if line.name in PYTHON_EXPRESSIONS
+        else f"({line.name}({', '.join(operands)}))"
+    )
 
 
-@lru_cache(maxsize=len(SPELLED) + len(BY_TORCH))
+@lru_cache(maxsize=len(PYTHON_EXPRESSIONS) + len(TORCH_OPERATIONS))
 def operation(name: str) -> Callable[..., Any]:
-    if name not in SPELLED:
+    if name not in PYTHON_EXPRESSIONS:
         return _torch_function(name)
     names = "abc"[: arity(name)]
-    function: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {SPELLED[name].format(*names)}", {"math": math, "abs": abs})
+    function: Callable[..., Any] = eval(
+        f"lambda {', '.join(names)}: {PYTHON_EXPRESSIONS[name].format(*names)}", {"math": math, "abs": abs}
+    )
     return function
 
 
@@ -218,8 +224,8 @@ class _Text:
 
     def _statement_value(self, line: Operation) -> str:
         operands = [self.names[operand] for operand in line.operands]
-        if line.name in SPELLED:
-            return SPELLED[line.name].format(*operands)
+        if line.name in PYTHON_EXPRESSIONS:
+            return PYTHON_EXPRESSIONS[line.name].format(*operands)
         self.globals[f"torch_{line.name}"] = operation(line.name)
         return f"torch_{line.name}({', '.join(operands)})"
 

@@ -214,6 +214,6 @@ class Wiring:
     key: str | None
 
     @property
-    def taken(self) -> tuple[str, ...]:
+    def backward_inputs(self) -> tuple[str, ...]:
         """Names of all inputs of the backward pass."""
         return (*self.tensors, *self.sizes, *self.numbers)

@@ -189,7 +189,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "a relation of no sign": (
         put("signature", "relations", value=[{"left": 1, "sign": "or", "right": 1}]), "compiled for another call"),
     "parameters without order": (lambda content: content["kernels"][0]["parameters"].reverse(), ""),
-    "a parameter that is no name": (lambda content: content["kernels"][0]["parameters"][0].update(name="x y"), "invalid parameter names"),
+    "a parameter that is no name": (lambda content: content["kernels"][0]["parameters"][0].update(name="x y"), "parameter names"),
     "two kernels of one name": (lambda content: content["kernels"].append(content["kernels"][0]), "twice"),
     "an argument twice": (lambda content: arguments(content).append(arguments(content)[0]), "compiled for another call"),
     "an argument less": (lambda content: arguments(content).pop(), "compiled for another call"),
