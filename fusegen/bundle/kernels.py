@@ -263,7 +263,7 @@ def _check_conditions(program: Numbers, names: Sequence[str], values: Sequence[A
 def _check_narrow(call: LaunchPlan, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
     """Rejects tensors that need 64-bit indexing."""
     spans = {name: span(value) for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)}
-    spans["what kernels count"] = call.largest(sizes)
+    spans["index space"] = call.largest(sizes)
     for name, count in spans.items():
         if count >= WIDE:
             raise Mismatch(f"{name!r} has {count} elements, built for less than {WIDE}")

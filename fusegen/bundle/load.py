@@ -294,7 +294,7 @@ class BuiltFunction(CallBinder):
         """Returns the error of a call that no program fits, with the reasons."""
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons))
         built = "; ".join(dict.fromkeys(described(variant.signature, self._given) for variant, _ in reasons))
-        return ArgumentError(f"{self.__name__}: {what}", hint=f"build it for such a call too; it was built for {built}")
+        return ArgumentError(f"{self.__name__}: {what}", hint=f"build it for this call too; it was built for {built}")
 
 
 def _reload(folder: str, name: str) -> BuiltFunction:
@@ -390,7 +390,7 @@ class BuiltPass(CallBinder):
     def _mismatch_error(self, reasons: Reasons) -> ArgumentError:
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons)) or "it was not built for this number of rows"
         built = "; ".join(dict.fromkeys(described(program.signature, self._names) for program, _ in reasons))
-        return ArgumentError(f"{self._name}: {what}", hint=f"build it for such a call too; it was built for {built}")
+        return ArgumentError(f"{self._name}: {what}", hint=f"build it for this call too; it was built for {built}")
 
 
 class _CopyingCall(BoundCall):

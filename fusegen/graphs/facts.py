@@ -76,7 +76,7 @@ class Reads:
     def facts(self, also: Sequence[Callable[[], bool]] = ()) -> NativeChoice[Callable[[], bool]]:
         """Returns a function that tells whether a later run would read the same, and whether the conditions `also` hold."""
         if self.unknown is not None:
-            what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor found in what it closes over"
+            what = f"it calls a {type(self.unknown).__name__} that is neither an argument nor referenced by the function"
             raise UnsupportedError(what, hint="pass the module as an argument")
         if "data" in self.names:
             raise UnsupportedError("its code reads `.data`, and torch counts no writes to that", hint="write `detach()`")
@@ -223,7 +223,7 @@ def _undoing_assignments(function: object, roots: Sequence[nn.Module], reads: Re
     """Undoes assignments of a recorded run to state that outlives it, and raises: a replay would not repeat them."""
     iterators = [type(value).__name__ for value in reached(function, object) if isinstance(value, Iterator)]
     if iterators:
-        raise UnsupportedError(f"it may take from a {iterators[0]}", hint="pass what it gives as an argument")
+        raise UnsupportedError(f"it may advance a {iterators[0]}", hint="pass its elements as arguments")
     before = [(held, description, _values(held)) for held, description in _assignable(function, roots)]
     reads.reached = [(held, description.startswith(_ATTRIBUTE)) for held, description, _ in before]
     known = {id(held) for held, _ in reads.reached}
@@ -274,7 +274,7 @@ def _assignable(function: object, roots: Sequence[nn.Module]) -> Iterator[tuple[
             yield plain, "the {} of a function"
             stack += reached(value, object)
             for cell in getattr(plain, "__closure__", None) or ():
-                yield cell, "a variable that it closes over"
+                yield cell, "a captured variable"
 
 
 def _is_library_object(value: Any) -> bool:

@@ -349,7 +349,7 @@ def _require_known(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
             read_leaves.append(node.variable)  # type: ignore[attr-defined]
     for leaf in read_leaves:
         if id(leaf) not in known:
-            what = f"it reads a tensor of shape {tuple(leaf.shape)} that requires a gradient and is no argument or parameter"
+            what = f"it reads a tensor of shape {tuple(leaf.shape)} that requires a gradient and is not an argument or parameter"
             raise UnsupportedError(what, hint="pass it as an argument")
 
 

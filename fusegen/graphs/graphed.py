@@ -101,7 +101,7 @@ class SignatureStats:
         if not self.count & (self.count - 1):
             return ""
         if self.changes > _MAX_CHANGES:
-            return self.reason or "what it reads beside its arguments changes from call to call"
+            return self.reason or "the state that it reads changes from call to call"
         return self.reason or (
             f"more than {_MAX_RECORDINGS} call signatures take turns" if self.recorded - self.changes > _MAX_EVICTIONS else ""
         )

@@ -272,8 +272,8 @@ def side_effect_of(frame: FrameType) -> str | None:
     """Returns the side effect of a function about to run, as text, or None. Raises if it hands work to another thread."""
     code = frame.f_code
     if code in _THREAD_STARTS:
-        what = f"the kernel {_THREAD_STARTS[code]} while it is traced; what it reads there is not seen"
-        raise TraceError(what, where=called_at(frame), hint="do that outside of the kernel, and pass what it gives")
+        what = f"the kernel {_THREAD_STARTS[code]} while it is traced; reads in another thread cannot be tracked"
+        raise TraceError(what, where=called_at(frame), hint="do that outside of the kernel, and pass the result")
     return _DEEDS[code] if code in _DEEDS and not _is_once(frame) else None
 
 

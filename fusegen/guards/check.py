@@ -376,7 +376,7 @@ def _asked(
 ) -> tuple[str, ...]:
     queries = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is PlaceKind.RESULT]
     if questions or (compares_identity and any(is_a(read.value, torch.Tensor) for read in reads)):
-        queries.append("something of a tensor that it closes over")
+        queries.append("a property of a captured tensor")
     queries += [f"the attribute {attribute!r} of an argument" for _, attribute in answers]
     return tuple(dict.fromkeys(queries))
 

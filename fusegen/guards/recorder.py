@@ -219,7 +219,7 @@ _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
 
 
 def _cache_read(function: Any) -> StateRead:
-    """Returns a read that fails once a cache was cleared or filled further. Fewer hits than before also show a clear."""
+    """Returns a read that fails once a cache was cleared or filled further. Fewer hits than before mean that it was cleared."""
     slot = StatePlace(function, PlaceKind.CACHE)
     previous, stays = slot.get(), True
 

@@ -87,7 +87,7 @@ def exact(value: object) -> object:
 
 
 def has_identity(value: object) -> bool:
-    """True if a value compares by identity, or its class defines no consistent equality."""
+    """True if a value compares by identity, or is unhashable."""
     kind = type(value)
     return kind.__eq__ is object.__eq__ or kind.__hash__ is None
 

@@ -109,7 +109,7 @@ def _object(data: Any, kind: Any, where: str) -> Any:
 
 def _float(data: Any, where: str) -> float:
     try:
-        return float(data) if isinstance(data, str) else float(_refuse(where, f"a float's text expected, not {data!r}"))
+        return float(data) if isinstance(data, str) else float(_refuse(where, f"a float as a string expected, not {data!r}"))
     except ValueError:
         return float(_refuse(where, f"{data!r} is not a float"))
 

@@ -404,7 +404,7 @@ def by_a_value(x: Tensor) -> Tensor:
 def test_what_a_built_kernel_cannot_ask_is_refused(tmp_path: Path) -> None:
     for function, says in (
         (by_gradients, r"torch\.is_grad_enabled\(\)"),
-        (by_a_value, "something of a tensor that it closes over"),
+        (by_a_value, "a property of a captured tensor"),
     ):
         with case((function, says)):
             with pytest.raises(BundleError, match=f"asks for {says} while it is traced"):

@@ -384,8 +384,8 @@ OUTSIDE = torch.ones(8, requires_grad=True)
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (lambda tensors, given: linear(tensors, given) * OUTSIDE, "no argument or parameter"),
-        (lambda tensors, given: (linear(tensors, given), OUTSIDE), "no argument or parameter"),
+        (lambda tensors, given: linear(tensors, given) * OUTSIDE, "not an argument or parameter"),
+        (lambda tensors, given: (linear(tensors, given), OUTSIDE), "not an argument or parameter"),
         (lambda tensors, given: linear(tensors, given) * given[1].detach().add_(1), "writes to"),
         (lambda tensors, given: linear(tensors, given) * random.random(), "Python's or NumPy's generator"),
         (lambda tensors, given: (linear(tensors, given), object()), "its result holds a object"),
