@@ -97,7 +97,7 @@ class SignatureStats:
     reason: str = ""
 
     def refusal(self) -> str:
-        """Returns why this call runs eagerly, or "" if it is recorded. Recording is retried at powers of two."""
+        """Returns why this call runs eagerly, or "" if it is recorded. Recording is retried at calls 2, 4, 8, …"""
         if not self.count & (self.count - 1):
             return ""
         if self.changes > _MAX_CHANGES:

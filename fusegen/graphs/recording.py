@@ -25,7 +25,7 @@ from fusegen.native import NativeChoice
 from fusegen.threads import new_lock
 
 T = TypeVar("T")
-_MAX_CONSTANT_ELEMENTS = 64  # elements
+_MAX_CONSTANT_ELEMENTS = 64
 
 
 class GraphPool:
