@@ -22,7 +22,7 @@ from fusegen.ir.index_map import owner
 from fusegen.ir.infer import shape_text
 from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Shape
-from fusegen.program.call import arrange, bytes_of, peak_of
+from fusegen.program.call import bytes_of, peak_of, plan_workspace
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Program, Step
 from fusegen.source import Source
 from fusegen.target import Target
@@ -134,7 +134,7 @@ def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
 
 def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
     first, *others = step.call.blocks(sizes)
-    rows, (_, workspace) = first[step.blocks.rows.name], arrange(step.body.call, first)
+    rows, (_, workspace) = first[step.blocks.rows.name], plan_workspace(step.body.call, first)
     count = f"{len(others) + 1} blocks of up to {rows} rows" if others else f"1 block of {rows} rows"
     lines = [f"{count}, each of {step.body.call.described}, {human_bytes(workspace)} of workspace"]
     for number, inner in step.body.numbered:

@@ -1,1 +1,1 @@
-"""Kernels that stand alone: built into a folder, and called from there without compiler, templates and computer algebra."""
+"""Built kernels: compiled into a folder, and called from it without compiler, templates and sympy."""

@@ -1,4 +1,4 @@
-"""Builds kernels into a folder: compiled for each target, with all that a call needs of them as data. Needs no GPU."""
+"""Builds kernels into a folder: binaries for each target, and launch plans as data. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -54,13 +54,12 @@ from fusegen.trace import run
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A kernel for some kind of calls.
+    """A kernel to build for one kind of call.
 
     Attributes:
-        name: by which it is loaded.
-        function: the user's.
-        arguments: by parameter; tensors may be meta ones.
-        options: of its declaration; the way to compile is that of the settings.
+        name: the name to load it by.
+        arguments: example arguments by parameter; tensors may be on the meta device.
+        options: options of the declaration. Settings select the compiler.
     """
 
     name: str
@@ -71,56 +70,48 @@ class BuildRequest:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """A new dispatcher of the function, which knows no call."""
         return Dispatcher(self.function, self.function.__name__, self.options._replace(compiler=None))
 
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A kernel for some kind of calls, as its dispatcher traced it.
+    """A kernel traced for one kind of call. Names and values are of its parameters and captured tensors, as in emitted text."""
 
-    Attributes:
-        dispatcher: of its function.
-        variant: of the call.
-        names: of the declared parameters and the captured tensors, as texts call them.
-        values: one a name.
-    """
-
-    wanted: BuildRequest
+    requested: BuildRequest
     dispatcher: Dispatcher
     variant: Variant
     names: tuple[str, ...]
     values: tuple[Any, ...]
 
 
-def build(folder: Path, wanted: Iterable[BuildRequest], version: str) -> Manifest:
-    """Compiles kernels into a new folder, which is there whole or not at all.
+def build(folder: Path, requests: Iterable[BuildRequest], version: str) -> Manifest:
+    """Compiles kernels into a new folder, atomically.
 
     Args:
-        folder: what is made; its parent exists.
-        wanted: one a kind of calls and target.
-        version: of fusegen.
+        folder: the folder to create; its parent must exist.
+        requests: one per kind of call and target.
+        version: version of fusegen.
 
     Raises:
-        BundleError: the folder is there, or cannot be written; or a kernel needs what only its function knows.
-        CompileError, ToolNotFoundError: a compiler refuses a text, or is not there.
-        TraceError: a function does something that no kernel can do.
+        BundleError: the folder exists or cannot be written, or a kernel cannot run without its function.
+        CompileError, ToolNotFoundError: a compiler fails or is missing.
+        TraceError: a function cannot be traced.
     """
     require_new(folder)
     kernels: dict[str, BuiltKernel] = {}
     with new_folder(folder) as unfinished:
-        for traced in (call for each in wanted for call in traced_calls(each)):
-            each = traced.wanted
+        for traced in (call for each in requests for call in traced_calls(each)):
+            each = traced.requested
             parameters = _parameters(traced.dispatcher.parameters, traced.variant.state.names)
             known = kernels.get(each.name, BuiltKernel(each.name, parameters, ()))
             _require_same(known, parameters)
             number = sum(len(kernel.variants) for kernel in kernels.values())
-            place = f"{plain(each.name)}/{each.target.name}"
-            passes, files = _passes(traced, parameters, f"{place}-{number}")
+            subdir = f"{plain(each.name)}/{each.target.name}"
+            passes, files = _passes(traced, parameters, f"{subdir}-{number}")
             with writing_to(folder):
                 for file in files:
                     write(unfinished / file.path, file.content)
-            for variant, files in _built(traced, passes, place, number):
+            for variant, files in _built(traced, passes, subdir, number):
                 marked, files = with_mark(variant, files, mark_of(known.parameters, variant))
                 with writing_to(folder):
                     for file in files:
@@ -133,35 +124,34 @@ def build(folder: Path, wanted: Iterable[BuildRequest], version: str) -> Manifes
     return manifest
 
 
-def _traced(wanted: BuildRequest) -> TracedCall:
-    dispatcher = wanted.dispatcher
-    values = dispatcher.arguments((), wanted.arguments)
-    device = torch.device("cpu" if wanted.target.backend is Backend.CPU else "cuda")
-    variant, captured = dispatcher.variants.of(values, wanted.target, device)
+def _traced(requested: BuildRequest) -> TracedCall:
+    dispatcher = requested.dispatcher
+    values = dispatcher.arguments((), requested.arguments)
+    device = torch.device("cpu" if requested.target.backend is Backend.CPU else "cuda")
+    variant, captured = dispatcher.variants.of(values, requested.target, device)
     if asked := variant.state.asked:
-        what = f"{wanted.name} asks for {', '.join(asked)} while it is traced, which a built kernel does not ask again"
+        what = f"{requested.name} asks for {', '.join(asked)} while it is traced, which a built kernel does not ask again"
         raise BundleError(what, hint="pass what it depends on as an argument")
     names = (*dispatcher.parameters.names, *variant.state.names)
-    return TracedCall(wanted, dispatcher, variant, names, (*values, *captured))
+    return TracedCall(requested, dispatcher, variant, names, (*values, *captured))
 
 
-def traced_calls(wanted: BuildRequest) -> Iterator[TracedCall]:
-    """A kernel traced for its arguments, and before that with 1 for the sizes of which the function asks whether they are 1: other
-    sizes that may vary are served by one trace, from 1 on.
+def traced_calls(requested: BuildRequest) -> Iterator[TracedCall]:
+    """Traces a kernel for its arguments. If the function tests sizes for 1, variants with these sizes set to 1 come first.
 
     Raises:
-        BundleError: it depends on what a built kernel cannot look at.
-        TraceError: the function does something that no kernel can do.
+        BundleError: it depends on state that a built kernel cannot check.
+        TraceError: the function cannot be traced.
     """
-    traced = _traced(wanted)
+    traced = _traced(requested)
     signature = signature_of(traced.variant, traced.names, traced.values)
     asked = [name for name in sorted(signature.sizes) if any(_asks_for_one(each, name) for each in signature.relations)]
     for ones in (some for count in range(len(asked), 0, -1) for some in combinations(asked, count)):
         try:
-            found = _traced(replace(wanted, arguments=_with_ones(traced, signature, ones)))
-        except Exception:  # of the function, which takes no such sizes
+            traced_ones = _traced(replace(requested, arguments=_with_ones(traced, signature, ones)))
+        except Exception:  # the function does not accept these sizes
             continue
-        yield found
+        yield traced_ones
     yield traced
 
 
@@ -170,52 +160,49 @@ def _asks_for_one(relation: Relation, name: str) -> bool:
 
 
 def _with_ones(traced: TracedCall, signature: Signature, ones: Sequence[str]) -> dict[str, Any]:
-    """The arguments of a call with 1 for some sizes."""
     parameters = traced.dispatcher.parameters
     sizes = dict(traced.variant.request.sizes.hints) | dict.fromkeys(ones, 1)
-    found = dict(traced.wanted.arguments)
-    for given, name, argument, value in zip(
+    arguments = dict(traced.requested.arguments)
+    for parameter, name, argument, value in zip(
         parameters.given,
         parameters.names,
         signature.arguments,
         traced.values,
-        strict=False,  # captured tensors are as they are
+        strict=False,  # captured tensors have no parameter
     ):
         if isinstance(argument, ExtentArgument):
-            found[given] = sizes[argument.size]
+            arguments[parameter] = sizes[argument.size]
         elif isinstance(argument, TensorArgument):
             known = sizes | {stride_name(name, dim): stride for dim, stride in enumerate(value.stride())}
             shape, strides = ([extent(known) for extent in some] for some in (argument.shape, argument.strides))
-            found[given] = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
-    return found
+            arguments[parameter] = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+    return arguments
 
 
 def _require_same(kernel: BuiltKernel, parameters: Sequence[BuiltParameter]) -> None:
-    """Refuses a program that captures other tensors than the earlier programs of its kernel.
-
-    Raises:
-        BundleError: it does.
-    """
     if kernel.parameters != tuple(parameters):
         names = (", ".join(p.name for p in some if p.captured) or "none" for some in (kernel.parameters, parameters))
         what = "{} captures other tensors for other arguments: {}, and {}".format(kernel.name, *names)
         raise BundleError(what, hint="build each into a folder of its own, or pass them as arguments")
 
 
-def _built(traced: TracedCall, passes: BuiltPasses | None, place: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:
-    """The programs for all numbers of rows, as data, each with the files of its kernels, in folders from that number on."""
-    wanted, variant = traced.wanted, traced.variant
+def _built(traced: TracedCall, passes: BuiltPasses | None, subdir: str, number: int) -> Iterator[tuple[BuiltVariant, list[File]]]:
+    """Yields the programs for all ranges of row counts, with the files of their kernels."""
+    requested, variant = traced.requested, traced.variant
     signature = signature_of(variant, traced.names, traced.values)
     hints = dict(variant.request.sizes.hints)
     for count, (rows, form) in enumerate(variant.specializer.planner(hints, is_general=True).all(hints), number):
         limited = replace(signature, rows=limits(rows))
-        program, files = built_program(wanted.target, limited, variant.with_specialization(form), f"{place}-{count}")
-        machine, structure = machine_of(wanted.target), structure_of(variant.structure)
-        yield BuiltVariant(**vars(program), target=wanted.target.name, machine=machine, structure=structure, passes=passes), files
+        program, files = built_program(requested.target, limited, variant.with_specialization(form), f"{subdir}-{count}")
+        machine, structure = machine_of(requested.target), structure_of(variant.structure)
+        yield (
+            BuiltVariant(**vars(program), target=requested.target.name, machine=machine, structure=structure, passes=passes),
+            files,
+        )
 
 
-def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], place: str) -> tuple[BuiltPasses | None, list[File]]:
-    """The passes of a kernel, with the files of their kernels; None where there is no derivative."""
+def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], subdir: str) -> tuple[BuiltPasses | None, list[File]]:
+    """Returns a kernel's forward and backward pass and their files, or None if it has no derivative."""
     variant, dispatcher = traced.variant, traced.dispatcher
     passes = passes_by_all(variant, dispatcher.options)
     if passes is None:
@@ -223,33 +210,24 @@ def _passes(traced: TracedCall, parameters: Sequence[BuiltParameter], place: str
     count = len(dispatcher.parameters.names)
     sizes = dispatcher.variants.sizes(variant, traced.values[:count], traced.values[count:])
     call = Example(dict(zip(traced.names, traced.values, strict=True)), sizes, signature_of(variant, traced.names, traced.values))
-    return built_passes(passes, variant, call, parameters, place)
-
-
-# Data.
+    return built_passes(passes, variant, call, parameters, subdir)
 
 
 def _parameters(parameters: Parameters, captured: Sequence[str]) -> tuple[BuiltParameter, ...]:
-    """Those that a function declares, and behind them the tensors that it captures."""
-    found = inspect.signature(parameters.function).parameters
+    """Returns the declared parameters, followed by the captured tensors."""
+    parameters_by_name = inspect.signature(parameters.function).parameters
     defaults = {name: Constant(value) for name, value in parameters.defaults.items()}
-    is_named = {name: found[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
+    is_named = {name: parameters_by_name[name].kind is inspect.Parameter.KEYWORD_ONLY for name in parameters.given}
     both = zip(parameters.given, parameters.names, strict=True)
     declared = [
-        BuiltParameter(given, name, is_named[given], defaults.get(given), written=name in parameters.mutates)
-        for given, name in both
+        BuiltParameter(user_name, name, is_named[user_name], defaults.get(user_name), written=name in parameters.mutates)
+        for user_name, name in both
     ]
     return (*declared, *(BuiltParameter(name, name, True, None, captured=True) for name in captured))
 
 
 def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) -> Signature:
-    """The assumptions of a variant about a call, as data.
-
-    Args:
-        variant: the program, compiled for ``values``.
-        names: of the parameters and the captured tensors, as texts call them.
-        values: one a name.
-    """
+    """Returns the assumptions of a variant that was compiled for these values of its parameters and captured tensors."""
     request = variant.request
     lower = autocast_dtype(request.device.type)
     known: dict[str, ArgumentSpec] = {spec.name: tensor_argument(spec) for spec in (*request.specs, *variant.traced.inputs)}
@@ -271,13 +249,13 @@ def signature_of(variant: Variant, names: Sequence[str], values: Sequence[Any]) 
 
 
 def _floats_meet_floats(graph: Graph) -> bool:
-    """Tells if every run-time float meets a tensor of floats, so that an int in its place changes no dtype."""
+    """True if every run-time float is combined with a float tensor, so that an int instead changes no dtype."""
     operands = [[graph.nodes[position] for position in node.args] for node in graph.nodes if not node.weak]
-    met = [nodes for nodes in operands if any(n.weak and n.dtype.is_float and n.op is not Op.CONSTANT for n in nodes)]
-    return all(any(n.dtype.is_float and not n.weak for n in nodes) for nodes in met)
+    operations = [nodes for nodes in operands if any(n.weak and n.dtype.is_float and n.op is not Op.CONSTANT for n in nodes)]
+    return all(any(n.dtype.is_float and not n.weak for n in nodes) for nodes in operations)
 
 
-_HOLDERS = {
+_CONTAINER_KINDS = {
     run.Nothing: ContainerKind.NONE,
     run.ComplexResult: ContainerKind.COMPLEX,
     tuple: ContainerKind.TUPLE,
@@ -288,21 +266,16 @@ _HOLDERS = {
 
 
 def structure_of(structure: run.ResultTree) -> ResultStructure:
-    """The structure of results, as data.
-
-    Raises:
-        BundleError: by something else than tuples, lists, dicts and named tuples.
-    """
     if structure.is_leaf():
         return ResultStructure(ContainerKind.TENSOR)
-    kind = _HOLDERS.get(structure.type)
+    kind = _CONTAINER_KINDS.get(structure.type)
     if kind is None:
-        what = f"a result is a {structure.type.__name__}, which cannot be written down"
+        what = f"a result is a {structure.type.__name__}, which a bundle cannot store"
         raise BundleError(what, hint="return tuples, lists, dicts and named tuples")
     keys: tuple[Any, ...] = tuple(structure.context) if kind is ContainerKind.DICT else ()
     if kind is ContainerKind.NAMED_TUPLE:
         keys = structure.context._fields
     if not all(type(key) in (str, int) for key in keys):
-        raise ArgumentError("a result is a dict whose keys are neither texts nor ints", hint="return a dict with such keys")
+        raise ArgumentError("a result is a dict whose keys are neither strings nor ints", hint="return a dict with such keys")
     name = structure.context.__name__ if kind is ContainerKind.NAMED_TUPLE else ""
     return ResultStructure(kind, tuple(map(structure_of, structure.children())), keys, name)

@@ -1,5 +1,5 @@
-"""Builds kernels that run where fusegen is not installed: into a shared library with operators of torch, forward and backward, or
-as CUDA files with C functions that launch them."""
+"""Builds kernels that run without fusegen: a shared library with operators of torch, forward and backward, or CUDA files with C
+functions that launch the kernels."""
 
 from __future__ import annotations
 
@@ -43,42 +43,36 @@ MANIFEST = "extension.json"
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """A folder with a built library.
-
-    Attributes:
-        library: the file's name.
-        schemas: of the operators, as torch has them.
-        requires: the version of torch that the library needs.
-    """
+class BuiltExtension:
+    """A folder with a built library: its file name, the operators' schemas, and the required version of torch."""
 
     library: str
     schemas: tuple[str, ...]
     requires: str
 
 
-def build_extension(folder: Path, wanted: Iterable[BuildRequest], library: str, version: str) -> Shipped:
-    """Compiles kernels into a new folder with one shared library: there whole or not at all.
+def build_extension(folder: Path, requests: Iterable[BuildRequest], library: str, version: str) -> BuiltExtension:
+    """Compiles kernels into one shared library in a new folder, atomically.
 
     Args:
-        folder: what is made; its parent exists.
-        wanted: one a kind of calls and target.
-        library: of torch's, ``torch.ops.<library>``, in which the operators are.
-        version: of fusegen.
+        folder: the folder to create; its parent must exist.
+        requests: one per kind of call and target.
+        library: the operators' namespace in torch, ``torch.ops.<library>``.
+        version: version of fusegen.
 
     Raises:
-        ArgumentError: the library cannot have its name.
-        BundleError: the folder is there, or a kernel cannot be such an operator.
-        CompileError, ToolNotFoundError: a compiler refuses a text, or is not there.
+        ArgumentError: the library's name is invalid.
+        BundleError: the folder exists, or a kernel cannot be an operator of torch.
+        CompileError, ToolNotFoundError: a compiler fails or is missing.
     """
     require_name(library)
     require_new(folder)
-    operators = _operators(wanted)
+    operators = _operators(requests)
     unit = UnitText(library, operators)
     files = {"binding.cpp": unit.text} | {f"{names[0][1]}.cpp": _kernels(each, names) for each, names in unit.kernels}
     texts = Texts(", ".join(op.name for op in operators), files, flags_of(is_cpu=bool(unit.kernels)))
     content = unsealed(library_of(texts).read_bytes()) or b""
-    shipped = Shipped(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
+    shipped = BuiltExtension(f"{library}.so", tuple(unit.schemas), torch.__version__.partition("+")[0])
     with new_folder(folder) as unfinished, writing_to(folder):
         write(unfinished / shipped.library, content)
         for name, text in files.items():
@@ -87,7 +81,7 @@ def build_extension(folder: Path, wanted: Iterable[BuildRequest], library: str, 
     return shipped
 
 
-def _manifest(shipped: Shipped, operators: Sequence[OperatorSpec], sha256: str, version: str) -> dict[str, Any]:
+def _manifest(shipped: BuiltExtension, operators: Sequence[OperatorSpec], sha256: str, version: str) -> dict[str, Any]:
     return {
         "fusegen": version,
         "library": shipped.library,
@@ -106,7 +100,7 @@ def _manifest(shipped: Shipped, operators: Sequence[OperatorSpec], sha256: str, 
 
 
 def _kernels(program: Built, names: Sequence[tuple[str, str]]) -> str:
-    """The C++ of a program's kernels, whose entries have names of their own."""
+    """Returns the C++ text of a program's kernels, with unique entry names."""
     renamed = [f"#define {entry} {name}" for entry, name in names]
     return "\n".join([*renamed, unit_text(program.sources)])
 
@@ -114,42 +108,42 @@ def _kernels(program: Built, names: Sequence[tuple[str, str]]) -> str:
 # Operators.
 
 
-def _operators(wanted: Iterable[BuildRequest]) -> list[OperatorSpec]:
-    found: dict[str, OperatorSpec] = {}
-    named: dict[str, str] = {}
-    for call in (call for each in wanted for call in traced_calls(each)):
-        each, traced = call.wanted, Traced(call)
-        if (first := named.setdefault(traced.name, each.name)) != each.name:
+def _operators(requests: Iterable[BuildRequest]) -> list[OperatorSpec]:
+    operators: dict[str, OperatorSpec] = {}
+    kernel_names: dict[str, str] = {}
+    for call in (call for each in requests for call in traced_calls(each)):
+        each, traced = call.requested, Traced(call)
+        if (first := kernel_names.setdefault(traced.name, each.name)) != each.name:
             what = f"{first} and {each.name} would both be the operator {traced.name}"
             raise BundleError(what, hint="build them into two libraries, or give one a name of other Latin letters")
         parameters, kind = traced.parameters(), traced.kind()
-        known = found.get(traced.name, OperatorSpec(traced.name, parameters, ()))
+        known = operators.get(traced.name, OperatorSpec(traced.name, parameters, ()))
         if known.parameters != parameters or (known.kinds and len(known.kinds[0].results) != len(kind.results)):
             what = f"{each.name} has other parameters or results for {kind.description} than before"
             raise BundleError(what, hint="build it into another library")
-        found[traced.name] = replace(known, kinds=_joined(known.kinds, kind))
-    for name in found:
-        if clash := {f"{name}_forward", f"{name}_backward"} & found.keys():
+        operators[traced.name] = replace(known, kinds=_joined(known.kinds, kind))
+    for name in operators:
+        if clash := {f"{name}_forward", f"{name}_backward"} & operators.keys():
             what = f"{clash.pop()} is also the name of a pass of {name}"
             raise BundleError(what, hint="build them into two libraries")
-    return list(found.values())
+    return list(operators.values())
 
 
 def _joined(kinds: tuple[CallKind, ...], kind: CallKind) -> tuple[CallKind, ...]:
-    """Kinds with one more: one for another GPU is the same kind with further programs."""
-    for place, other in enumerate(kinds):
-        if _without_programs(other) == _without_programs(kind):
+    """Adds a kind of call. The same kind on another GPU adds programs to the existing one."""
+    for index, existing in enumerate(kinds):
+        if _without_programs(existing) == _without_programs(kind):
             passes = (
-                other.passes
+                existing.passes
                 and kind.passes
                 and replace(
-                    other.passes,
-                    forward=other.passes.forward + kind.passes.forward,
-                    backward=other.passes.backward + kind.passes.backward,
+                    existing.passes,
+                    forward=existing.passes.forward + kind.passes.forward,
+                    backward=existing.passes.backward + kind.passes.backward,
                 )
             )
-            joined = replace(other, programs=other.programs + kind.programs, passes=passes)
-            return (*kinds[:place], joined, *kinds[place + 1 :])
+            joined = replace(existing, programs=existing.programs + kind.programs, passes=passes)
+            return (*kinds[:index], joined, *kinds[index + 1 :])
     return (*kinds, kind)
 
 
@@ -161,73 +155,64 @@ def _without_programs(kind: CallKind) -> CallKind:
 # CUDA files, with a CMake target.
 
 
-def build_sources(folder: Path, wanted: Iterable[BuildRequest], library: str) -> tuple[str, ...]:
-    """Writes CUDA files, a header for launches and a CMake target into a new folder: there whole or not at all.
+def build_sources(folder: Path, requests: Iterable[BuildRequest], library: str) -> tuple[str, ...]:
+    """Writes CUDA files, a header for launches and a CMake target into a new folder, atomically.
 
     Args:
-        folder, wanted, library: as of `build_extension`; for GPUs alone.
+        folder, requests, library: as in `build_extension`, for GPUs only.
 
     Returns:
         The names of the functions.
 
     Raises:
-        ArgumentError, BundleError: as there, or a kernel leaves a step to torch.
+        ArgumentError, BundleError: as in `build_extension`, or a kernel leaves a step to torch.
     """
     require_name(library)
     require_new(folder)
     files = {"fusegen.h": "#pragma once\n" + header("sources.h")}
-    made: dict[str, list[str]] = {}
-    for call in (call for each in wanted for call in traced_calls(each)):
-        target = call.wanted.target
+    functions: dict[str, list[str]] = {}
+    for call in (call for each in requests for call in traced_calls(each)):
+        target = call.requested.target
         if target.backend is Backend.CPU:
             raise BundleError("sources are CUDA", hint="give GPUs: --arch sm_90a; --format extension has the CPU too")
         traced = Traced(call)
         kind = traced.kind()
         name = _unique("_".join([traced.name, *_dtypes(kind.tensors), target.name]), files)
         files |= program_files(name, target.name, kind.programs)
-        made.setdefault(target.name, []).append(name)
-    files["CMakeLists.txt"] = cmake_text(library, made)
+        functions.setdefault(target.name, []).append(name)
+    files["CMakeLists.txt"] = cmake_text(library, functions)
     with new_folder(folder) as unfinished, writing_to(folder):
         for file, text in files.items():
             write(unfinished / file, text.encode())
-    return tuple(name for names in made.values() for name in names)
+    return tuple(name for names in functions.values() for name in names)
 
 
 def _unique(name: str, files: Container[str]) -> str:
-    """The name of a further kind of calls: with a number, where a function has it already."""
+    """Appends a number if the name is taken."""
     names = chain([name], (f"{name}_{number}" for number in count(2)))
     return next(each for each in names if f"{each}.cu" not in files)
 
 
 def _dtypes(tensors: Sequence[Shaped]) -> Sequence[str]:
-    """Dtypes as part of a name: those of floats, which ints beside them seldom change; of all where none is a float."""
+    """Returns dtype suffixes for a name: the floating-point dtypes, or all dtypes if there are none."""
     dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
     floats = [dtype.short for dtype in dtypes if dtype.is_float]
     return floats or [dtype.short for dtype in dtypes]
-
-
-# Traced kernels.
 
 
 _NOTHING = Numbers()
 
 
 class Traced:
-    """A kernel for some kind of calls, traced.
-
-    Args:
-        call: as its dispatcher traced it.
-
-    Attributes:
-        name: of the operator.
+    """A traced kernel, as an operator.
 
     Raises:
-        BundleError: it takes no tensor, or depends on what an operator cannot look at.
+        BundleError: it takes no tensor, or depends on state that an operator cannot check.
     """
 
     def __init__(self, call: TracedCall) -> None:
-        wanted, dispatcher, self._variant = call.wanted, call.dispatcher, call.variant
-        self.name, self._target = plain(wanted.name), wanted.target
+        request, dispatcher, self._variant = call.requested, call.dispatcher, call.variant
+        self.name, self._target = plain(request.name), request.target
         self._is_cpu = self._target.backend is Backend.CPU
         names = dispatcher.parameters.names
         self._signature = signature_of(self._variant, names, call.values[: len(names)])
@@ -237,23 +222,21 @@ class Traced:
         specs = {spec.name: spec for spec in self._graph.inputs}
         self._tensors = [n for n, a in self._given.items() if isinstance(a, TensorArgument)] + list(self._variant.state.names)
         if not self._tensors:
-            raise BundleError(f"{wanted.name} takes no tensor, which says where an operator runs", hint="call the kernel itself")
+            raise BundleError(f"{request.name} takes no tensor, so its operator has no device", hint="call the kernel itself")
         self._specs = [specs[name] for name in self._tensors]
         self._extents = tuple(a.size for a in self._given.values() if isinstance(a, ExtentArgument))
         kinds = {n: DType.FLOAT64 if a.is_float else DType.INT64 for n, a in self._given.items() if isinstance(a, NumberArgument)}
         self._numbers = tuple(kinds.items())
         self._hints = dict(self._variant.request.sizes.hints)
 
-    # Parameters.
-
     def parameters(self) -> tuple[OperatorParameter, ...]:
-        """Parameters of the operator: those of the function, and the tensors that it closes over."""
-        found = [self._parameter(name, argument) for name, argument in self._given.items()]
+        """Returns the operator's parameters: the function's, and the captured tensors."""
+        declared = [self._parameter(name, argument) for name, argument in self._given.items()]
         captured = [OperatorParameter(plain(name), "tensor") for name in self._variant.state.names]
-        return (*(parameter for parameter in found if parameter is not None), *captured)
+        return (*(parameter for parameter in declared if parameter is not None), *captured)
 
     def _parameter(self, name: str, argument: ArgumentSpec) -> OperatorParameter | None:
-        """A parameter; none for a value that no schema has, which is fixed."""
+        """Returns a parameter, or None for a fixed value whose type no schema has."""
         if isinstance(argument, TensorArgument):
             return OperatorParameter(name, "written" if name in self._mutates else "tensor")
         if isinstance(argument, NumberArgument):
@@ -262,10 +245,8 @@ class Traced:
             return OperatorParameter(name, "size")
         return OperatorParameter(name, "constant", argument.value) if _is_plain(argument.value) else None
 
-    # Calls.
-
     def kind(self) -> CallKind:
-        """The calls, with the programs that run them."""
+        """Returns the kind of call, with its programs."""
         constants = [(n, a.value) for n, a in self._given.items() if isinstance(a, Constant) and _is_plain(a.value)]
         fresh = [position for position in self._graph.outputs if position not in self._graph.puts]
         return CallKind(
@@ -289,16 +270,10 @@ class Traced:
         sizes: tuple[str, ...] | None = None,
         numbers: tuple[tuple[str, DType], ...] | None = None,
     ) -> tuple[Built, ...]:
-        """A program for every number of rows.
-
-        Args:
-            specs: of their tensors.
-            relations, conditions: of sizes and of numbers, that must hold.
-            sizes, numbers: that they take; by default those of the function.
-        """
-        found = []
+        """Returns a program for each range of row counts. It takes the function's sizes and numbers unless others are passed."""
+        programs = []
         for rows, form in compiled.specializer.planner(self._hints, is_general=True).all(self._hints):
-            made = compiled.with_specialization(form)
+            specialized = compiled.with_specialization(form)
             assumed = CallGuards(
                 tensors=tuple((spec.name, tensor_argument(spec)) for spec in specs),
                 sizes=self._extents if sizes is None else sizes,
@@ -312,24 +287,22 @@ class Traced:
             )
             cubins = None
             if not self._is_cpu:
-                cubins = tuple(binary.cubin for binary in nvrtc.compile_cubins(made.sources, self._target.name))
-            found.append(Built(made.program.call, assumed, made.sources, cubins, _capability(self._target)))
-        return tuple(found)
-
-    # Gradients.
+                cubins = tuple(binary.cubin for binary in nvrtc.compile_cubins(specialized.sources, self._target.name))
+            programs.append(Built(specialized.program.call, assumed, specialized.sources, cubins, _capability(self._target)))
+        return tuple(programs)
 
     def _passes(self) -> OperatorPasses | None:
-        """The passes; None where there is no derivative."""
-        found = passes_by_all(self._variant, self._options)
-        if found is None:
+        """Returns the passes, or None if there is no derivative."""
+        passes = passes_by_all(self._variant, self._options)
+        if passes is None:
             return None
-        derivative, forward, backward = found.derivative, found.forward.graph, in_row_major_order(found.backward.graph)
-        further = found.backward.further
+        derivative, forward, backward = passes.derivative, passes.forward.graph, in_row_major_order(passes.backward.graph)
+        further = passes.backward.further
         relations = self._signature.relations
         keys = [spec for spec in forward.inputs if spec.name == derivative.key]
         specs = [*self._specs, *keys]
         names = [spec.name for spec in specs]
-        given = {spec.name: place for place, spec in enumerate(backward.inputs[len(derivative.kept) :])}
+        incoming = {spec.name: position for position, spec in enumerate(backward.inputs[len(derivative.kept) :])}
         sources = dict(zip(derivative.wrt, derivative.gradients, strict=True))
         gradients = [sources.get(name) for name in self._tensors]
         numbers = tuple(name for name, _ in backward.scalars)
@@ -339,7 +312,7 @@ class Traced:
             kept=tuple(names.index(k) if isinstance(k, str) else ~k for k in derivative.kept),
             sizes=further,
             numbers=numbers,
-            gradients=tuple(~given[source] if isinstance(source, str) else source for source in gradients),
+            gradients=tuple(~incoming[source] if isinstance(source, str) else source for source in gradients),
             given=tuple(n for n, p in enumerate(forward.outputs[: derivative.results]) if forward.nodes[p].dtype.is_float),
             outputs=_shaped(forward, forward.outputs),
             wanted=_shaped(backward, backward.outputs),
@@ -353,7 +326,7 @@ class Traced:
 
 
 def _is_plain(value: object) -> bool:
-    """Tells if a value can be an argument of an operator, with a default: a schema has no infinite numbers and no escapes."""
+    """True if a value can be a default in a schema, which has no infinities, NaNs or escapes."""
     if isinstance(value, str):
         return value.isascii() and value.isprintable() and not set(value) & set('"\\')
     return type(value) in (bool, int, float) and (not isinstance(value, float) or math.isfinite(value))
@@ -364,5 +337,4 @@ def _shaped(graph: Graph, positions: Sequence[int]) -> tuple[Shaped, ...]:
 
 
 def _capability(target: Target) -> int:
-    """The number of a GPU's capability, such as 90; 0 of the CPU."""
     return int("".join(c for c in target.name if c.isdigit()) or 0)

@@ -1,4 +1,4 @@
-"""Kernels of built programs, loaded once for each device, and the choice of the program for a call."""
+"""Kernels of built programs, loaded once per device, and the selection of a call's program."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Kernels:
     """The kernels of a program.
 
     Args:
-        folder: where the binaries lie.
+        folder: the folder of the binaries.
         mark: the mark of its binaries.
-        machine: of a CPU: a digest of its instruction set; else empty.
+        machine: for a CPU, a digest of its instruction set; else "".
     """
 
     def __init__(self, folder: Path, program: BuiltProgram, mark: bytes, machine: str) -> None:
@@ -42,20 +42,12 @@ class Kernels:
         self._lock = new_lock()
 
     def check(self) -> None:
-        """Checks that the binaries are as they were built.
-
-        Raises:
-            BundleError: one is not.
-        """
+        """Checks the digests of the binaries."""
         for code in self.program.code:
             binary(self._folder, code, self._mark)
 
     def on(self, device: torch.device) -> tuple[LaunchBackend, list[Any]]:
-        """The backend of a device, and the kernels for it.
-
-        Raises:
-            BundleError: a binary is not as it was built.
-        """
+        """Returns the backend of a device, and the kernels loaded on it. Raises if a binary was changed."""
         index = devices.index_of(device) if device.type == "cuda" else None
         with self._lock:
             if index not in self._loaded:
@@ -86,59 +78,53 @@ class Kernels:
             raise BundleError(f"{path} cannot be loaded: {error}", hint="build it again") from error
 
 
-# Selects the built program of a call.
+# Selection of a call's program.
 
 
 Reasons: TypeAlias = list[tuple[BuiltProgram, str]]
-"""Programs that are not good for a call, each with the reason."""
+"""Programs that do not fit a call, each with the reason."""
 
 
 def choose(
     programs: Iterable[tuple[int, BuiltProgram]], sizes_of: Callable[[BuiltProgram], Mapping[str, int]], device: torch.device
 ) -> tuple[int, dict[str, int]] | Reasons:
-    """The number of the first program that is good for a call, and the sizes of the call; the reasons where none is.
-
-    Args:
-        sizes_of: matches a program with the call.
-        device: of the call.
-    """
+    """Returns the first program that fits a call and the call's sizes, or the reasons if none does. `sizes_of` matches a program
+    with the call."""
     room = devices.target_of(device).cluster
     reasons: Reasons = []
     for number, program in programs:
         if (cluster := max((each.cluster for each in program.call.launches), default=1)) > room:
-            reasons.append((program, f"{device} has no room for {cluster} blocks that share a row"))
+            reasons.append((program, f"{device} does not support clusters of {cluster} blocks"))
             continue
         try:
             return number, dict(sizes_of(program))
-        except OtherForm:
+        except OtherRowRange:
             continue
         except Mismatch as reason:
             reasons.append((program, str(reason)))
     return reasons
 
 
-# Whether a call is one that a program is good for: its sizes, or in words why not.
+# Matching of a program and a call.
 
 
 class Mismatch(Exception):
-    """Why a call is none that a program is good for."""
+    """A program does not fit a call. The message is the reason."""
 
 
-class OtherForm(Mismatch):
-    """The program is good for the call, and another one is taken for as many rows."""
+class OtherRowRange(Mismatch):
+    """The program fits the call, but another one is selected for its number of rows."""
 
 
 def match(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
-    """Values of all sizes and strides in a call.
+    """Returns the sizes and strides of a call.
 
     Args:
-        signature: what the program assumes.
-        call: what it does.
-        names: of the parameters, as texts call them.
-        values: one a parameter.
+        names: parameters, as named in emitted text.
+        values: one per parameter.
 
     Raises:
-        Mismatch: the program is not good for the call; an `OtherForm` where it is another one's by its rows alone.
+        Mismatch: the program does not fit; `OtherRowRange` if only the number of rows does not.
     """
     if torch.get_default_dtype() is not signature.default_dtype.torch:
         raise Mismatch(f"torch's default dtype is {torch.get_default_dtype()}, built for {signature.default_dtype}")
@@ -149,17 +135,7 @@ def match(signature: Signature, call: LaunchPlan, names: Sequence[str], values: 
 
 
 def fit(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Sequence[Any]) -> dict[str, int]:
-    """The same as `match` of the values alone, whatever torch's state is.
-
-    Args:
-        signature: what the program assumes.
-        call: what it does.
-        names: of the values, as texts call them.
-        values: one a name.
-
-    Raises:
-        Mismatch: as of `match`.
-    """
+    """Like `match`, without the checks of torch's state and of tensors' identities."""
     sizes: dict[str, int] = {}
     for name, argument, value in zip(names, signature.arguments, values, strict=True):
         _match_value(name, argument, value, sizes)
@@ -174,74 +150,76 @@ def fit(signature: Signature, call: LaunchPlan, names: Sequence[str], values: Se
     if not signature.wide:
         _check_narrow(call, names, values, sizes)
     if not all(relation(sizes) for relation in signature.rows):
-        raise OtherForm
+        raise OtherRowRange
     return sizes
 
 
 def described(signature: Signature, names: Sequence[str]) -> str:
-    """The calls that a program is good for, in words."""
+    """Describes the calls that a program fits."""
     arguments = ", ".join(f"{name}: {argument}" for name, argument in zip(names, signature.arguments, strict=True))
-    conditions = [*map(str, signature.relations), *(signature.conditions.text(place) for _, place in signature.conditions.results)]
+    conditions = [
+        *map(str, signature.relations),
+        *(signature.conditions.text(line) for _, line in signature.conditions.results),
+    ]
     conditions += [f"{size} a multiple of {multiple}" for size, multiple in signature.multiples if multiple > 1]
     conditions += [f"{size} at most {bound}" for size, bound in signature.bounds]
     return arguments + (f", where {', '.join(conditions)}" if conditions else "")
 
 
 def _match_value(name: str, argument: ArgumentSpec, value: Any, sizes: dict[str, int]) -> None:
-    """Refuses a value of another kind; notes the sizes that it gives."""
     if isinstance(argument, TensorArgument):
         _match_tensor(name, argument, value, sizes)
     elif isinstance(argument, Constant):
         if not same(value, argument.value):
-            raise Mismatch(f"{name!r} is {_shown(value)}, built for {argument}")
+            raise Mismatch(f"{name!r} is {_value_text(value)}, built for {argument}")
     elif isinstance(argument, NumberArgument):
         is_int = type(value) is int
         if not (isinstance(value, float) or (is_int and argument.takes_ints) if argument.is_float else is_int):
-            raise Mismatch(f"{name!r} is {_shown(value)}, built for a run-time {argument}")
+            raise Mismatch(f"{name!r} is {_value_text(value)}, built for a run-time {argument}")
     elif type(value) is not int:
-        raise Mismatch(f"{name!r} is {_shown(value)}, built for an int")
+        raise Mismatch(f"{name!r} is {_value_text(value)}, built for an int")
     else:
-        _note(f"{name!r}", argument.size, value, sizes)
+        _add_size(f"{name!r}", argument.size, value, sizes)
 
 
 def _match_tensor(name: str, argument: TensorArgument, value: Any, sizes: dict[str, int]) -> None:
     if not isinstance(value, Tensor):
-        raise Mismatch(f"{name!r} is {_shown(value)}, built for {argument}")
+        raise Mismatch(f"{name!r} is {_value_text(value)}, built for {argument}")
     if value.dtype is not argument.dtype.torch or value.dim() != len(argument.shape):
         shape = ", ".join(map(str, value.shape))
         raise Mismatch(f"{name!r} is {str(value.dtype).removeprefix('torch.')}[{shape}], built for {argument}")
-    for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
-        if wanted.operator is FormulaKind.SIZE:
-            _note(f"dim {dim} of {name!r}", str(wanted.value), extent, sizes)
-        elif not wanted.operands and wanted({}) != extent:
-            raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
+    for dim, (expected, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
+        if expected.operator is FormulaKind.SIZE:
+            _add_size(f"dim {dim} of {name!r}", str(expected.value), extent, sizes)
+        elif not expected.operands and expected({}) != extent:
+            raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {expected}")
 
 
 def _check_computed(name: str, argument: TensorArgument, value: Tensor, sizes: Mapping[str, int]) -> None:
-    """Refuses a tensor with a dim that differs from what other sizes make it: of a saved result whose dims were merged, say."""
-    for dim, (wanted, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
-        if wanted.operands and wanted(sizes) != extent:
-            raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {wanted}")
+    """Rejects a dim that differs from its formula of other sizes, e.g. of a saved result with merged dims."""
+    for dim, (expected, extent) in enumerate(zip(argument.shape, value.shape, strict=True)):
+        if expected.operands and expected(sizes) != extent:
+            raise Mismatch(f"dim {dim} of {name!r} is {extent}, built for {expected}")
 
 
-def _note(what: str, size: str, value: int, sizes: dict[str, int]) -> None:
+def _add_size(what: str, size: str, value: int, sizes: dict[str, int]) -> None:
     if sizes.setdefault(size, value) != value:
         raise Mismatch(f"{what} is {value}, but {size} is {sizes[size]} already")
 
 
 def _check_autocast(signature: Signature, values: Sequence[Any]) -> None:
     kind = next(value.device.type for value in values if isinstance(value, Tensor))
-    found, built = autocast_dtype(kind), None if signature.autocast is None else signature.autocast.torch
-    if found is not built:
-        states = ("off" if dtype is None else f"on with {dtype}" for dtype in (found, built))
+    current, built = autocast_dtype(kind), None if signature.autocast is None else signature.autocast.torch
+    if current is not built:
+        states = ("off" if dtype is None else f"on with {dtype}" for dtype in (current, built))
         raise Mismatch("torch.autocast is {}, and was {} when it was built".format(*states))
 
 
 def _check_distinct(names: Sequence[str], values: Sequence[Any]) -> None:
-    found: dict[int, str] = {}
+    names_by_id: dict[int, str] = {}
     for name, value in zip(names, values, strict=True):
-        if isinstance(value, Tensor) and found.setdefault(id(value), name) != name:
-            what = f"{found[id(value)]!r} and {name!r} are one tensor, built for two: the function asks whether things are one"
+        if isinstance(value, Tensor) and names_by_id.setdefault(id(value), name) != name:
+            what = f"{names_by_id[id(value)]!r} and {name!r} are one tensor, built for two: the function compares identities"
             raise Mismatch(what)
 
 
@@ -258,41 +236,40 @@ def _check_sizes(signature: Signature, sizes: Mapping[str, int]) -> None:
 
 
 def _match_layout(name: str, argument: TensorArgument, tensor: Tensor, sizes: Mapping[str, int]) -> None:
-    """Refuses a tensor that lies otherwise in memory; the stride of a dim of one element says nothing."""
-    for dim, wanted in enumerate(argument.strides):
-        if tensor.shape[dim] != 1 and tensor.stride(dim) != wanted(sizes):
-            raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {wanted} = {wanted(sizes)}")
-    found = alignment(tensor, argument.own_strides)
-    if found % argument.alignment:
-        raise Mismatch(f"{name!r} lies at multiples of {found} bytes, built for {argument.alignment}")
+    """Rejects other strides (except of dims of size 1) and weaker alignment."""
+    for dim, expected in enumerate(argument.strides):
+        if tensor.shape[dim] != 1 and tensor.stride(dim) != expected(sizes):
+            raise Mismatch(f"the stride of dim {dim} of {name!r} is {tensor.stride(dim)}, built for {expected} = {expected(sizes)}")
+    divisor = alignment(tensor, argument.own_strides)
+    if divisor % argument.alignment:
+        raise Mismatch(f"{name!r} is aligned to {divisor} bytes, built for {argument.alignment}")
 
 
 def _check_relations(signature: Signature, sizes: Mapping[str, int]) -> None:
     for relation in signature.relations:
         if not relation(sizes):
-            given = ", ".join(f"{name} = {sizes[name]}" for name in sorted(relation.sizes))
-            raise Mismatch(f"built for {relation}, which does not hold for {given}")
+            sizes_text = ", ".join(f"{name} = {sizes[name]}" for name in sorted(relation.sizes))
+            raise Mismatch(f"built for {relation}, which does not hold for {sizes_text}")
 
 
 def _check_conditions(program: Numbers, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
-    places = {name: place for place, name in enumerate(names)}
+    positions = {name: position for position, name in enumerate(names)}
     for result in program.results:
-        if not python_condition(Numbers(program.lines, (result,)), places, sizes)(values):
-            given = ", ".join(f"{name} = {values[places[name]]!r}" for name in program.names)
-            raise Mismatch(f"built for {program.text(result[1])}, which does not hold for {given}")
+        if not python_condition(Numbers(program.lines, (result,)), positions, sizes)(values):
+            scalars_text = ", ".join(f"{name} = {values[positions[name]]!r}" for name in program.names)
+            raise Mismatch(f"built for {program.text(result[1])}, which does not hold for {scalars_text}")
 
 
 def _check_narrow(call: LaunchPlan, names: Sequence[str], values: Sequence[Any], sizes: Mapping[str, int]) -> None:
-    """Refuses tensors that indices of 32 bits cannot number."""
+    """Rejects tensors that need 64-bit indexing."""
     spans = {name: span(value) for name, value in zip(names, values, strict=True) if isinstance(value, Tensor)}
-    spans["what kernels count"] = call.largest(sizes)
+    spans["index space"] = call.largest(sizes)
     for name, count in spans.items():
         if count >= WIDE:
             raise Mismatch(f"{name!r} has {count} elements, built for less than {WIDE}")
 
 
-def _shown(value: object) -> str:
-    """A value in words, briefly."""
+def _value_text(value: object) -> str:
     if isinstance(value, Tensor):
         return "a tensor"
     return repr(value)[:60] if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"

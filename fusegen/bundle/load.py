@@ -1,4 +1,4 @@
-"""Built kernels, called as they were declared. Nothing here traces, compiles or needs computer algebra."""
+"""Loads built kernels and calls them. Does not trace, compile or import sympy."""
 
 from __future__ import annotations
 
@@ -48,37 +48,37 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def load(folder: str | os.PathLike[str]) -> Bundle:
-    """The kernels of a folder that ``fusegen build`` wrote.
+    """Loads the kernels of a folder that ``fusegen build`` wrote.
 
-    A folder holds machine code: load only what you would run. What is checked is that its files are as they were built.
+    The folder contains machine code: load only folders that you trust. Files are checked only for changes since the build.
 
     Raises:
-        ArgumentError: the folder is no path.
-        BundleError: something in the folder is missing, was changed, or is of another version.
+        ArgumentError: the folder is not a path.
+        BundleError: a file in the folder is missing, was changed, or has another version.
     """
-    place = _place(folder)
-    manifest = read_manifest(place)
-    bundle = Bundle({kernel.name: BuiltFunction(place, kernel) for kernel in manifest.kernels})
+    path = _resolved_path(folder)
+    manifest = read_manifest(path)
+    bundle = Bundle({kernel.name: BuiltFunction(path, kernel) for kernel in manifest.kernels})
     for name in bundle:
         bundle[name].check_binaries()
     return bundle
 
 
-def _place(folder: object) -> Path:
+def _resolved_path(folder: object) -> Path:
     if not isinstance(folder, (str, os.PathLike)):
         raise ArgumentError(f"fg.load is given {folder!r}", hint="give the path of the folder that fusegen build --out wrote")
     try:
         return Path(folder).resolve()
-    except (TypeError, ValueError, OSError, RuntimeError) as error:  # a path of bytes or with a null, links in a circle
+    except (TypeError, ValueError, OSError, RuntimeError) as error:  # bytes, a null character, circular links
         raise ArgumentError(
-            f"{folder!r} is no path of a folder: {error}", hint="give the one that fusegen build --out wrote"
+            f"{folder!r} is not the path of a folder: {error}", hint="give the one that fusegen build --out wrote"
         ) from None
 
 
 class Bundle:
-    """Built kernels by name: ``bundle.NAME`` or ``bundle["NAME"]``; iteration gives the names.
+    """Built kernels by name: ``bundle.NAME`` or ``bundle["NAME"]``. Iteration yields the names.
 
-    No `Mapping`, whose methods would stand in the way of kernels of their names.
+    It is not a `Mapping`, whose methods would hide kernels with the same names.
     """
 
     def __init__(self, kernels: Mapping[str, BuiltFunction]) -> None:
@@ -107,13 +107,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class LoadedPasses:
-    """The passes of a built kernel, ready to be called.
-
-    Attributes:
-        built: what the manifest says of them.
-        kernels: of all their programs.
-        forward, backward: the passes.
-    """
+    """The passes of a built kernel, ready to be called, with the kernels of all their programs."""
 
     built: BuiltPasses
     kernels: tuple[Kernels, ...]
@@ -135,23 +129,18 @@ def _passes(folder: Path, kernel: BuiltKernel, variant: BuiltVariant) -> LoadedP
         built,
         (*forward, *backward),
         BuiltPass(f"{kernel.name}_forward", wiring.inputs, forward),
-        BuiltPass(wiring.name, wiring.taken, backward, gradients),
+        BuiltPass(wiring.name, wiring.backward_inputs, backward, gradients),
     )
 
 
-def _wanted(names: Sequence[str], values: Values) -> set[str]:
+def _requiring_gradients(names: Sequence[str], values: Values) -> set[str]:
     if not torch.is_grad_enabled():
         return set()
     return {name for name, value in zip(names, values, strict=True) if isinstance(value, Tensor) and value.requires_grad}
 
 
 class BuiltFunction(CallBinder):
-    """A built kernel: what was declared, for the calls and the targets for which it was built.
-
-    Args:
-        folder: where its binaries lie.
-        kernel: what the manifest says of it.
-    """
+    """A built kernel, callable like the declared one for the calls and targets that it was built for."""
 
     def __init__(self, folder: Path, kernel: BuiltKernel) -> None:
         self.__name__ = kernel.name
@@ -173,29 +162,26 @@ class BuiltFunction(CallBinder):
         """Runs the kernel.
 
         Raises:
-            ArgumentError: an argument has the wrong type, device or dtype, or nothing was built for such a call.
+            ArgumentError: an argument has the wrong type, device or dtype, or the kernel was not built for the call.
             GradientError: an input requires a gradient, and the kernel writes in place or has no derivative.
             TraceError: it is called in another kernel.
-            BundleError: a binary is not as it was built.
+            BundleError: a binary was changed.
         """
         return self._executable(args if len(args) == self._positional and not kwargs else self._bind(args, kwargs))
 
-    # Copies: binaries are loaded once, and found again by their folder.
+    # Copies and pickles refer to the folder.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BuiltFunction:
-        """The kernel itself, as a function's copy is the function."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By folder and name."""
-        return _found_again, (str(self._folder.resolve()), self.__name__)
+        return _reload, (str(self._folder.resolve()), self.__name__)
 
     def __repr__(self) -> str:
         return f"<fusegen kernel {self.__name__}, built for {', '.join(self.targets)}>"
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The targets that it was built for."""
         return tuple(dict.fromkeys(variant.target for variant in self._kernel.variants))
 
     def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -208,27 +194,24 @@ class BuiltFunction(CallBinder):
         return [bound.arguments[name] for name in self._given]
 
     def check_binaries(self) -> None:
-        """Checks that the binaries of all programs are as they were built.
-
-        Raises:
-            BundleError: one is not.
-        """
+        """Checks the digests of all binaries."""
         passes = [each for known in self._passes if known is not None for each in known.kernels]
         for kernels in (*self._kernels, *passes):
             kernels.check()
 
-    # As a plan of programs.
+    # Interface of `CallBinder`.
 
     def statics(self) -> list[bool]:
-        """Tells for each parameter whether a program is bound to its value."""
+        """For each parameter, whether a program is specialized to its value."""
         signatures = [variant.signature for variant in self._kernel.variants]
         kinds = (Constant, ExtentArgument)
         return [any(isinstance(s.arguments[n], kinds) for s in signatures) for n in range(len(self._given))]
 
     def check(self, values: Values) -> None:
-        """Refuses what no kernel can work on."""
         if is_tracing():
-            raise TraceError(f"{self.__name__} is built, and cannot be inlined in another kernel", hint="call what it was built of")
+            raise TraceError(
+                f"{self.__name__} is built, and cannot be inlined in another kernel", hint="call the function it was built from"
+            )
         check(self.__name__, self._given, values)
         for name, value in zip(self._given, values, strict=True):
             if isinstance(value, Tensor):
@@ -240,61 +223,51 @@ class BuiltFunction(CallBinder):
         check_tangent(self.__name__, name, tensor)
 
     def bind(self, values: Values) -> BoundMatch:
-        """The program of a call.
-
-        Raises:
-            ArgumentError: nothing was built for it.
-            BundleError: a binary is not as it was built.
-        """
+        """Binds a call to its program. Raises if the kernel was not built for the call, or a binary was changed."""
         device = next(value.device for value in values if isinstance(value, Tensor))
         number, sizes = self._variant(values, device)
         variant = self._kernels[number].program
-        also = _alike(values) if self._distinct else None
-        passes = self._recording(values, variant, self._passes[number])
+        same_aliases = _same_identities(values) if self._distinct else None
+        passes = self._requested_passes(values, variant, self._passes[number])
         if passes is not None:
             condition = condition_of(variant.signature.conditions, sizes, self._plain)
-            return self._recorded(values, number, passes, sizes, both(condition, also)), NOTHING
+            return self._bind_passes(values, number, passes, sizes, both(condition, same_aliases)), NOTHING
         structure = self._kernel.variants[number].structure
         program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].on(device))
         facts = CallFacts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
-        return BoundPlan(program, facts, self._uncomputable, also=also), NOTHING
+        return BoundPlan(program, facts, self._uncomputable, also=same_aliases), NOTHING
 
-    def _recording(self, values: Values, program: BuiltProgram, passes: LoadedPasses | None) -> LoadedPasses | None:
-        """The passes, where autograd wants gradients that they give.
-
-        Raises:
-            GradientError: it wants some where nothing is recorded.
-        """
-        wanted = _wanted(self._plain, values)
+    def _requested_passes(self, values: Values, program: BuiltProgram, passes: LoadedPasses | None) -> LoadedPasses | None:
+        """Returns the passes if autograd requests gradients that they compute. Raises if it requests others."""
+        requested = _requiring_gradients(self._plain, values)
         if program.call.written:
-            refuse_gradients(self.__name__, wanted)
+            refuse_gradients(self.__name__, requested)
         if passes is None:
             for name, value in zip(self._given, values, strict=True):
                 if isinstance(value, Tensor):
                     check_recorded(self.__name__, name, value)
             return None
-        return passes if any(name in wanted for name, _ in passes.built.wiring.gradients) else None
+        return passes if any(name in requested for name, _ in passes.built.wiring.gradients) else None
 
-    def _recorded(
+    def _bind_passes(
         self, values: Values, number: int, passes: LoadedPasses, sizes: dict[str, int], condition: Condition | None
     ) -> BoundAutogradCall:
-        """The passes of a program for the exact shapes of a call."""
         variant = self._kernel.variants[number]
-        wiring, wanted = passes.built.wiring, _wanted(self._plain, values)
-        where = {name: place for place, name in enumerate(self._plain)}
+        wiring, requested = passes.built.wiring, _requiring_gradients(self._plain, values)
+        positions = {name: position for position, name in enumerate(self._plain)}
         extents = enumerate(variant.signature.arguments)
-        where |= {argument.size: place for place, argument in extents if isinstance(argument, ExtentArgument)}
+        positions |= {argument.size: position for position, argument in extents if isinstance(argument, ExtentArgument)}
         device = next(value.device for value in values if isinstance(value, Tensor))
-        source = ArgumentSource(tuple(where.get(name) for name in wiring.inputs), device)
-        given = source.example(values)
+        source = ArgumentSource(tuple(positions.get(name) for name in wiring.inputs), device)
+        pass_values = source.example(values)
         with torch.no_grad():
-            forward, _ = passes.forward.bind(given)
-        recorded = [not wanted.isdisjoint(names) for names in passes.built.derivatives]
+            forward, _ = passes.forward.bind(pass_values)
+        recorded = [not requested.isdisjoint(names) for names in passes.built.derivatives]
         takes_numbers = any(isinstance(argument, NumberArgument) for argument in passes.built.forward[0].signature.arguments)
         return BoundAutogradCall(
             source=source,
             count=len(values),
-            tensors=sum(isinstance(value, Tensor) for value in given),
+            tensors=sum(isinstance(value, Tensor) for value in pass_values),
             forward=forward,
             node=BackwardNode(wiring, passes.backward.executable, recorded, sizes),
             put_together=builder(variant.structure),
@@ -303,44 +276,32 @@ class BuiltFunction(CallBinder):
         )
 
     def _uncomputable(self, values: Values) -> Any:
-        given = ", ".join(f"{n}={v!r}" for n, v in zip(self._given, values, strict=True) if isinstance(v, (int, float)))
-        raise ArgumentError(f"{self.__name__}: Python cannot compute what the kernel needs of {given}", hint="pass other numbers")
-
-    # Which program.
+        numbers = ", ".join(f"{n}={v!r}" for n, v in zip(self._given, values, strict=True) if isinstance(v, (int, float)))
+        raise ArgumentError(f"{self.__name__}: the kernel's scalars cannot be computed from {numbers}", hint="pass other numbers")
 
     def _variant(self, values: Values, device: torch.device) -> tuple[int, dict[str, int]]:
-        """The number of the program for some arguments, and their sizes.
-
-        Raises:
-            ArgumentError: none was built that is good for them.
-        """
         target = devices.target_of(device)
-        there = [(number, variant) for number, variant in enumerate(self._kernel.variants) if variant.target == target.name]
-        found = choose(there, lambda program: match(program.signature, program.call, self._plain, values), device)
-        if not isinstance(found, list):
-            return found
-        if not found:
+        variants = [(number, variant) for number, variant in enumerate(self._kernel.variants) if variant.target == target.name]
+        match_or_reasons = choose(variants, lambda program: match(program.signature, program.call, self._plain, values), device)
+        if not isinstance(match_or_reasons, list):
+            return match_or_reasons
+        if not match_or_reasons:
             what = f"{self.__name__} was not built for {target.name} ({device}); it was built for {', '.join(self.targets)}"
             raise ArgumentError(what, hint=f"build it again with --arch {','.join((*self.targets, target.name))}")
-        raise self._unfit(found)
+        raise self._mismatch_error(match_or_reasons)
 
-    def _unfit(self, reasons: Reasons) -> ArgumentError:
-        """The error of a call for which nothing was built; of several programs, each with its reason."""
+    def _mismatch_error(self, reasons: Reasons) -> ArgumentError:
+        """Returns the error of a call that no program fits, with the reasons."""
         what = "; ".join(dict.fromkeys(reason for _, reason in reasons))
         built = "; ".join(dict.fromkeys(described(variant.signature, self._given) for variant, _ in reasons))
-        return ArgumentError(f"{self.__name__}: {what}", hint=f"build it for such a call too; it was built for {built}")
+        return ArgumentError(f"{self.__name__}: {what}", hint=f"build it for this call too; it was built for {built}")
 
 
-def _found_again(folder: str, name: str) -> BuiltFunction:
+def _reload(folder: str, name: str) -> BuiltFunction:
     return load(folder)[name]
 
 
 def _signature(parameters: Sequence[BuiltParameter]) -> inspect.Signature:
-    """A function's, from what the manifest says of its parameters.
-
-    Raises:
-        BundleError: no function can have such parameters.
-    """
     kinds = {True: inspect.Parameter.KEYWORD_ONLY, False: _POSITIONAL}
     defaults = [inspect.Parameter.empty if p.default is None else p.default.value for p in parameters]
     try:
@@ -348,32 +309,29 @@ def _signature(parameters: Sequence[BuiltParameter]) -> inspect.Signature:
             [inspect.Parameter(p.name, kinds[p.keyword_only], default=d) for p, d in zip(parameters, defaults, strict=True)]
         )
     except ValueError as error:
-        raise BundleError(f"the manifest names parameters that no function has: {error}", hint="build it again") from None
+        raise BundleError(f"the manifest has invalid parameter names: {error}", hint="build it again") from None
 
 
-def _pattern(values: Values) -> tuple[int, ...]:
-    """A pattern that tells which tensors of a call are one and the same."""
-    places: dict[int, int] = {}
-    return tuple(places.setdefault(id(value), place) for place, value in enumerate(values) if isinstance(value, Tensor))
+def _identity_pattern(values: Values) -> tuple[int, ...]:
+    """Returns a tuple that tells which tensors of a call are identical."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(value), position) for position, value in enumerate(values) if isinstance(value, Tensor))
 
 
-def _alike(values: Values) -> Condition:
-    """Tells of calls whether the same of their tensors are one."""
-    pattern = _pattern(values)
-    return lambda others: _pattern(others) == pattern
-
-
-# A built pass of a kernel: a function of its tensors, of sizes and of run-time numbers.
+def _same_identities(values: Values) -> Condition:
+    """Returns a condition: the same tensors are identical."""
+    pattern = _identity_pattern(values)
+    return lambda new_values: _identity_pattern(new_values) == pattern
 
 
 class BuiltPass(CallBinder):
-    """A forward or a backward pass.
+    """A forward or a backward pass: a function of tensors, sizes and run-time numbers.
 
     Args:
         name: for messages.
-        names: of its values.
-        kernels: of its programs.
-        movable: places of tensors that are copied in row-major order where no program takes them as they lie.
+        names: names of its values.
+        kernels: the kernels of its programs.
+        movable: positions of tensors that may be copied to row-major order if no program fits their strides.
     """
 
     def __init__(self, name: str, names: Sequence[str], kernels: Sequence[Kernels], movable: range = range(0)) -> None:
@@ -381,21 +339,17 @@ class BuiltPass(CallBinder):
         self.executable = Executable(self)
 
     def __call__(self, values: Values) -> Sequence[Tensor]:
-        """Runs the pass.
-
-        Raises:
-            ArgumentError: nothing was built for its tensors.
-        """
+        """Runs the pass. Raises if it was not built for its tensors."""
         results: Sequence[Tensor] = self.executable(values)
         return results
 
     def statics(self) -> list[bool]:
-        """Programs are bound to sizes, and to no number."""
+        """Programs are specialized to sizes, not to numbers."""
         signatures = [each.program.signature for each in self._kernels]
         return [any(isinstance(s.arguments[n], ExtentArgument) for s in signatures) for n in range(len(self._names))]
 
     def check(self, values: Values) -> None:
-        """Checks that the tensors can be read, and that nobody wants a derivative."""
+        """Checks that the tensors are readable and that none requires a gradient."""
         first = next(value for value in values if isinstance(value, Tensor))
         for name, value in zip(self._names, values, strict=True):
             if isinstance(value, Tensor):
@@ -405,69 +359,53 @@ class BuiltPass(CallBinder):
         check_surroundings(self._name)
 
     def bind(self, values: Values) -> BoundMatch:
-        """The program for the exact shapes of some values.
-
-        Raises:
-            ArgumentError: nothing was built for them.
-        """
-        found = self._bound(values)
-        if isinstance(found, list) and self._movable:
-            moved = self._bound(_in_rows(values, self._movable))
-            found = moved if isinstance(moved, list) else _Moving(moved, self._movable)
-        if isinstance(found, list):
-            raise self._unfit(found)
-        return found, NOTHING
+        call = self._bound(values)
+        if isinstance(call, list) and self._movable:
+            contiguous_call = self._bound(_with_contiguous(values, self._movable))
+            call = contiguous_call if isinstance(contiguous_call, list) else _CopyingCall(contiguous_call, self._movable)
+        if isinstance(call, list):
+            raise self._mismatch_error(call)
+        return call, NOTHING
 
     def sizes(self, values: Values) -> dict[str, int]:
-        """Values of all sizes and strides.
+        choice = self._choose(values)
+        if isinstance(choice, list):
+            raise self._mismatch_error(choice)
+        return choice[1]
 
-        Raises:
-            ArgumentError: nothing was built for them.
-        """
-        found = self._chosen(values)
-        if isinstance(found, list):
-            raise self._unfit(found)
-        return found[1]
-
-    def _chosen(self, values: Values) -> tuple[int, dict[str, int]] | Reasons:
+    def _choose(self, values: Values) -> tuple[int, dict[str, int]] | Reasons:
         programs = enumerate(each.program for each in self._kernels)
         return choose(programs, lambda program: fit(program.signature, program.call, self._names, values), _device(values))
 
     def _bound(self, values: Values) -> BoundCall | Reasons:
-        found = self._chosen(values)
-        if isinstance(found, list):
-            return found
-        number, sizes = found
+        choice = self._choose(values)
+        if isinstance(choice, list):
+            return choice
+        number, sizes = choice
         kernels, device = self._kernels[number], _device(values)
         call = kernels.program.call
         run = bound_call(call, tuple, sizes, device, *kernels.on(device))
         return BoundPlan(run, CallFacts(call, Numbers(), {}, sizes, self._names), None)
 
-    def _unfit(self, reasons: Reasons) -> ArgumentError:
-        what = "; ".join(dict.fromkeys(reason for _, reason in reasons)) or "nothing was built for as many rows"
+    def _mismatch_error(self, reasons: Reasons) -> ArgumentError:
+        what = "; ".join(dict.fromkeys(reason for _, reason in reasons)) or "it was not built for this number of rows"
         built = "; ".join(dict.fromkeys(described(program.signature, self._names) for program, _ in reasons))
-        return ArgumentError(f"{self._name}: {what}", hint=f"build it for such a call too; it was built for {built}")
+        return ArgumentError(f"{self._name}: {what}", hint=f"build it for this call too; it was built for {built}")
 
 
-class _Moving(BoundCall):
-    """A program before which some tensors are copied in row-major order.
+class _CopyingCall(BoundCall):
+    """Copies some tensors to row-major order before the program runs."""
 
-    Args:
-        program: what runs then.
-        places: of the tensors.
-    """
-
-    def __init__(self, program: BoundCall, places: range) -> None:
+    def __init__(self, program: BoundCall, positions: range) -> None:
         super().__init__(None, None, NOTHING)
-        self._program, self._places = program, places
+        self._program, self._places = program, positions
 
     def __call__(self, values: Values, hidden: Hidden) -> Any:
-        return self._program(_in_rows(values, self._places), hidden)
+        return self._program(_with_contiguous(values, self._places), hidden)
 
 
-def _in_rows(values: Values, places: range) -> list[Any]:
-    """Values with copies of some tensors that lie in row-major order."""
-    return [v.clone(memory_format=torch.contiguous_format) if n in places else v for n, v in enumerate(values)]
+def _with_contiguous(values: Values, positions: range) -> list[Any]:
+    return [v.clone(memory_format=torch.contiguous_format) if n in positions else v for n, v in enumerate(values)]
 
 
 def _device(values: Values) -> torch.device:

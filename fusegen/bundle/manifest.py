@@ -1,4 +1,4 @@
-"""The manifest of a folder of built kernels: what is there, as data."""
+"""The manifest of a folder of built kernels: its contents, as data."""
 
 from __future__ import annotations
 
@@ -17,26 +17,24 @@ from fusegen.program.signature import Constant, ResultStructure, Signature, Wiri
 from fusegen.runtime.library import FUNCTIONS
 
 NAME = "manifest.json"
-"""The name of the file."""
 
 FORMAT = 9
-"""The version of the manifest's format; another one is refused."""
+"""The version of the manifest's format. Other versions are rejected."""
 
-AGAIN = "build it again, or copy the whole folder"
-"""The hint where a folder is not as it was built."""
+REBUILD_HINT = "build it again, or copy the whole folder"
+"""The hint if a folder has changed since the build."""
 
 
 @dataclass(frozen=True)
 class BuiltParameter:
-    """A parameter of a kernel's function, or a tensor that the function captures, which a call passes by keyword.
+    """A parameter of a kernel's function, or a captured tensor, which calls pass by keyword.
 
     Attributes:
-        name: the user's; of a captured tensor, the name in the graph.
-        plain: what calls and numbers name it.
-        keyword_only: whether a call must name it.
-        default: where there is one.
+        name: the user's name; for a captured tensor, its name in the graph.
+        plain: its name in emitted text.
+        default: None if there is no default.
         written: whether the kernel may write to it.
-        captured: whether the declared function captures it.
+        captured: whether it is a captured tensor.
     """
 
     name: str
@@ -52,9 +50,9 @@ class Code:
     """A kernel's binary.
 
     Attributes:
-        file: of the folder.
-        sha256: of the file.
-        source: the file of the text that it was compiled of, for reading.
+        file: path in the folder.
+        sha256: digest of the file.
+        source: file of the source text, for reference.
     """
 
     file: str
@@ -65,13 +63,7 @@ class Code:
 
 @dataclass(frozen=True)
 class BuiltProgram:
-    """A program.
-
-    Attributes:
-        signature: what it assumes of a call.
-        call: what it does.
-        code: one a launch.
-    """
+    """A program: its assumptions about a call, its launch plan, and one binary per launch."""
 
     signature: Signature
     call: LaunchPlan
@@ -83,8 +75,8 @@ class BuiltPasses:
     """The passes of a kernel.
 
     Attributes:
-        wiring: the connection of both.
-        derivatives: for each result of the kernel, the inputs by which it has a derivative.
+        wiring: the connection of both passes.
+        derivatives: for each result of the kernel, the inputs it has a derivative by.
         forward: programs of the forward pass.
         backward: programs of the backward pass.
     """
@@ -96,19 +88,17 @@ class BuiltPasses:
 
     @property
     def programs(self) -> tuple[BuiltProgram, ...]:
-        """All programs."""
         return (*self.forward, *self.backward)
 
 
 @dataclass(frozen=True)
 class BuiltVariant(BuiltProgram):
-    """A program for some kind of calls on a target.
+    """A program for one kind of call on a target.
 
     Attributes:
-        target: such as ``sm_90a``.
-        machine: of a CPU: a digest of its instruction set; else empty.
-        structure: how its results are put together.
-        passes: for calls that autograd records; None where there is no derivative.
+        target: e.g. ``sm_90a``.
+        machine: for a CPU, a digest of its instruction set; else "".
+        passes: for calls that require gradients; None if there is no derivative.
     """
 
     target: str
@@ -119,8 +109,6 @@ class BuiltVariant(BuiltProgram):
 
 @dataclass(frozen=True)
 class BuiltKernel:
-    """A kernel with its parameters and its programs."""
-
     name: str
     parameters: tuple[BuiltParameter, ...]
     variants: tuple[BuiltVariant, ...]
@@ -128,33 +116,27 @@ class BuiltKernel:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a folder.
-
-    Attributes:
-        fusegen: the version that built it.
-        kernels: by name, each once.
-    """
+    """The contents of a folder. `fusegen` is the version that built it; kernels have unique names."""
 
     fusegen: str
     kernels: tuple[BuiltKernel, ...]
 
 
 def digest(content: bytes) -> str:
-    """The hash by which files are known."""
     return hashlib.sha256(content).hexdigest()
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The file's text; its hash stands in it."""
+    """Returns the file's text, which contains its own digest."""
     content = encode(manifest, Manifest)
     return json.dumps({"format": FORMAT, "sha256": digest(_canonical(content)), "content": content}, indent=1) + "\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder.
+    """Reads the manifest of a folder.
 
     Raises:
-        BundleError: there is none, or it is not as it was written, or of another format.
+        BundleError: it is missing, was changed, or has another format.
     """
     path = folder / NAME
     try:
@@ -163,26 +145,26 @@ def read_manifest(folder: Path) -> Manifest:
         what = f"no built kernels in {folder}: {NAME} cannot be read: {error.strerror}"
         raise BundleError(what, hint="give the folder that fusegen build --out wrote") from None
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is damaged: {error}", hint=AGAIN) from None
+        raise BundleError(f"{path} is damaged: {error}", hint=REBUILD_HINT) from None
     try:
-        return _checked(document, path)
+        return _decode_checked(document, path)
     except RecursionError:
-        raise BundleError(f"{path} is nested too deeply", hint=AGAIN) from None
+        raise BundleError(f"{path} is nested too deeply", hint=REBUILD_HINT) from None
 
 
-def _checked(document: Any, path: Path) -> Manifest:
+def _decode_checked(document: Any, path: Path) -> Manifest:
     if not isinstance(document, dict) or "format" not in document:
-        raise BundleError(f"{path} is no manifest of built kernels", hint="give the folder that fusegen build --out wrote")
+        raise BundleError(f"{path} is not a manifest of built kernels", hint="give the folder that fusegen build --out wrote")
     if document["format"] != FORMAT:
         what = f"{path} is of format {str(document['format'])[:20]}, this fusegen reads {FORMAT}"
         raise BundleError(what, hint="build it again with this fusegen, or update fusegen")
     content = document.get("content")
     if document.get("sha256") != digest(_canonical(content)):
-        raise BundleError(f"{path} is not as it was written: its hash differs", hint=AGAIN)
+        raise BundleError(f"{path} is not as it was written: its hash differs", hint=REBUILD_HINT)
     manifest: Manifest = decode(content, Manifest, path.name)
     names = [kernel.name for kernel in manifest.kernels]
     if len(set(names)) < len(names):
-        raise BundleError(f"{path} holds a kernel twice", hint=AGAIN)
+        raise BundleError(f"{path} holds a kernel twice", hint=REBUILD_HINT)
     for kernel in manifest.kernels:
         for variant in kernel.variants:
             _check_variant(variant, f"{path}: {kernel.name} for {variant.target}")
@@ -194,16 +176,16 @@ def _canonical(content: object) -> bytes:
 
 
 def _check_program(program: BuiltProgram, where: str) -> None:
-    """Refuses what no mark of a binary stands for: functions by name, and launches without a binary."""
+    """Rejects unknown functions and launches without a binary, which the binaries' marks do not cover."""
     for numbers in (program.call.scalars, program.signature.conditions):
         for line in numbers.lines:
             if isinstance(line, Operation) and arity(line.name) != len(line.operands):
-                raise BundleError(f"{where}: no operation {line.name!r} of {len(line.operands)} numbers", hint=AGAIN)
+                raise BundleError(f"{where}: no operation {line.name!r} of {len(line.operands)} numbers", hint=REBUILD_HINT)
     for step in program.call.steps:
         if isinstance(step, LibraryCall) and step.function not in FUNCTIONS:
-            raise BundleError(f"{where}: there is no function {step.function!r}", hint=AGAIN)
+            raise BundleError(f"{where}: there is no function {step.function!r}", hint=REBUILD_HINT)
     if len(program.code) != len(program.call.launches):
-        raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", hint=AGAIN)
+        raise BundleError(f"{where}: {len(program.code)} binaries for {len(program.call.launches)} launches", hint=REBUILD_HINT)
 
 
 def _check_variant(variant: BuiltVariant, where: str) -> None:
@@ -212,37 +194,35 @@ def _check_variant(variant: BuiltVariant, where: str) -> None:
     try:
         builder(variant.structure)
     except ValueError as error:
-        raise BundleError(f"{where}: {error}", hint=AGAIN) from None
+        raise BundleError(f"{where}: {error}", hint=REBUILD_HINT) from None
 
 
-# Binaries of a folder, which know the call that they were compiled for.
-#
-# A kernel takes addresses and sizes as they come. A manifest that hands them over in another order than the binary expects would
-# end the process, however well its own hash fits. So a binary ends with a mark: the digest of what the manifest says of its call.
+# A binary ends with a mark: the digest of its program in the manifest. So an edited manifest cannot pass arguments to a binary in
+# another order than it expects, which would crash the process.
 
 
 AnyProgram = TypeVar("AnyProgram", bound=BuiltProgram)
 
 
 def mark_of(parameters: Sequence[BuiltParameter], variant: BuiltVariant) -> bytes:
-    """The mark of a program's binaries: a digest of all that the manifest says of it but names and digests of files."""
-    passes = None if variant.passes is None else _nameless_passes(variant.passes)
-    content = encode(BuiltKernel("", tuple(parameters), (replace(_nameless(variant), passes=passes),)), BuiltKernel)
+    """Returns the mark of a program's binaries: a digest of the program without file names and digests."""
+    passes = None if variant.passes is None else _passes_without_files(variant.passes)
+    content = encode(BuiltKernel("", tuple(parameters), (replace(_without_files(variant), passes=passes),)), BuiltKernel)
     return _digest(content)
 
 
 def passes_mark_of(parameters: Sequence[BuiltParameter], machine: str, passes: BuiltPasses) -> bytes:
-    """The mark of the binaries of passes, likewise."""
+    """Returns the mark of the binaries of passes, likewise."""
     kernel = encode(BuiltKernel("", tuple(parameters), ()), BuiltKernel)
-    return _digest([kernel, machine, encode(_nameless_passes(passes), BuiltPasses)])
+    return _digest([kernel, machine, encode(_passes_without_files(passes), BuiltPasses)])
 
 
-def _nameless(program: AnyProgram) -> AnyProgram:
+def _without_files(program: AnyProgram) -> AnyProgram:
     return replace(program, code=tuple(replace(each, file="", sha256="", source="") for each in program.code))
 
 
-def _nameless_passes(passes: BuiltPasses) -> BuiltPasses:
-    forward, backward = (tuple(map(_nameless, programs)) for programs in (passes.forward, passes.backward))
+def _passes_without_files(passes: BuiltPasses) -> BuiltPasses:
+    forward, backward = (tuple(map(_without_files, programs)) for programs in (passes.forward, passes.backward))
     return replace(passes, forward=forward, backward=backward)
 
 
@@ -251,29 +231,24 @@ def _digest(content: object) -> bytes:
 
 
 def binary(folder: Path, code: Code, mark: bytes) -> bytes:
-    """A kernel's binary, as it was compiled.
-
-    Args:
-        folder: where it lies.
-        code: what the manifest says of it.
-        mark: of the program that it belongs to.
+    """Reads and checks a kernel's binary.
 
     Raises:
-        BundleError: it is missing, has been changed, lies outside of the folder, or belongs to another call.
+        BundleError: it is missing, was changed, is outside of the folder, or belongs to another call.
     """
     path = folder / code.file
     try:
         is_inside = path.resolve().is_relative_to(folder.resolve())
-    except (ValueError, OSError, RuntimeError) as error:  # a null in it, say, or links in a circle
-        raise BundleError(f"{folder / NAME}: {code.file!r} is no name of a file: {error}", hint=AGAIN) from None
+    except (ValueError, OSError, RuntimeError) as error:  # a null character, circular links
+        raise BundleError(f"{folder / NAME}: {code.file!r} is not a file name: {error}", hint=REBUILD_HINT) from None
     if not is_inside:
-        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", hint=AGAIN)
+        raise BundleError(f"{folder / NAME}: the file {code.file!r} is outside of the folder", hint=REBUILD_HINT)
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise BundleError(f"{path} cannot be read: {error.strerror}", hint=AGAIN) from None
+        raise BundleError(f"{path} cannot be read: {error.strerror}", hint=REBUILD_HINT) from None
     if digest(content) != code.sha256:
-        raise BundleError(f"{path} is not as it was built: its hash differs", hint=AGAIN)
+        raise BundleError(f"{path} is not as it was built: its hash differs", hint=REBUILD_HINT)
     if not content.endswith(mark):
-        raise BundleError(f"{path} was compiled for another call than {NAME} says", hint=AGAIN)
+        raise BundleError(f"{path} was compiled for another call than {NAME} says", hint=REBUILD_HINT)
     return content.removesuffix(mark)

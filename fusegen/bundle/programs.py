@@ -1,4 +1,4 @@
-"""Programs and passes as data, with the files of their kernels: compiled, and marked with a digest of their call."""
+"""Programs and passes as data, with the files of their kernels."""
 
 from __future__ import annotations
 
@@ -40,73 +40,68 @@ from fusegen.target import Backend, Target
 
 @dataclass(frozen=True)
 class File:
-    """A file of the folder."""
-
     path: str
     content: bytes
 
 
-def built_program(target: Target, signature: Signature, compiled: CompiledGraph, place: str) -> tuple[BuiltProgram, list[File]]:
-    """A program, with the files of its kernels.
-
-    Args:
-        signature: what the program assumes of a call.
-        place: the folder of the files.
-    """
+def built_program(target: Target, signature: Signature, compiled: CompiledGraph, subdir: str) -> tuple[BuiltProgram, list[File]]:
+    """Returns a program with the files of its kernels, stored in `subdir`."""
     make = _host_files if target.backend is Backend.CPU else _cuda_files
-    code, files = make(compiled, target, place)
+    code, files = make(compiled, target, subdir)
     return BuiltProgram(signature, compiled.call, tuple(code)), files
 
 
 def machine_of(target: Target) -> str:
-    """A digest of this machine's instruction set, where the target is a CPU; else empty."""
+    """Returns a digest of this machine's instruction set for a CPU target, else ""."""
     return instruction_set() if target.backend is Backend.CPU else ""
 
 
 def limits(rows: RowRanges) -> tuple[Relation, ...]:
-    """Between which numbers of rows a form is taken; the last one has no end."""
-    found = []
+    """Returns the range of row counts for which a specialization is selected. The last range is open."""
+    relations = []
     for dim, numbers in rows.items():
-        found += [Relation(formula(dim), ">=", formula_of(numbers[0]))] if numbers[0] > 1 else []
-        found += [Relation(formula(dim), "<=", formula_of(numbers[-1]))] if numbers[-1] < CLASSES[-1] else []
-    return tuple(found)
+        relations += [Relation(formula(dim), ">=", formula_of(numbers[0]))] if numbers[0] > 1 else []
+        relations += [Relation(formula(dim), "<=", formula_of(numbers[-1]))] if numbers[-1] < CLASSES[-1] else []
+    return tuple(relations)
 
 
 def tensor_argument(spec: InputSpec) -> TensorArgument:
-    """An input of a graph, as data."""
     return TensorArgument(spec.dtype, tuple(map(formula, spec.shape)), tuple(map(formula, spec.strides)), spec.alignment)
 
 
 def with_mark(program: AnyProgram, files: Sequence[File], mark: bytes) -> tuple[AnyProgram, list[File]]:
-    """A program whose binaries end with a mark."""
+    """Appends a mark to the program's binaries."""
     binaries = {code.file for code in program.code}
     marked = [replace(file, content=file.content + mark) if file.path in binaries else file for file in files]
     digests = {file.path: digest(file.content) for file in marked}
     return replace(program, code=tuple(replace(code, sha256=digests[code.file]) for code in program.code)), marked
 
 
-def _cuda_files(compiled: CompiledGraph, target: Target, place: str) -> tuple[list[Code], list[File]]:
+def _cuda_files(compiled: CompiledGraph, target: Target, subdir: str) -> tuple[list[Code], list[File]]:
     code, files = [], []
     for source in compiled.sources:
         cubin = nvrtc.compile_cubin(source, target.name).cubin
-        binary, text = File(f"{place}/{source.entry}.cubin", cubin), File(f"{place}/{source.entry}.cu", source.text.encode())
+        binary, text = (
+            File(f"{subdir}/{source.entry}.cubin", cubin),
+            File(f"{subdir}/{source.entry}.cu", source.text.encode()),
+        )
         code.append(Code(binary.path, digest(cubin), source.entry, text.path))
         files += [binary, text]
     return code, files
 
 
-def _host_files(compiled: CompiledGraph, _: Target, place: str) -> tuple[list[Code], list[File]]:
-    """One library for all kernels of a program."""
+def _host_files(compiled: CompiledGraph, _: Target, subdir: str) -> tuple[list[Code], list[File]]:
+    """Compiles all kernels of a program to one library."""
     if not compiled.sources:
         return [], []
     text = unit_text(compiled.sources)
     library = compile_shared(text, host_flags(), cache_folder("cpu")).read_bytes()
-    name = f"{place}/kernels-{digest(library)[:16]}"  # a process that has loaded a path knows it as what it was then
+    name = f"{subdir}/kernels-{digest(library)[:16]}"  # unique: a process caches loaded libraries by path
     files = [File(f"{name}.so", library), File(f"{name}.cpp", text.encode())]
     return [Code(files[0].path, digest(library), source.entry, files[1].path) for source in compiled.sources], files
 
 
-# Builds the passes of a kernel, by all inputs that have gradients: a call decides which of these are wanted.
+# Passes are built for all differentiable inputs. A call computes the requested gradients.
 
 
 _Programs: TypeAlias = list[tuple[BuiltProgram, list[File]]]
@@ -114,12 +109,12 @@ _Programs: TypeAlias = list[tuple[BuiltProgram, list[File]]]
 
 @dataclass(frozen=True)
 class Example:
-    """A call for which passes are built.
+    """An example call for which passes are built.
 
     Attributes:
-        values: arguments and captured tensors, by name; tensors may be meta ones.
+        values: arguments and captured tensors, by name; tensors may be on the meta device.
         sizes: values of all sizes and strides.
-        signature: of the kernel for such calls.
+        signature: the kernel's signature for the call.
     """
 
     values: Mapping[str, Any]
@@ -128,7 +123,7 @@ class Example:
 
 
 def passes_by_all(variant: Variant, options: Options) -> ForwardBackward | None:
-    """The passes of a variant by all inputs that have gradients; None where there are none."""
+    """Returns a variant's passes for all differentiable inputs, or None if there are none."""
     floats = [spec.name for spec in variant.traced.inputs if spec.dtype.is_float]
     try:
         return passes_of(variant, differentiated_inputs(variant.traced, floats), options)
@@ -137,20 +132,13 @@ def passes_by_all(variant: Variant, options: Options) -> ForwardBackward | None:
 
 
 def built_passes(
-    passes: ForwardBackward, variant: Variant, call: Example, parameters: Sequence[BuiltParameter], place: str
+    passes: ForwardBackward, variant: Variant, call: Example, parameters: Sequence[BuiltParameter], prefix: str
 ) -> tuple[BuiltPasses, list[File]]:
-    """Passes as data, with the files of their kernels.
-
-    Args:
-        passes: of the variant.
-        variant: of the call.
-        parameters: of the kernel.
-        place: the beginning of the folders' names.
-    """
-    specs = passes.forward.graph.inputs  # one that no call has is the key of random bits
-    inputs = [call.values[spec.name] if spec.name in call.values else _in_rows(spec, call.sizes) for spec in specs]
-    forward = _programs(passes.forward, inputs, call, f"{place}-forward")
-    backward = _programs(passes.backward, _saved(passes, inputs, call), call, f"{place}-backward")
+    """Returns passes as data, with the files of their kernels. The folders' names begin with `prefix`."""
+    specs = passes.forward.graph.inputs  # the random key is not among the call's values
+    inputs = [call.values[spec.name] if spec.name in call.values else _row_major(spec, call.sizes) for spec in specs]
+    forward = _programs(passes.forward, inputs, call, f"{prefix}-forward")
+    backward = _programs(passes.backward, _saved(passes, inputs, call), call, f"{prefix}-backward")
     programs = [[program for program, _ in each] for each in (forward, backward)]
     built = BuiltPasses(passes.wiring, _derivatives(passes, variant), *map(tuple, programs))
     mark = passes_mark_of(parameters, machine_of(passes.forward.target), built)
@@ -161,25 +149,25 @@ def built_passes(
 
 def _derivatives(passes: ForwardBackward, variant: Variant) -> tuple[tuple[str, ...], ...]:
     """For each result, the inputs by which it has a derivative."""
-    found = {name: differentiated_results(variant.traced, (name,)) for name in passes.derivative.wrt}
-    return tuple(tuple(name for name, has in found.items() if has[n]) for n in range(passes.derivative.results))
+    results_by_input = {name: differentiated_results(variant.traced, (name,)) for name in passes.derivative.wrt}
+    return tuple(tuple(name for name, has in results_by_input.items() if has[n]) for n in range(passes.derivative.results))
 
 
 def _saved(passes: ForwardBackward, inputs: Sequence[Tensor], call: Example) -> list[Tensor]:
-    """Tensors like those that the backward pass takes: saved ones, and gradients in row-major order."""
+    """Returns examples of the backward pass's tensors: saved values, and row-major gradients."""
     named = dict(zip((spec.name for spec in passes.forward.graph.inputs), inputs, strict=True))
-    specs, kept = passes.backward.graph.inputs, passes.derivative.kept
-    saved = [named[s] if isinstance(s, str) else _in_rows(spec, call.sizes) for s, spec in zip(kept, specs, strict=False)]
-    return [*saved, *(_in_rows(spec, call.sizes) for spec in specs[len(kept) :])]
+    specs, sources = passes.backward.graph.inputs, passes.derivative.kept
+    saved = [named[s] if isinstance(s, str) else _row_major(spec, call.sizes) for s, spec in zip(sources, specs, strict=False)]
+    return [*saved, *(_row_major(spec, call.sizes) for spec in specs[len(sources) :])]
 
 
-def _in_rows(spec: InputSpec, sizes: Mapping[str, int]) -> Tensor:
-    """A tensor without memory, in row-major order."""
+def _row_major(spec: InputSpec, sizes: Mapping[str, int]) -> Tensor:
+    """Returns a row-major meta tensor."""
     return torch.empty([formula(dim)(sizes) for dim in spec.shape], dtype=spec.dtype.torch, device="meta")
 
 
-def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, place: str) -> _Programs:
-    """The programs of a pass for all numbers of rows."""
+def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, prefix: str) -> _Programs:
+    """Compiles the programs of a pass for all ranges of row counts."""
     specs = [with_layout_of(spec, tensor) for spec, tensor in zip(kernel.graph.inputs, tensors, strict=True)]
     sizes = {**call.sizes, **kernel.sizes(tensors)}
     for spec, tensor in zip(specs, tensors, strict=True):
@@ -187,13 +175,15 @@ def _programs(kernel: GraphKernel, tensors: Sequence[Tensor], call: Example, pla
     compiled = kernel.compiled(specs, sizes, wide=call.signature.wide)
     signature = _signature(kernel, specs, call.signature, wide=call.signature.wide or needs_wide(compiled, sizes))
     return [
-        built_program(kernel.target, replace(signature, rows=limits(rows)), compiled.with_specialization(form), f"{place}-{number}")
+        built_program(
+            kernel.target, replace(signature, rows=limits(rows)), compiled.with_specialization(form), f"{prefix}-{number}"
+        )
         for number, (rows, form) in enumerate(compiled.specializer.planner(sizes, is_general=True).all(sizes))
     ]
 
 
 def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signature, *, wide: bool) -> Signature:
-    """The assumptions of a pass's programs; the kernel's own program has looked at everything else."""
+    """Returns the assumptions of a pass. The kernel's own program has checked relations and conditions."""
     arguments: list[ArgumentSpec] = [*map(tensor_argument, specs), *map(ExtentArgument, kernel.further)]
     arguments += [NumberArgument(dtype.is_float, takes_ints=dtype.is_float) for _, dtype in kernel.graph.scalars]
     return replace(
@@ -208,17 +198,14 @@ def _signature(kernel: GraphKernel, specs: Sequence[InputSpec], signature: Signa
     )
 
 
-# A folder that is there whole or not at all.
-
-
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside the one that is wanted, which takes its place when all has gone well."""
+    """Yields a temporary folder next to the requested one, renamed to it on success."""
     try:
         unfinished = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
         unfinished.mkdir()
     except OSError as error:
-        raise BundleError(f"{folder} cannot be made: {error.strerror}", hint="give a folder whose parent is there") from None
+        raise BundleError(f"{folder} cannot be created: {error.strerror}", hint="give a folder whose parent exists") from None
     try:
         yield unfinished
         with writing_to(folder):
@@ -229,34 +216,26 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Puts into words why the disk refuses; nothing of the user's runs in here."""
+    """Converts errors of the file system to `BundleError`."""
     try:
         yield
     except OSError as error:
-        raise BundleError(f"{folder} cannot be written: {error.strerror}", hint="make room, or give another folder") from error
+        raise BundleError(
+            f"{folder} cannot be written: {error.strerror}", hint="free disk space, or give another folder"
+        ) from error
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file of the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
 
 
 def require_new(folder: Path) -> None:
-    """Refuses a folder that is there.
-
-    Raises:
-        BundleError: it is.
-    """
     if folder.exists():
-        raise BundleError(f"{folder} is there already", hint="remove it, or build into another folder")
+        raise BundleError(f"{folder} exists already", hint="remove it, or build into another folder")
 
 
 def require_name(library: str) -> None:
-    """Refuses what no library of torch, and no C++ text, can be called.
-
-    Raises:
-        ArgumentError: it is such a name.
-    """
+    """Rejects names that are not identifiers in torch and C++."""
     if not re.fullmatch(r"[A-Za-z_]\w*", library, re.ASCII):
         raise ArgumentError(f"the library is {library!r}", hint="give a name such as mylib by --library")

@@ -19,7 +19,7 @@ from fusegen.fusion import Group
 from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.lowered import Lowered
-from fusegen.program.call import arrange
+from fusegen.program.call import plan_workspace
 from fusegen.schedule.program import Launch, LibraryProduct, LibraryStep, LoopStep, Step
 from fusegen.specs import FAMILIES, SPECS, Spec
 from fusegen.units import human_bytes
@@ -202,7 +202,7 @@ def run_explain(options: argparse.Namespace, terminal: Terminal) -> int:
     if options.json:
         steps = [_fact(low, step) for step in low.program.steps]
         sizes = {name: size for name, size in low.sizes.items() if "_stride" not in name}
-        _, workspace = arrange(low.program.call, low.sizes)
+        _, workspace = plan_workspace(low.program.call, low.sizes)
         print_document(
             terminal, "explain", kernel=found.name, target=low.target.name, sizes=sizes, steps=steps, workspace_bytes=workspace,
             **saving_fields(saved),

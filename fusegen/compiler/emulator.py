@@ -306,16 +306,16 @@ class EmulatorBackend(LaunchBackend):
         names = {spec.key: spec.name for spec in binder.call.buffers}
 
         def step(tensors: Sequence[Tensor], scalars: Scalars) -> None:
-            by_key = dict(zip(launch.touched, tensors, strict=True))
+            by_key = dict(zip(launch.accesses, tensors, strict=True))
             maps = [encode(spec, by_key[spec.buffer], sizes=binder.sizes) for spec in launch.tensor_maps]
             arguments = [_value(argument, by_key, maps, binder.sizes, scalars) for argument in launch.arguments]
-            buffers = [EmulatedBuffer.of(names[key], by_key[key], writable=written) for key, written in launch.touched.items()]
+            buffers = [EmulatedBuffer.of(names[key], by_key[key], writable=written) for key, written in launch.accesses.items()]
             try:
                 run(arguments=arguments, buffers=buffers)
             except IndexRangeError as error:
                 raise out_of_range(error.what, binder.sizes) from None
 
-        binder.add(Do(step, tuple(map(binder.tensor, launch.touched))))
+        binder.add(Do(step, tuple(map(binder.tensor, launch.accesses))))
 
 
 def _value(

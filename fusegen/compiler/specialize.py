@@ -30,7 +30,7 @@ from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import InBlocks, in_blocks
 from fusegen.passes.full_reductions import Cuts, by_rows, cuts_of
-from fusegen.program.call import ROOM, LaunchPlan, Role, rows_of_block
+from fusegen.program.call import MAX_BLOCK_BYTES, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.context import Bodies, Pins
 from fusegen.schedule.kernel import Plan
@@ -384,7 +384,7 @@ class Specializer:
 
     def _needs_loops(self, loops: InBlocks, program: Program, sizes: SizeValues) -> bool:
         """True if a program materializes a value that is too large, and that the loops would compute in blocks."""
-        large, limit = {formula(elements)(sizes) for elements in loops.large}, ROOM if self._depth else _LARGE
+        large, limit = {formula(elements)(sizes) for elements in loops.large}, MAX_BLOCK_BYTES if self._depth else _LARGE
         stored = ((program.graph.nodes[b.node], b) for b in program.buffers if b.role is Role.TEMPORARY and b.node is not None)
         values = ((formula(product(node.shape))(sizes), b.dtype) for node, b in stored)
         return any(count in large and count * dtype.itemsize > limit for count, dtype in values)

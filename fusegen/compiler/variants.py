@@ -137,7 +137,7 @@ class VariantCache:
             history, self.history = self.history, self.history.with_facts_of(other.history)
             own_request = self._request(values, request.target, request.device, request.wide)
             for variant in other.like(own_request):
-                state = variant.state.like(self.function, statics)
+                state = variant.state.for_counterparts(self.function, statics)
                 match = None if state is None else self._first_valid([replace(variant, state=state)], values)
                 if state is not None and match is not None:
                     return self._remembered(own_request, _with_facts_of(own_request, variant), state), match[1]
@@ -256,7 +256,7 @@ class VariantCache:
         Raises:
             UnsupportedError: the function may compare tensors by identity, and one argument is also a captured tensor.
         """
-        if repeated := state.met(values):
+        if repeated := state.also_captured(values):
             names = ", ".join(self.parameters.names[position] for position in repeated)
             what = f"{self.name} compares tensors by identity, and gets an argument that it also captures: {names}"
             raise UnsupportedError(what, hint="pass a flag in place of the comparison")
@@ -265,7 +265,7 @@ class VariantCache:
         if known is not None:
             return known
         if changes:
-            return replace(self._build(request, trace, state), state=state.never()), trace.hidden
+            return replace(self._build(request, trace, state), state=state.failing()), trace.hidden
         return self._remembered(request, trace, state), trace.hidden
 
     def _build(self, request: Request, trace: Trace, state: StateGuard) -> Variant:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from fusegen.dtypes import DType
 from fusegen.program.call import (
-    EVEN,
-    ROOM,
+    MAX_BLOCK_BYTES,
+    ROW_MULTIPLE,
     Buffer,
     KernelLaunch,
     LaunchArgument,
@@ -25,7 +25,7 @@ from fusegen.program.call import (
     StridedOperand,
     TensorMapSpec,
     launches_of,
-    spans,
+    live_ranges,
 )
 from fusegen.program.formula import Formula, FormulaKind, formula_of
 
@@ -162,15 +162,15 @@ class CallText:
         self.sizes: dict[str, None] = {}
         self.numbers: dict[str, bool] = {}
         self._specs = {spec.key: spec for spec in call.buffers}
-        self._made = call.made
-        touched = [step.touched for step in call.steps]
+        self._made = call.library_allocated
+        touched = [step.accesses for step in call.steps]
         self._slots = {
             spec.key: (place, [n for n, keys in enumerate(touched) if spec.key in keys])
             for place, spec in enumerate(
                 spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in self._made
             )
         }
-        self._first_of, self._last_of = spans(call)
+        self._first_of, self._last_of = live_ranges(call)
         self._late = {spec.key for spec in self._outputs() if spec.key in self._first_of}.union(self._slots)
         self._parts: set[int] = set()  # temporaries that are needed as tensors
         self._located: set[int] = set()  # buffers that a step allocates, and of which one needs the address
@@ -344,7 +344,7 @@ class CallText:
             *(f"{self.tensor(key)}.zero_();" for key in loop.zeros),
             "{",
             f"  const int64_t extent = {self.formula(loop.extent)};",
-            f"  const int64_t most = fg::rows_of_block(extent, {of_bytes}, {ROOM}, {EVEN});",
+            f"  const int64_t most = fg::rows_of_block(extent, {of_bytes}, {MAX_BLOCK_BYTES}, {ROW_MULTIPLE});",
             f"  for (int64_t {start} = 0; {start} < extent; {start} += most) {{",
             f"    [[maybe_unused]] const int64_t {rows} = std::min(most, extent - {start});",
             f"    [&]({taken}) {{",

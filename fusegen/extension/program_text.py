@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from fusegen.dtypes import DType
 from fusegen.extension.call_text import DTYPES, CallText, LaunchEntry, number_name, size_name, sizes_text, spelled
-from fusegen.program.call import EVEN, ROOM, LaunchPlan, Loop
+from fusegen.program.call import MAX_BLOCK_BYTES, ROW_MULTIPLE, LaunchPlan, Loop
 from fusegen.program.formula import Formula, FormulaKind, Relation
-from fusegen.program.numbers import BY_TORCH, Numbers, Operation, Scalar
+from fusegen.program.numbers import TORCH_OPERATIONS, Numbers, Operation, Scalar
 from fusegen.program.signature import TensorArgument
 from fusegen.schedule.names import stride_name
 
@@ -188,7 +188,9 @@ def _narrow_counts(call: LaunchPlan) -> list[str]:
     lines += [_unless(f"{spelled(count)} < int64_t({_WIDE})") for count in call.counts]
     for loop in call.steps:
         if isinstance(loop, Loop):
-            given = ", ".join([*map(spelled, (loop.extent, loop.row_bytes, loop.sum_bytes)), str(ROOM), str(EVEN)])
+            given = ", ".join(
+                [*map(spelled, (loop.extent, loop.row_bytes, loop.sum_bytes)), str(MAX_BLOCK_BYTES), str(ROW_MULTIPLE)]
+            )
             block = {loop.start: "0", loop.rows: f"fg::rows_of_block({given})"}
             sizes = [f"[[maybe_unused]] const int64_t {size_name(name)} = {value};" for name, value in block.items()]
             inside = [*sizes, *_narrow_counts(loop.body)]
@@ -280,5 +282,5 @@ def _operation(name: str, operands: Sequence[str]) -> str:
         return f"(!{operands[0]})"
     if name == "where":
         return f"({operands[0]} ? {operands[1]} : {operands[2]})"
-    assert name in BY_TORCH
+    assert name in TORCH_OPERATIONS
     return f"py::by_torch([](const auto&... given) {{ return at::{name}(given...); }}, {', '.join(operands)})"

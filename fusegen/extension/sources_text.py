@@ -13,7 +13,7 @@ from fusegen.extension.program_text import computed_name, computed_numbers, size
 from fusegen.extension.unit import Built
 from fusegen.jit.nvrtc import FLAGS
 from fusegen.program.call import KernelLaunch, LaunchPlan, PointerArgument, Role, ScalarArgument, SizeArgument
-from fusegen.program.numbers import BY_TORCH, Operation
+from fusegen.program.numbers import TORCH_OPERATIONS, Operation
 
 _INVALID = "return cudaErrorInvalidValue;"
 
@@ -39,7 +39,7 @@ class SourcesCall(CallText):
         """The field of a buffer; that of its seed for random bits that have one."""
         spec = self._specs[self._seeds.get(key, key)]
         name = spec.name if spec.role is not Role.RANDOM else "random_key"
-        is_written = spec.role is Role.OUTPUT or any(step.touched.get(key) for step in self.call.steps)
+        is_written = spec.role is Role.OUTPUT or any(step.accesses.get(key) for step in self.call.steps)
         shape = " x ".join(str(extent) for extent in spec.shape) or "one element"
         what = f"{spec.dtype} of {shape}" if spec.role is not Role.RANDOM else "the key of the random bits, one 64-bit integer"
         self.fields.setdefault(name, Field(f"{'' if is_written else 'const '}void*", name, what))
@@ -155,7 +155,7 @@ def _own(name: str, programs: Sequence[Built]) -> list[Built]:
     if any(isinstance(key.source, (ScalarArgument, SizeArgument)) for key in call.keys):
         what = f"{name} takes a seed as a number, and its kernels read seeds from the GPU's memory"
         raise BundleError(what, hint="take the seed as a tensor of one int64")
-    if {line.name for line in call.scalars.lines if isinstance(line, Operation)} & BY_TORCH.keys():
+    if {line.name for line in call.scalars.lines if isinstance(line, Operation)} & TORCH_OPERATIONS.keys():
         what = f"{name} computes with numbers as torch alone does, which plain sources do not have"
         raise BundleError(what, hint="build it with --format extension")
     own = [built for built in programs if all(isinstance(step, KernelLaunch) for step in built.call.steps)]

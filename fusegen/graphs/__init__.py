@@ -1,1 +1,1 @@
-"""CUDA graphs: calls of one shape are recorded once and replayed, so that the host launches a model and not its kernels."""
+"""CUDA graphs: calls with the same signature are recorded once and replayed, so that the host issues one launch per call."""

@@ -1,4 +1,4 @@
-"""Calls taken apart: what tells those that one graph can serve from others, and the memory of their caches."""
+"""Signatures of calls, which select a recorded graph, and the memory of key-value caches."""
 
 from __future__ import annotations
 
@@ -17,35 +17,26 @@ from fusegen.errors import UnsupportedError
 from fusegen.guards import Conditions, PlaceKind, StatePlace, StateRead, exact, is_plain, same
 from fusegen.native import NativeChoice, loaded
 
-# Memory of a static cache of keys and values, which recorded graphs own: whichever cache a call brings lies in it.
-#
-# A graph reads and writes fixed addresses. Each `generate` makes a cache of its own, and beams make new keys in every step; so a
-# cache that comes has its tensors copied to the graphs' memory, and holds that memory from then on.
+# Memory of static key-value caches, owned by recorded graphs, which read and write fixed addresses. Each `generate` makes a new
+# cache, and beam search new keys at every step. So a cache is copied to the graphs' memory at its first call and stays there.
 
 
 Held: TypeAlias = dict[str, Any]
-"""The variables of an object."""
 
 _LENGTH = "cumulative_length_int"
-"""The length of a sliding layer of ``transformers`` as a Python number: its `update` asks if the layer is full."""
+"""The length of a sliding layer of ``transformers`` as a Python number. Its `update` tests whether the layer is full."""
 
 
 class CacheView:
-    """A cache taken apart.
-
-    Args:
-        cache: the object.
+    """The tensors and settings of a cache of tensors, plain values and layers.
 
     Attributes:
-        cache: a weak reference to it.
-        slots: its tensors: the variables that hold one, and its name there.
-        lengths: those of sliding layers, likewise, which advance in a call.
-        parts: all these variables, object by object.
-        layout: all that tells the shapes and settings of caches apart.
-        is_current: true as long as the cache holds these very tensors and settings.
-
-    Raises:
-        UnsupportedError: it holds something else than tensors, plain values and layers that do.
+        cache: a weak reference to the cache.
+        slots: its tensors, as pairs of a variables dict and a name.
+        lengths: the lengths of sliding layers, likewise. A call advances them.
+        parts: the variables dicts of the cache and its layers.
+        layout: key of the cache's shapes and settings.
+        is_current: tells whether the cache holds the same tensors and settings.
     """
 
     is_current: NativeChoice[Callable[[], bool]]
@@ -53,20 +44,20 @@ class CacheView:
     def __init__(self, cache: object) -> None:
         self.cache = weakref.ref(cache)
         self.parts = list(_parts(cache))
-        found: dict[type, list[tuple[Held, str]]] = {Tensor: [], int: [], object: [], list: []}
+        variables: dict[type, list[tuple[Held, str]]] = {Tensor: [], int: [], object: [], list: []}
         for held in self.parts:
             if held.get("is_initialized") is False:
                 raise UnsupportedError("its cache holds nothing yet")
             for name, value in held.items():
-                found[_kind(name, value)].append((held, name))
-        self.slots, self.lengths = found[Tensor], found[int]
-        self._fixed = [*found[Tensor], *found[object], *found[list]]
+                variables[_kind(name, value)].append((held, name))
+        self.slots, self.lengths = variables[Tensor], variables[int]
+        self._fixed = [*variables[Tensor], *variables[object], *variables[list]]
         tensors = tuple((name, t.shape, t.stride(), t.dtype, t.device) for held, name in self.slots for t in (held[name],))
-        self.layout = (type(cache), tensors, tuple((name, _exact(held[name])) for held, name in found[object]))
+        self.layout = (type(cache), tensors, tuple((name, _exact(held[name])) for held, name in variables[object]))
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes what the cache holds now for what it should hold."""
+        """Accepts the current contents as expected."""
         facts = Conditions()
         facts.sizes(self.parts)
         for held, name in self._fixed:
@@ -74,70 +65,57 @@ class CacheView:
         self.is_current = facts.function()
 
     def phase(self, count: int, is_prepared: bool) -> tuple[object, ...]:
-        """The part of the lengths that a call of some new tokens reads: where its masks and positions are arguments, if each layer
-        is full, and else the numbers themselves."""
+        """Returns the part of the lengths that a call with `count` new tokens reads: whether each layer is full if masks and
+        positions are arguments, else the lengths."""
         if not is_prepared:
             return tuple(held[name] for held, name in self.lengths)
         return tuple(_phase(held[name], count, held["max_cache_len"]) for held, name in self.lengths)
 
 
-class NewCaches:
-    """Makes caches as a recorded run has made one, each with copies of what that one holds now.
-
-    Args:
-        cache: the run's, which each replay fills.
-
-    Raises:
-        UnsupportedError: it holds something else than tensors, plain values and layers that do.
-    """
+class CacheFactory:
+    """Makes copies of the cache that a recorded run returned, which each replay fills."""
 
     def __init__(self, cache: object) -> None:
         CacheView(cache)
         self._cache = cache
-        self()  # a cache that cannot be copied is refused now
+        self()  # rejects a cache that cannot be copied
 
     def __call__(self) -> object:
-        """One more cache."""
-        return _copied(self._cache)
+        return _copy(self._cache)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
     if type(value) is dict:
         return dict(value)
     if isinstance(value, list):
-        return list(map(_copied, value))
+        return list(map(_copy, value))
     if is_plain(value) or isinstance(value, type):
         return value
-    copy = object.__new__(type(value))
-    vars(copy).update({name: _copied(each) for name, each in vars(value).items()})
-    return copy
+    copied = object.__new__(type(value))
+    vars(copied).update({name: _copy(each) for name, each in vars(value).items()})
+    return copied
 
 
 def is_cache(value: object) -> bool:
-    """True for an object with layers, or one that holds such objects, as the caches of encoder-decoders do."""
+    """True for a cache, or an object that holds caches, e.g. of encoder-decoder models."""
     held = getattr(value, "__dict__", {})
     return has_layers(value) or any(map(has_layers, held.values()))
 
 
 def has_layers(value: object) -> bool:
-    """True for an object with a list of layers, as caches have them."""
+    """True for an object with a list of layers, like the caches of transformers."""
     return isinstance(getattr(value, "layers", None), list)
 
 
 def _phase(length: int, count: int, most: int) -> tuple[bool, int]:
-    """The answers of a sliding layer's length: True if the layer is full, and the length itself where it becomes so."""
+    """Returns whether a sliding layer is full, and its length if this call fills it."""
     is_full = length >= most
     return is_full, length if length + count > most and not is_full else 0
 
 
 def _kind(name: str, value: Any) -> type:
-    """The kind of a cache's variable: a tensor, a setting, or more of the cache.
-
-    Raises:
-        UnsupportedError: as none of these.
-    """
     if isinstance(value, Tensor):
         return Tensor
     if name == _LENGTH:
@@ -156,7 +134,7 @@ def _exact(value: Any) -> object:
 
 
 def _parts(cache: Any) -> Iterator[Held]:
-    """The variables of a cache, of its layers, and of caches inside of it."""
+    """Yields the variables dicts of a cache, its layers, and nested caches."""
     held = vars(cache)
     yield held
     for layer in held.get("layers", ()):
@@ -167,24 +145,19 @@ def _parts(cache: Any) -> Iterator[Held]:
 
 
 class CacheMemory:
-    """The memory of caches of one layout.
-
-    Args:
-        view: the first of them.
-    """
+    """The memory of caches of one layout. The first cache's tensors become it."""
 
     def __init__(self, view: CacheView) -> None:
         self.tensors: list[Tensor] = []
         with torch.inference_mode(False):
-            for held, name in view.slots:  # one by one, so that little lies twice
+            for held, name in view.slots:  # one by one, to bound the peak memory
                 held[name] = held[name].clone()
                 self.tensors.append(held[name])
         self._bound = view
         view.refresh()
 
     def bind(self, view: CacheView) -> None:
-        """Has a cache that is current lie in this memory, with what it holds; the one before takes its own away with it, if
-        somebody has it."""
+        """Moves a current cache into this memory. The previous cache gets copies of its tensors if it is still alive."""
         if view is self._bound:
             return
         if self._bound.cache() not in (None, view.cache()):
@@ -206,10 +179,9 @@ class CacheMemory:
 
 
 class Views(dict[int, CacheView]):
-    """Caches that calls brought, taken apart, by their ids."""
+    """`CacheView`s of caches in earlier calls, by the caches' ids."""
 
     def of(self, cache: object) -> CacheView:
-        """A cache taken apart, as it is now."""
         view = self.get(id(cache))
         if view is None or view.cache() is not cache or not view.is_current.call():
             view = self[id(cache)] = CacheView(cache)
@@ -220,35 +192,24 @@ class Views(dict[int, CacheView]):
 
 @dataclass
 class GraphCall:
-    """A call taken apart.
+    """The signature of a call: the arguments' structure, tensor layouts and plain values; and its tensors, caches and modules."""
 
-    Attributes:
-        form: the arguments' structure, with a description in the place of each tensor, and plain values.
-        tensors: in the order of the form.
-        views: the caches.
-        modules: those among the arguments.
-    """
-
-    form: object
+    signature: object
     tensors: list[Tensor]
     views: list[CacheView]
     modules: list[nn.Module]
 
     @classmethod
     def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall:
-        """Takes a call apart.
-
-        Raises:
-            UnsupportedError: an argument is none of tensors, plain values, modules, static caches and containers of these.
-        """
+        """Analyzes a call. Arguments must be tensors, plain values, modules, static caches or containers of these."""
         call = cls(None, [], [], [])
-        call.form = (
-            *(call._form(value, known) for value in args),
-            *((name, call._form(value, known)) for name, value in kwargs.items()),
+        call.signature = (
+            *(call._signature(value, known) for value in args),
+            *((name, call._signature(value, known)) for name, value in kwargs.items()),
         )
         return call
 
-    def _form(self, value: Any, known: Views) -> object:
+    def _signature(self, value: Any, known: Views) -> object:
         if value is None or value is True or value is False:
             return value
         kind = type(value)
@@ -259,17 +220,17 @@ class GraphCall:
             self.tensors.append(value)
             return (kind, value.shape, value.stride(), value.dtype, value.device, value.requires_grad)
         if kind is dict:
-            return ("dict", *((name, self._form(each, known)) for name, each in value.items()))
+            return ("dict", *((name, self._signature(each, known)) for name, each in value.items()))
         if kind is tuple or kind is list:
-            return (kind, *(self._form(each, known) for each in value))
+            return (kind, *(self._signature(each, known) for each in value))
         if is_plain(value):
             return exact(value)
         if isinstance(value, nn.Module):
             self.modules.append(value)
             return (kind, id(value))
         if kind in SUPPORTED_NODES:  # an encoder's outputs
-            parts, structure = SUPPORTED_NODES[kind].flatten_fn(value)
-            return (kind, repr(structure), *(self._form(each, known) for each in parts))
+            leaves, structure = SUPPORTED_NODES[kind].flatten_fn(value)
+            return (kind, repr(structure), *(self._signature(each, known) for each in leaves))
         if is_cache(value):
             self.views.append(known.of(value))
             return ("cache", len(self.views))
@@ -277,8 +238,7 @@ class GraphCall:
 
 
 class _Argument(IntEnum):
-    """The ways in which the native module compares an argument: as an object, a plain value, a tensor of a layout, a list or a
-    tuple, a dictionary, or a cache of a class."""
+    """The native module's comparison of an argument: by identity, value, tensor layout, elements, or class of the cache."""
 
     IDENTITY = 0
     PLAIN = 1
@@ -288,55 +248,44 @@ class _Argument(IntEnum):
     CACHE = 5
 
 
-class SameForm:
-    """Tells at once if a call has the form of one before, and reads the same settings.
-
-    Args:
-        call: the one before.
-        form: its arguments, as the native module compares them.
-        kwargs: those of them that have names.
-    """
+class SignatureCheck:
+    """Compares the signature of calls and torch's settings to those of a previous call, in native code."""
 
     def __init__(
-        self, call: GraphCall, form: Callable[..., tuple[list[Tensor], list[object]] | None], kwargs: Mapping[str, Any]
+        self, call: GraphCall, compare: Callable[..., tuple[list[Tensor], list[object]] | None], kwargs: Mapping[str, Any]
     ) -> None:
-        self._form = form
-        self._call = GraphCall(call.form, [], call.views, call.modules)  # the caller's tensors are freed as soon as it drops them
+        self._compare = compare
+        self._call = GraphCall(call.signature, [], call.views, call.modules)  # drops the caller's tensors
         self._tokens = _new_tokens(kwargs)
         self._phases = [view.phase(*self._tokens) for view in call.views]
         conditions = Conditions()
-        for function, arguments in _settings(call.tensors[0].device.type):
+        for function, arguments in _setting_getters(call.tensors[0].device.type):
             conditions.read(StateRead(StatePlace(function, PlaceKind.RESULT, arguments), function(*arguments)))
         self._has_settings = conditions.function()
 
     @classmethod
-    def of(cls, call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SameForm | None:
-        """Makes one of a call; None without the native module, and for arguments that it does not know."""
+    def of(cls, call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> SignatureCheck | None:
+        """Returns None without the native module, and for arguments that it does not support."""
         module = loaded()
         try:
             return None if module is None else cls(call, module.Form(same, _node(tuple(args)), _node(dict(kwargs))), kwargs)
         except UnsupportedError:
             return None
 
-    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall | None:
-        """A later call taken apart; None where it is another one."""
-        found = self._form(args, kwargs)
-        if found is None or not self._has_settings.call():
+    def match(self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Views) -> GraphCall | None:
+        """Returns the analysis of a later call, or None if its signature or settings differ."""
+        arguments = self._compare(args, kwargs)
+        if arguments is None or not self._has_settings.call():
             return None
-        tensors, caches = found
+        tensors, caches = arguments
         call = self._call
         for cache, view, phase in zip(caches, call.views, self._phases, strict=True):
             if known.of(cache) is not view or view.phase(*self._tokens) != phase:
                 return None
-        return GraphCall(call.form, tensors, call.views, call.modules)
+        return GraphCall(call.signature, tensors, call.views, call.modules)
 
 
 def _node(value: Any) -> tuple[Any, ...]:
-    """An argument as the native module takes it.
-
-    Raises:
-        UnsupportedError: it does not know such an argument.
-    """
     kind = type(value)
     if value is None or value is True or value is False or isinstance(value, nn.Module):
         return _Argument.IDENTITY, value
@@ -354,14 +303,14 @@ def _node(value: Any) -> tuple[Any, ...]:
 
 
 def key_of(call: GraphCall, kwargs: Mapping[str, Any]) -> object:
-    """All that tells a call from others but what it reads of models."""
+    """Returns the key of a call, without the model state that it reads."""
     count, is_prepared = _new_tokens(kwargs)
     caches = tuple((view.layout, view.phase(count, is_prepared)) for view in call.views)
-    return call.form, caches, settings(call.tensors[0].device.type)
+    return call.signature, caches, settings(call.tensors[0].device.type)
 
 
 def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
-    """The number of positions of a call, and True if it says where they are and what they see."""
+    """Returns the number of tokens of a call, and whether its positions and 4D mask are arguments."""
     ids, positions, mask = kwargs.get("input_ids"), kwargs.get("position_ids"), kwargs.get("attention_mask")
     if not isinstance(ids, Tensor) or ids.dim() != 2:
         return 1, False
@@ -370,20 +319,19 @@ def _new_tokens(kwargs: Mapping[str, Any]) -> tuple[int, bool]:
 
 
 def settings(device: str) -> tuple[object, ...]:
-    """Torch's settings that decide which kernels run."""
-    return tuple(function(*arguments) for function, arguments in _settings(device))
+    """The settings of torch that select kernels."""
+    return tuple(function(*arguments) for function, arguments in _setting_getters(device))
 
 
-def _settings(device: str) -> Sequence[tuple[Callable[..., object], tuple[str, ...]]]:
-    """Functions that tell a part of it each, with their arguments."""
+def _setting_getters(device: str) -> Sequence[tuple[Callable[..., object], tuple[str, ...]]]:
     return [
         (torch.is_inference_mode_enabled, ()),
         (torch.is_grad_enabled, ()),
         (_autocast, (device,)),
         (torch.get_default_dtype, ()),
         *((_precision, ("cuda", each)) for each in ("matmul", "conv", "rnn")),
-        (_order_of_attention, ()),
-        *((get, ()) for get in _CHOICES),
+        (_attention_order, ()),
+        *((get, ()) for get in _FLAG_GETTERS),
     ]
 
 
@@ -391,12 +339,12 @@ def _autocast(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def _order_of_attention() -> tuple[int, ...]:
+def _attention_order() -> tuple[int, ...]:
     return tuple(torch._C._get_sdp_priority_order())
 
 
 _precision = torch._C._get_fp32_precision_getter
-_CHOICES = [
+_FLAG_GETTERS = [
     get
     for name in (
         "deterministic_algorithms",
@@ -412,29 +360,29 @@ _CHOICES = [
         "cublas_allow_fp16_reduced_precision_reduction",
         "cublas_allow_fp16_accumulation",
     )
-    if (get := getattr(torch._C, f"_get_{name}", None)) is not None  # newer releases of torch have more
+    if (get := getattr(torch._C, f"_get_{name}", None)) is not None  # missing in older releases of torch
 ]
-"""Further settings, as torch keeps them: its own properties in Python take more time."""
+"""Further settings. The native getters are faster than torch's Python properties."""
 
 
 def run_with(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:
-    """Calls a function with other tensors in the places of those of its arguments."""
-    given = iter(tensors)
-    args = _with(tuple(args), given)
-    return function(*args, **_with(dict(kwargs), given))
+    """Calls a function with its tensor arguments replaced."""
+    replacements = iter(tensors)
+    args = _with_tensors(tuple(args), replacements)
+    return function(*args, **_with_tensors(dict(kwargs), replacements))
 
 
 def without_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call for `run_with`, which hold none of the caller's tensors."""
+    """Replaces the tensors among arguments by placeholders, to be used by `run_with`."""
     blanks = repeat(torch.empty(0))
-    return _with(tuple(args), blanks), _with(dict(kwargs), blanks)
+    return _with_tensors(tuple(args), blanks), _with_tensors(dict(kwargs), blanks)
 
 
-def _with(value: Any, tensors: Iterator[Tensor]) -> Any:
+def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(value, Tensor):
         return next(tensors)
     if type(value) is dict:
-        return {name: _with(each, tensors) for name, each in value.items()}
+        return {name: _with_tensors(each, tensors) for name, each in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(_with(each, tensors) for each in value)
+        return type(value)(_with_tensors(each, tensors) for each in value)
     return tree_map_only(Tensor, lambda _: next(tensors), value)

@@ -1,4 +1,4 @@
-"""Calls of a function as CUDA graphs: those that are alike are recorded once and replayed."""
+"""Functions whose calls are recorded as CUDA graphs and replayed for later calls with the same signature."""
 
 from __future__ import annotations
 
@@ -18,66 +18,59 @@ from torch.utils._pytree import tree_map_only
 
 from fusegen.errors import UnsupportedError
 from fusegen.extension.native import ensure_native
-from fusegen.graphs.call import CacheMemory, CacheView, GraphCall, SameForm, Views, key_of, run_with, without_tensors
-from fusegen.graphs.facts import reached, watching
-from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, put_in
-from fusegen.graphs.recording import GraphPool, GraphRecording, PlainGraph, Pools, others
+from fusegen.graphs.call import CacheMemory, CacheView, GraphCall, SignatureCheck, Views, key_of, run_with, without_tensors
+from fusegen.graphs.facts import reached, recording_reads
+from fusegen.graphs.gradients import GradientRecording, no_draws_on_the_host, parameters_replaced
+from fusegen.graphs.recording import GraphPool, GraphRecording, PlainGraph, Pools, other_arguments
 from fusegen.graphs.surroundings import (
     RecordedStep,
     lengths_added,
-    masks_left_out,
     reason_of,
     recording_alone,
     require_no_hooks,
     same_settings,
-    with_whole_mask,
+    with_padded_mask,
+    without_trivial_masks,
 )
 from fusegen.native import NativeChoice
 from fusegen.runtime.callables import is_intercepted, is_transformed
 from fusegen.trace import is_tracing
 
-_MOST = 32  # recorded calls of one function
-_MOST_MET = 256  # kinds of calls that have none
-_MOST_CHANGES = 8  # changes of a form's facts, before most of its calls run as they are
-_MOST_DROPPED = 4  # graphs of a form that gave way to other forms, likewise
-_MOST_PENDING = 4  # recordings of calls that are alike, where several wait for their backward passes
+_MAX_RECORDINGS = 32  # recordings per function
+_MAX_SIGNATURES = 256  # signatures without a recording
+_MAX_CHANGES = 8  # state changes per signature, before most calls run eagerly
+_MAX_EVICTIONS = 4  # evicted graphs per signature, likewise
+_MAX_PENDING = 4  # recordings per signature, for calls that wait for their backward passes
 _BUSY = object()
 
 
 @dataclass
 class GradientGraph:
-    """A recorded call and its gradient: several recordings, where one still waits for its backward pass.
-
-    Attributes:
-        another: makes one more recording of a call.
-    """
+    """A recorded call with gradients. It has several recordings if calls overlap before their backward passes."""
 
     recordings: list[GradientRecording]
     facts: NativeChoice[Callable[[], bool]]
-    another: Callable[[GraphCall], GradientRecording]
+    record_again: Callable[[GraphCall], GradientRecording]
     memories: Sequence[CacheMemory] = ()
 
     def replay(self, call: GraphCall) -> Any:
-        """The result of a call of the same form, with a node of autograd's graph behind it.
-
-        Raises:
-            UnsupportedError: too many calls wait for their backward passes, or one more recording fails.
-        """
+        """Replays a call of the same signature and returns a differentiable result. Raises if too many calls wait for their
+        backward passes."""
         if (result := self._replayed(call)) is not _BUSY:
             return result
         with recording_alone():
-            if len(self.recordings) >= _MOST_PENDING:
-                raise UnsupportedError(f"more than {_MOST_PENDING} calls wait for their backward passes")
-            self.recordings.append(self.another(call))
+            if len(self.recordings) >= _MAX_PENDING:
+                raise UnsupportedError(f"more than {_MAX_PENDING} calls wait for their backward passes")
+            self.recordings.append(self.record_again(call))
         if (result := self._replayed(call)) is _BUSY:
             raise UnsupportedError("another thread has taken the graph")
         return result
 
     def _replayed(self, call: GraphCall) -> Any:
-        """The result of a recording that no backward pass waits for."""
+        """Replays a recording without a pending backward pass, or returns `_BUSY`."""
         with self.recordings[0].pool.in_order():
             free = next((each for each in self.recordings if not each.is_busy()), None)
-            return _BUSY if free is None else free(call.tensors, others(call))
+            return _BUSY if free is None else free(call.tensors, other_arguments(call))
 
 
 CapturedGraph: TypeAlias = PlainGraph | GradientGraph
@@ -85,29 +78,18 @@ CapturedGraph: TypeAlias = PlainGraph | GradientGraph
 
 @dataclass
 class Latest:
-    """The graph of the call before, and its key.
-
-    Attributes:
-        form: by which the next call of that form is known at once; None until two such calls follow each other.
-        is_tried: True if one was asked for, which there is not for all arguments.
-    """
+    """The graph of the previous call. `check` recognizes its signature fast, once two calls in a row had it and if the arguments
+    support it."""
 
     key: object
     graph: CapturedGraph
-    form: SameForm | None = None
+    check: SignatureCheck | None = None
     is_tried: bool = False
 
 
 @dataclass
-class Met:
-    """Calls of a form that have no graph.
-
-    Attributes:
-        count: how many there were.
-        recorded: how many were recorded.
-        changes: how often what a graph had read was not so any more.
-        reason: why the last one could not be recorded.
-    """
+class SignatureStats:
+    """Counts of calls, recordings and state changes for a signature without a graph, and the error of the last failed recording."""
 
     count: int = 0
     recorded: int = 0
@@ -115,52 +97,49 @@ class Met:
     reason: str = ""
 
     def refusal(self) -> str:
-        """Why most calls run as they are: those are tried again whose number is a power of two, since that may pass."""
+        """Returns why this call runs eagerly, or "" if it is recorded. Recording is retried at calls 2, 4, 8, …"""
         if not self.count & (self.count - 1):
             return ""
-        if self.changes > _MOST_CHANGES:
-            return self.reason or "what it reads beside its arguments changes from call to call"
-        return self.reason or (f"more than {_MOST} forms take turns" if self.recorded - self.changes > _MOST_DROPPED else "")
+        if self.changes > _MAX_CHANGES:
+            return self.reason or "the state that it reads changes from call to call"
+        return self.reason or (
+            f"more than {_MAX_RECORDINGS} call signatures take turns" if self.recorded - self.changes > _MAX_EVICTIONS else ""
+        )
 
 
 def cuda_graph(function: Callable[..., Any]) -> Graphed:
-    """A function whose calls are CUDA graphs: the first call of a form runs as it is, the second is recorded, later ones are
+    """Runs calls of a function as CUDA graphs. The first call of a signature runs eagerly, the second is recorded, later ones are
     replayed. Calls with gradients are recorded with their backward passes.
 
-    A replay runs no Python: it computes again what the recorded call has launched, with other values in tensors of the same shapes.
-    What the function reads beside its arguments (attributes of modules, globals, parameters) is compared before each replay, and a
-    call where it has changed is recorded again.
+    A replay runs no Python: it launches the recorded kernels on new values of tensors with the same shapes. State that the function
+    reads (attributes of modules, globals, parameters) is compared before each replay, and the call is recorded again if it has
+    changed.
 
     Args:
         function: a kernel, a module, or a function of tensors, plain values, modules and static caches.
 
     Returns:
-        A callable object, which gives what the function gives. ``print`` shows how many calls were recorded, and why others ran as
-        they are.
+        A callable with the function's results. ``print`` shows the number of recorded calls, and why others ran eagerly.
     """
     roots = [function] if isinstance(function, nn.Module) else reached(getattr(function, "function", function), nn.Module)
     return Graphed(function, Pools(), roots)
 
 
 def graph_step(step: Callable[..., Any]) -> Graphed:
-    """A training step as one CUDA graph: forward pass, backward pass and optimizer.
+    """Runs a training step as one CUDA graph: forward pass, backward pass and optimizer.
 
     Args:
-        step: a function of tensors that computes a loss, calls ``backward()`` and steps an optimizer which can be captured
-            (``capturable=True``, or one without a state on the host).
+        step: a function of tensors that computes a loss, calls ``backward()`` and steps an optimizer that can be captured
+            (``capturable=True``, or no state on the host).
 
     Returns:
-        A callable object, which gives what the step gives, without gradients.
+        A callable with the step's results, detached.
     """
     return Graphed(step, Pools(), reached(step, nn.Module), is_step=True)
 
 
 class KernelGraphs(dict[Callable[..., Any], "Graphed"]):
-    """Kernels whose calls are CUDA graphs, each by itself.
-
-    Args:
-        pools: of these graphs.
-    """
+    """Graphs of kernels: each kernel is recorded by itself, in shared pools."""
 
     def __init__(self, pools: Pools) -> None:
         self.pools = pools
@@ -170,19 +149,18 @@ class KernelGraphs(dict[Callable[..., Any], "Graphed"]):
 
 
 class Graphed:
-    """A function whose calls are CUDA graphs. The first call of a form runs as it is, the second is recorded, later ones are
-    replayed.
+    """A function with CUDA graphs. The first call of a signature runs eagerly, the second is recorded, later ones are replayed.
 
     Args:
-        function: of tensors, plain values, static caches and modules.
-        pools: of its graphs.
-        roots: modules that it reads, beside those among its arguments.
-        is_step: if its calls have backward passes inside of them, so that results need no gradient.
+        function: a function of tensors, plain values, static caches and modules.
+        pools: memory pools of the graphs.
+        roots: modules that it reads and that are not arguments.
+        is_step: whether calls contain their backward passes, so that results need no gradient.
 
     Attributes:
-        recorded: how many calls were recorded.
-        replayed: how many were replayed.
-        reasons: why calls ran as they are, and how many.
+        recorded: number of recordings.
+        replayed: number of replays.
+        reasons: number of eager calls by reason.
     """
 
     def __init__(self, function: Callable[..., Any], pools: Pools, roots: Sequence[nn.Module], *, is_step: bool = False) -> None:
@@ -190,29 +168,27 @@ class Graphed:
         self._function = partial(_detached, function) if is_step else function
         self.forget()
 
-    _outer: Sequence[nn.Module] = ()  # modules whose forward pass it stands for, so that their own hooks run around it
+    _outer: Sequence[nn.Module] = ()  # modules whose forward pass it replaces; their own hooks run outside
 
     def forget(self) -> None:
-        """Frees all graphs."""
         self.recorded = self.replayed = 0
         self.reasons: dict[str, int] = {}
         self._graphs: OrderedDict[object, CapturedGraph] = OrderedDict()
-        self._met: OrderedDict[object, Met] = OrderedDict()
+        self._signatures: OrderedDict[object, SignatureStats] = OrderedDict()
         self._memories: dict[object, CacheMemory] = {}
         self._views = Views()
         self._latest: Latest | None = None
 
     @property
     def original(self) -> Callable[..., Any]:
-        """The function as it is."""
+        """The eager function."""
         return self._function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's result."""
         if is_compiling() or is_tracing():
             return self.original(*args, **kwargs)
         try:
-            call, graph = self._again(args, kwargs) or self._found(args, kwargs)
+            call, graph = self._fast_match(args, kwargs) or self._match(args, kwargs)
             if graph is not None:
                 result = graph.replay(call)
                 self.replayed += 1
@@ -221,67 +197,48 @@ class Graphed:
             self.reasons[error.what] = self.reasons.pop(error.what, 0) + 1
         return self.original(*args, **kwargs)
 
-    def _again(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[GraphCall, CapturedGraph] | None:
-        """A call of the form of the last ones taken apart, and its graph.
-
-        Raises:
-            UnsupportedError: it cannot be recorded.
-        """
-        latest = self._latest  # another thread may take it away
-        if latest is None or latest.form is None or (call := latest.form.again(args, kwargs, self._views)) is None:
+    def _fast_match(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[GraphCall, CapturedGraph] | None:
+        latest = self._latest  # another thread may reset it
+        if latest is None or latest.check is None or (call := latest.check.match(args, kwargs, self._views)) is None:
             return None
         _require_recordable(call)
         return (call, latest.graph) if latest.graph.facts.call() else None
 
-    def _found(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[GraphCall, CapturedGraph | None]:
-        """A call taken apart, and its graph.
-
-        Raises:
-            UnsupportedError: it cannot be recorded.
-        """
+    def _match(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[GraphCall, CapturedGraph | None]:
         call = GraphCall.of(args, kwargs, self._views)
         _require_recordable(call)
         return call, self._graph(call, args, kwargs)
 
     def _graph(self, call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedGraph | None:
-        """The graph of a call; None the first time.
-
-        Raises:
-            UnsupportedError: there can be none.
-        """
+        """Returns the graph of a call, or None at the signature's first call. Raises if the call cannot be recorded."""
         key, latest = key_of(call, kwargs), self._latest
         graph = latest.graph if latest is not None and latest.key == key else self._graphs.get(key)
         if graph is not None and graph.facts.call():
             if latest is None or latest.graph is not graph:
                 self._graphs.move_to_end(key)
                 self._latest = Latest(key, graph)
-            elif latest.form is not None or not latest.is_tried:
-                latest.form, latest.is_tried = SameForm.of(call, args, kwargs), True
+            elif latest.check is not None or not latest.is_tried:
+                latest.check, latest.is_tried = SignatureCheck.of(call, args, kwargs), True
             return graph
-        met = self._met.setdefault(key, Met())
-        _drop_oldest(self._met, _MOST_MET)
+        stats = self._signatures.setdefault(key, SignatureStats())
+        _drop_oldest(self._signatures, _MAX_SIGNATURES)
         if graph is not None:
             self._latest = None
             self._graphs.pop(key, None)
-            met.changes += 1
-        met.count += 1
-        if met.count == 1:
+            stats.changes += 1
+        stats.count += 1
+        if stats.count == 1:
             return None
-        if refusal := met.refusal():
+        if refusal := stats.refusal():
             raise UnsupportedError(refusal)
-        graph = self._recorded(met, call, args, kwargs)
+        graph = self._record(stats, call, args, kwargs)
         self._graphs[key], self._latest = graph, Latest(key, graph)
-        _drop_oldest(self._graphs, _MOST)
+        _drop_oldest(self._graphs, _MAX_RECORDINGS)
         used = {id(memory) for each in self._graphs.values() for memory in each.memories}
         self._memories = {key: memory for key, memory in self._memories.items() if id(memory) in used}
         return graph
 
-    def _recorded(self, met: Met, call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedGraph:
-        """The graph of a call, which has not run yet.
-
-        Raises:
-            UnsupportedError: it cannot be one.
-        """
+    def _record(self, stats: SignatureStats, call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CapturedGraph:
         ensure_native()
         roots = [*self._roots, *call.modules]
         require_no_hooks(roots, self._outer)
@@ -290,20 +247,20 @@ class Graphed:
                 pool = self.pools.of(call.tensors[0].device)
                 leaves = (*call.tensors, *(parameter for root in roots for parameter in root.parameters()))
                 if torch.is_grad_enabled() and not self._is_step and any(leaf.requires_grad for leaf in leaves):
-                    record: Callable[..., CapturedGraph] = self._with_gradients
+                    record: Callable[..., CapturedGraph] = self._record_with_gradients
                 else:
-                    record = self._plain
-                with same_settings(pool.device.type), masks_left_out(self.original, args, kwargs):
+                    record = self._record_plain
+                with same_settings(pool.device.type), without_trivial_masks(self.original, args, kwargs):
                     graph = record(pool, roots, call, args, kwargs)
             except Exception as error:
-                met.reason = reason_of(error)
+                stats.reason = reason_of(error)
                 raise
-        met.reason = ""
-        met.recorded += 1
+        stats.reason = ""
+        stats.recorded += 1
         self.recorded += 1
         return graph
 
-    def _plain(
+    def _record_plain(
         self, pool: GraphPool, roots: Sequence[nn.Module], call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> PlainGraph:
         memories = [self._memory(view, number) for number, view in enumerate(call.views)]
@@ -312,9 +269,11 @@ class Graphed:
         try:
             stepping = nullcontext() if step is None else step.recording()
             drawing = no_draws_on_the_host(pool.device)
-            with watching(self._declared, roots) as reads, stepping, drawing:
-                record = pool.record if step is None else pool.record_alone  # its gradients stay in the graph's memory
-                recording = GraphRecording.of(record, partial(run_with, self.original, args, kwargs), call.tensors, others(call))
+            with recording_reads(self._declared, roots) as reads, stepping, drawing:
+                record = pool.record if step is None else pool.record_alone  # keeps gradients
+                recording = GraphRecording.of(
+                    record, partial(run_with, self.original, args, kwargs), call.tensors, other_arguments(call)
+                )
             facts = reads.facts(() if step is None else (step.is_ready,))
             advances = [lengths_added(view, saved) for view in call.views]
             return PlainGraph(pool, recording, facts, memories, advances, self._roots, step)
@@ -323,7 +282,7 @@ class Graphed:
                 held.clear()
                 held.update(before)
 
-    def _with_gradients(
+    def _record_with_gradients(
         self, pool: GraphPool, roots: Sequence[nn.Module], call: GraphCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> GradientGraph:
         if call.views:
@@ -331,21 +290,21 @@ class Graphed:
         parameters = list({id(each): each for root in roots for each in root.parameters() if each.requires_grad}.values())
         state = list({id(each): each for root in roots for each in root.buffers()}.values())
         original = self.original
-        args, kwargs = without_tensors(args, kwargs)  # the caller's are freed as soon as it drops them
+        args, kwargs = without_tensors(args, kwargs)  # do not keep the caller's tensors alive
 
         def run(inputs: Sequence[Tensor], aliases: Sequence[Tensor]) -> Any:
-            with put_in(roots, parameters, aliases):
+            with parameters_replaced(roots, parameters, aliases):
                 return run_with(original, args, kwargs, inputs)
 
-        def another(call: GraphCall) -> GradientRecording:
-            return GradientRecording.of(pool, run, call.tensors, parameters, others(call), state)
+        def record_again(call: GraphCall) -> GradientRecording:
+            return GradientRecording.of(pool, run, call.tensors, parameters, other_arguments(call), state)
 
-        with watching(self._declared, roots) as reads:
-            recording = another(call)
-        return GradientGraph([recording], reads.facts(), another)
+        with recording_reads(self._declared, roots) as reads:
+            recording = record_again(call)
+        return GradientGraph([recording], reads.facts(), record_again)
 
     def _memory(self, view: CacheView, number: int) -> CacheMemory:
-        """The memory in which a cache lies from now on; each of several in a call has its own."""
+        """Binds a cache to its memory. Caches of one call have separate memories."""
         key = (view.layout, number)
         memory = self._memories.get(key)
         if memory is None:
@@ -354,26 +313,20 @@ class Graphed:
         return memory
 
     def __get__(self, owner: object, kind: type | None = None) -> Callable[..., Any]:
-        """A method, where it stands in a class."""
         return self if owner is None else partial(self, owner)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state that a file or a copy holds: graphs are recorded anew."""
+        """Pickles without graphs, which are recorded again."""
         return {"function": self._declared, "roots": self._roots, "is_step": self._is_step}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         Graphed.__init__(self, state["function"], Pools(), state["roots"], is_step=state["is_step"])
 
     def __str__(self) -> str:
-        return words([self])
+        return describe_graphs([self])
 
 
 def _require_recordable(call: GraphCall) -> None:
-    """Refuses calls that cannot be recorded.
-
-    Raises:
-        UnsupportedError: this is one.
-    """
     devices = {tensor.device for tensor in call.tensors}
     if len(devices) != 1 or next(iter(devices)).type != DEVICE:
         raise UnsupportedError("its tensors are not on one GPU")
@@ -385,18 +338,18 @@ def _require_recordable(call: GraphCall) -> None:
         raise UnsupportedError("a graph is being recorded around it")
 
 
-def words(several: Iterable[Graphed]) -> str:
-    """The counts of recorded and replayed calls of some functions, and reasons for others, on one line."""
-    several, reasons = list(several), Counter[str]()
-    for each in several:
+def describe_graphs(functions: Iterable[Graphed]) -> str:
+    """Describes recordings, replays and reasons of eager calls on one line."""
+    functions, reasons = list(functions), Counter[str]()
+    for each in functions:
         reasons.update(each.reasons)
-    recorded, replayed = sum(each.recorded for each in several), sum(each.replayed for each in several)
-    rest = "".join(f"; {count} as they are: {reason}" for reason, count in reasons.items())
-    return f"{recorded} recorded, {replayed} calls replayed{rest}"
+    recorded, replayed = sum(each.recorded for each in functions), sum(each.replayed for each in functions)
+    reasons_text = "".join(f"; {count} as they are: {reason}" for reason, count in reasons.items())
+    return f"{recorded} recorded, {replayed} calls replayed{reasons_text}"
 
 
 def _detached(step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The results of a step, which nobody differentiates any more: else autograd's graph of one step would meet the next one."""
+    """Detaches a step's results, so that one step's autograd graph does not live into the next."""
     return tree_map_only(Tensor, Tensor.detach, step(*args, **kwargs))
 
 
@@ -406,46 +359,39 @@ def _drop_oldest(held: OrderedDict[Any, Any], most: int) -> None:
 
 
 def _is_watched() -> bool:
-    """True in a call that a backward pass makes again, or may make again: it must save the same as the first time."""
+    """True inside a backward pass or a checkpoint. Recomputation must save the same tensors as the first run."""
     return torch._C._current_graph_task_id() >= 0 or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 DEVICE = "cuda"
-"""The kind of device whose calls are recorded."""
-
-
-# The forward pass of a model as CUDA graphs.
+"""The device type whose calls are recorded."""
 
 
 _COMPILED = "get_compiled_call"
 
 
 class GraphedForward(Graphed):
-    """Stands in the place of a model's forward pass, for calls without gradients.
-
-    Args:
-        pools: of its graphs.
+    """Replaces a model's forward pass in calls without gradients.
 
     Attributes:
-        given: the forward pass that the module had as an attribute, another tool's or the user's own.
-        is_put: True if calls of the model come here; behind a wrapper that another tool has put there since, this object does
-            nothing any more once it is False.
+        previous: the `forward` attribute that the module had before, set by another tool or the user.
+        is_put: whether calls are recorded. False makes the object inert inside another tool's wrapper.
     """
 
     def __init__(self, module: nn.Module, pools: Pools) -> None:
         self.module = module
-        self.given: Callable[..., Any] | None = None
+        self.previous: Callable[..., Any] | None = None
         self.is_put = False
         super().__init__(module, pools, [module])
 
     def put(self) -> None:
-        """Takes the place of the forward pass, and of its compilation in ``generate``, which looks for a static cache."""
+        """Installs itself as the module's forward pass, and bypasses ``generate``'s compilation for static caches."""
         if self.is_put:
             return
         self.is_put = True
-        found = vars(self.module).get("forward")
-        if not isinstance(found, GraphedForward):  # a copied module holds the other one's
-            self.given = found
+        previous = vars(self.module).get("forward")
+        if not isinstance(previous, GraphedForward):  # a copied module has the original's
+            self.previous = previous
         self._roots = self._outer = [self.module]
         self.__signature__ = inspect.signature(self.original)  # read by `generate`
         self.module.forward = self
@@ -453,39 +399,36 @@ class GraphedForward(Graphed):
             setattr(self.module, _COMPILED, self.not_compiled)
 
     def not_compiled(self, _: object) -> nn.Module:
-        """The model, whatever the settings of its compilation."""
+        """Returns the model, ignoring compilation settings."""
         return self.module
 
     def remove(self) -> None:
-        """Puts back what was there, and frees the graphs."""
+        """Restores the previous forward pass and frees the graphs."""
         self.is_put = False
         held = vars(self.module)
         if getattr(held.get(_COMPILED), "__self__", None) is self:
             delattr(self.module, _COMPILED)
         if held.get("forward") is self:
-            if self.given is None:
+            if self.previous is None:
                 del self.module.forward
             else:
-                self.module.forward = self.given
+                self.module.forward = self.previous
         self.forget()
 
     @property
     def original(self) -> Callable[..., Any]:
-        """The model's own forward pass."""
-        return self.given or partial(type(self.module).forward, self.module)
+        return self.previous or partial(type(self.module).forward, self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of a forward pass."""
-        if torch.is_grad_enabled() or not self.is_put:  # layers have graphs of their own
+        if torch.is_grad_enabled() or not self.is_put:  # with gradients, layers have their own graphs
             return self.original(*args, **kwargs)
-        return super().__call__(*args, **with_whole_mask(kwargs))
+        return super().__call__(*args, **with_padded_mask(kwargs))
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state that a file or a copy holds: graphs are recorded anew."""
-        return {"module": self.module, "given": self.given, "is_put": self.is_put}
+        return {"module": self.module, "given": self.previous, "is_put": self.is_put}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__(state["module"], Pools())  # type: ignore[misc]
-        self.given = state["given"]
+        self.previous = state["given"]
         self.is_put = state["is_put"]
         self.__signature__ = inspect.signature(self.original)

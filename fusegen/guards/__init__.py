@@ -1,7 +1,7 @@
 """Guards on the Python state that a function reads: recorded while it is traced, checked before each later call.
 
-A `StateRecorder` watches one run of a function and notes every read of a variable, an attribute or a container as a `StateRead`.
-The `StateGuard` that it leaves behind is one generated function, which a call asks whether all of them would read the same again.
+`StateRecorder` watches one run of a function and records each read of a variable, an attribute or a container as a `StateRead`.
+`StateGuard` compiles the reads to one function that tells whether a later call would read the same values.
 """
 
 from fusegen.guards.changes import ChangeError, refusing_changes

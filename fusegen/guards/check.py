@@ -1,5 +1,5 @@
-"""The check that a function would read the same as when it was traced: a generated function of the arguments, and conditions on all
-that hangs on none of them."""
+"""Compiles the reads of a traced run to a check of later calls: a generated function of the arguments, and `Conditions` on all
+state that does not depend on the arguments."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fusegen.guards.places import GONE, Conditions, Counterparts, PlaceKind, Sta
 from fusegen.guards.values import contents, has_identity, is_a, is_opaque, is_plain, matcher, same, weak
 
 CapturedTensors: TypeAlias = tuple[torch.Tensor, ...]
-_LASTING = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
-"""Types of objects that are held as they are; all others by a weak reference."""
+_STRONG_TYPES = (type, ModuleType, BuiltinFunctionType, CodeType, dict, list, tuple)
+"""Types of objects that are held by a strong reference; all others are held weakly."""
 
 
 @dataclass(frozen=True)
-class Used:
-    """A tensor that is an input of the kernel: its name as one, and the place where it is found."""
+class CapturedTensor:
+    """A captured tensor: its input name, type and location."""
 
     name: str
     type: type
@@ -31,7 +31,7 @@ class Used:
 
 @dataclass(frozen=True)
 class TensorQuestion:
-    """Something that was asked of a tensor while tracing; a later call asks whether the answer is still the same."""
+    """A query of a tensor during tracing. The guard repeats it and compares the answers."""
 
     slot: StatePlace
     holds: Callable[[torch.Tensor], bool]
@@ -46,45 +46,43 @@ class TensorQuestion:
         kwargs: Mapping[str, Any],
         result: Any,
     ) -> TensorQuestion:
-        """A question and its answer; where the answer is no plain value, the tensor must hold what it holds now."""
-        others = [a for a in (*args, *kwargs.values()) if a is not tensor]
+        other_args = [a for a in (*args, *kwargs.values()) if a is not tensor]
         inner = contents(result)
-        if all(map(is_plain, others)) and (is_plain(result) or (inner is not None and all(map(is_plain, inner)))):
+        if all(map(is_plain, other_args)) and (is_plain(result) or (inner is not None and all(map(is_plain, inner)))):
             answers = matcher(result)
 
             def holds(now: torch.Tensor) -> bool:
-                given = {name: now if a is tensor else a for name, a in kwargs.items()}
-                return answers(function(*(now if a is tensor else a for a in args), **given))
+                now_kwargs = {name: now if a is tensor else a for name, a in kwargs.items()}
+                return answers(function(*(now if a is tensor else a for a in args), **now_kwargs))
 
             return cls(slot, holds)
-        kept = tensor.detach().clone()
-        return cls(slot, lambda t: _same_bits(t, kept))
+        saved = tensor.detach().clone()
+        return cls(slot, lambda t: _same_bits(t, saved))
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype is not other.dtype or one.shape != other.shape:
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype is not b.dtype or a.shape != b.shape:
         return False
-    return torch.equal(*(each.detach().reshape(-1).view(torch.uint8) for each in (one, other)))
+    return torch.equal(*(each.detach().reshape(-1).view(torch.uint8) for each in (a, b)))
 
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """The facts of one run of a function.
+    """The recorded facts of one run of a function.
 
     Attributes:
-        reads: in their order.
-        questions: asked of tensors.
-        used: tensors that are inputs of the kernel.
-        compares_identity: whether code may have asked whether two tensors are one.
-        asks_for_ids: whether code may have asked for the identity, or the hash, of an object.
-        tensors: positions of the arguments that are tensors.
-        answers: of arguments, by position and attribute: the value of ``requires_grad``; False for an attribute that is missing.
+        reads: in order of execution.
+        used: the captured tensors.
+        compares_identity: whether code may have compared tensors with `is`.
+        asks_for_ids: whether code may have used the `id` or the hash of an object.
+        tensors: positions of the tensor arguments.
+        answers: by argument position and attribute: the value of ``requires_grad``, or False for a missing attribute.
         has_backward_hooks: whether a module that ran has hooks that may change gradients.
     """
 
     reads: Sequence[StateRead]
     questions: Sequence[TensorQuestion]
-    used: Sequence[Used]
+    used: Sequence[CapturedTensor]
     compares_identity: bool
     asks_for_ids: bool
     tensors: Sequence[int]
@@ -93,25 +91,20 @@ class WatchedRun:
 
 
 class StateGuard:
-    """The reads of a run of a function.
+    """The guard on the reads of a run of a function.
 
     Args:
-        function: the function.
-        arguments: by position, what it was given besides tensors and numbers.
-        run: what was seen.
+        arguments: by position, all arguments but tensors and numbers.
 
     Attributes:
-        names: of the inputs that the function closes over.
-        asked: what the function asked torch, and tensors that it closes over, in words.
-        compares_identity: as of the run.
-        places: what tells the place of each of these from others, as long as its owner lives.
-        check: a function of all arguments that gives these inputs as they are now, or None where something that was read has
-            changed; None in its place for a kernel whose function reads nothing.
-        has_backward_hooks: as of the run.
+        names: input names of the captured tensors.
+        asked: queries of torch and of captured tensors, as text.
+        places: keys that identify the locations of the captured tensors while their owners live.
+        check: maps all arguments to the current captured tensors, or to None if a read would differ. The function itself is None if
+            nothing was read.
     """
 
     NAME = "STATE"
-    """The name by which the globals of the function know the state."""
 
     check: Callable[[Sequence[Any]], CapturedTensors | None] | None
 
@@ -135,58 +128,59 @@ class StateGuard:
         writer.tensors(used)
         writer.aliases(reads, compares_identity)
         self.check = writer.function(self)
-        self._remember(function, arguments, run)
+        self._store(function, arguments, run)
 
-    def _remember(self, function: object, arguments: Mapping[int, object], run: WatchedRun) -> None:
-        """Keeps what was seen, but for what may go away."""
-        places = {id(read.slot): place for place, read in enumerate(run.reads)}
-        self._reads = [_Remembered.of(read) for read in run.reads]
-        self._questions = [(places.get(id(each.slot), -1), each.holds) for each in run.questions]
-        self._used = [(places.get(id(each.slot), -1), replace(each, slot=_NOWHERE)) for each in run.used]
-        self._given = {position: _reference(value) for position, value in {-1: function, **arguments}.items()}
+    def _store(self, function: object, arguments: Mapping[int, object], run: WatchedRun) -> None:
+        positions = {id(read.slot): position for position, read in enumerate(run.reads)}
+        self._reads = [_WeakRead.of(read) for read in run.reads]
+        self._questions = [(positions.get(id(each.slot), -1), each.holds) for each in run.questions]
+        self._used = [(positions.get(id(each.slot), -1), replace(each, slot=_NO_LOCATION)) for each in run.used]
+        self._originals = {position: _reference(value) for position, value in {-1: function, **arguments}.items()}
         self._run = replace(run, reads=(), questions=(), used=())
 
     def reads(self) -> list[StateRead]:
-        """The reads, as far as their owners and values are still there."""
-        found = (remembered.read() for remembered in self._reads)
-        return [read for read in found if read is not None]
+        alive = (remembered.read() for remembered in self._reads)
+        return [read for read in alive if read is not None]
 
-    def like(self, function: object, arguments: Mapping[int, object]) -> StateGuard | None:
-        """The state that the same function would have left behind, had it been given other objects; None where it might tell them
-        from those that it was given."""
-        given, counterparts = {position: value() for position, value in self._given.items()}, Counterparts()
-        if self._run.asks_for_ids or given.keys() - {-1} != arguments.keys() or any(value is _DEAD for value in given.values()):
+    def for_counterparts(self, function: object, arguments: Mapping[int, object]) -> StateGuard | None:
+        """Returns the guard of the same function on counterparts of its objects, or None if the function could tell them apart."""
+        originals, counterparts = {position: value() for position, value in self._originals.items()}, Counterparts()
+        if (
+            self._run.asks_for_ids
+            or originals.keys() - {-1} != arguments.keys()
+            or any(value is _COLLECTED for value in originals.values())
+        ):
             return None
-        counterparts.put(given[-1], function)
-        if not all(counterparts.add(given[position], value) for position, value in arguments.items()):
+        counterparts.put(originals[-1], function)
+        if not all(counterparts.add(originals[position], value) for position, value in arguments.items()):
             return None
         reads: list[StateRead] = []
         for remembered in self._reads:
             read = remembered.read()
-            found = None if read is None else counterparts.read(read)
-            if found is None:
+            counterpart = None if read is None else counterparts.read(read)
+            if counterpart is None:
                 return None
-            reads.append(found)
-        if any(place < 0 for place, _ in (*self._questions, *self._used)):
+            reads.append(counterpart)
+        if any(position < 0 for position, _ in (*self._questions, *self._used)):
             return None
-        questions = [TensorQuestion(reads[place].slot, holds) for place, holds in self._questions]
-        used = [replace(each, slot=reads[place].slot) for place, each in self._used]
+        questions = [TensorQuestion(reads[position].slot, holds) for position, holds in self._questions]
+        used = [replace(each, slot=reads[position].slot) for position, each in self._used]
         return StateGuard(function, arguments, replace(self._run, reads=reads, questions=questions, used=used))
 
-    def met(self, values: Sequence[Any]) -> list[int]:
-        """Positions of arguments that the function reached otherwise too, where it may have asked whether two tensors are one."""
+    def also_captured(self, values: Sequence[Any]) -> list[int]:
+        """Returns positions of tensor arguments that the function also reads as state, if it may compare identities."""
         return [position for position in self._run.tensors if id(values[position]) in self._compared]
 
-    def never(self) -> StateGuard:
-        """The same for no other call: the function changes what it reads."""
-        other = copy.copy(self)
-        other.check = _never
-        return other
+    def failing(self) -> StateGuard:
+        """Returns a copy whose check always fails, for a function that changes its own state."""
+        guard = copy.copy(self)
+        guard.check = _always_fails
+        return guard
 
 
 @dataclass(frozen=True)
-class _Remembered:
-    """A read, whose owner and value are not kept alive."""
+class _WeakRead:
+    """A read that does not keep its owner and value alive."""
 
     owner: Callable[[], Any]
     kind: PlaceKind
@@ -196,34 +190,34 @@ class _Remembered:
     was_empty: bool
 
     @classmethod
-    def of(cls, read: StateRead) -> _Remembered:
+    def of(cls, read: StateRead) -> _WeakRead:
         return cls(_reference(read.slot.owner), read.slot.kind, read.slot.key, _reference(read.value), read.holds, read.was_empty)
 
     def read(self) -> StateRead | None:
         owner, value = self.owner(), self.value()
-        if owner is _DEAD or value is _DEAD:
+        if owner is _COLLECTED or value is _COLLECTED:
             return None
         return StateRead(StatePlace(owner, self.kind, self.key), value, self.holds, self.was_empty)
 
 
-_DEAD = object()
-_NOWHERE = StatePlace(None, PlaceKind.ITEM)
+_COLLECTED = object()
+_NO_LOCATION = StatePlace(None, PlaceKind.ITEM)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
-    """A function that gives a value; what may go away is held by a weak reference, and `_DEAD` when it is gone."""
-    if isinstance(value, _LASTING):
+    """Returns a getter of the value. Weakly held values yield `_COLLECTED` once collected."""
+    if isinstance(value, _STRONG_TYPES):
         return lambda: value
     reference = weak(value)
-    return (lambda: value) if reference is None else (lambda: _DEAD if (found := reference()) is None else found)
+    return (lambda: value) if reference is None else (lambda: _COLLECTED if (alive := reference()) is None else alive)
 
 
-def _never(values: Sequence[Any]) -> None:
-    """The check of what no later call may take over."""
+def _always_fails(values: Sequence[Any]) -> None:
+    """The check of a guard that no later call may pass."""
 
 
 class _Writer:
-    """Writes the function: a line a read, which returns None where it reads something else."""
+    """Writes the check function: one line per read, which returns None if the read differs."""
 
     def __init__(
         self,
@@ -236,21 +230,20 @@ class _Writer:
         self.lines: list[str] = []
         self._tensors = tensors  # positions of arguments
         self._owners = {id(read.slot.owner) for read in reads}
-        self._inputs = inputs  # slots whose tensors are inputs, which are looked at by themselves
+        self._inputs = inputs  # slots of captured tensors, which `tensors` checks
         self._function = function
         self._scope: dict[str, Any] = {"same": same, "GONE": GONE}
         self._locals: dict[int, str] = {}
-        self._names: dict[int, str] = {}  # of inputs, by their slots
-        self._kept: list[object] = []  # as long as ids are compared
-        self._given: set[int] = set()
-        self._lasting = _lasting([function, *arguments.values(), *(read.value for read in reads)])
+        self._names: dict[int, str] = {}  # of captured tensors, by slot id
+        self._keep_alive: list[object] = []  # keeps ids valid
+        self._bound: set[int] = set()
+        self._existing_ids = _existing_ids([function, *arguments.values(), *(read.value for read in reads)])
         self._result = "()"
-        lasting = self._lasting  # not this object: a cycle would keep what was read until it is collected
-        self._conditions = Conditions(lambda value: _may_go(value, function, lasting) and contents(value) is None)
+        lasting = self._existing_ids  # not `self`: a cycle would delay collection
+        self._conditions = Conditions(lambda value: _is_weak(value, function, lasting) and contents(value) is None)
         self._has_conditions = False
 
     def function(self, state: StateGuard) -> Callable[[Sequence[Any]], CapturedTensors | None] | None:
-        """The function itself; None where nothing is asked."""
         if not self.lines and not self._has_conditions:
             return None
         self._scope[StateGuard.NAME] = weakref.ref(state)
@@ -262,26 +255,24 @@ class _Writer:
         check: Callable[[Sequence[Any]], CapturedTensors | None] = self._scope["check"]
         return check
 
-    # What is checked.
-
     def argument(self, position: int, value: object) -> None:
-        """An object that was given: the very same, or one that is equal by a rule of its own and reads the same."""
+        """Requires the same object, or, for a class with its own ``__eq__``, one of the same type that reads the same."""
         if is_plain(value):
             return
         if contents(value) is not None:
-            if is_opaque(value):  # known by identity, whatever it holds
+            if is_opaque(value):  # its identity is part of the kernel's key already
                 self._require(f"{self._constant(matcher(value))}(V[{position}])")
             return
         if has_identity(value):
             self._require(f"V[{position}] is {self._object(value)}")
         else:
-            self._give(value, f"V[{position}]")
+            self._bind(value, f"V[{position}]")
 
     def read(self, read: StateRead) -> None:
-        """A place that holds a plain value, a container, a tensor, or the same object as before."""
-        of_argument = id(read.slot.owner) in self._given or id(read.value) in self._given  # hangs on one, or must be one
+        """Requires that a location holds the same plain value, object or container contents, or a tensor of the same type."""
+        of_argument = id(read.slot.owner) in self._bound or id(read.value) in self._bound  # depends on an argument
         of_tensor = is_a(read.slot.owner, torch.Tensor) or is_a(read.value, torch.Tensor)
-        if not (of_argument or of_tensor or read.slot.kind is PlaceKind.CACHE):  # the same place in all calls
+        if not (of_argument or of_tensor or read.slot.kind is PlaceKind.CACHE):  # one location for all calls
             self._has_conditions = True
             self._conditions.identity(read.slot, read.value)
             if read.was_empty:
@@ -289,51 +280,51 @@ class _Writer:
             elif read.holds is not None and not is_plain(read.value):
                 self._conditions.holds(read.holds, read.value)
             return
-        place, value = self._place(read.slot), read.value
+        location, value = self._place(read.slot), read.value
         if read.slot.kind is PlaceKind.CACHE:
-            self._require(f"{self._constant(read.holds)}({place})")
+            self._require(f"{self._constant(read.holds)}({location})")
         elif value is None or value is True or value is False:
-            self._require(f"{place} is {value}")
+            self._require(f"{location} is {value}")
         elif is_plain(value):
-            kept = self._constant(value)
-            self._require(f"(v := {place}) is {kept} or same(v, {kept})")
+            constant = self._constant(value)
+            self._require(f"(v := {location}) is {constant} or same(v, {constant})")
         elif is_a(value, torch.Tensor):
             if id(value) in self._owners and id(value) not in self._locals:
-                self._give(value, place)  # later reads of it are of the tensor that is there in a call
+                self._bind(value, location)  # later reads go to the tensor of the call
             elif id(read.slot) not in self._inputs:
-                self._require(f"type({place}) is {self._constant(type(value))}")
+                self._require(f"type({location}) is {self._constant(type(value))}")
         elif read.holds is not None:
             holds = "not v" if read.was_empty else f"{self._constant(read.holds)}(v)"
-            self._require(f"(v := {place}) is {self._constant(value)} and {holds}")
-        elif id(read.slot.owner) in self._given and read.slot.kind is PlaceKind.ATTRIBUTE:
-            self._give(value, place)
+            self._require(f"(v := {location}) is {self._constant(value)} and {holds}")
+        elif id(read.slot.owner) in self._bound and read.slot.kind is PlaceKind.ATTRIBUTE:
+            self._bind(value, location)
         else:
-            self._require(f"{place} is {self._object(value)}")
+            self._require(f"{location} is {self._object(value)}")
 
     def question(self, question: TensorQuestion) -> None:
-        """Something that was asked of a tensor."""
         self._require(f"{self._constant(question.holds)}({self._place(question.slot)})")
 
     def aliases(self, reads: Sequence[StateRead], compares: bool) -> None:
-        """Places that held one tensor must still hold one; where code compares identities, two must be two."""
+        """Requires that locations of one tensor still hold one tensor and, if code compares identities, that distinct tensors stay
+        distinct."""
         holders: dict[int, list[StatePlace]] = {}
         for read in reads:
             if is_a(read.value, torch.Tensor):
                 holders.setdefault(id(read.value), []).append(read.slot)
-        for first, *others in holders.values():
-            for other in others:
-                self._require(f"{self._tensor(other)} is {self._tensor(first)}")
-        places = [*(f"V[{a}]" for a in self._tensors), *(self._tensor(slots[0]) for slots in holders.values())] if compares else []
-        if len(places) > 1:
-            self._require(f"len({{{', '.join(f'id({each})' for each in places)}}}) == {len(places)}")
+        for first, *aliases in holders.values():
+            for alias in aliases:
+                self._require(f"{self._tensor(alias)} is {self._tensor(first)}")
+        expressions = (
+            [*(f"V[{a}]" for a in self._tensors), *(self._tensor(slots[0]) for slots in holders.values())] if compares else []
+        )
+        if len(expressions) > 1:
+            self._require(f"len({{{', '.join(f'id({each})' for each in expressions)}}}) == {len(expressions)}")
 
     def answer(self, position: int, attribute: str, answer: bool) -> None:
-        """An answer of an argument: whether it has an attribute, or the value of ``requires_grad``."""
         asked = f"V[{position}].requires_grad" if attribute == "requires_grad" else f"hasattr(V[{position}], {attribute!r})"
         self._require(f"{asked} is {answer}")
 
-    def tensors(self, used: Sequence[Used]) -> None:
-        """The inputs that are found again."""
+    def tensors(self, used: Sequence[CapturedTensor]) -> None:
         names = []
         for number, each in enumerate(used):
             self.lines.append(f"t{number} = {self._place(each.slot)}")
@@ -354,26 +345,24 @@ class _Writer:
         return self._names.get(id(slot)) or self._place(slot)
 
     def _object(self, value: object) -> str:
-        """A name for an object; what may go away is held by a weak reference."""
         if id(value) in self._locals:
             return self._locals[id(value)]
-        reference = weak(value) if _may_go(value, self._function, self._lasting) else None
+        reference = weak(value) if _is_weak(value, self._function, self._existing_ids) else None
         if reference is None:
             return self._constant(value)
         name = self._local(value)
         self.lines.append(f"if ({name} := {self._constant(reference)}()) is None: return None")
         return name
 
-    def _give(self, value: object, place: str) -> None:
-        """A name for an object of an argument, whatever object that is in a call."""
+    def _bind(self, value: object, expression: str) -> None:
         kind = self._constant(type(value))
         name = self._local(value)
-        self._given.add(id(value))
-        self.lines.append(f"{name} = {place}")
+        self._bound.add(id(value))
+        self.lines.append(f"{name} = {expression}")
         self._require(f"type({name}) is {kind}")
 
     def _local(self, value: object) -> str:
-        self._kept.append(value)
+        self._keep_alive.append(value)
         return self._locals.setdefault(id(value), f"o{len(self._locals)}")
 
     def _constant(self, value: object) -> str:
@@ -385,26 +374,26 @@ class _Writer:
 def _asked(
     reads: Sequence[StateRead], questions: Sequence[TensorQuestion], answers: Collection[tuple[int, str]], compares_identity: bool
 ) -> tuple[str, ...]:
-    found = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is PlaceKind.RESULT]
+    queries = [f"torch.{read.slot.owner.__name__}()" for read in reads if read.slot.kind is PlaceKind.RESULT]
     if questions or (compares_identity and any(is_a(read.value, torch.Tensor) for read in reads)):
-        found.append("something of a tensor that it closes over")
-    found += [f"the attribute {attribute!r} of an argument" for _, attribute in answers]
-    return tuple(dict.fromkeys(found))
+        queries.append("a property of a captured tensor")
+    queries += [f"the attribute {attribute!r} of an argument" for _, attribute in answers]
+    return tuple(dict.fromkeys(queries))
 
 
-def _may_go(value: object, function: object, lasting: frozenset[int]) -> bool:
-    """True if an object was there to be read, and is not held by the function itself."""
-    return value is not function and not isinstance(value, _LASTING) and id(value) in lasting
+def _is_weak(value: object, function: object, lasting: frozenset[int]) -> bool:
+    """True if an object existed before the run and is not held by the function itself."""
+    return value is not function and not isinstance(value, _STRONG_TYPES) and id(value) in lasting
 
 
-def _lasting(values: Sequence[object]) -> frozenset[int]:
-    """Ids of objects that were there to be read, and of what containers among them hold; others were made by the function itself
-    and are held as they are."""
-    found: set[int] = set()
+def _existing_ids(values: Sequence[object]) -> frozenset[int]:
+    """Returns ids of objects that existed before the run, and of the contents of containers among them. Objects that the function
+    itself created are held strongly."""
+    ids: set[int] = set()
     stack = list(values)
     while stack:
         value = stack.pop()
-        if id(value) not in found and not is_plain(value):
-            found.add(id(value))
+        if id(value) not in ids and not is_plain(value):
+            ids.add(id(value))
             stack += contents(value) or ()
-    return frozenset(found)
+    return frozenset(ids)

@@ -1,4 +1,5 @@
-"""Places that hold what a function reads: ways to them, conditions on what they hold, and their counterparts in another object."""
+"""Locations of the state that a function reads: paths to them, conditions on their values, and their counterparts in another
+object."""
 
 from __future__ import annotations
 
@@ -21,11 +22,10 @@ from fusegen.guards.watch import is_closed
 from fusegen.native import NativeChoice
 
 GONE = (AttributeError, LookupError, ValueError, TypeError, NameError)
-"""Errors of a place that holds nothing any more."""
 
 
 class PlaceKind(Enum):
-    """The step from an owner to a place: the text of an expression of the owner and the key."""
+    """The access from an owner to a location, as an expression of the owner ``o`` and the key ``k``."""
 
     ATTRIBUTE = "getattr({o}, {k})"
     ITEM = "{o}[{k}]"
@@ -33,7 +33,7 @@ class PlaceKind(Enum):
     PARAMETER = "{o}._parameters[{k}]"
     BUFFER = "{o}._buffers[{k}]"
     SUBMODULE = "{o}._modules[{k}]"
-    METHOD = "(m.__func__ if (m := getattr({o}, {k})).__self__ is {o} else None)"  # bound to the owner
+    METHOD = "(m.__func__ if (m := getattr({o}, {k})).__self__ is {o} else None)"  # a bound method of the owner
     DEFINED = "{o}.__dict__[{k}]"
     HAS = "hasattr({o}, {k})"
     CELL = "{o}.__closure__[{k}].cell_contents"
@@ -45,29 +45,17 @@ class PlaceKind(Enum):
 
 @dataclass(frozen=True, eq=False)
 class StatePlace:
-    """A place: an owner, and where in it.
-
-    Attributes:
-        owner: an object, a dictionary of variables, a function.
-        kind: how the place is reached.
-        key: a name, an index, the arguments of a call.
-    """
+    """A storage location: an owner (an object, a dictionary of variables, a function) and an access in it."""
 
     owner: Any
     kind: PlaceKind
     key: object = None
 
     def get(self) -> Any:
-        """The value that the place holds now."""
         return _GETTERS[self.kind](self.owner, self.key)
 
     def text(self, owner: str, key: str) -> str:
-        """The place as an expression.
-
-        Args:
-            owner: the owner's expression.
-            key: that of the key, where it is no literal.
-        """
+        """Returns the location as an expression of its owner's expression and, unless the key is a literal, of the key's."""
         is_name = isinstance(self.key, str) and self.key.isidentifier() and self.key.isascii() and not iskeyword(self.key)
         if self.kind is PlaceKind.ATTRIBUTE and is_name:
             return f"{owner}.{self.key}"
@@ -94,12 +82,7 @@ _GETTERS: dict[PlaceKind, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class StateRead:
-    """A read while tracing: the place, and what it held.
-
-    Attributes:
-        holds: of a container, whether it still holds what it held then; None for all else.
-        was_empty: whether it held nothing.
-    """
+    """A read during tracing. For a container, `holds` tells whether its contents are unchanged; it is None for other values."""
 
     slot: StatePlace
     value: Any
@@ -107,54 +90,49 @@ class StateRead:
     was_empty: bool = False
 
 
-BETWEEN = "\t"
-"""Parts the steps of a way."""
+PATH_SEPARATOR = "\t"
 
-# Ways from the function and its arguments to a place, as text: steps that Python can take anew. `torch.compile` follows them to
-# find a tensor that a function closes over at a place that it knows, and can watch.
+# Paths from the function and its arguments to a location, as text. `torch.compile` follows them to locate captured tensors that it
+# can guard itself.
 
 _PLAIN = (int, float, complex, str, bytes, type(None))
 _MEMBERS = (PlaceKind.ATTRIBUTE, PlaceKind.PARAMETER, PlaceKind.BUFFER, PlaceKind.SUBMODULE)
 
 
-def ways(
+def find_paths(
     function: object, arguments: Mapping[int, object], reads: Sequence[StateRead], slots: Sequence[StatePlace]
 ) -> tuple[str | None, ...]:
-    """The ways to some places.
+    """Finds the paths to locations.
 
     Args:
-        function: the function, or a bound method.
-        arguments: by position, what it was given besides tensors and numbers.
-        reads: in their order.
-        slots: the places.
+        arguments: by position, all arguments but tensors and numbers.
+        reads: in order of execution.
 
     Returns:
-        For each place ``function`` or ``argument N``, then steps ``member NAME``, ``item N``, ``key TEXT``, ``cell N`` or
-        ``globals``; None where there is no such way.
+        For each location ``function`` or ``argument N``, followed by steps ``member NAME``, ``item N``, ``key TEXT``, ``cell N`` or
+        ``globals``; None if it has no path.
     """
     known: dict[int, str] = {}
-    _reach(known, function, "function")
+    _record_paths(known, function, "function")
     for position, value in arguments.items():
-        _reach(known, value, f"argument {position}")
+        _record_paths(known, value, f"argument {position}")
     for read in reads:
-        way = _way(known, read.slot)
+        way = _path(known, read.slot)
         if way is not None:
-            _reach(known, read.value, way)
-    return tuple(_way(known, slot) for slot in slots)
+            _record_paths(known, read.value, way)
+    return tuple(_path(known, slot) for slot in slots)
 
 
-def _reach(known: dict[int, str], value: object, way: str) -> None:
-    """Notes the way to an object, and to all that belongs to it."""
+def _record_paths(known: dict[int, str], value: object, way: str) -> None:
     stack = [(value, way)]
     while stack:
         value, way = stack.pop()
         if id(value) not in known:
             known[id(value)] = way
-            stack += [(inner, f"{way}{BETWEEN}{step}") for step, inner in _inner(value) if not isinstance(inner, _PLAIN)]
+            stack += [(inner, f"{way}{PATH_SEPARATOR}{step}") for step, inner in _inner(value) if not isinstance(inner, _PLAIN)]
 
 
 def _inner(value: object) -> Iterator[tuple[str, object]]:
-    """All that belongs to an object, each with the step that leads there."""
     if isinstance(value, FunctionType):
         yield "globals", value.__globals__
     elif isinstance(value, MethodType):
@@ -163,14 +141,14 @@ def _inner(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, nn.Module):
         yield from ((f"member {name}", inner) for name, inner in value._modules.items() if _is_key(name))
     elif isinstance(value, (list, tuple)):
-        yield from ((f"item {place}", inner) for place, inner in enumerate(value))
-    elif isinstance(value, dict) and "__builtins__" not in value:  # all variables of a module are too many
+        yield from ((f"item {index}", inner) for index, inner in enumerate(value))
+    elif isinstance(value, dict) and "__builtins__" not in value:  # not all variables of a module
         yield from ((f"key {key}", inner) for key, inner in value.items() if isinstance(key, str) and _is_key(key))
 
 
-def _way(known: Mapping[int, str], slot: StatePlace) -> str | None:
+def _path(known: Mapping[int, str], slot: StatePlace) -> str | None:
     start, step = known.get(id(slot.owner)), _step(slot)
-    return None if start is None or step is None else f"{start}{BETWEEN}{step}"
+    return None if start is None or step is None else f"{start}{PATH_SEPARATOR}{step}"
 
 
 def _step(slot: StatePlace) -> str | None:
@@ -187,16 +165,15 @@ def _step(slot: StatePlace) -> str | None:
 
 
 def _is_key(text: str) -> bool:
-    return BETWEEN not in text and "\n" not in text
+    return PATH_SEPARATOR not in text and "\n" not in text
 
 
-# Conditions: true now, and asked again before each call.
+# Conditions: true now, checked again before each call.
 
 _Layout: TypeAlias = tuple[Tensor, int, tuple[int, ...], tuple[int, ...], torch.dtype]
-"""A tensor, its address, its shape, its strides and its dtype."""
 
-_MOST = 64  # values in a container that are looked at one by one
-_PLACES = (
+_MAX_ELEMENTS = 64  # containers with more elements are compared by a matcher or by length
+_NATIVE_KINDS = (
     PlaceKind.ITEM,
     PlaceKind.ATTRIBUTE,
     PlaceKind.TYPE,
@@ -211,9 +188,8 @@ _PLACES = (
     PlaceKind.BUFFER,
     PlaceKind.SUBMODULE,
 )
-"""Kinds of places that the native module reads itself, in its order."""
 
-_WITHIN = {
+_DICTIONARIES = {
     PlaceKind.DEFINED: "__dict__",
     PlaceKind.PARAMETER: "_parameters",
     PlaceKind.BUFFER: "_buffers",
@@ -222,15 +198,12 @@ _WITHIN = {
 
 
 class Conditions:
-    """Conditions that are true now, and may be asked for again at little cost.
-
-    Args:
-        is_weak: tells which objects are held by a weak reference, where they can be: a condition on one that is gone is false.
-    """
+    """Conditions that are true now and cheap to check again. `is_weak` selects the objects to hold weakly; a condition on a
+    collected object is false."""
 
     def __init__(self, is_weak: Callable[[object], bool] = lambda _: False) -> None:
         self._is_weak = is_weak
-        self._references: dict[int, weakref.ref[Any] | None] = {}  # by ids of what the places hold
+        self._references: dict[int, weakref.ref[Any] | None] = {}  # by ids of owners and values
         self._places: list[tuple[StatePlace, Any]] = []
         self._known: set[tuple[int, object]] = set()
         self._sized: dict[int, Any] = {}
@@ -238,87 +211,86 @@ class Conditions:
         self._classes: dict[type, Mapping[str, Any]] = {}
 
     def item(self, owner: Any, key: Any) -> None:
-        """A dictionary, a list or a class holds the same object under a key, and where that is a container, it holds the same."""
+        """Requires the same object under a key of a dictionary, list or class, and the same contents if it is a container."""
         if (id(owner), key) in self._known:
             return
         self._known.add((id(owner), key))
         held = self._classes.setdefault(owner, vars(owner)) if isinstance(owner, type) else owner
-        self._place(StatePlace(held, PlaceKind.ITEM, key), held[key])
+        self._add_location(StatePlace(held, PlaceKind.ITEM, key), held[key])
 
     def read(self, read: StateRead) -> None:
-        """A place reads the same, however it is reached."""
         slot = read.slot
         if (id(slot.owner), (slot.kind, slot.key)) not in self._known:
             self._known.add((id(slot.owner), (slot.kind, slot.key)))
-            self._place(slot, read.value)
+            self._add_location(slot, read.value)
 
     def holds(self, question: Callable[..., bool], *values: object) -> None:
-        """A function of some values is true."""
+        """Requires that a function of some values returns True."""
         self._places.append((StatePlace(question, PlaceKind.RESULT, values), True))
 
     def identity(self, slot: StatePlace, value: Any) -> None:
-        """A place holds this object, or the same plain value, whatever that holds."""
+        """Requires the same object, or the same plain value, at a location. Contents are not compared."""
         self._places.append((slot, value))
 
-    def sizes(self, held: Sequence[Any]) -> None:
-        """Containers hold as many things."""
-        self._sized |= {id(each): each for each in held}
+    def sizes(self, containers: Sequence[Any]) -> None:
+        self._sized |= {id(each): each for each in containers}
 
     def function(self) -> NativeChoice[Callable[[], bool]]:
-        """A function that tells if all of it is true still. It keeps all objects that it asks, but for those held weakly."""
+        """Returns a function that checks all conditions. It keeps objects alive unless they are held weakly."""
         layouts = [(tensor, *_layout(tensor)) for tensor in self._tensors.values() if not tensor.is_nested]
         for tensor in (tensor for tensor in self._tensors.values() if tensor.is_nested):
-            self.holds(lambda nested, *wanted: (nested.data_ptr(), nested.dtype) == wanted, tensor, tensor.data_ptr(), tensor.dtype)
-        sizes = [_Asked(StatePlace(each, PlaceKind.LENGTH), len(each)) for each in self._sized.values()]
-        asked = [*sizes, *(self._asked(slot, value) for slot, value in self._places)]
-        return NativeChoice(lambda module: _native(module, asked, layouts), lambda: _in_python(asked, layouts))
+            self.holds(
+                lambda nested, *expected: (nested.data_ptr(), nested.dtype) == expected, tensor, tensor.data_ptr(), tensor.dtype
+            )
+        sizes = [_Condition(StatePlace(each, PlaceKind.LENGTH), len(each)) for each in self._sized.values()]
+        asked = [*sizes, *(self._condition(slot, value) for slot, value in self._places)]
+        return NativeChoice(lambda module: _native_check(module, asked, layouts), lambda: _python_check(asked, layouts))
 
-    def _asked(self, slot: StatePlace, value: Any) -> _Asked:
-        owner, wanted = self._reference(slot.owner), self._reference(value)
+    def _condition(self, slot: StatePlace, value: Any) -> _Condition:
+        owner, weak_value = self._reference(slot.owner), self._reference(value)
         held = slot if owner is None else StatePlace(owner, slot.kind, slot.key)
-        return _Asked(held, value if wanted is None else wanted, owner is not None, wanted is not None)
+        return _Condition(held, value if weak_value is None else weak_value, owner is not None, weak_value is not None)
 
     def _reference(self, value: object) -> weakref.ref[Any] | None:
-        """The weak reference by which an object is held, if it is."""
+        """Returns the weak reference to an object, or None if it is held strongly."""
         if id(value) not in self._references:
             self._references[id(value)] = weak(value) if self._is_weak(value) else None
         return self._references[id(value)]
 
-    def _place(self, slot: StatePlace, value: Any) -> None:
+    def _add_location(self, slot: StatePlace, value: Any) -> None:
         if is_a(value, Tensor):
             self._tensors[id(value)] = value
         self._places.append((slot, value))
         if not is_plain(value):
-            self._contents(value)
+            self._add_contents(value)
 
-    def _contents(self, value: Any) -> None:
-        """Adds what a container holds; of a large one with more than plain values, its length."""
+    def _add_contents(self, value: Any) -> None:
+        """Adds conditions on a container's contents; for large containers of objects, on the length alone."""
         inside = contents(value)
         if inside is None or is_a(value, Tensor) or (id(value), None) in self._known:
             return
         self._known.add((id(value), None))
         if not inside and isinstance(value, list | tuple | dict | set | frozenset):
             self._places.append((StatePlace(value, PlaceKind.LENGTH), 0))
-        elif isinstance(value, list | tuple | dict) and len(value) <= _MOST and (keys := _keys(value)) is not None:
+        elif isinstance(value, list | tuple | dict) and len(value) <= _MAX_ELEMENTS and (keys := _keys(value)) is not None:
             self._places.append((StatePlace(value, PlaceKind.LENGTH), len(value)))
             for key in keys:
                 self.item(value, key)
-        elif len(inside) <= _MOST or all(map(is_plain, inside)):
+        elif len(inside) <= _MAX_ELEMENTS or all(map(is_plain, inside)):
             self.holds(matcher(value), value)
         elif hasattr(value, "__len__"):
             self._places.append((StatePlace(value, PlaceKind.LENGTH), len(value)))
 
 
 def _keys(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> Sequence[Any] | None:
-    """The keys by which a container gives what it holds, as far as they are texts and whole numbers."""
     if not isinstance(container, dict):
         return range(len(container))
     return list(container) if all(type(key) in (str, int) for key in container) else None
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A condition: a place, and what it holds. Weak ones are references to the owner, and to what is held."""
+class _Condition:
+    """A condition: the expected value of a location. Weak fields hold references."""
 
     slot: StatePlace
     value: Any
@@ -326,132 +298,131 @@ class _Asked:
     is_value_weak: bool = False
 
 
-def _native(module: ModuleType, asked: Sequence[_Asked], layouts: Sequence[_Layout]) -> Callable[[], bool]:
-    places = [(*_native_place(each), each.value, each.is_owner_weak, each.is_value_weak) for each in asked]
-    found: Callable[[], bool] = module.Conditions(same, places, [layout[:4] for layout in layouts])
-    return found
+def _native_check(module: ModuleType, asked: Sequence[_Condition], layouts: Sequence[_Layout]) -> Callable[[], bool]:
+    entries = [(*_native_place(each), each.value, each.is_owner_weak, each.is_value_weak) for each in asked]
+    check: Callable[[], bool] = module.Conditions(same, entries, [layout[:4] for layout in layouts])
+    return check
 
 
-def _native_place(asked: _Asked) -> tuple[int, Any, Any]:
-    """A place as the native module can read it, by its number, with its owner and key."""
+def _native_place(asked: _Condition) -> tuple[int, Any, Any]:
     kind, owner, key = asked.slot.kind, asked.slot.owner, asked.slot.key
-    return _PLACES.index(kind), owner, (_WITHIN[kind], key) if kind in _WITHIN else key
+    return _NATIVE_KINDS.index(kind), owner, (_DICTIONARIES[kind], key) if kind in _DICTIONARIES else key
 
 
-def _in_python(asked: Sequence[_Asked], layouts: Sequence[_Layout]) -> Callable[[], bool]:
-    tensors, wanted = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
+def _python_check(asked: Sequence[_Condition], layouts: Sequence[_Layout]) -> Callable[[], bool]:
+    tensors, expected = [tensor for tensor, *_ in layouts], [tuple(layout) for _, *layout in layouts]
 
     def unchanged() -> bool:
         try:
-            return all(map(_is_met, asked)) and list(map(_layout, tensors)) == wanted
+            return all(map(_is_met, asked)) and list(map(_layout, tensors)) == expected
         except GONE:
             return False
 
     return unchanged
 
 
-def _is_met(asked: _Asked) -> bool:
+def _is_met(asked: _Condition) -> bool:
     owner = asked.slot.owner() if asked.is_owner_weak else asked.slot.owner
-    wanted = asked.value() if asked.is_value_weak else asked.value
-    if (asked.is_owner_weak and owner is None) or (asked.is_value_weak and wanted is None):
+    expected = asked.value() if asked.is_value_weak else asked.value
+    if (asked.is_owner_weak and owner is None) or (asked.is_value_weak and expected is None):
         return False
-    found = _GETTERS[asked.slot.kind](owner, asked.slot.key)
-    return found is wanted or same(found, wanted)
+    value = _GETTERS[asked.slot.kind](owner, asked.slot.key)
+    return value is expected or same(value, expected)
 
 
 def _layout(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
-    """A tensor's address, shape, strides and dtype, past what a subclass makes of these."""
+    """A tensor's address, shape, strides and dtype, bypassing overrides of a subclass."""
     return Tensor.data_ptr(tensor), tuple(Tensor.size(tensor)), Tensor.stride(tensor), cast(Any, Tensor.dtype).__get__(tensor)
 
 
-# Counterparts: the reads of a function of one layer, in another layer that is like it. A function that reads the same of both does
-# the same. It could tell them apart by a read, or by their identity: so each object has one counterpart, and is that of one object.
+# Counterparts: the reads of a function of one layer, mapped to a similar layer. A function that reads the same values of both
+# computes the same. It could also tell objects apart by identity, so the mapping must be one-to-one.
 
 GUARDED = "__guarded__"
-"""The attribute of a class that names those attributes of its objects by which a trace of their calls goes."""
+"""The class attribute with the names of the instance attributes that a trace of its calls depends on."""
 
 _BOUND: dict[type, tuple[str, ...]] = {MethodType: ("__func__", "__self__"), super: ("__self__", "__thisclass__")}
-"""Names of what objects of the interpreter's lead to, which are no containers."""
+"""Attributes to follow for interpreter objects that are not containers."""
 
 _SHARED = (FunctionType, BuiltinFunctionType, type, ModuleType, MappingProxyType)
-"""Owners that are of no object: what leads to one that is has no counterpart that leads to another one."""
+"""Owners that belong to no single layer. They are their own counterparts."""
 
 
 class Counterparts:
-    """The counterparts of objects that a function read."""
+    """The one-to-one mapping of objects that a function read to those of another layer."""
 
     def __init__(self) -> None:
-        self._of: dict[int, tuple[Any, Any]] = {}  # by ids, with the objects, whose ids stay theirs
-        self._attributes: dict[int, Any] = {}  # of objects, by the ids of the dictionaries that hold them
+        self._counterparts: dict[int, tuple[Any, Any]] = {}  # by ids; holding the objects keeps the ids valid
+        self._attributes: dict[int, Any] = {}  # counterparts of attribute dictionaries, by their ids
         self._taken: set[int] = set()
 
-    def add(self, one: Any, other: Any) -> bool:
-        """Makes an object the counterpart of another one, and likewise what both hold; False where a function could tell."""
-        if is_plain(one):
-            return same(one, other)
-        if id(one) in self._of:
-            return self._of[id(one)][1] is other
-        if id(other) in self._taken or not (one is other or self._may_stand_for(one, other)):
+    def add(self, original: Any, counterpart: Any) -> bool:
+        """Maps an object, and recursively its contents, to a counterpart. Returns False if a function could tell them apart."""
+        if is_plain(original):
+            return same(original, counterpart)
+        if id(original) in self._counterparts:
+            return self._counterparts[id(original)][1] is counterpart
+        if id(counterpart) in self._taken or not (original is counterpart or self._may_correspond(original, counterpart)):
             return False
-        self._of[id(one)] = one, other
-        self._taken.add(id(other))
-        if is_a(one, (torch.Tensor, torch.nn.Module, FunctionType)):
-            self._attributes[id(vars(one))] = vars(other)
-        return all(self.add(*pair) for pair in _inside(one, other))
+        self._counterparts[id(original)] = original, counterpart
+        self._taken.add(id(counterpart))
+        if is_a(original, (torch.Tensor, torch.nn.Module, FunctionType)):
+            self._attributes[id(vars(original))] = vars(counterpart)
+        return all(self.add(*pair) for pair in _pairs(original, counterpart))
 
-    def put(self, one: Any, other: Any) -> None:
-        """Makes a function the counterpart of another one that was made alike."""
-        self._of[id(one)] = one, other
-        self._taken.add(id(other))
+    def put(self, original: Any, counterpart: Any) -> None:
+        """Maps a function to a counterpart without comparing them."""
+        self._counterparts[id(original)] = original, counterpart
+        self._taken.add(id(counterpart))
 
     def read(self, read: StateRead) -> StateRead | None:
-        """The same read of the counterpart; None where that holds something else, or something that has no counterpart."""
+        """Returns the counterpart's read, or None if it reads another value or has no counterpart."""
         slot, owner = read.slot, self._owner(read.slot.owner)
-        if slot.kind is PlaceKind.CACHE or owner is None:  # a cache may hold what it was given for an object
+        if slot.kind is PlaceKind.CACHE or owner is None:  # a cache may hold results for specific objects
             return None
-        if read.holds is not None and not read.holds(read.value):  # a container that has changed since
+        if read.holds is not None and not read.holds(read.value):  # the container has changed since
             return None
-        place = StatePlace(owner, slot.kind, slot.key)
+        location = StatePlace(owner, slot.kind, slot.key)
         try:
-            value = place.get()
+            value = location.get()
         except GONE:
             return None
         if not self.add(read.value, value):
             return None
-        return StateRead(place, value, None if read.holds is None else matcher(value), read.was_empty)
+        return StateRead(location, value, None if read.holds is None else matcher(value), read.was_empty)
 
     def _owner(self, owner: Any) -> Any:
-        if id(owner) in self._of:
-            return self._of[id(owner)][1]
+        if id(owner) in self._counterparts:
+            return self._counterparts[id(owner)][1]
         if id(owner) in self._attributes:
             return self._attributes[id(owner)]
-        if is_a(owner, dict):  # of which no more counts than is read
+        if is_a(owner, dict):  # only the items that are read matter
             return owner if _is_shared(owner) else None
         return owner if is_a(owner, _SHARED) and self.add(owner, owner) else None
 
     @staticmethod
-    def _may_stand_for(one: Any, other: Any) -> bool:
-        kind = type(one)
-        if kind is not type(other):
+    def _may_correspond(original: Any, counterpart: Any) -> bool:
+        kind = type(original)
+        if kind is not type(counterpart):
             return False
-        if is_a(one, torch.nn.Module):
-            return has_identity(one) and not is_closed(kind)
-        return is_a(one, (torch.Tensor, dict, list, tuple, partial, MethodType)) or hasattr(kind, GUARDED)
+        if is_a(original, torch.nn.Module):
+            return has_identity(original) and not is_closed(kind)
+        return is_a(original, (torch.Tensor, dict, list, tuple, partial, MethodType)) or hasattr(kind, GUARDED)
 
 
 def _is_shared(variables: dict[Any, Any]) -> bool:
-    """True for the variables of a module or of the environment, and for the table of modules."""
+    """True for a module's globals, the environment and `sys.modules`."""
     return "__name__" in variables or variables is sys.modules or variables is cast(Any, os.environ)._data
 
 
-def _inside(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
-    """The contents of two values, in pairs; an unequal pair where there are more in one."""
-    names = _BOUND.get(type(one), getattr(type(one), GUARDED, ()))
-    yield from ((getattr(one, name), getattr(other, name)) for name in names)
-    if is_a(one, weakref.ref):  # that of a method gives a new one each time
-        yield weakref.ref.__call__(one), weakref.ref.__call__(other)
-    inner, others = contents(one), contents(other)
-    if inner is not None and others is not None and not is_a(one, torch.Tensor):
-        if len(inner) != len(others):
+def _pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields pairs of the contents of two values. Different lengths yield an unequal pair."""
+    names = _BOUND.get(type(a), getattr(type(a), GUARDED, ()))
+    yield from ((getattr(a, name), getattr(b, name)) for name in names)
+    if is_a(a, weakref.ref):  # a reference to a method yields a new one each time
+        yield weakref.ref.__call__(a), weakref.ref.__call__(b)
+    contents_a, contents_b = contents(a), contents(b)
+    if contents_a is not None and contents_b is not None and not is_a(a, torch.Tensor):
+        if len(contents_a) != len(contents_b):
             yield 0, 1
-        yield from zip(inner, others, strict=False)
+        yield from zip(contents_a, contents_b, strict=False)

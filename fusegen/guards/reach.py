@@ -1,7 +1,7 @@
-"""All that a function can reach: from each call of a Python function, and each value that is read, to what is behind it.
+"""Finds the state that a function can reach: from each Python function that it calls and each value that it reads.
 
-Variables, and attributes of classes, are found by the names that the code of a function mentions, when it is called and before it
-runs. Attributes of objects and modules are watched as they are read (`Watch`).
+Variables and class attributes are found before a function runs, by the names that its code mentions. Reads of objects and modules
+are reported by `Watch`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from fusegen.errors import TraceError
-from fusegen.guards.changes import deed_of
+from fusegen.guards.changes import side_effect_of
 from fusegen.guards.places import PlaceKind, StatePlace
 from fusegen.guards.values import cell_contents, contents, is_a, is_plain
 from fusegen.guards.watch import (
@@ -57,78 +57,73 @@ from fusegen.guards.watch import (
 if TYPE_CHECKING:
     from fusegen.guards.recorder import StateRecorder
 
-_UNWATCHED = (torch.Tensor, logging.Logger, logging.Handler, io.IOBase)  # read at every step, or without meaning for values
+_NOT_WATCHED = (
+    torch.Tensor,
+    logging.Logger,
+    logging.Handler,
+    io.IOBase,
+)  # tensors are recorded separately; I/O affects no values
 _CACHED = type(functools.lru_cache(lambda: None))
-_ASKED = (
+_MODES = (
     "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_autocast_dtype", "get_default_device",
     "are_deterministic_algorithms_enabled", "get_float32_matmul_precision", "is_autocast_cache_enabled", "is_anomaly_enabled",
     "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode", "initial_seed",
 )  # fmt: skip
-"""Questions to torch about what is no argument's."""
 
-_QUESTIONS = {function: name for name in _ASKED if (function := getattr(torch, name, None)) is not None}
+_MODE_FUNCTIONS = {function: name for name in _MODES if (function := getattr(torch, name, None)) is not None}
 
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
-"""Runs at each call of a module of torch's, whoever made the module and wherever."""
 
-_DEEDS = {"print": "prints", "open": "opens a file", "input": "waits for input"}
-"""Functions of Python's own that do what cannot be undone."""
+_EFFECTS = {"print": "prints", "open": "opens a file", "input": "waits for input"}
 
 _ENVIRONMENT_READ = type(os.environ).__getitem__.__code__
-"""Runs whenever a variable of the environment is asked for, in whichever way."""
 
-_PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__wrapped__"})
-"""Attributes of functions that code may ask for, and what ``inspect.signature`` reads."""
+_FUNCTION_PARTS = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__annotations__", "__wrapped__"})
 
-_NAMES_OF = frozenset({"__name__", "__qualname__", "__module__", "__doc__", "__bases__", "__mro__", "__annotations__"})
-"""Attributes of classes and functions that say what they are."""
+_METADATA = frozenset({"__name__", "__qualname__", "__module__", "__doc__", "__bases__", "__mro__", "__annotations__"})
 
 _IDENTITIES = frozenset({"id", "hash", "__hash__", "__repr__"})
-"""Functions, and attributes, that give the identity of an object."""
 
-_LOOKED_UP = frozenset({"modules", "import_module", "__import__"})
-"""Words by which code may reach a module that it does not name."""
+_LOOKUPS = frozenset({"modules", "import_module", "__import__"})
+"""Names by which code may access a module that it does not import by name."""
 
 _BUILTINS: dict[str, Any] = vars(builtins)
 _STREAMS = (io.IOBase, queue.SimpleQueue)
 
 
 class Reach:
-    """Looks into calls and values, each once.
+    """Visits calls and values, each once, and records the state that they read in `notes`.
 
-    Args:
-        notes: who keeps what is reached.
-        function: the function that is watched; its calls bind what it is made of themselves.
+    `function` is under trace itself, so its code and defaults are not recorded.
     """
 
     def __init__(self, notes: StateRecorder, function: object) -> None:
         self._notes = notes
         self._own = getattr(function, "__func__", function)
-        self._seen: dict[int, object] = {}  # kept, so that no other object gets the same id
-        self._waiting: list[tuple[Any, str]] = []
+        self._seen: dict[int, object] = {}  # holding the objects keeps the ids valid
+        self._queue: list[tuple[Any, str]] = []
         self.asks_for_types = False
         self.compares_identity = False
         self.asks_for_ids = False
         self._called: set[CodeType] = set()
         self._libraries: set[CodeType] = set()
         self._functions: dict[CodeType, list[FunctionType]] = {}
-        self._older: dict[CodeType, list[FunctionType]] = {}
-        self._start: list[object] = []  # objects behind it in the collector's youngest generation were made meanwhile
+        self._existing: dict[CodeType, list[FunctionType]] = {}
+        self._first_object: list[object] = []  # later objects in the youngest generation are newer than the trace
         self._mentioned: set[str] = set()
         self._views: dict[type, Mapping[str, Any]] = {}
         self._holders: list[tuple[Any, str]] = []
         self._tensors: list[torch.Tensor] = []
-        self._asked: set[str] = set()
+        self._optional_names: set[str] = set()
 
     # Calls.
 
     def call(self, frame: FrameType) -> None:
-        """Looks at a function that is about to run."""
         code = frame.f_code
         if code is _MODULE_CALL:
             self._notes.module_call(frame.f_locals["self"])
-        if (deed := deed_of(frame)) is not None:
-            self._notes.deed(deed, called_at(frame))
+        if (effect := side_effect_of(frame)) is not None:
+            self._notes.side_effect(effect, called_at(frame))
         if code is _ENVIRONMENT_READ:
             self._environment(frame.f_locals["key"])
         if code in self._libraries:
@@ -140,12 +135,12 @@ class Reach:
             return
         names = names_of(code)
         self._classes(frame, names)
-        self._find(frame)
+        self._find_closure(frame)
         for function in self._functions.get(code, ()):
             self._closure(function)
         if code not in self._called:
             self._called.add(code)
-            self._deeds(frame, names)
+            self._effects(frame, names)
             new = names.attributes - self._mentioned
             self._mentioned |= new
             if "random" in names.attributes or "random" in (*names.variables, *names.modules):
@@ -155,101 +150,98 @@ class Reach:
             self.asks_for_types |= "type" in names.variables and "type" not in frame.f_globals
             self._modules(frame, names)
             self._globals(frame.f_globals, names)
-            self._mention(self._holders, new)
-            self._lacking(self._tensors, names.asked - self._asked)
-            self._asked |= names.asked
+            self._mentioned_attributes(self._holders, new)
+            self._missing_attributes(self._tensors, names.asked - self._optional_names)
+            self._optional_names |= names.asked
 
     def _environment(self, name: object) -> None:
-        """A variable of the environment, which may be missing."""
         held = cast(Any, os.environ)._data
         key: Any = os.fsencode(name) if isinstance(name, str) else name
         if key in held:
             self._notes.note(StatePlace(held, PlaceKind.ITEM, key), held[key], "environ")
         self._notes.missing(held, (key,))
 
-    def _find(self, frame: FrameType) -> None:
-        """Finds the function of a frame that closes over variables, where none is known that has the frame's: one that a library or
-        the interpreter holds and calls. One that was made meanwhile closes over nothing that was there before."""
+    def _find_closure(self, frame: FrameType) -> None:
+        """Finds the closure function of a frame that a library or the interpreter called. Functions created during the trace are
+        skipped: they close over no earlier state."""
         code, known = frame.f_code, self._functions.setdefault(frame.f_code, [])
         if code.co_freevars and code.co_name not in _COMPREHENSIONS and not any(closes_over(each, frame) for each in known):
             method = method_of(frame) if code.co_freevars == ("__class__",) else None
-            if method is None and code not in self._older:
-                self._older[code] = functions_of(code, self._start)
-            known += [each for each in (self._older[code] if method is None else [method]) if closes_over(each, frame)]
+            if method is None and code not in self._existing:
+                self._existing[code] = functions_of(code, self._first_object)
+            known += [each for each in (self._existing[code] if method is None else [method]) if closes_over(each, frame)]
 
     def _modules(self, frame: FrameType, names: CodeNames) -> None:
-        wanted = [name for name in names.modules if name and not is_library(name)]
+        module_names = [name for name in names.modules if name and not is_library(name)]
         if "modules" in names.attributes and any(frame.f_globals.get(name) is sys for name in names.variables):
-            wanted += names.attributes
-        for name in wanted:
+            module_names += names.attributes
+        for name in module_names:
             if name in sys.modules:
                 self._notes.note(StatePlace(sys.modules, PlaceKind.ITEM, name), sys.modules[name], name.rpartition(".")[2])
-        self._notes.missing(sys.modules, wanted)
+        self._notes.missing(sys.modules, module_names)
         for name in names.modules:
             self.see(sys.modules.get(name), name.rpartition(".")[2])
 
-    def _deeds(self, frame: FrameType, names: CodeNames) -> None:
-        """Notes what a function may do beside computing a result, as far as its code says so."""
+    def _effects(self, frame: FrameType, names: CodeNames) -> None:
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        for name, deed in _DEEDS.items():
+        for name, effect in _EFFECTS.items():
             if name in names.variables and name not in frame.f_globals:
-                self._notes.deed(deed, where)
-        if names.sets and not _LOOKED_UP.isdisjoint({*names.variables, *names.attributes}):
-            self._notes.deed("sets attributes, perhaps those of a module that it looks up", where)
+                self._notes.side_effect(effect, where)
+        if names.sets and not _LOOKUPS.isdisjoint({*names.variables, *names.attributes}):
+            self._notes.side_effect("sets attributes, perhaps those of a module that it looks up", where)
         for name in names.variables if names.sets else ():
             if is_a(module := frame.f_globals.get(name), ModuleType):
-                self._notes.container(module)
+                self._notes.snapshot(module)
         if names.stores or "globals" in names.variables:
             own = sys.modules.get(str(frame.f_globals.get("__name__")))
             is_own = own is not None and object.__getattribute__(own, "__dict__") is frame.f_globals
-            self._notes.container(own if is_own else frame.f_globals)
+            self._notes.snapshot(own if is_own else frame.f_globals)
 
     def _globals(self, variables: dict[str, Any], names: CodeNames) -> None:
-        wanted = dict.fromkeys(names.variables)
-        if "globals" in wanted:
-            wanted |= dict.fromkeys(n for n in variables if not n.startswith("__") and (n in names.attributes or names.computes))
-        for name in wanted:
+        requested = dict.fromkeys(names.variables)
+        if "globals" in requested:
+            requested |= dict.fromkeys(n for n in variables if not n.startswith("__") and (n in names.attributes or names.computes))
+        for name in requested:
             if name in variables:
                 self._notes.note(StatePlace(variables, PlaceKind.ITEM, name), variables[name], name)
-            elif name in _BUILTINS and getattr(_BUILTINS[name], "__module__", None) != "builtins":  # put there by somebody
+            elif name in _BUILTINS and getattr(_BUILTINS[name], "__module__", None) != "builtins":  # a patched builtin
                 self._notes.note(StatePlace(_BUILTINS, PlaceKind.ITEM, name), _BUILTINS[name], name)
-        self._notes.missing(variables, (*wanted, *names.attributes) if "globals" in wanted else wanted)
-        for name in _ASKED:
-            if name in names.attributes or name in wanted:
-                self._ask(name)
-        if "Decimal" in names.attributes or any(variables.get(name) is decimal.Decimal for name in wanted):
+        self._notes.missing(variables, (*requested, *names.attributes) if "globals" in requested else requested)
+        for name in _MODES:
+            if name in names.attributes or name in requested:
+                self._record_mode(name)
+        if "Decimal" in names.attributes or any(variables.get(name) is decimal.Decimal for name in requested):
             self._notes.note(StatePlace(decimal.getcontext, PlaceKind.RESULT, ()), decimal.getcontext(), "decimal")
 
     def _closure(self, function: FunctionType) -> None:
-        """Notes the parts of a function, and the values that it closes over."""
         name = function.__name__
         if function is not self._own:
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
                 if getattr(function, part) is not None:
                     self._notes.note(StatePlace(function, PlaceKind.ATTRIBUTE, part), getattr(function, part), name)
-        for place, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
-            self._notes.container(cell)
+        for index, (free, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)):
+            self._notes.snapshot(cell)
             for value in cell_contents(cell):
-                self._notes.note(StatePlace(function, PlaceKind.CELL, place), value, free)
+                self._notes.note(StatePlace(function, PlaceKind.CELL, index), value, free)
 
-    def _ask(self, name: str) -> None:
+    def _record_mode(self, name: str) -> None:
         ask = getattr(torch, name, None)
         for args in ((), ("cpu",), ("cuda",)) if "autocast" in name else ((),):
             slot = StatePlace(ask, PlaceKind.RESULT, args)
-            with contextlib.suppress(TypeError):  # not every question has every form
+            with contextlib.suppress(TypeError):  # not every function takes a device type
                 self._notes.note(slot, slot.get(), name)
 
     def _classes(self, frame: FrameType, names: CodeNames) -> None:
-        """Attributes of classes that a code may read: of those that it is given, or finds in a variable, and, where it asks for
-        the class of something or of its base, of its arguments' classes."""
+        """Records the class attributes that code may read: of classes in its arguments and variables and, if it uses ``type``,
+        ``super`` or ``__class__``, of their classes."""
         code = frame.f_code
-        given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
-        if not given and code.co_flags & inspect.CO_VARARGS:  # as wrappers have it
-            given = list(frame.f_locals.get(code.co_varnames[code.co_kwonlyargcount], ()))
-        found = [*given, *(frame.f_globals.get(name) for name in names.variables), *map(frame.f_locals.get, code.co_freevars)]
-        classes = {cast(type, value): None for value in found if is_a(value, type)}
+        arguments = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+        if not arguments and code.co_flags & inspect.CO_VARARGS:  # the signature of wrappers
+            arguments = list(frame.f_locals.get(code.co_varnames[code.co_kwonlyargcount], ()))
+        values = [*arguments, *(frame.f_globals.get(name) for name in names.variables), *map(frame.f_locals.get, code.co_freevars)]
+        classes = {cast(type, value): None for value in values if is_a(value, type)}
         if not {"type", "super"}.isdisjoint(names.variables) or "__class__" in names.attributes:
-            classes |= {type(value): None for value in found}
+            classes |= {type(value): None for value in values}
         for cls in classes:
             self.see(cls, cls.__name__)
             for key in _mentioned_in(cls, names.attributes, computes=names.computes):
@@ -258,31 +250,31 @@ class Reach:
                 self._users_class(cls, frame, names)
             if type(cls) is abc.ABCMeta and not {"isinstance", "issubclass"}.isdisjoint(names.variables):
                 self._notes.note(StatePlace(abc.get_cache_token, PlaceKind.RESULT, ()), abc.get_cache_token(), "registered")
-        for holder in found:
-            if is_a(holder, (FunctionType, torch.Tensor)) and not _is_ours(holder):
+        for holder in values:
+            if is_a(holder, (FunctionType, torch.Tensor)) and not _is_internal(holder):
                 self._notes.missing(vars(holder), names.asked)
             if is_a(holder, FunctionType):
                 all_parts = "signature" in names.attributes or "signature" in names.variables
-                for part in (_PARTS if all_parts else frozenset()) | (_PARTS | _NAMES_OF) & names.attributes:
+                for part in (_FUNCTION_PARTS if all_parts else frozenset()) | (_FUNCTION_PARTS | _METADATA) & names.attributes:
                     if hasattr(holder, part):
                         self._notes.note(StatePlace(holder, PlaceKind.ATTRIBUTE, part), getattr(holder, part), part)
-        if given:
-            self._method(given[0], frame)
+        if arguments:
+            self._method(arguments[0], frame)
 
     def _users_class(self, cls: type, frame: FrameType, names: CodeNames) -> None:
-        """Notes attributes of a class that say what it is, and those that it may lack."""
+        """Records metadata that code reads of a class, and optional attributes that the class lacks."""
         for key in names.asked:
             if not key.startswith("__") and not hasattr(cls, key):
                 self._notes.note(StatePlace(cls, PlaceKind.HAS, key), False, key)
         if "__subclasses__" in names.attributes:
-            what = f"the kernel asks for the subclasses of {cls.__name__}: it cannot be told whether there are more later"
-            raise TraceError(what, where=called_at(frame), hint="pass what is made of them as an argument")
-        for part in _NAMES_OF & names.attributes:
+            what = f"the kernel reads the subclasses of {cls.__name__}, whose additions cannot be detected"
+            raise TraceError(what, where=called_at(frame), hint="pass the result as an argument")
+        for part in _METADATA & names.attributes:
             self._notes.note(StatePlace(cls, PlaceKind.ATTRIBUTE, part), getattr(cls, part), part)
 
     def _method(self, owner: Any, frame: FrameType) -> None:
-        """A method that was found on a class without a read of an attribute: by Python's syntax, or by ``super``; under whatever
-        name the class has it. A method that Python looks for by syntax is the first of its name."""
+        """Records a method that was called without an attribute read: by syntax or by ``super``. Syntax looks up the first class of
+        the MRO that defines it."""
         cls, code = cast(type, owner if is_a(owner, type) else type(owner)), frame.f_code
         if cls is owner and code is getattr(getattr(type(owner), "__getattr__", None), "__code__", None):
             what = f"the kernel asks the class {cls.__name__} for an attribute that only its metaclass answers"
@@ -292,79 +284,72 @@ class Reach:
             return
         users = [each for each in cls.__mro__ if not of_library(each)]
         for number, each in enumerate(users):
-            for key, found in tuple(vars(each).items()):
-                function = found.__func__ if is_a(found, (classmethod, staticmethod)) else found
-                if is_a(function, FunctionType) and function.__code__ is code:  # one of several where a wrapper's code is theirs
-                    self._notes.note(StatePlace(each, PlaceKind.DEFINED, key), found, key)
+            for key, member in tuple(vars(each).items()):
+                function = member.__func__ if is_a(member, (classmethod, staticmethod)) else member
+                if is_a(function, FunctionType) and function.__code__ is code:  # decorated methods share code
+                    self._notes.note(StatePlace(each, PlaceKind.DEFINED, key), member, key)
                     for derived in users[:number]:
                         self._notes.missing(self._members(derived), (key,))
             if code.co_name.startswith("__") and code.co_name in vars(each):
                 return
 
     def _members(self, cls: type) -> Mapping[str, Any]:
-        """The attributes that a class itself has: one view of them, however often it is asked for."""
         return self._views.setdefault(cls, vars(cls))
 
     def _class_attribute(self, cls: Any, key: str) -> None:
         slot = StatePlace(cls, PlaceKind.ATTRIBUTE, key)
         value = cast(Any, inspect.getattr_static(cls, key))
-        if is_a(getattr(type(value), "__get__", None), FunctionType):  # may give something new each time, as a partialmethod does
+        if is_a(getattr(type(value), "__get__", None), FunctionType):  # may return a new object at each read, like `partialmethod`
             slot = StatePlace(inspect.getattr_static, PlaceKind.RESULT, (cls, key))
         elif is_a(value := getattr(cls, key, _UNSET), MethodType) and value.__self__ is cls:
             slot, value = StatePlace(cls, PlaceKind.METHOD, key), value.__func__
         if value is not _UNSET:
             self._notes.note(slot, value, f"{cls.__name__}_{key}")
 
-    # Values, one method a kind.
+    # Values: one method per type.
 
     def see(self, value: Any, name: str) -> None:
-        """Looks behind a value.
-
-        Raises:
-            TraceError: it is an iterator, which gives something else each time.
-        """
+        """Visits a value and the values reachable from it. Raises for iterators, which each read would advance."""
         if id(value) in self._seen or is_plain(value):
             return
         self._seen[id(value)] = value
-        self._waiting.append((value, name))
-        if len(self._waiting) == 1:  # nobody is looking yet
-            self._look()
+        self._queue.append((value, name))
+        if len(self._queue) == 1:  # not in a nested call
+            self._visit_waiting()
 
     def has_seen(self, value: Any) -> bool:
-        """True if a value was reached from what the function reads."""
         return id(value) in self._seen
 
-    def _look(self) -> None:
-        """Looks into everything that waits, and into what that leads to; the first waits until all of it is done."""
+    def _visit_waiting(self) -> None:
+        """Visits all waiting values. Nested calls of `see` only append."""
         try:
-            for value, name in self._waiting:
-                look = next((look for kind, look in self._LOOKS if is_a(value, kind)), Reach._object)
+            for value, name in self._queue:
+                look = next((look for kind, look in self._VISITORS if is_a(value, kind)), Reach._object)
                 look(self, value, name)
         finally:
-            self._waiting.clear()
+            self._queue.clear()
 
     def _function(self, function: FunctionType, name: str) -> None:
-        if function in _QUESTIONS:
-            self._ask(_QUESTIONS[function])
+        if function in _MODE_FUNCTIONS:
+            self._record_mode(_MODE_FUNCTIONS[function])
         self._functions.setdefault(function.__code__, []).append(function)
-        self._held_by(function, name)
+        self._own_attributes(function, name)
 
-    def _held_by(self, holder: Any, name: str) -> None:
-        """Attributes that a function or a tensor was given, or that a class has: those that code mentions."""
-        self._notes.container(holder)
+    def _own_attributes(self, holder: Any, name: str) -> None:
+        """Records the own attributes of a function, tensor or class that code mentions."""
+        self._notes.snapshot(holder)
         if is_a(holder, torch.Tensor):
             self._tensors.append(holder)
-            self._lacking([holder], self._asked)
+            self._missing_attributes([holder], self._optional_names)
         if vars(holder):
             self._holders.append((holder, name))
-            self._mention([(holder, name)], self._mentioned)
+            self._mentioned_attributes([(holder, name)], self._mentioned)
 
-    def _lacking(self, tensors: list[torch.Tensor], names: Set[str]) -> None:
-        """Attributes that code may find that a tensor was not given."""
+    def _missing_attributes(self, tensors: list[torch.Tensor], names: Set[str]) -> None:
         for tensor in tensors:
             self._notes.missing(vars(tensor), [name for name in names if not hasattr(type(tensor), name)])
 
-    def _mention(self, holders: list[tuple[Any, str]], names: Set[str]) -> None:
+    def _mentioned_attributes(self, holders: list[tuple[Any, str]], names: Set[str]) -> None:
         for holder, name in holders:
             if is_a(holder, type):
                 for key in _mentioned_in(holder, names):
@@ -379,13 +364,13 @@ class Reach:
 
     def _module(self, module: ModuleType, name: str) -> None:
         if not is_library(module.__name__):
-            self._notes.container(module)
+            self._notes.snapshot(module)
             self._notes.watch.add_module(module)
         self._notes.generators.add(module, name)
 
     def _class(self, cls: type, name: str) -> None:
         if not of_library(cls):
-            self._held_by(cls, name)
+            self._own_attributes(cls, name)
 
     def _iterator(self, iterator: object, name: str) -> None:
         what = f"the kernel reads {name!r}, which is an iterator ({type(iterator).__name__}): each read would use it up"
@@ -393,15 +378,15 @@ class Reach:
 
     def _object(self, value: Any, name: str) -> None:
         self._notes.generators.add(value, name)
-        if is_a(value, BuiltinFunctionType) and value in _QUESTIONS:
-            self._ask(_QUESTIONS[value])
+        if is_a(value, BuiltinFunctionType) and value in _MODE_FUNCTIONS:
+            self._record_mode(_MODE_FUNCTIONS[value])
         self.asks_for_ids |= value is id or value is hash
         inner = contents(value)
         if is_a(value, _STREAMS):
-            self._notes.deed(f"uses {name!r}, a {type(value).__name__}", None)
+            self._notes.side_effect(f"uses {name!r}, a {type(value).__name__}", None)
         if inner is not None:
-            self._notes.container(value)
-            self._inside(value, inner, name)
+            self._notes.snapshot(value)
+            self._elements(value, inner, name)
         if of_library(type(value)):
             self._wrapper(value, name)
         if is_a(value, weakref.ProxyTypes):
@@ -410,16 +395,15 @@ class Reach:
             self.see(value(), name)
         reads_slot = is_a(value, MethodWrapperType) and is_a(value.__self__, (GetSetDescriptorType, MemberDescriptorType))
         if reads_slot or (inner is None and is_closed(type(value)) and hasattr(type(value), "__len__")):
-            what = f"the kernel reads {name!r}, which is a {type(value).__name__}: it cannot be told whether that changes"
-            raise TraceError(what, hint="pass what is read of it as an argument")
-        if not (is_a(value, _UNWATCHED) or _is_ours(value)):
-            self._notes.container(value)
+            what = f"the kernel reads {name!r}, a {type(value).__name__}, whose changes cannot be detected"
+            raise TraceError(what, hint="pass the value that is read from it as an argument")
+        if not (is_a(value, _NOT_WATCHED) or _is_internal(value)):
+            self._notes.snapshot(value)
             self._notes.watch.add(type(value))
             if is_heap(type(value)):
                 self._notes.note(StatePlace(value, PlaceKind.TYPE), type(value), name)
 
     def _wrapper(self, value: Any, name: str) -> None:
-        """Something of the interpreter's or the standard library's: the function that it calls; an iterator."""
         if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
             self._iterator(value, name)
         for part in FUNCTIONS_OF:
@@ -427,27 +411,26 @@ class Reach:
                 self.see(inside, name)
         if is_a(value, functools.singledispatchmethod):
             self._notes.note(StatePlace(value.dispatcher, PlaceKind.ATTRIBUTE, "registry"), value.dispatcher.registry, name)
-        if is_a(value, _CACHED):  # what it reads counts, though it may not run
+        if is_a(value, _CACHED):  # its reads count even if the cache answers
             self._notes.caches.setdefault(value, value.cache_info().misses)
             if is_a(value.__wrapped__, FunctionType):
                 self._closure(value.__wrapped__)
                 self._globals(value.__wrapped__.__globals__, names_of(value.__wrapped__.__code__))
 
-    def _inside(self, container: Any, inner: Any, name: str) -> None:
-        """Elements: what is behind them; tensors are places of their own."""
+    def _elements(self, container: Any, inner: Any, name: str) -> None:
         if is_a(container, (list, tuple)):
-            places: list[tuple[Any, Any]] = list(enumerate(container))
+            items: list[tuple[Any, Any]] = list(enumerate(container))
         elif is_a(container, dict):
-            places = list(container.items())
+            items = list(container.items())
         else:
-            places = [(None, each) for each in inner]
-        for place, element in places:
-            if is_a(element, torch.Tensor) and place is not None:
-                self._notes.note(StatePlace(container, PlaceKind.ITEM, place), element, f"{name}_{place}")
-            self.see(element, f"{name}_{place}" if place is not None else name)
+            items = [(None, each) for each in inner]
+        for key, element in items:
+            if is_a(element, torch.Tensor) and key is not None:
+                self._notes.note(StatePlace(container, PlaceKind.ITEM, key), element, f"{name}_{key}")
+            self.see(element, f"{name}_{key}" if key is not None else name)
 
-    _LOOKS: tuple[tuple[type | tuple[type, ...], Callable[[Reach, Any, str], None]], ...] = (
-        (torch.Tensor, _held_by),
+    _VISITORS: tuple[tuple[type | tuple[type, ...], Callable[[Reach, Any, str], None]], ...] = (
+        (torch.Tensor, _own_attributes),
         (FunctionType, _function),
         (MethodType, _bound_method),
         (ModuleType, _module),
@@ -460,14 +443,14 @@ _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>
 
 
 def _mentioned_in(cls: Any, names: Set[str], *, computes: bool = False) -> Iterator[str]:
-    """Attributes of a class of the user's that a code mentions, its own and inherited ones."""
+    """Yields the own and inherited attributes of a user's class that code mentions."""
     for each in (*cls.__mro__, *type(cls).__mro__):
         if not of_library(each):
             members = tuple(vars(each).items()) if computes else ()
-            held = [key for key, value in members if is_plain(value) or contents(value) is not None]
-            yield from (key for key in (*sorted(vars(each).keys() & names), *held) if not key.startswith("__"))
+            constants = [key for key, value in members if is_plain(value) or contents(value) is not None]
+            yield from (key for key in (*sorted(vars(each).keys() & names), *constants) if not key.startswith("__"))
 
 
-def _is_ours(value: object) -> bool:
-    """True if a value is of the tracer's own, and no state of the user's; modules of `fusegen.nn` are state, as torch's are."""
+def _is_internal(value: object) -> bool:
+    """True for objects of the tracer, which are not the user's state. Modules of `fusegen.nn` are state, like torch's."""
     return type(value).__module__.partition(".")[0] in ("fusegen", "sympy") and not is_a(value, torch.nn.Module)

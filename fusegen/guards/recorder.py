@@ -1,8 +1,7 @@
-"""One run of a function, watched: every variable, attribute and container that it reads is noted.
+"""Watches one run of a function and records every variable, attribute and container that it reads.
 
-Each call of a Python function is noticed (`CallHook`), and what it reads of variables and classes is found by the names that its
-code mentions (`Reach`); what it reads of objects and modules, by watching the reads themselves (`Watch`). What is read leads to
-more: each value that is seen is looked into in turn.
+`CallHook` reports each call of a Python function. `Reach` finds its variables and class attributes by the names in its code;
+`Watch` reports reads of objects and modules. Every value read is visited in turn.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from fusegen.guards.changes import ChangeError, Changes, Generators, refuses_changes
-from fusegen.guards.check import StateGuard, TensorQuestion, Used, WatchedRun
-from fusegen.guards.places import PlaceKind, StatePlace, StateRead, ways
+from fusegen.guards.check import CapturedTensor, StateGuard, TensorQuestion, WatchedRun
+from fusegen.guards.places import PlaceKind, StatePlace, StateRead, find_paths
 from fusegen.guards.reach import Reach
 from fusegen.guards.values import contents, is_a, matcher
 from fusegen.guards.watch import CallHook, Watch, called_at
 
 
 class StateRecorder:
-    """Notes what a function reads while it is entered.
+    """Records the reads of a function while it is entered.
 
     Args:
         function: the function, or a bound method.
-        arguments: by position, what it is given besides tensors and numbers.
-        named: gives a tensor a name of its own, like the one that is wanted.
+        arguments: by position, all arguments but tensors and numbers.
+        named: makes a unique input name from a proposed one.
 
     Attributes:
-        watch: reports reads of what `Reach` asks it to watch.
-        generators: of random numbers.
-        caches: functions that keep their results, and how often each had called its function.
+        watch: reports reads of objects that `Reach` adds to it.
+        generators: the random number generators.
+        caches: `lru_cache` functions that were reached, with their misses before the run.
         has_backward_hooks: whether a module that ran has hooks that may change gradients.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[int, object], named: Callable[[str], str]) -> None:
         self._function, self._arguments, self._named = function, arguments, named
-        self.watch = Watch(weakref.proxy(self))  # no cycle, in which all that was read would wait for the collector
+        self.watch = Watch(weakref.proxy(self))  # a cycle would delay collection of all values read
         self._reach = Reach(weakref.proxy(self), function)
         self._calls = CallHook(self._reach.call)
         self.generators = Generators()
@@ -51,7 +50,7 @@ class StateRecorder:
         self._reads: dict[tuple[int, PlaceKind, object], StateRead] = {}
         self._tensors: dict[int, list[StatePlace]] = {}
         self._questions: list[TensorQuestion] = []
-        self._used: dict[int, Used] = {}
+        self._used: dict[int, CapturedTensor] = {}
         self._answers: dict[tuple[int, str], bool] = {}
         self._missing: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
         self._names: dict[int, str] = {}
@@ -76,8 +75,8 @@ class StateRecorder:
         self.watch.__exit__(kind, error, trace)
         refusal = None if self._changes is None else self._changes.undo()
         for cache, misses in self.caches.items():
-            if cache.cache_info().misses != misses and (refusal is not None or any(map(_is_traced, _kept_by(cache)))):
-                cache.cache_clear()  # so that what it has done is done again
+            if cache.cache_info().misses != misses and (refusal is not None or any(map(_is_traced, _cached_tensors(cache)))):
+                cache.cache_clear()  # so that a later call runs its function again
         try:
             if error is None:
                 self.generators.require_untouched()
@@ -88,11 +87,9 @@ class StateRecorder:
 
     @property
     def compares_identity(self) -> bool:
-        """True if code that ran may have asked whether two things are one."""
         return self._reach.compares_identity
 
     def state(self, tensors: Sequence[int]) -> StateGuard:
-        """The reads, once the function has run."""
         caches = [_cache_read(function) for function in self.caches]
         missing = [
             StateRead(StatePlace(owner, PlaceKind.MISSING, frozenset(names)), True) for owner, names in self._missing.values()
@@ -104,53 +101,50 @@ class StateRecorder:
         )  # fmt: skip
         return StateGuard(self._function, self._arguments, run)
 
-    def ways(self) -> dict[str, str | None]:
-        """The tensors that are inputs of the kernel: for each the way to it, where one is known (`fusegen.guards.places`)."""
+    def captured_paths(self) -> dict[str, str | None]:
+        """Maps the name of each captured tensor to its path, or to None (`fusegen.guards.places`)."""
         used = self._used.values()
-        found = ways(self._function, self._arguments, [*self._reads.values()], [each.slot for each in used])
-        return {each.name: way for each, way in zip(used, found, strict=True)}
+        paths = find_paths(self._function, self._arguments, [*self._reads.values()], [each.slot for each in used])
+        return {each.name: path for each, path in zip(used, paths, strict=True)}
 
     @property
     def asks_for_gradients(self) -> bool:
-        """True if code that ran asked whether an argument requires a gradient."""
         return any(attribute == "requires_grad" for _, attribute in self._answers)
 
     @property
     def asks_for_types(self) -> bool:
-        """True if code that ran may have asked for the exact type of something."""
         return self._reach.asks_for_types
 
     # Tensors.
 
     def use(self, tensor: torch.Tensor) -> str | None:
-        """Notes that a tensor is an input of the kernel: a name for it; None if no place is known where it is found again."""
+        """Records that a tensor is captured. Returns its input name, or None if it has no known location."""
         slots = self._slots(tensor)
         if slots is None:
             return None
         if id(tensor) not in self._used:
-            self._used[id(tensor)] = Used(self._named(self._names[id(tensor)]), type(tensor), slots[0])
+            self._used[id(tensor)] = CapturedTensor(self._named(self._names[id(tensor)]), type(tensor), slots[0])
         return self._used[id(tensor)].name
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Notes that torch was asked something of tensors that the function closes over: a size, or what they hold."""
         for tensor in (a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)):
             for slot in (self._slots(tensor) or ())[:1]:
                 self._questions.append(TensorQuestion.of(slot, tensor, function, args, kwargs, result))
 
     def _slots(self, tensor: torch.Tensor) -> list[StatePlace] | None:
-        """The places of a tensor; one that a cached function keeps is held itself, as long as the cache is unchanged."""
-        if id(tensor) not in self._tensors and any(tensor is each for cache in self.caches for each in _kept_by(cache)):
+        """Returns the locations of a tensor. A tensor in an `lru_cache` is held directly, since the cache is checked."""
+        if id(tensor) not in self._tensors and any(tensor is each for cache in self.caches for each in _cached_tensors(cache)):
             self.note(StatePlace([tensor], PlaceKind.ITEM, 0), tensor, "kept")
         return self._tensors.get(id(tensor))
 
     def argument_asked(self, position: int, attribute: str, answer: bool) -> None:
-        """Notes what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+        """Records a tensor argument's answer: the value of ``requires_grad``, or False for a missing attribute."""
         self._answers[position, attribute] = answer
 
-    # What `Reach` finds and `Watch` reports.
+    # Callbacks of `Reach` and `Watch`.
 
     def note(self, slot: StatePlace, value: Any, name: str) -> None:
-        """Keeps a read, the first of its place, and looks behind the value."""
+        """Records the first read of a location and visits the value."""
         key = (id(slot.owner), slot.kind, slot.key)
         if key in self._reads:
             return
@@ -163,111 +157,100 @@ class StateRecorder:
         self._reach.see(value, name)
 
     def missing(self, owner: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Keeps that a dictionary of variables or attributes does not have some names."""
-        found = {name for name in names if name not in owner}
-        if found:
-            self._missing.setdefault(id(owner), (owner, set()))[1].update(found)
+        absent = {name for name in names if name not in owner}
+        if absent:
+            self._missing.setdefault(id(owner), (owner, set()))[1].update(absent)
 
-    def container(self, value: Any) -> None:
-        """Remembers what a container, or an object's attributes, hold."""
+    def snapshot(self, value: Any) -> None:
+        """Takes a snapshot of a container, or of an object's attributes, to detect changes."""
         if self._changes is not None:
             self._changes.add(value)
 
-    def deed(self, deed: str, where: str | None) -> None:
-        """Refuses what cannot be undone, where changes are refused: the text completes "the layer ..."."""
+    def side_effect(self, effect: str, where: str | None) -> None:
+        """Rejects an irreversible side effect, if changes are rejected. The text completes "it ..."."""
         if self._changes is not None:
-            raise ChangeError(f"it {deed}, which a kernel's later calls would not do again", where=where, hint="do that outside")
+            raise ChangeError(f"it {effect}, which a kernel's later calls would not do again", where=where, hint="do that outside")
 
     def module_call(self, module: torch.nn.Module) -> None:
-        """Keeps the hooks that torch runs for all modules; those of one module are read as its attributes."""
+        """Records torch's global module hooks. A module's own hooks are recorded as its attributes."""
         backward = _BACKWARD_HOOKS if torch.is_grad_enabled() else ()
         for name in (*_GLOBAL_HOOKS, *(f"_global{each}" for each in backward)):
             self.note(StatePlace(vars(torch_module), PlaceKind.ITEM, name), vars(torch_module)[name], name)
-        own = object.__getattribute__(module, "__dict__")  # which is no read of the function's
+        own = object.__getattribute__(module, "__dict__")  # not reported as a read of the function
         self.has_backward_hooks |= any(own.get(name) or vars(torch_module)[f"_global{name}"] for name in backward)
 
-    def attribute_wanted(self, owner: Any, name: str) -> None:
-        """Looks behind what runs when an attribute is read."""
-        found = _on_class(type(owner), name)
-        if _runs(found):
-            self._reach.see(found, name)
+    def before_attribute_read(self, owner: Any, name: str) -> None:
+        """Visits the code that an attribute read is about to run."""
+        descriptor = _class_attribute(type(owner), name)
+        if _runs_code(descriptor):
+            self._reach.see(descriptor, name)
 
     def attribute_read(self, owner: Any, name: str, value: Any) -> None:
-        """Keeps a read of an object's attribute."""
-        if name in _MACHINERY or (name in _BACKWARD_HOOKS and not torch.is_grad_enabled()):
+        if name in _INTERNALS or (name in _BACKWARD_HOOKS and not torch.is_grad_enabled()):
             return
-        if name == "__getstate__":  # by which copies and files read all attributes
+        if name == "__getstate__":  # copy and pickle read all attributes through it
             name, value = "__dict__", getattr(owner, "__dict__", None)
-        shown = f"{self._names.get(id(owner), type(owner).__name__.lower())}_{name}"
-        found = _on_class(type(owner), name)
-        if _runs(found) and not isinstance(found, functools.cached_property):  # which keeps what it gave
-            self.note(_defined(type(owner), name, found), found, shown)  # what it reads is watched in turn
-            self._reach.see(value, shown)
+        input_name = f"{self._names.get(id(owner), type(owner).__name__.lower())}_{name}"
+        descriptor = _class_attribute(type(owner), name)
+        if _runs_code(descriptor) and not isinstance(descriptor, functools.cached_property):  # a cached_property stores its value
+            self.note(_class_location(type(owner), name, descriptor), descriptor, input_name)  # its own reads are recorded
+            self._reach.see(value, input_name)
         elif is_a(value, MethodType) and value.__self__ is owner:
-            self.note(StatePlace(owner, PlaceKind.METHOD, name), value.__func__, shown)
+            self.note(StatePlace(owner, PlaceKind.METHOD, name), value.__func__, input_name)
         elif is_a(value, (BuiltinFunctionType, MethodWrapperType)) and value.__self__ is owner:
-            return  # a method of the interpreter's, which no one replaces
+            return  # a builtin method cannot be replaced
         else:
-            self.note(_place(owner, name), value, shown)
+            self.note(_attribute_location(owner, name), value, input_name)
 
     def attribute_missed(self, owner: Any, name: str) -> None:
-        """Keeps that an attribute is not there."""
         self.note(StatePlace(owner, PlaceKind.HAS, name), False, name)
 
     def attribute_set(self, owner: Any, name: str, value: Any) -> None:
-        """Refuses a write to an object that was there before the function ran, but for what is there already, which must stay so;
-        nothing has been written.
-        """
+        """Rejects a write to an existing object before it happens, unless it writes the same value, which is then guarded."""
         if self._changes is not None and self._reach.has_seen(owner):
             self._changes.require_same(owner, name, value, called_at(sys._getframe(3)))
             self.attribute_read(owner, name, value)
 
 
-_MACHINERY = frozenset({"_call_impl", "_compiled_call_impl"})
-"""Attributes that torch reads of a module at each call, and that change no value."""
+_INTERNALS = frozenset({"_call_impl", "_compiled_call_impl"})
 
 _GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
 _BACKWARD_HOOKS = ("_backward_pre_hooks", "_backward_hooks")
-"""Change gradients alone: nothing without them."""
 
 
 def _cache_read(function: Any) -> StateRead:
-    """The read that a cache was neither cleared nor has grown; once it has, what was read of it is stale for good.
-
-    Its hits only grow, so that one which was cleared and filled again is told by fewer of them.
-    """
+    """Returns a read that fails once a cache was cleared or filled further. Fewer hits than before mean that it was cleared."""
     slot = StatePlace(function, PlaceKind.CACHE)
-    kept, stays = slot.get(), True
+    previous, stays = slot.get(), True
 
-    def holds(found: Any) -> bool:
-        nonlocal kept, stays
-        stays = stays and found[1::2] == kept[1::2] and found[0] >= kept[0]
-        kept = found
+    def holds(info: Any) -> bool:
+        nonlocal previous, stays
+        stays = stays and info[1::2] == previous[1::2] and info[0] >= previous[0]
+        previous = info
         return stays
 
-    return StateRead(slot, kept, holds)
+    return StateRead(slot, previous, holds)
 
 
-def _kept_by(cache: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a cache keeps, in whatever it keeps."""
-    found: set[int] = set()
+def _cached_tensors(cache: Any) -> Iterator[torch.Tensor]:
+    visited: set[int] = set()
     waiting = [each for each in gc.get_referents(cache) if each is not cache.__wrapped__]
     while waiting:
         value = waiting.pop()
         if is_a(value, torch.Tensor):
             yield value
-        elif id(value) not in found and not is_a(value, (type, ModuleType, FunctionType)):
-            found.add(id(value))
+        elif id(value) not in visited and not is_a(value, (type, ModuleType, FunctionType)):
+            visited.add(id(value))
             waiting += contents(value) or getattr(value, "__dict__", {}).values()
 
 
 def _is_traced(tensor: torch.Tensor) -> bool:
-    """True if a tensor is a value of a trace, which means nothing to others."""
     return type(tensor).__module__.startswith("fusegen.")
 
 
-def _place(owner: Any, name: str) -> StatePlace:
-    """The place of an attribute: torch's modules keep some of theirs in dictionaries, which are faster to read."""
+def _attribute_location(owner: Any, name: str) -> StatePlace:
+    """Returns the location of an attribute. A module's parameters, buffers and submodules are read from their dictionaries, which
+    is faster."""
     if isinstance(owner, torch.nn.Module) and name not in owner.__dict__:
         kinds = ((PlaceKind.PARAMETER, "_parameters"), (PlaceKind.BUFFER, "_buffers"), (PlaceKind.SUBMODULE, "_modules"))
         for kind, dictionary in kinds:
@@ -276,19 +259,19 @@ def _place(owner: Any, name: str) -> StatePlace:
     return StatePlace(owner, PlaceKind.ATTRIBUTE, name)
 
 
-def _defined(cls: type, name: str, found: object) -> StatePlace:
-    """The place where a class has what makes an attribute: under the name, unless the class itself answers otherwise for that."""
-    if getattr(cls, name, None) is found:
+def _class_location(cls: type, name: str, descriptor: object) -> StatePlace:
+    """Returns the location of a class attribute, read from the class's ``__dict__`` if its metaclass returns another value."""
+    if getattr(cls, name, None) is descriptor:
         return StatePlace(cls, PlaceKind.ATTRIBUTE, name)
     return StatePlace(next(each for each in cls.__mro__ if name in each.__dict__), PlaceKind.DEFINED, name)
 
 
-def _on_class(cls: type, name: str) -> Any:
+def _class_attribute(cls: type, name: str) -> Any:
     return next((each.__dict__[name] for each in cls.__mro__ if name in each.__dict__), None)
 
 
-def _runs(found: Any) -> bool:
-    """True if what a class holds under a name is Python code that runs when it is read."""
-    if isinstance(found, (property, functools.cached_property)):
+def _runs_code(descriptor: Any) -> bool:
+    """True if a class attribute is a descriptor that runs Python code when it is read."""
+    if isinstance(descriptor, (property, functools.cached_property)):
         return True
-    return isinstance(getattr(type(found), "__get__", None), FunctionType) and not isinstance(found, FunctionType)
+    return isinstance(getattr(type(descriptor), "__get__", None), FunctionType) and not isinstance(descriptor, FunctionType)

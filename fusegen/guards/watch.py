@@ -1,8 +1,7 @@
-"""Watching a function while it is traced: reads and writes of attributes, calls, and the code that runs.
+"""Watches a function during tracing: attribute reads and writes, calls, and the code that runs.
 
-A class reports by a ``__getattribute__`` and a ``__setattr__`` of its own, put there for as long as a trace watches the class, and
-shared by all that do. Each thread reports to its own traces; other threads read through them as before. No lock is held while the
-function runs: it may wait for a thread that traces as well.
+A class under watch gets a ``__getattribute__`` and a ``__setattr__`` that report; all traces that watch it share them. Each thread
+reports to its own traces only. No lock is held while the function runs, since it may wait for another thread that traces.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 
 
 _LOCK = new_lock()
-"""For what is put into classes and modules; no code of the user's runs under it."""
+"""Protects the installation of hooks in classes and modules. No user code runs under it."""
 
 
 class _Thread(threading.local):
-    """The watches of this thread, the outermost first: a trace may be made inside of another."""
+    """The watches of this thread, outermost first. Traces may nest."""
 
     watches: tuple[Watch, ...] = ()
 
@@ -44,11 +43,11 @@ _THREAD = _Thread()
 
 
 class Watch:
-    """Reports attribute reads of this thread to a recorder while it is entered."""
+    """Reports this thread's attribute reads to a recorder while it is entered."""
 
     def __init__(self, listener: StateRecorder) -> None:
         self._listener = listener
-        self._depth = 0  # of reads that are part of another read
+        self._depth = 0  # of nested reads
         self._watched: set[_Watched] = set()
 
     def __enter__(self) -> Self:
@@ -63,12 +62,10 @@ class Watch:
         self._watched.clear()
 
     def add(self, cls: type) -> None:
-        """Watches a class, if it can be watched."""
         if not is_closed(cls):
             self._add(partial(_class_watched, cls))
 
     def add_module(self, module: ModuleType) -> None:
-        """Watches a module, unless it has a class of its own."""
         self._add(partial(_module_watched, module))
 
     def _add(self, find: Callable[[], _Watched | None]) -> None:
@@ -79,13 +76,11 @@ class Watch:
                 watched.users += 1
 
     def reads(self, watched: _Watched) -> bool:
-        """True if reads of a class or module are to be reported now."""
         return not self._depth and watched in self._watched
 
     def read(self, original: Callable[[Any, str], Any], owner: Any, name: str) -> Any:
-        """Reads an attribute, and reports it."""
         with self._unwatched():
-            self._listener.attribute_wanted(owner, name)
+            self._listener.before_attribute_read(owner, name)
         try:
             value = original(owner, name)
         except AttributeError as error:
@@ -96,12 +91,11 @@ class Watch:
         return value
 
     def write(self, owner: Any, name: str, value: Any) -> None:
-        """Reports that an attribute is about to be set."""
         with self._unwatched():
             self._listener.attribute_set(owner, name, value)
 
     def _fallback(self, owner: Any, name: str, error: AttributeError) -> Any:
-        """The value that the class's ``__getattr__`` gives; its own reads do not count, since what it gives does."""
+        """Reads through the class's ``__getattr__``. Its result is recorded, its own reads are not."""
         fallback = next((vars(cls)["__getattr__"] for cls in type(owner).__mro__ if "__getattr__" in vars(cls)), None)
         try:
             if fallback is None:
@@ -123,28 +117,22 @@ class Watch:
 
 
 class _Watched:
-    """A class or a module whose reads are reported; everything but reads is done under the lock.
-
-    Attributes:
-        users: how many watches it reports to.
-    """
+    """A class or a module with reporting hooks, and its number of watches. All methods but the hooks run under the lock."""
 
     def __init__(self, original: Callable[[Any, str], Any], restore: Callable[[], object]) -> None:
         self._original, self._restore = original, restore
         self.users = 0
 
     def release(self) -> None:
-        """One watch less; the last one puts back what was there."""
+        """Removes one watch. The last one restores the class."""
         self.users -= 1
         if not self.users:
             self._restore()
 
     def reporting(self) -> Callable[[Any, str], Any]:
-        """The ``__getattribute__`` that reports."""
-
         def __getattribute__(owner: Any, name: str) -> Any:
             watches = _THREAD.watches
-            if not watches or _by_library(name):
+            if not watches or _is_library_read(name):
                 return self._original(owner, name)
             read = self._original
             for watch in watches:
@@ -156,8 +144,6 @@ class _Watched:
         return __getattribute__
 
     def writing(self, original: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
-        """The ``__setattr__`` that reports."""
-
         def __setattr__(owner: Any, name: str, value: Any) -> None:
             for watch in _THREAD.watches:
                 if watch.reads(self):
@@ -168,18 +154,18 @@ class _Watched:
 
 
 def _class_watched(cls: type) -> _Watched | None:
-    """Finds or puts there the reporter of a class's objects, which may be a base's; None where there can be none."""
-    found = type.__getattribute__(cls, "__getattribute__")  # past a metaclass of the user's
-    there: _Watched | None = getattr(found, "watched", None)
-    if there is not None:
-        return there
+    """Returns the reporter of a class or its base, installing one if needed; None if the class is immutable."""
+    getter = type.__getattribute__(cls, "__getattribute__")  # bypasses the user's metaclass
+    existing: _Watched | None = getattr(getter, "watched", None)
+    if existing is not None:
+        return existing
     own = {name: cls.__dict__.get(name) for name in ("__getattribute__", "__setattr__")}
-    watched = _Watched(found, partial(_restore_class, cls, own))
+    watched = _Watched(getter, partial(_restore_class, cls, own))
     setter = type.__getattribute__(cls, "__setattr__")
     try:
         type.__setattr__(cls, "__getattribute__", watched.reporting())
         type.__setattr__(cls, "__setattr__", watched.writing(setter))
-    except TypeError:  # a class that is closed by other means
+    except TypeError:  # immutable by other means
         return None
     return watched
 
@@ -196,7 +182,7 @@ _MODULES: dict[int, _Watched] = {}
 
 
 def _module_watched(module: ModuleType) -> _Watched | None:
-    """Finds or puts there the reporter of a module; None where it has a class of its own."""
+    """Returns the reporter of a module, installing one if needed; None if its class is not `ModuleType`."""
     if type(module) is ModuleType:
         watched = _Watched(ModuleType.__getattribute__, partial(_restore_module, module))
         module.__class__ = type("module", (ModuleType,), {"__getattribute__": watched.reporting()})
@@ -209,21 +195,20 @@ def _restore_module(module: ModuleType) -> None:
     del _MODULES[id(module)]
 
 
-def _by_library(name: str) -> bool:
-    """True if it is a library that looks into an object's dictionary, as torch does to find a module's parameters."""
+def _is_library_read(name: str) -> bool:
     if name == "__class__":
         return True
     return name == "__dict__" and str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] in ("torch", "copy", "typing")
 
 
-# Notice of the calls of Python functions in this thread, by the interpreter's hooks for debuggers and profilers.
+# Hooks on the calls of Python functions in this thread.
 
 
 Notice: TypeAlias = Callable[[FrameType], None]
 
 
 class _Collector:
-    """The garbage collector, which is the whole process's: it waits while any thread traces."""
+    """Pauses the garbage collector of the process while any thread traces."""
 
     def __init__(self) -> None:
         self._lock = new_lock()
@@ -231,7 +216,6 @@ class _Collector:
         self._was_on = False
 
     def pause(self) -> None:
-        """Has it wait."""
         with self._lock:
             if not self._pauses:
                 self._was_on = gc.isenabled()
@@ -239,14 +223,14 @@ class _Collector:
             self._pauses += 1
 
     def resume(self) -> None:
-        """Ends one pause; the last one leaves it as it was before the first."""
+        """Ends one pause. The last one restores the collector's state."""
         with self._lock:
             self._pauses = max(self._pauses - 1, 0)
             if not self._pauses and self._was_on:
                 gc.enable()
 
     def end_all(self) -> None:
-        """Ends all pauses: of threads that a forked child does not have."""
+        """Ends the pauses of threads that a forked child does not have."""
         if self._pauses:
             self._pauses = 1
             self.resume()
@@ -257,11 +241,10 @@ os.register_at_fork(after_in_child=_COLLECTOR.end_all)
 
 
 class CallHook:
-    """Reports every call while it is entered, before the function's first line.
+    """Reports every call in this thread, before the function's first line.
 
-    The hook of debuggers is taken where it is free, since it is asked least; else that of profilers, and a profiler that is there
-    is told as before. What was there is put back. The garbage collector waits: what it calls (finalizers, callbacks of other
-    libraries) would count as calls of the function.
+    Uses ``sys.settrace`` if it is free, since it calls back least; otherwise ``sys.setprofile``, and forwards to the existing
+    profiler. The garbage collector is paused: finalizers and callbacks that it runs would be reported as calls.
     """
 
     def __init__(self, notice: Notice) -> None:
@@ -297,30 +280,30 @@ class CallHook:
             self._before(frame, event, argument)
 
 
-# Code objects: the names and strings that one mentions.
+# Names and strings in code objects.
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _SETS_GLOBAL = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
 _SETS_ATTRIBUTE = frozenset({"STORE_ATTR", "DELETE_ATTR"})
-_LOOKS_UP = frozenset({"getattr", "hasattr", "vars", "globals", "__dict__"})
-"""Words that may look up what no name in the code tells."""
+_DYNAMIC_LOOKUPS = frozenset({"getattr", "hasattr", "vars", "globals", "__dict__"})
+"""Names that allow access to attributes that the code does not spell out."""
 
 
 @dataclass(frozen=True)
 class CodeNames:
-    """The names that a code object mentions; functions inside of it have their own.
+    """The names in a code object, without those of nested functions.
 
     Attributes:
-        variables: names of globals that it reads or sets, in the order of their use.
-        attributes: names of attributes that it reads or sets, and strings, which may name one.
-        modules: names of modules that it imports when it runs.
-        compares: whether it asks whether two things are one.
+        variables: globals that it reads or sets, in the order of their use.
+        attributes: attributes that it reads or sets, and strings that may name one.
+        modules: modules that it imports when it runs.
+        compares: whether it compares identities.
         computes: whether it may look up a name that it does not spell out.
         stores: whether it sets globals.
         sets: whether it may set attributes.
-        asked: names of attributes that may be missing: those that it gives to ``getattr`` and the like, and all where it handles
-            exceptions.
+        asked: attributes that may be missing: arguments of ``getattr`` and the like, and all attributes in code with exception
+            handlers.
     """
 
     variables: tuple[str, ...]
@@ -335,7 +318,6 @@ class CodeNames:
 
 @lru_cache(maxsize=4096)
 def names_of(code: CodeType) -> CodeNames:
-    """The names that a code object mentions."""
     variables: dict[str, None] = {}
     modules: dict[str, None] = {}
     compares = stores = False
@@ -357,45 +339,44 @@ def names_of(code: CodeType) -> CodeNames:
         last = step
     sets |= bool(changed)
     compares |= "id" in variables
-    computes = not _LOOKS_UP.isdisjoint({*variables, *attributes})
+    computes = not _DYNAMIC_LOOKUPS.isdisjoint({*variables, *attributes})
     asked = frozenset(attributes) if code.co_exceptiontable else strings if computes else frozenset[str]()
     return CodeNames(tuple(variables), frozenset(attributes | changed), tuple(modules), compares, computes, stores, sets, asked)
 
 
 def _strings(constant: object) -> Iterator[str]:
-    """Words of a constant that may name an attribute, also dotted ones."""
+    """Yields identifiers in a constant that may name an attribute; dotted strings are split."""
     if isinstance(constant, str) and len(constant) < 100:
-        yield from (part for part in constant.split(".") if part.isidentifier())
+        yield from (word for word in constant.split(".") if word.isidentifier())
     elif isinstance(constant, (tuple, frozenset)):
         for element in constant:
             yield from _strings(element)
 
 
-# Libraries: torch, NumPy, the standard library and fusegen itself are taken to be as they were; all else is the user's.
+# Libraries: torch, NumPy, the standard library and fusegen are assumed not to change. All other code is the user's.
 
 _PACKAGES = ("torch", "numpy", "sympy", "mpmath", "fusegen")
 _NAMES = frozenset({*_PACKAGES, *sys.stdlib_module_names} - {"__main__"})
-_HEAP = 1 << 9  # a flag of CPython's types: made by Python code
-_IMMUTABLE = 1 << 8  # likewise: closed to changes
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def of_library(cls: type) -> bool:
-    """True if a class is a library's; one that was made in a namespace without a name says to be of ``builtins``."""
+    """True if a class belongs to a library. Classes made without a module name claim to be of ``builtins``."""
     return is_library(cls.__module__) and not (cls.__module__ == "builtins" and is_heap(cls))
 
 
 def is_heap(cls: type) -> bool:
-    """True if a class was made by Python code."""
     return bool(cls.__flags__ & _HEAP)
 
 
 def is_closed(cls: type) -> bool:
-    """True if reads of a class's objects cannot be watched: it is the interpreter's, or closed to changes."""
+    """True if reads of a class's objects cannot be watched: a builtin or immutable class."""
     return not is_heap(cls) or bool(cls.__flags__ & _IMMUTABLE)
 
 
 def is_library(module: object) -> bool:
-    """True if a module's name is that of a library; a file of the user's may have the name of one of the standard library."""
+    """True for a library's module name, unless a file of the user's shadows it."""
     root = str(module).partition(".")[0]
     if root not in _NAMES:
         return False
@@ -404,25 +385,25 @@ def is_library(module: object) -> bool:
 
 
 def runs_library(frame: FrameType) -> bool:
-    """True if a library's code runs in a frame; of code without a file, as dataclasses make it, its variables tell."""
+    """True if a frame runs library code. Code without a file, e.g. of dataclasses, is judged by its globals."""
     file = frame.f_code.co_filename
     return is_library(frame.f_globals.get("__name__")) if file.startswith("<") else _is_library_file(file)
 
 
 @lru_cache(maxsize=4096)
 def _is_library_file(file: str) -> bool:
-    if file.startswith(_homes()):
+    if file.startswith(_package_paths()):
         return True
-    return file.startswith(_folders("stdlib", "platstdlib")) and not file.startswith(_folders("purelib", "platlib"))
+    return file.startswith(_install_paths("stdlib", "platstdlib")) and not file.startswith(_install_paths("purelib", "platlib"))
 
 
 @lru_cache(maxsize=1)
-def _homes() -> tuple[str, ...]:
-    found = [spec.origin for name in _PACKAGES if (spec := find_spec(name)) is not None and spec.origin is not None]
-    return tuple(f"{Path(origin).parent}/" for origin in found)
+def _package_paths() -> tuple[str, ...]:
+    origins = [spec.origin for name in _PACKAGES if (spec := find_spec(name)) is not None and spec.origin is not None]
+    return tuple(f"{Path(origin).parent}/" for origin in origins)
 
 
-def _folders(*names: str) -> tuple[str, ...]:
+def _install_paths(*names: str) -> tuple[str, ...]:
     return tuple(f"{sysconfig.get_path(name)}/" for name in names)
 
 
@@ -430,54 +411,53 @@ _UNTRACEABLE = {
     ("torch.nn.attention.flex_attention", "flex_attention"): "call F.scaled_dot_product_attention with attn_mask or is_causal, or "
     "flex_attention outside of the kernel",
 }
-"""Functions of libraries that look into tensors, with what to do in place of calling them, by module and name."""
+"""Hints for library functions that read tensor internals, by module and name."""
 
 
 def require_traceable(frame: FrameType) -> None:
-    """Refuses a library's function that cannot work on traced tensors."""
     name = frame.f_code.co_name
     hint = _UNTRACEABLE.get((str(frame.f_globals.get("__name__")), name))
     if hint is not None:
         raise UnsupportedError(f"{name} cannot be traced", where=called_at(frame), hint=hint)
 
 
-# The function of a code, and the line that called it.
+# Functions and callers of frames.
 
 FUNCTIONS_OF = ("__wrapped__", "function", "fget", "func", "__func__", "default_factory")
-"""Attributes in which wrappers of the standard library, and kernels, keep the function that they call."""
+"""Attributes in which wrappers of the standard library, and kernels, store the wrapped function."""
 
 _UNSET = object()
 
 
 def closes_over(function: FunctionType, frame: FrameType) -> bool:
-    """True if a function's variables hold what those of a frame do."""
+    """True if a function's closure holds the objects of a frame's variables."""
     cells = zip(function.__code__.co_freevars, map(cell_contents, function.__closure__ or ()), strict=True)
     held = frame.f_locals
     return all(now[0] is held.get(name, _UNSET) if now else name not in held for name, now in cells)
 
 
 def method_of(frame: FrameType) -> FunctionType | None:
-    """The method of a frame that closes over its class alone, as ``super`` makes it: found there, since a look through all that
-    lives takes a tenth of a second in a large process."""
+    """Returns the method of a frame whose closure is ``__class__`` alone. Searching its class avoids `functions_of`, which takes
+    0.1 s in a large process."""
     cls = frame.f_locals.get("__class__")
     for value in tuple(vars(cls).values()) if is_a(cls, type) else ():
-        inside = [getattr(value, part, None) for part in FUNCTIONS_OF] if of_library(type(value)) else []
-        for found in (value, *inside):
-            if is_a(found, FunctionType) and found.__code__ is frame.f_code:
-                return cast(FunctionType, found)
+        wrapped = [getattr(value, attribute, None) for attribute in FUNCTIONS_OF] if of_library(type(value)) else []
+        for function in (value, *wrapped):
+            if is_a(function, FunctionType) and function.__code__ is frame.f_code:
+                return cast(FunctionType, function)
     return None
 
 
 def functions_of(code: CodeType, start: object) -> list[FunctionType]:
-    """Functions of a code that were made before something else was, since which the collector has not run."""
+    """Returns functions with a code object that are older than a start object, if the collector has not run since."""
     young = gc.get_objects(generation=0)
-    first = next((place for place, each in enumerate(young) if each is start), -1) + 1
-    made = set(map(id, young[first:]))
-    return [each for each in gc.get_referrers(code) if is_a(each, FunctionType) and id(each) not in made]
+    first = next((position for position, each in enumerate(young) if each is start), -1) + 1
+    new_ids = set(map(id, young[first:]))
+    return [each for each in gc.get_referrers(code) if is_a(each, FunctionType) and id(each) not in new_ids]
 
 
 def called_at(frame: FrameType) -> str | None:
-    """The line of the user's from which a library's function was called."""
+    """Returns the user's source line that led to a call of a library function."""
     caller: FrameType | None = frame
     while caller is not None and runs_library(caller):
         caller = caller.f_back

@@ -1,1 +1,1 @@
-"""Kernels as operators of torch: one node in a graph that torch.compile, torch.export or make_fx records."""
+"""Kernels as operators of torch: one node in a graph recorded by torch.compile, torch.export or make_fx."""

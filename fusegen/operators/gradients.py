@@ -1,4 +1,4 @@
-"""Graphs as operators of torch, and their gradients: the passes of a graph are operators themselves."""
+"""Graphs as operators of torch, and their gradients. The passes of a graph are operators themselves."""
 
 from __future__ import annotations
 
@@ -28,25 +28,22 @@ from fusegen.runtime.arguments import check_apart
 from fusegen.schedule.names import plain
 from fusegen.threads import cached_property, new_lock
 
-# A graph as an operator of torch: ``torch.ops.fusegen.<name>_<digest>``, with shapes for tensors that stand for others.
-
+# A graph as an operator of torch, ``torch.ops.fusegen.<name>_<digest>``, with an implementation for fake tensors.
 
 LIBRARY: Any = torch.library.Library("fusegen", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""Holds the operators."""
 
 
 @dataclass(frozen=True)
 class AssumedGraph:
-    """A graph, and the calls that it is good for.
+    """A graph with its assumptions about calls.
 
     Attributes:
-        graph: as traced, with all results once.
-        sizes: symbolic sizes that no input has, in order.
-        relations: of sizes that must hold.
-        wrt: of a forward pass, the inputs by which there are gradients: two of them may have one graph.
-        recompute: of a forward pass, the rule by which its backward pass computes values again: two rules may give one graph.
-        boxed: run-time floats that the operator takes as tensors of the CPU: torch compiles a graph that passes a float for one
-            value, and a graph that passes a tensor for all.
+        graph: as traced, with duplicate results removed.
+        sizes: symbolic sizes that are not dims of an input, in order.
+        relations: relations of sizes that must hold.
+        wrt: for a forward pass, the differentiated inputs. It distinguishes operators with equal graphs.
+        recompute: for a forward pass, the backward pass's recompute rule, likewise.
+        boxed: run-time floats passed as CPU tensors: torch.compile specializes on a float's value, but not on a tensor's.
     """
 
     graph: Graph
@@ -58,20 +55,16 @@ class AssumedGraph:
 
     @cached_property
     def name(self) -> str:
-        """The operator's name: that of the function, and a digest of the graph."""
+        """The operator's name: the function's name and a digest of the graph."""
         relations = tuple(map(str, self.relations))
         text = repr((self.graph.facts, self.sizes, relations, self.wrt, self.recompute, self.boxed))
         return f"{plain(self.graph.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 class GraphOperator:
-    """An operator. It takes the tensors of the graph's inputs, the values of sizes that no input has, and the run-time scalars.
+    """An operator. Its arguments are the graph's input tensors, the sizes that are not dims of an input, and the scalars."""
 
-    Args:
-        assumed: the graph, and what it is good for.
-    """
-
-    _known: ClassVar[dict[str, GraphOperator]] = {}
+    _cache: ClassVar[dict[str, GraphOperator]] = {}
     _lock: ClassVar[threading.RLock] = new_lock()
 
     def __init__(self, assumed: AssumedGraph) -> None:
@@ -80,52 +73,41 @@ class GraphOperator:
         self._places = {
             str(dim): (n, d) for n, spec in reversed([*enumerate(self.graph.inputs)]) for d, dim in enumerate(spec.shape)
         }
-        reads_tensors = (torch.Tag.cudagraph_unsafe,) if assumed.boxed else ()  # a replayed CUDA graph would not read them again
-        names = [self.graph.nodes[owner(self.graph, put)].attr("name") for put in self.graph.writes]
-        self._written = [place for place, spec in enumerate(self.graph.inputs) if spec.name in names]
+        reads_tensors = (torch.Tag.cudagraph_unsafe,) if assumed.boxed else ()  # a CUDA graph replay would not read them again
+        names = [self.graph.nodes[owner(self.graph, write)].attr("name") for write in self.graph.writes]
+        self._written = [position for position, spec in enumerate(self.graph.inputs) if spec.name in names]
         LIBRARY.define(self._schema, tags=(torch.Tag.pt2_compliant_tag, *reads_tensors))
         LIBRARY.impl(self.name, self._run, "CompositeExplicitAutograd")
         torch.library.register_fake(self.qualified, self._shapes, lib=LIBRARY)
 
     @classmethod
     def of(cls, assumed: AssumedGraph, finish: Callable[[GraphOperator], None]) -> GraphOperator:
-        """The operator of a graph, which is made once.
-
-        Args:
-            finish: what else is registered for a new one.
-        """
+        """Returns the operator of a graph, created at the first call; `finish` registers the gradients of a new one."""
         with cls._lock:
-            if assumed.name not in cls._known:
+            if assumed.name not in cls._cache:
                 operator = cls(assumed)
                 finish(operator)
-                cls._known[assumed.name] = operator
-            return cls._known[assumed.name]
+                cls._cache[assumed.name] = operator
+            return cls._cache[assumed.name]
 
     @property
     def qualified(self) -> str:
-        """Its name with that of the library."""
         return f"fusegen::{self.name}"
 
     @property
     def overload(self) -> torch._ops.OpOverload[..., Any]:
-        """The function that torch calls."""
-        found: torch._ops.OpOverload[..., Any] = getattr(torch.ops.fusegen, self.name).default
-        return found
+        overload: torch._ops.OpOverload[..., Any] = getattr(torch.ops.fusegen, self.name).default
+        return overload
 
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> tuple[Tensor, ...]:
-        """Calls the operator.
-
-        Args:
-            tensors: one an input.
-            numbers: values of `AssumedGraph.sizes` and of the scalars.
-        """
-        found = self.overload(*tensors, *numbers)
-        return (found,) if isinstance(found, Tensor) else tuple(found)
+        """Calls the operator with one tensor per input, and the values of `AssumedGraph.sizes` and of the scalars."""
+        results = self.overload(*tensors, *numbers)
+        return (results,) if isinstance(results, Tensor) else tuple(results)
 
     @property
     def _schema(self) -> str:
         names = [spec.name for spec in self.graph.inputs]
-        kinds = ["Tensor" if place not in self._written else f"Tensor(a{place}!)" for place in range(len(names))]
+        kinds = ["Tensor" if position not in self._written else f"Tensor(a{position}!)" for position in range(len(names))]
         arguments = [f"{kind} {name}" for kind, name in zip(kinds, _distinct(names), strict=True)]
         arguments += [f"SymInt {plain(name)}_size" for name in self.assumed.sizes]
         arguments += [f"{self._kind(name, dtype)} {plain(name)}_number" for name, dtype in self.graph.scalars]
@@ -143,17 +125,17 @@ class GraphOperator:
             results = self._empty(tensors, self.sizes(tensors, numbers))
         else:
             results = self._kernel(tensors[0].device)((*tensors, *numbers))
-        return _returned(results)
+        return _return_value(results)
 
     def _shapes(self, *arguments: Any) -> Tensor | tuple[Tensor, ...] | None:
-        """The implementation for tensors that stand for others: fresh ones of the same shapes."""
+        """The implementation for fake tensors."""
         tensors, numbers = arguments[: len(self.graph.inputs)], arguments[len(self.graph.inputs) :]
         sizes = self.sizes(tensors, numbers)
         for spec, tensor in zip(self.graph.inputs, tensors, strict=True):
             self._check(spec, tensor, sizes)
         self._require(sizes)
         check_apart([spec.name for spec in self.graph.inputs], tensors, self._written)
-        return _returned(self._fresh(tensors, sizes))
+        return _return_value(self._fresh(tensors, sizes))
 
     def _fresh(self, tensors: Sequence[Tensor], sizes: Mapping[str, Any]) -> tuple[Tensor, ...]:
         nodes = [self.graph.nodes[position] for position in self.graph.outputs]
@@ -161,15 +143,14 @@ class GraphOperator:
 
     def _empty(self, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
         results = self._fresh(tensors, sizes)
-        if any(tensor.numel() for tensor in (*results, *(tensors[place] for place in self._written))):
-            what = f"{self.graph.name}: an input has no elements, and a result or a tensor that is written to has"
+        if any(tensor.numel() for tensor in (*results, *(tensors[position] for position in self._written))):
+            what = f"{self.graph.name}: an input is empty, but a result or a tensor that is written to is not"
             raise ArgumentError(what, hint="let torch compute what is empty")
         return results
 
     def sizes(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> dict[str, Any]:
-        """The values of the symbolic sizes."""
-        found = {symbol: tensors[n].shape[d] for symbol, (n, d) in self._places.items() if symbol.isidentifier()}
-        return found | dict(zip(self.assumed.sizes, numbers, strict=False))
+        values = {symbol: tensors[n].shape[d] for symbol, (n, d) in self._places.items() if symbol.isidentifier()}
+        return values | dict(zip(self.assumed.sizes, numbers, strict=False))
 
     def _check(self, spec: InputSpec, tensor: Tensor, sizes: Mapping[str, Any]) -> None:
         fits = tensor.dim() == len(spec.shape) and tensor.dtype is spec.dtype.torch
@@ -181,7 +162,6 @@ class GraphOperator:
             raise ArgumentError(what)
 
     def _require(self, sizes: Mapping[str, Any]) -> None:
-        """Refuses sizes of which something does not hold that the graph was traced for."""
         for relation in self.assumed.relations:
             if not relation(sizes):
                 what = f"{self.name} was traced for sizes of which {relation} holds"
@@ -194,8 +174,7 @@ class GraphOperator:
         return self._kernels[target.name]
 
 
-def _returned(results: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...] | None:
-    """An operator's return value, by the number of its results."""
+def _return_value(results: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...] | None:
     return results[0] if len(results) == 1 else results or None
 
 
@@ -205,24 +184,24 @@ def _extent(dim: Any, sizes: Mapping[str, Any]) -> Any:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Names as a schema has them: none stands twice, and none is a word of its language."""
-    found: list[str] = []
+    """Makes names unique, and different from keywords of torch's schema language."""
+    unique: list[str] = []
     for name in map(plain, names):
-        wanted = f"{name}_" if name in _WORDS else name
-        while wanted in found:
-            wanted += "_"
-        found.append(wanted)
-    return found
+        candidate = f"{name}_" if name in _SCHEMA_KEYWORDS else name
+        while candidate in unique:
+            candidate += "_"
+        unique.append(candidate)
+    return unique
 
 
-_WORDS = ("Tensor", "SymInt", "float", "int", "bool", "str", "out", "None", "self")
+_SCHEMA_KEYWORDS = ("Tensor", "SymInt", "float", "int", "bool", "str", "out", "None", "self")
 
 
 def operator_of(assumed: AssumedGraph) -> GraphOperator:
-    """The operator of a graph. Its backward pass runs the forward pass once more, for what that leaves."""
+    """Returns the operator of a graph. Its backward pass runs the forward pass again."""
     if assumed.graph.writes:
-        return GraphOperator.of(assumed, lambda _: None)  # a kernel that writes in place refuses tensors that require a gradient
-    return GraphOperator.of(assumed, partial(_register, _Again(assumed)))
+        return GraphOperator.of(assumed, lambda _: None)  # in-place kernels reject tensors that require a gradient
+    return GraphOperator.of(assumed, partial(_register, _RecomputingBackward(assumed)))
 
 
 # Gradients.
@@ -231,15 +210,14 @@ def operator_of(assumed: AssumedGraph) -> GraphOperator:
 def recording_operator_of(
     assumed: AssumedGraph, wrt: Sequence[str], device: torch.device, needed: Collection[str], recompute: Recompute
 ) -> GraphOperator:
-    """The operator of a graph's forward pass: behind the graph's results it gives what the backward pass needs.
+    """Returns the operator of a graph's forward pass, which also returns the saved values.
 
-    The operators of the backward pass are made as well: torch.compile takes a backward pass that it finds in its cache as it is.
+    The operators of the backward pass are created too: torch.compile may load a backward pass from its cache.
 
     Args:
-        wrt: inputs by which there are gradients.
-        device: where it will run.
+        wrt: inputs with gradients.
         needed: inputs that require a gradient.
-        recompute: the rule by which the backward pass computes values again.
+        recompute: the backward pass's recompute rule.
     """
     passes = _passes_of(assumed, tuple(wrt), device, recompute)
     for names in (wrt, needed):
@@ -248,29 +226,22 @@ def recording_operator_of(
 
 
 def _recording(assumed: AssumedGraph, passes: _Passes) -> GraphOperator:
-    return GraphOperator.of(passes.forward, partial(_register, _Kept(assumed, passes)))
+    return GraphOperator.of(passes.forward, partial(_register, _SavingBackward(assumed, passes)))
 
 
-_known: dict[tuple[str, tuple[str, ...], str, Recompute], _Passes] = {}
+_cache: dict[tuple[str, tuple[str, ...], str, Recompute], _Passes] = {}
 
 
 def _passes_of(assumed: AssumedGraph, wrt: tuple[str, ...], device: torch.device, recompute: Recompute = "auto") -> _Passes:
-    """The passes by some inputs, made once for each kind of device."""
+    """Returns the passes for some inputs, derived once per device type."""
     key = assumed.name, wrt, device.type, recompute
-    if key not in _known:
-        _known[key] = _Passes.of(assumed, wrt, device, recompute)
-    return _known[key]
+    if key not in _cache:
+        _cache[key] = _Passes.of(assumed, wrt, device, recompute)
+    return _cache[key]
 
 
 @dataclass(frozen=True)
 class _Passes:
-    """The passes of a graph.
-
-    Attributes:
-        derivative: of the graph.
-        forward, backward: its parts, as of operators.
-    """
-
     derivative: Derivative
     forward: AssumedGraph
     backward: AssumedGraph
@@ -278,7 +249,6 @@ class _Passes:
 
     @classmethod
     def of(cls, assumed: AssumedGraph, wrt: Sequence[str], device: torch.device, recompute: Recompute) -> _Passes:
-        """The passes by some inputs, as they are on a device."""
         target = target_of(device)
         derivative, forward, backward, further = named_passes(assumed.graph, assumed.sizes, wrt, target, recompute)
         return cls(
@@ -289,67 +259,59 @@ class _Passes:
 
     def gradients(
         self,
-        kept: Sequence[Tensor],
-        given: Sequence[Tensor],
+        saved: Sequence[Tensor],
+        incoming: Sequence[Tensor],
         sizes: dict[str, Any],
         scalars: Sequence[Any],
         needed: Collection[str],
     ) -> dict[str, Tensor]:
-        """Runs the backward pass.
+        """Runs the backward pass. Returns the gradients by input.
 
         Args:
-            kept: what the forward pass left.
-            given: gradients by the results that are floats.
-            sizes: values of the symbolic sizes.
-            scalars: those of the call.
-            needed: inputs by which gradients are wanted: some of those that there are.
-
-        Returns:
-            The gradients by input.
+            saved: values saved by the forward pass.
+            incoming: gradients of the floating-point results.
+            needed: inputs whose gradients are requested.
         """
         sources = self._sources(needed)
-        computed = _computed(sources)
-        found: dict[int, Tensor] = {}
+        computed = _computed_results(sources)
+        results_at: dict[int, Tensor] = {}
         if computed:
-            results = self._backward(computed)([*kept, *given], [*(sizes[name] for name in self.backward.sizes), *scalars])
-            found = dict(zip(computed, results, strict=True))
-        named = {spec.name: t for spec, t in zip(self.backward.graph.inputs[len(kept) :], given, strict=True)}
-        return {name: named[source] if isinstance(source, str) else found[source] for name, source in sources.items()}
+            results = self._backward(computed)([*saved, *incoming], [*(sizes[name] for name in self.backward.sizes), *scalars])
+            results_at = dict(zip(computed, results, strict=True))
+        incoming_named = {spec.name: t for spec, t in zip(self.backward.graph.inputs[len(saved) :], incoming, strict=True)}
+        return {name: incoming_named[source] if isinstance(source, str) else results_at[source] for name, source in sources.items()}
 
     def make_backward(self, needed: Collection[str]) -> None:
-        """Makes the operator that `gradients` calls."""
-        if computed := _computed(self._sources(needed)):
+        """Creates the operator that `gradients` calls."""
+        if computed := _computed_results(self._sources(needed)):
             self._backward(computed)
 
     def _sources(self, needed: Collection[str]) -> dict[str, int | str]:
         return {n: s for n, s in zip(self.derivative.wrt, self.derivative.gradients, strict=True) if n in needed}
 
     def _backward(self, computed: tuple[int, ...]) -> GraphOperator:
-        """The operator of some results of the backward pass."""
         if computed not in self._operators:
-            part = replace(self.backward, graph=_only(self.backward.graph, computed))
-            self._operators[computed] = GraphOperator.of(part, _register_once)
+            selected = replace(self.backward, graph=_with_results(self.backward.graph, computed))
+            self._operators[computed] = GraphOperator.of(selected, _register_first_derivative)
         return self._operators[computed]
 
 
-def _computed(sources: Mapping[str, int | str]) -> tuple[int, ...]:
-    """The results of the backward pass that are gradients."""
+def _computed_results(sources: Mapping[str, int | str]) -> tuple[int, ...]:
     return tuple(sorted({source for source in sources.values() if isinstance(source, int)}))
 
 
-def _only(graph: Graph, places: Sequence[int]) -> Graph:
-    """A graph with some of its results, and without what the others need."""
-    if len(places) == len(graph.outputs):
+def _with_results(graph: Graph, positions: Sequence[int]) -> Graph:
+    if len(positions) == len(graph.outputs):
         return graph
-    return part_of(graph, [graph.outputs[place] for place in places])[0]
+    return part_of(graph, [graph.outputs[position] for position in positions])[0]
 
 
-def _register(formula: _Again | _Kept, operator: GraphOperator) -> None:
+def _register(formula: _RecomputingBackward | _SavingBackward, operator: GraphOperator) -> None:
     torch.library.register_autograd(operator.qualified, formula.backward, setup_context=formula.setup, lib=LIBRARY)
 
 
-def _register_once(operator: GraphOperator) -> None:
-    """Registers for a pass that its results have no derivative."""
+def _register_first_derivative(operator: GraphOperator) -> None:
+    """Registers an error for second derivatives."""
 
     def backward(_ctx: Any, *_gradients: Tensor) -> None:
         what = f"{operator.name}: its results are differentiated again, and kernels have first derivatives alone"
@@ -360,80 +322,68 @@ def _register_once(operator: GraphOperator) -> None:
     torch.library.register_autograd(operator.qualified, backward, setup_context=lambda ctx, inputs, output: None, lib=LIBRARY)
 
 
-class _Again:
-    """The gradients of an operator that leaves nothing."""
+class _RecomputingBackward:
+    """The backward formula of an operator that saves only its inputs: runs the forward pass again."""
 
     def __init__(self, assumed: AssumedGraph) -> None:
         self._assumed = assumed
         self._names = [spec.name for spec in assumed.graph.inputs]
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps the inputs."""
-        _keep(ctx, inputs[: len(self._names)], inputs[len(self._names) :])
+        _save(ctx, inputs[: len(self._names)], inputs[len(self._names) :])
 
     def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Runs both passes."""
-        needed, (tensors, numbers), count = _needed(self._names, ctx), _kept(ctx), len(self._assumed.sizes)
+        needed, (tensors, numbers), count = _inputs_with_gradients(self._names, ctx), _saved(ctx), len(self._assumed.sizes)
         passes = _passes_of(self._assumed, differentiated_inputs(self._assumed.graph, needed), tensors[0].device)
         forward = _recording(self._assumed, passes)
         outputs = forward(tensors, numbers)
-        kept = _selected(passes, self._names, tensors, outputs)
-        given = _of_floats(self._assumed, gradients)
-        found = passes.gradients(kept, given, forward.sizes(tensors, numbers), numbers[count:], needed)
-        return (*(found.get(name) for name in self._names), *(None for _ in numbers))
+        saved = _select_saved(passes, self._names, tensors, outputs)
+        incoming = _of_floats(self._assumed, gradients)
+        computed = passes.gradients(saved, incoming, forward.sizes(tensors, numbers), numbers[count:], needed)
+        return (*(computed.get(name) for name in self._names), *(None for _ in numbers))
 
 
-class _Kept:
-    """The gradients of an operator that gives what the backward pass needs.
-
-    Args:
-        passes: of it.
-    """
+class _SavingBackward:
+    """The backward formula of an operator that also returns the saved values."""
 
     def __init__(self, assumed: AssumedGraph, passes: _Passes) -> None:
         self._assumed, self._passes = assumed, passes
         self._names = [spec.name for spec in passes.forward.graph.inputs]
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps what the backward pass needs."""
         tensors, numbers = inputs[: len(self._names)], inputs[len(self._names) :]
         outputs = (output,) if isinstance(output, Tensor) else output
-        _keep(ctx, _selected(self._passes, self._names, tensors, outputs), numbers)
+        _save(ctx, _select_saved(self._passes, self._names, tensors, outputs), numbers)
         ctx.sizes = _recording(self._assumed, self._passes).sizes(tensors, numbers)
 
     def backward(self, ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Runs the backward pass."""
-        given = _of_floats(self._assumed, gradients)
-        needed, (tensors, numbers) = _needed(self._names, ctx), _kept(ctx)
-        found = self._passes.gradients(tensors, given, ctx.sizes, numbers[len(self._assumed.sizes) :], needed)
-        return (*(found.get(name) for name in self._names), *(None for _ in numbers))
+        incoming = _of_floats(self._assumed, gradients)
+        needed, (tensors, numbers) = _inputs_with_gradients(self._names, ctx), _saved(ctx)
+        computed = self._passes.gradients(tensors, incoming, ctx.sizes, numbers[len(self._assumed.sizes) :], needed)
+        return (*(computed.get(name) for name in self._names), *(None for _ in numbers))
 
 
-def _keep(ctx: Any, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
-    """Keeps tensors and numbers for the backward pass; some numbers are tensors themselves."""
+def _save(ctx: Any, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
     ctx.save_for_backward(*tensors, *(number for number in numbers if isinstance(number, Tensor)))
     ctx.numbers = [None if isinstance(number, Tensor) else number for number in numbers]
 
 
-def _kept(ctx: Any) -> tuple[Sequence[Tensor], Sequence[Any]]:
-    """The tensors and the numbers that were kept."""
+def _saved(ctx: Any) -> tuple[Sequence[Tensor], Sequence[Any]]:
     saved = ctx.saved_tensors
     count = len(saved) - sum(number is None for number in ctx.numbers)
     boxed = iter(saved[count:])
     return saved[:count], [next(boxed) if number is None else number for number in ctx.numbers]
 
 
-def _needed(names: Sequence[str], ctx: Any) -> set[str]:
-    """The inputs by which autograd wants gradients."""
+def _inputs_with_gradients(names: Sequence[str], ctx: Any) -> set[str]:
     return {name for name, needs in zip(names, ctx.needs_input_grad, strict=False) if needs}
 
 
-def _selected(passes: _Passes, names: Sequence[str], tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Selects the tensors that the backward pass begins with, among arguments and results of the forward pass."""
+def _select_saved(passes: _Passes, names: Sequence[str], tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Selects the saved tensors among arguments and results of the forward pass."""
     return [tensors[names.index(source)] if isinstance(source, str) else outputs[source] for source in passes.derivative.kept]
 
 
 def _of_floats(assumed: AssumedGraph, gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients by results that are floats; those by what else a pass gives are of nothing."""
     outputs = assumed.graph.outputs
     return [g for g, p in zip(gradients, outputs, strict=False) if assumed.graph.nodes[p].dtype.is_float]

@@ -1,1 +1,2 @@
-"""The steps of a call, as data: formulas of sizes, numbers, memory, launches. Needs neither graphs nor sympy; can be saved."""
+"""Launch plans as data: size formulas, host arithmetic, buffers and launches. Independent of graphs and sympy; can be saved to
+files."""

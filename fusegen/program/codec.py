@@ -1,7 +1,7 @@
-"""Frozen dataclasses as JSON, and back: by the types of their fields, and strictly. Reading runs nothing of what is read.
+"""Strict JSON encoding of frozen dataclasses by their field types. Decoding runs no code of the file.
 
-An alternative of a union is an object with the type's name; a formula is an int, a name, or a list of its operator and its
-operands; a float is its text, so that it is the same number again.
+A member of a union is an object ``{type name: value}``. A formula is an int, a name, or a list of operator and operands. A float is
+stored as text to keep all digits.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ _OPERATORS = {operator.value: operator for operator in FormulaKind if operator n
 
 
 def encode(value: Any, kind: Any) -> Any:
-    """A value of a type as JSON.
-
-    Raises:
-        BundleError: a value that selected code is none that can be written down.
-    """
+    """Encodes a value of a type as JSON. Raises if a constant has a type that cannot be stored."""
     if kind in (int, str, bool):
         return value
     if kind is float:
@@ -38,7 +34,7 @@ def encode(value: Any, kind: Any) -> Any:
     if kind is Constant:
         return _encoded_constant(value.value)
     if get_origin(kind) is tuple:
-        return [encode(element, part) for element, part in zip(value, _parts(kind, len(value)), strict=True)]
+        return [encode(element, member) for element, member in zip(value, _element_kinds(kind, len(value)), strict=True)]
     if _is_union(kind):
         return None if value is None else {type(value).__name__: encode(value, type(value))}
     if issubclass(kind, Enum):
@@ -47,14 +43,7 @@ def encode(value: Any, kind: Any) -> Any:
 
 
 def decode(data: Any, kind: Any, where: str) -> Any:
-    """A value of a type from JSON.
-
-    Args:
-        where: the place, for messages.
-
-    Raises:
-        BundleError: the JSON is none of such a value.
-    """
+    """Decodes a value of a type from JSON. Messages name the location in the file, `where`."""
     if kind in (int, str, bool):
         return data if type(data) is kind else _refuse(where, f"{kind.__name__} expected, not {data!r}")
     if kind is float:
@@ -69,7 +58,7 @@ def decode(data: Any, kind: Any, where: str) -> Any:
         return _alternative(data, kind, where)
     if issubclass(kind, Enum):
         names = kind.__members__
-        return names[data] if isinstance(data, str) and data in names else _refuse(where, f"no {kind.__name__} is {data!r}")
+        return names[data] if isinstance(data, str) and data in names else _refuse(where, f"{data!r} is not a {kind.__name__}")
     return _object(data, kind, where)
 
 
@@ -87,18 +76,18 @@ def _hints(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(kind)}
 
 
-def _parts(kind: Any, count: int) -> tuple[Any, ...]:
-    parts = get_args(kind)
-    return (parts[0],) * count if parts[-1] is Ellipsis else parts
+def _element_kinds(kind: Any, count: int) -> tuple[Any, ...]:
+    kinds = get_args(kind)
+    return (kinds[0],) * count if kinds[-1] is Ellipsis else kinds
 
 
 def _tuple(data: Any, kind: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(data, list):
         return tuple(_refuse(where, f"a list expected, not {data!r}"))
-    parts = _parts(kind, len(data))
-    if len(parts) != len(data):
-        _refuse(where, f"{len(parts)} elements expected, not {len(data)}")
-    return tuple(decode(element, part, f"{where}[{n}]") for n, (element, part) in enumerate(zip(data, parts, strict=True)))
+    members = _element_kinds(kind, len(data))
+    if len(members) != len(data):
+        _refuse(where, f"{len(members)} elements expected, not {len(data)}")
+    return tuple(decode(element, member, f"{where}[{n}]") for n, (element, member) in enumerate(zip(data, members, strict=True)))
 
 
 def _alternative(data: Any, kind: Any, where: str) -> Any:
@@ -120,9 +109,9 @@ def _object(data: Any, kind: Any, where: str) -> Any:
 
 def _float(data: Any, where: str) -> float:
     try:
-        return float(data) if isinstance(data, str) else float(_refuse(where, f"a float's text expected, not {data!r}"))
+        return float(data) if isinstance(data, str) else float(_refuse(where, f"a float as a string expected, not {data!r}"))
     except ValueError:
-        return float(_refuse(where, f"{data!r} is no float"))
+        return float(_refuse(where, f"{data!r} is not a float"))
 
 
 # Formulas.
@@ -134,8 +123,8 @@ def _encoded_formula(formula: Formula) -> Any:
     return [formula.operator.value, *map(_encoded_formula, formula.operands)]
 
 
-_COUNTS = {FormulaKind.NEGATION: 1, FormulaKind.QUOTIENT: 2, FormulaKind.REMAINDER: 2}
-"""Operands of operations that do not take any number of them."""
+_ARITIES = {FormulaKind.NEGATION: 1, FormulaKind.QUOTIENT: 2, FormulaKind.REMAINDER: 2}
+"""Operand counts of operators that are not variadic."""
 
 
 def _formula(data: Any, where: str) -> Formula:
@@ -144,14 +133,14 @@ def _formula(data: Any, where: str) -> Formula:
     if isinstance(data, str):
         return size(data)
     if not isinstance(data, list) or len(data) < 2 or not isinstance(data[0], str) or data[0] not in _OPERATORS:
-        raise BundleError(f"{where}: {str(data)[:200]} is no formula", hint="build it again")
+        raise BundleError(f"{where}: {str(data)[:200]} is not a formula", hint="build it again")
     operator, operands = _OPERATORS[data[0]], tuple(_formula(operand, where) for operand in data[1:])
-    if _COUNTS.get(operator, len(operands)) != len(operands):
+    if _ARITIES.get(operator, len(operands)) != len(operands):
         raise BundleError(f"{where}: {data[0]} of {len(operands)} operands", hint="build it again")
     return Formula(operator, operands)
 
 
-# Values that selected code.
+# Constant arguments.
 
 
 def _encoded_constant(value: object) -> Any:
@@ -164,8 +153,8 @@ def _encoded_constant(value: object) -> Any:
     if isinstance(value, torch.dtype):
         return {"dtype": from_torch(value).name}
     raise BundleError(
-        f"the value {value!r} of an argument cannot be written down",
-        hint="build with None, truths, numbers, texts, dtypes and tuples of these; close over everything else",
+        f"the value {value!r} of an argument cannot be stored in a bundle",
+        hint="build with None, bools, numbers, strings, dtypes and tuples of these; capture everything else in the function",
     )
 
 
@@ -179,4 +168,4 @@ def _constant(data: Any, where: str) -> object:
     if isinstance(data, dict) and data.keys() == {"dtype"}:
         dtype: DType = decode(data["dtype"], DType, where)
         return dtype.torch
-    return _refuse(where, f"{data!r} is no value")
+    return _refuse(where, f"{data!r} is not a constant")

@@ -1,7 +1,7 @@
-"""Arithmetic of numbers alone, which the host does before a launch: as data, and as a Python function made of it.
+"""Host arithmetic on run-time scalars before a launch, as data and as generated Python functions.
 
-Python's rules hold, whatever a kernel computes in: floats of 64 bits, ints without bounds, errors where Python raises them. Only
-the operations of two tables are known, so that a program from a file can run nothing else.
+Python's semantics apply: 64-bit floats, unbounded ints, Python's errors. Only the operations of two tables exist, so that a plan
+from a file can run nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusegen.program.formula import Formula
 
 Number: TypeAlias = int | float | bool
 
-SPELLED: dict[str, str] = {
+PYTHON_EXPRESSIONS: dict[str, str] = {
     "copy": "{0}",
     "neg": "-{0}",
     "abs": "abs({0})",
@@ -58,28 +58,28 @@ SPELLED: dict[str, str] = {
     "one_plus_erf": "math.erfc(-{0})",
     "exp_below": "1.0 if {0} == {1} else math.exp({0} - {1})",
 }
-"""Operations as Python writes them."""
+"""Operations as Python expressions."""
 
-BY_TORCH: dict[str, int] = {
+TORCH_OPERATIONS: dict[str, int] = {
     **dict.fromkeys(("sign", "floor", "ceil", "trunc", "round", "exp2", "rsqrt", "sigmoid", "lgamma"), 1),
     **dict.fromkeys(("maximum", "minimum", "logical_and", "logical_or", "logical_xor"), 2),
 }
-"""Operations that torch computes, since Python has no operator for them, with the number of their operands."""
+"""Operations that torch computes, with their numbers of operands."""
 
 ERRORS = (ArithmeticError, ValueError, TypeError)
-"""The errors of arithmetic of numbers: a division by zero, an overflow, a complex number where none is known."""
+"""Errors of arithmetic: division by zero, overflow, complex numbers."""
 
 
 def arity(operation: str) -> int | None:
-    """The number of operands of an operation; None where it is unknown."""
-    if operation in SPELLED:
-        return 1 + max(place for place in range(3) if f"{{{place}}}" in SPELLED[operation])
-    return BY_TORCH.get(operation)
+    """Returns the number of operands, or None for an unknown operation."""
+    if operation in PYTHON_EXPRESSIONS:
+        return 1 + max(operand for operand in range(3) if f"{{{operand}}}" in PYTHON_EXPRESSIONS[operation])
+    return TORCH_OPERATIONS.get(operation)
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number of the caller's, by its parameter."""
+    """A run-time number of the caller, by its parameter's name."""
 
     name: str
 
@@ -89,13 +89,7 @@ NumberLeaf: TypeAlias = Scalar | Formula | int | float | bool
 
 @dataclass(frozen=True)
 class Operation:
-    """A number that is computed of earlier ones.
-
-    Attributes:
-        name: in one of the tables.
-        operands: positions of earlier lines.
-        is_float: whether it is a float, and no int or truth.
-    """
+    """A number computed from earlier lines. The name is a key of `PYTHON_EXPRESSIONS` or `TORCH_OPERATIONS`."""
 
     name: str
     operands: tuple[int, ...]
@@ -104,61 +98,59 @@ class Operation:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers that the host computes of others.
-
-    Attributes:
-        lines: leaves (a scalar, a formula of sizes, a constant) and operations, operands before their users.
-        results: positions of what is wanted, by name.
-    """
+    """A program of host arithmetic: leaves and operations in topological order, and positions of the results by name."""
 
     lines: tuple[NumberLeaf | Operation, ...] = ()
     results: tuple[tuple[str, int], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The scalars that it reads."""
         return tuple(dict.fromkeys(line.name for line in self.lines if isinstance(line, Scalar)))
 
     @property
     def sizes(self) -> frozenset[str]:
-        """The sizes that it reads."""
         return frozenset[str]().union(*(line.sizes for line in self.lines if isinstance(line, Formula)))
 
     def text(self, position: int, most: int = 200) -> str:
-        """A line as an expression, for messages; what is longer than ``most`` letters is left out."""
+        """Returns a line as an expression for messages. Subexpressions longer than ``most`` characters are elided."""
         texts: list[str] = []
         for line in self.lines[: position + 1]:
-            text = _written(self._positive(line), texts)
+            text = _expression(self._simplified(line), texts)
             texts.append(text if len(text) <= most else "…")
         is_bracketed = isinstance(self.lines[position], Operation) and texts[position].startswith("(")
         return texts[position][1:-1] if is_bracketed else texts[position]
 
-    def _positive(self, line: NumberLeaf | Operation) -> NumberLeaf | Operation:
-        """A number that is not another one as an equality."""
-        denied = self.lines[line.operands[0]] if isinstance(line, Operation) and line.name == "logical_not" else None
-        return replace(denied, name="eq") if isinstance(denied, Operation) and denied.name == "ne" else line
+    def _simplified(self, line: NumberLeaf | Operation) -> NumberLeaf | Operation:
+        """Rewrites ``not a != b`` to ``a == b``."""
+        negated = self.lines[line.operands[0]] if isinstance(line, Operation) and line.name == "logical_not" else None
+        return replace(negated, name="eq") if isinstance(negated, Operation) and negated.name == "ne" else line
 
 
-def _written(line: NumberLeaf | Operation, texts: Sequence[str]) -> str:
+def _expression(line: NumberLeaf | Operation, texts: Sequence[str]) -> str:
     if isinstance(line, Scalar):
         return line.name
     if not isinstance(line, Operation):
         return str(line)
-    operands = [texts[place] for place in line.operands]
-    return f"({SPELLED[line.name].format(*operands)})" if line.name in SPELLED else f"({line.name}({', '.join(operands)}))"
+    operands = [texts[operand] for operand in line.operands]
+    return (
+        f"({PYTHON_EXPRESSIONS[line.name].format(*operands)})"
+        if line.name in PYTHON_EXPRESSIONS
+        else f"({line.name}({', '.join(operands)}))"
+    )
 
 
-@lru_cache(maxsize=len(SPELLED) + len(BY_TORCH))
+@lru_cache(maxsize=len(PYTHON_EXPRESSIONS) + len(TORCH_OPERATIONS))
 def operation(name: str) -> Callable[..., Any]:
-    """An operation as a function of Python numbers."""
-    if name not in SPELLED:
-        return _by_torch(name)
+    if name not in PYTHON_EXPRESSIONS:
+        return _torch_function(name)
     names = "abc"[: arity(name)]
-    function: Callable[..., Any] = eval(f"lambda {', '.join(names)}: {SPELLED[name].format(*names)}", {"math": math, "abs": abs})
+    function: Callable[..., Any] = eval(
+        f"lambda {', '.join(names)}: {PYTHON_EXPRESSIONS[name].format(*names)}", {"math": math, "abs": abs}
+    )
     return function
 
 
-def _by_torch(name: str) -> Callable[..., Any]:
+def _torch_function(name: str) -> Callable[..., Any]:
     function = getattr(torch, name)
 
     def apply(*numbers: Any) -> Any:
@@ -168,53 +160,50 @@ def _by_torch(name: str) -> Callable[..., Any]:
 
 
 def python_function(
-    program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
+    program: Numbers, positions: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
 ) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    """A function from a call's values to the program's results, by name.
+    """Compiles a function from a call's values to the program's results, by name.
 
     Args:
-        places: where in the values each scalar is.
+        positions: positions of the scalars among the values.
         sizes: values of symbolic sizes.
-        constants: values of scalars that are in no place.
+        constants: scalars that are not among the values.
     """
-    text = _Text(program, places, sizes, constants)
+    text = _Text(program, positions, sizes, constants)
     lines = [line for _, position in program.results for line in text.lines_of(position)]
     body = ", ".join(f"{name!r}: {text.result(position)}" for name, position in program.results)
     return text.function([*lines, f"return {{{body}}}"])
 
 
-def python_condition(program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Sequence[Any]], bool]:
-    """Tells if the results of a program are true, one after the other: a later one may make sense only where the earlier hold.
-
-    Arguments as of `python_function`.
-    """
-    text = _Text(program, places, sizes, {})
+def python_condition(program: Numbers, positions: Mapping[str, int], sizes: Mapping[str, int]) -> Callable[[Sequence[Any]], bool]:
+    """Compiles a predicate: True if all results of a program are true. It stops at the first false one, since later ones may assume
+    it."""
+    text = _Text(program, positions, sizes, {})
     lines = [line for _, position in program.results for line in text.test(position)]
     return text.function(["try:", *(f"    {line}" for line in lines), "    return True", "except errors:", "    return False"])
 
 
 class _Text:
-    """A program as lines of Python, one an operation."""
+    """Generates Python code for a program, one line per operation."""
 
     def __init__(
-        self, program: Numbers, places: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
+        self, program: Numbers, positions: Mapping[str, int], sizes: Mapping[str, int], constants: Mapping[str, int | float]
     ) -> None:
         self.program = program
         self.names: dict[int, str] = {}
         self.globals: dict[str, Any] = {"math": math, "inf": math.inf, "nan": math.nan, "errors": ERRORS, "checked": _checked}
-        self._spelled_scalars = {name: f"v[{place}]" for name, place in places.items()}
-        self._spelled_scalars |= {name: f"({value!r})" for name, value in constants.items()}
+        self._scalar_expressions = {name: f"v[{position}]" for name, position in positions.items()}
+        self._scalar_expressions |= {name: f"({value!r})" for name, value in constants.items()}
         self._sizes = sizes
 
     def function(self, lines: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
-        """The function of a body."""
         text = "\n    ".join(["def computed(v):", *lines])
         exec(compile(text, "<scalars>", "exec"), self.globals)
         function: Callable[[Sequence[Any]], Any] = self.globals["computed"]
         return function
 
     def lines_of(self, position: int) -> Iterator[str]:
-        """The statements that a line needs and that are not written yet."""
+        """Yields the statements that a line needs and that were not generated yet."""
         needed, stack = set[int](), [position]
         while stack:
             current = stack.pop()
@@ -226,27 +215,27 @@ class _Text:
             line = self.program.lines[current]
             self.names[current] = f"t{current}" if isinstance(line, Operation) else self._leaf(line)
             if isinstance(line, Operation):
-                yield f"t{current} = {self._spelled(line)}"
+                yield f"t{current} = {self._statement_value(line)}"
 
     def _leaf(self, line: NumberLeaf) -> str:
         if isinstance(line, Scalar):
-            return self._spelled_scalars[line.name]
+            return self._scalar_expressions[line.name]
         return str(line(self._sizes)) if isinstance(line, Formula) else f"({line!r})"
 
-    def _spelled(self, line: Operation) -> str:
-        operands = [self.names[place] for place in line.operands]
-        if line.name in SPELLED:
-            return SPELLED[line.name].format(*operands)
+    def _statement_value(self, line: Operation) -> str:
+        operands = [self.names[operand] for operand in line.operands]
+        if line.name in PYTHON_EXPRESSIONS:
+            return PYTHON_EXPRESSIONS[line.name].format(*operands)
         self.globals[f"torch_{line.name}"] = operation(line.name)
         return f"torch_{line.name}({', '.join(operands)})"
 
     def test(self, position: int) -> list[str]:
-        """Lines that leave where a condition does not hold."""
+        """Returns statements that return False if a condition fails."""
         lines = list(self.lines_of(position))
         return [*lines, f"if not {self.names[position]}: return False"]
 
     def result(self, position: int) -> str:
-        """A result as kernels take it: a float, or an int of 64 bits."""
+        """Returns a result as an expression: a float, or a checked 64-bit int."""
         line = self.program.lines[position]
         if not isinstance(line, Operation):
             return self.names[position]
@@ -255,5 +244,7 @@ class _Text:
 
 def _checked(number: int) -> int:
     if not -(2**63) <= number < 2**63:
-        raise ArgumentError(f"a number that the kernel computes of its scalars, {number}, does not fit 64 bits", hint="pass floats")
+        raise ArgumentError(
+            f"the number {number}, computed from the kernel's scalar arguments, does not fit 64 bits", hint="pass floats"
+        )
     return number

@@ -1,4 +1,4 @@
-"""For which calls a program is good, how its results are put together, and how its passes are connected, as data."""
+"""Plain data: assumptions of a program about its calls, structure of its results, wiring of its forward and backward pass."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from fusegen.program.numbers import Numbers
 
 @dataclass(frozen=True)
 class TensorArgument:
-    """A tensor.
+    """A tensor argument.
 
     Attributes:
-        dtype: its element type.
         shape: literal sizes, or names of sizes.
-        strides: elements from one index to the next, a dim each; what is a name of its own may be any.
-        alignment: bytes, up to 16, that divide the address and every stride that has a name of its own.
+        strides: in elements. A stride with a name of its own may have any value.
+        alignment: bytes, up to 16, that divide the address and every stride with a name of its own.
     """
 
     dtype: DType
@@ -33,7 +32,7 @@ class TensorArgument:
 
     @property
     def own_strides(self) -> tuple[bool, ...]:
-        """For each dim, whether its stride has a name of its own: the sizes do not imply it."""
+        """For each dim, whether its stride has a name of its own, i.e. is not implied by the sizes."""
         sizes = frozenset[str]().union(*(extent.sizes for extent in self.shape))
         return tuple(not stride.sizes <= sizes for stride in self.strides)
 
@@ -44,12 +43,7 @@ class TensorArgument:
 
 @dataclass(frozen=True)
 class NumberArgument:
-    """A run-time number: a float, or an int of 64 bits.
-
-    Attributes:
-        is_float: True of a float.
-        takes_ints: True of a float for which an int gives the same, as it does where it meets floats alone.
-    """
+    """A run-time number: a float, or a 64-bit int. `takes_ints` tells whether an int yields the same as an equal float."""
 
     is_float: bool
     takes_ints: bool = False
@@ -60,7 +54,7 @@ class NumberArgument:
 
 @dataclass(frozen=True)
 class ExtentArgument:
-    """An int that is used as a size, by the size's name."""
+    """An int that is used as a size."""
 
     size: str
 
@@ -70,7 +64,7 @@ class ExtentArgument:
 
 @dataclass(frozen=True)
 class Constant:
-    """A value that selected code: None, a truth, a number, a text, a dtype of torch, or a tuple of such."""
+    """An argument that selected code: None, a bool, number, string, dtype of torch, or a tuple of these."""
 
     value: object
 
@@ -86,16 +80,16 @@ class Signature:
     """The assumptions of a program about a call.
 
     Attributes:
-        arguments: one a parameter.
-        default_dtype: torch's, on which depends what some functions give.
-        autocast: the dtype of torch.autocast, which converts operands; None where it is off.
-        multiples: what divides a size, by its name.
-        bounds: what a size does not pass, likewise.
-        relations: of sizes.
-        rows: likewise, by which one of several programs is taken that are all good for the call.
-        conditions: of numbers.
-        wide: whether indices have 64 bits.
-        distinct: whether no tensor may be given twice, since the function asks whether two things are one.
+        arguments: one per parameter.
+        default_dtype: torch's default dtype.
+        autocast: the dtype of torch.autocast, or None if it is off.
+        multiples: known divisors of sizes, by name.
+        bounds: known upper bounds of sizes, by name.
+        relations: relations of sizes that must hold.
+        rows: relations that select between several applicable programs.
+        conditions: conditions on numbers.
+        wide: whether it uses 64-bit indexing.
+        distinct: whether all tensors must be distinct, since the function compares identities.
     """
 
     arguments: tuple[ArgumentSpec, ...]
@@ -111,18 +105,16 @@ class Signature:
 
     @property
     def sizes(self) -> frozenset[str]:
-        """Names of the sizes that dims and ints give."""
+        """Names of the sizes that tensors and ints define."""
         tensors = [a for a in self.arguments if isinstance(a, TensorArgument)]
         dims = {str(dim.value) for tensor in tensors for dim in tensor.shape if dim.operator is FormulaKind.SIZE}
         return frozenset(dims | {a.size for a in self.arguments if isinstance(a, ExtentArgument)})
 
 
-# How the results of a function are put together of tensors, as data.
+# Structure of results.
 
 
 class ContainerKind(Enum):
-    """The kind of container that holds the parts."""
-
     TENSOR = "tensor"
     COMPLEX = "complex"
     NONE = "none"
@@ -134,13 +126,12 @@ class ContainerKind(Enum):
 
 @dataclass(frozen=True)
 class ResultStructure:
-    """A tensor, None, or something that holds structures.
+    """A tensor, None, or a container of structures.
 
     Attributes:
-        kind: what holds them; a complex tensor is one of pairs, its part.
-        parts: in order.
-        keys: of a dict's values, or names of a named tuple's fields.
-        name: of a named tuple's class.
+        kind: a complex tensor has one part, its real view.
+        keys: keys of a dict, or field names of a named tuple.
+        name: class name of a named tuple.
     """
 
     kind: ContainerKind
@@ -150,17 +141,17 @@ class ResultStructure:
 
     @property
     def tensors(self) -> int:
-        """The number of tensors that it holds."""
+        """Number of tensors in the structure."""
         return 1 if self.kind is ContainerKind.TENSOR else sum(part.tensors for part in self.parts)
 
 
 def builder(structure: ResultStructure) -> Callable[[list[Any]], Any] | None:
-    """The constructor of results of their tensors; None where the tensor is the result.
+    """Returns a function that builds results from their tensors, or None if the result is a tensor.
 
-    A named tuple is of a class of its own, with the name and the fields of the function's.
+    Named tuples get a new class with the original's name and fields.
 
     Raises:
-        ValueError: a named tuple's class or fields cannot have their names, or there are more keys than parts.
+        ValueError: invalid names of a named tuple, or a wrong number of keys.
     """
     if structure.kind is ContainerKind.TENSOR:
         return None
@@ -171,26 +162,26 @@ def builder(structure: ResultStructure) -> Callable[[list[Any]], Any] | None:
 def _maker(structure: ResultStructure) -> Callable[[Iterator[Any]], Any]:
     if structure.kind is ContainerKind.TENSOR:
         return next
-    parts = [_maker(part) for part in structure.parts]
-    if len(structure.keys) != (len(parts) if structure.kind in (ContainerKind.DICT, ContainerKind.NAMED_TUPLE) else 0):
-        raise ValueError(f"{len(structure.keys)} keys for {len(parts)} parts of a {structure.kind.value}")
+    makers = [_maker(make_part) for make_part in structure.parts]
+    if len(structure.keys) != (len(makers) if structure.kind in (ContainerKind.DICT, ContainerKind.NAMED_TUPLE) else 0):
+        raise ValueError(f"{len(structure.keys)} keys for {len(makers)} parts of a {structure.kind.value}")
     if structure.kind is ContainerKind.NONE:
         return lambda tensors: None
     if structure.kind is ContainerKind.COMPLEX:
-        if len(parts) != 1:
-            raise ValueError(f"{len(parts)} parts of a complex tensor")
-        return lambda tensors: torch.view_as_complex(parts[0](tensors))
+        if len(makers) != 1:
+            raise ValueError(f"{len(makers)} parts of a complex tensor")
+        return lambda tensors: torch.view_as_complex(makers[0](tensors))
     if structure.kind is ContainerKind.DICT:
         keys = structure.keys
-        return lambda tensors: {key: part(tensors) for key, part in zip(keys, parts, strict=True)}
+        return lambda tensors: {key: make_part(tensors) for key, make_part in zip(keys, makers, strict=True)}
     if structure.kind is ContainerKind.NAMED_TUPLE:
         named: Any = namedtuple(structure.name, [str(key) for key in structure.keys])  # type: ignore[misc]
-        return lambda tensors: named(*(part(tensors) for part in parts))
+        return lambda tensors: named(*(make_part(tensors) for make_part in makers))
     holder = tuple if structure.kind is ContainerKind.TUPLE else list
-    return lambda tensors: holder(part(tensors) for part in parts)
+    return lambda tensors: holder(make_part(tensors) for make_part in makers)
 
 
-# The connection of a kernel's two passes, as data: where the values of each come from, and where its results go.
+# Wiring of a kernel's two passes.
 
 
 @dataclass(frozen=True)
@@ -198,17 +189,17 @@ class Wiring:
     """Connects a forward pass, a backward pass and autograd.
 
     Attributes:
-        name: of the backward pass, for messages.
-        inputs: names of the values that the forward pass takes.
-        results: the number of the kernel's own results, which are the first of the forward pass.
-        floats: those of them by which the backward pass takes a gradient.
-        tensors: names of the tensors that the backward pass takes: the saved ones, then a gradient for each of ``floats``.
-        saved: the source of each saved tensor: an input of the forward pass by name, or a result of it by number.
-        sizes: names of the sizes that the backward pass takes behind its tensors.
-        numbers: names of the run-time numbers that it takes last, which are inputs of the forward pass.
-        gradients: inputs of the forward pass that have gradients, each with the source: a result of the backward pass by number,
-            or the name of one of its tensors, where a gradient passes through unchanged.
-        key: the input of the forward pass that is the key of its random bits; None where none is drawn.
+        name: the backward pass, for messages.
+        inputs: names of the forward pass's inputs.
+        results: number of the kernel's own results, which come first in the forward pass's.
+        floats: positions of the results whose gradients the backward pass takes.
+        tensors: names of the backward pass's tensors: the saved ones, then a gradient for each of ``floats``.
+        saved: source of each saved tensor: a forward input by name, or a forward result by position.
+        sizes: names of the sizes that the backward pass takes after its tensors.
+        numbers: names of the run-time numbers that it takes last; they are forward inputs.
+        gradients: differentiable forward inputs, each with its source: a backward result by position, or the name of a backward
+            tensor that passes through.
+        key: the forward input with the random key, or None.
     """
 
     name: str
@@ -223,6 +214,6 @@ class Wiring:
     key: str | None
 
     @property
-    def taken(self) -> tuple[str, ...]:
-        """Names of all values that the backward pass takes."""
+    def backward_inputs(self) -> tuple[str, ...]:
+        """Names of all inputs of the backward pass."""
         return (*self.tensors, *self.sizes, *self.numbers)

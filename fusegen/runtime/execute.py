@@ -19,7 +19,7 @@ from torch import Tensor
 from fusegen.errors import IndexRangeError
 from fusegen.native import NativeChoice
 from fusegen.program.call import (
-    APART,
+    SEPARATE_BYTES,
     Buffer,
     BufferSlot,
     CallStep,
@@ -35,9 +35,9 @@ from fusegen.program.call import (
     SizeArgument,
     TensorMapSpec,
     bytes_of,
-    packed,
+    live_ranges,
+    pack_slots,
     slots_of,
-    spans,
 )
 from fusegen.runtime import cuda
 from fusegen.runtime.arguments import check_apart, count_writes
@@ -125,10 +125,10 @@ class Binder:
         self.call, self.sizes, self.device, self._backend, self._memory = call, sizes, device, backend, memory
         self._specs = {spec.key: spec for spec in call.buffers}
         temporaries = slots_of(call, sizes)
-        slots, self._workspace_bytes = packed(slot for slot in temporaries if memory is not None or slot.size < APART)
+        slots, self._workspace_bytes = pack_slots(slot for slot in temporaries if memory is not None or slot.size < SEPARATE_BYTES)
         self._written = () if is_inside else call.written
         self._slots: dict[int, BufferSlot] = {slot.key: slot for slot in slots}
-        self._first_of, self._last_of = spans(call)
+        self._first_of, self._last_of = live_ranges(call)
         self._late = {slot.key for slot in temporaries if slot.key not in self._slots} | self._large_results()
         self._held: list[Tensor | None] = []
         self._registers: dict[int, int] = {key: place for place, (key, _) in enumerate(call.inputs)}
@@ -250,7 +250,7 @@ class Binder:
             check = partial(_check_apart, names, self._written)
             self.add(Do(check, tuple(range(len(names)))))
         for spec in self.call.buffers:
-            if spec.role is Role.OUTPUT and spec.key not in self.call.made | self._late:
+            if spec.role is Role.OUTPUT and spec.key not in self.call.library_allocated | self._late:
                 self.add(self._allocation(spec))
         if self._slots and self._memory is None:
             self.add(Allocate.row_major(self._part(), (self._workspace_bytes,), torch.uint8, self.device))
@@ -272,9 +272,9 @@ class Binder:
 
     def _large_results(self) -> set[int]:
         """Results that are allocated by the step that makes them."""
-        results = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self.call.made]
+        results = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self.call.library_allocated]
         touched = [spec for spec in results if spec.key in self._first_of]
-        return {spec.key for spec in touched if spec.dtype.itemsize * math.prod(self.shape(spec.key)) >= APART}
+        return {spec.key for spec in touched if spec.dtype.itemsize * math.prod(self.shape(spec.key)) >= SEPARATE_BYTES}
 
     def _allocate_large(self, number: int) -> None:
         """Allocates what is large and none of the steps before this one knows."""
@@ -283,7 +283,7 @@ class Binder:
     def _release(self, number: int) -> None:
         """Lets go of what no later step knows, and of views of it."""
         held = {*self.call.results, *(self.call.inputs[place][0] for place in self._written)}
-        own = {key for key, _ in self.call.inputs} | self.call.made | self._late
+        own = {key for key, _ in self.call.inputs} | self.call.library_allocated | self._late
         done = {key for key in own - held if self._last_of.get(key) == number}
         views = [register for known, register in self._views.items() if known[0] in done]
         if done:

@@ -372,7 +372,7 @@ def _call_of(step: tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep)
 def _is_added_by_one(body: Program, key: int) -> bool:
     """True if one product, or its parts, adds to a result of a loop, and nothing else touches it: the first block need not add, but
     writes."""
-    touching = [step for step in body.steps if key in step.call.touched]
+    touching = [step for step in body.steps if key in step.call.accesses]
     return all(isinstance(step, LibraryProduct) for step in touching) and len({step.group for step in touching}) == 1
 
 

@@ -55,7 +55,7 @@ class Tapes:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.standing: list[Any] = []
+        self.intact: list[Any] = []
 
     def record(self, run: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         with torch.random.fork_rng([]), Tape() as tape:
@@ -72,7 +72,7 @@ class Tapes:
     def unowned(self, tensor: Tensor) -> Tensor:
         return tensor.detach()
 
-    def handed(self, number: int, like: Tensor) -> Tensor:
+    def gradient_buffer(self, number: int, like: Tensor) -> Tensor:
         return torch.zeros_like(like, requires_grad=False)
 
     @contextmanager
@@ -80,7 +80,7 @@ class Tapes:
         yield
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def on_side_stream(self) -> Iterator[None]:
         yield
 
 

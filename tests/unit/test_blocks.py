@@ -17,7 +17,7 @@ from fusegen.families.library import LIBRARY_PRODUCT
 from fusegen.families.pointwise.lower import POINTWISE
 from fusegen.families.rows.match import ROW
 from fusegen.lowered import Lowered
-from fusegen.program.call import Role, arrange
+from fusegen.program.call import Role, plan_workspace
 from fusegen.schedule.program import LibraryProduct, LibraryStep, Step
 from tests.unit.blocks import BLOCKS, BertLayer, FalconLayer, GPT2Block, LlamaLayer, NeoXLayer, Olmo2Layer, stacked
 from tests.unit.gate import some
@@ -100,17 +100,17 @@ def test_a_kept_value_is_one_number() -> None:
 @pytest.mark.parametrize("target", some(["sm_90a", "sm_80"], ["sm_90a"]))
 def test_the_workspace_holds_what_lives_at_once_and_is_written_before_it_is_read(make: type[nn.Module], target: str) -> None:
     low = lowered(half(stacked(make, 2, WIDTH, HEADS)), 8, 256, WIDTH, target=target)
-    slots, total = arrange(low.program.call, low.sizes)
+    slots, total = plan_workspace(low.program.call, low.sizes)
     steps = range(len(low.program.steps))
     most = max(sum(s.size for s in slots if s.first <= step <= s.last) for step in steps)
     assert most <= total <= 1.1 * most
     for one, other in itertools.combinations(slots, 2):
         apart = one.offset + one.size <= other.offset or other.offset + other.size <= one.offset
-        assert apart or not one.meets(other)
+        assert apart or not one.overlaps(other)
     written = {spec.key for spec in low.program.buffers if spec.role is Role.INPUT}
     for step in low.program.steps:
         writes = written_by(step)
-        assert step.call.touched.keys() - writes <= written
+        assert step.call.accesses.keys() - writes <= written
         written |= writes
 
 

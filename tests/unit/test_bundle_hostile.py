@@ -70,7 +70,7 @@ def test_a_manifest_that_is_no_json(folder: Path, damage: bytes) -> None:
 @pytest.mark.parametrize("document", ["null", "[]", "{}", '{"content": {}}'])
 def test_json_that_is_no_manifest(folder: Path, document: str) -> None:
     (folder / "manifest.json").write_text(document)
-    assert "is no manifest" in refusal(folder)
+    assert "is not a manifest" in refusal(folder)
 
 
 @pytest.mark.parametrize("version", [1, 2, "3", None, [1], 10**30])
@@ -160,36 +160,36 @@ CODE = "__import__('os').system('touch HACKED')"
 
 HOSTILE: dict[str, tuple[Change, str]] = {
     "code in a formula": (put(*LAUNCH, "grid", value=CODE), "compiled for another call"),
-    "a formula without operands": (put(*LAUNCH, "grid", value=["+"]), "is no formula"),
-    "a formula that is true": (put(*LAUNCH, "grid", value=True), "is no formula"),
+    "a formula without operands": (put(*LAUNCH, "grid", value=["+"]), "is not a formula"),
+    "a formula that is true": (put(*LAUNCH, "grid", value=True), "is not a formula"),
     "a formula of great depth": (put(*LAUNCH, "grid", value=json.loads('["-", ' * 900 + "1" + "]" * 900)), ""),
     "code in a shape": (put("signature", "arguments", 0, "TensorArgument", "shape", 0, value=CODE), ""),
     "torch's functions": (put("call", "scalars", "lines", -1, "Operation", "name", value="save"), "no operation 'save'"),
     "code in a number's name": (put("call", "scalars", "lines", 0, value={"Scalar": {"name": CODE}}), "compiled for another call"),
-    "code in a constant": (put("call", "scalars", "lines", 0, value={"float": CODE}), "is no float"),
+    "code in a constant": (put("call", "scalars", "lines", 0, value={"float": CODE}), "is not a float"),
     "code in a named tuple": (
         put("structure", value={"kind": "NAMED_TUPLE", "parts": [{"kind": "TENSOR", "parts": [], "keys": [], "name": ""}],
                                 "keys": [{"str": CODE}], "name": "Pair"}), "valid identifiers"),
     "more keys than parts": (
         put("structure", value={"kind": "DICT", "parts": [], "keys": [{"str": "a"}], "name": ""}), "1 keys for 0 parts"),
     "a buffer that is not there": (put("call", "results", 0, value=77), "compiled for another call"),
-    "a name that no system has": (put("code", 0, "file", value="\ud800"), "no name of a file"),
+    "a name that no system has": (put("code", 0, "file", value="\ud800"), "is not a file name"),
     "a scalar that is not there": (
         put(*LAUNCH, "arguments", -1, value={"ScalarArgument": {"name": "q", "is_float": True}}), "compiled for another call"),
     "an unknown kind of step": (put("call", "steps", 0, value={"Shell": {}}), "one of KernelLaunch"),
     "another function of torch": (called("save"), "there is no function 'save'"),
     "a field too many": (put(*LAUNCH, value={}), "an object of tensor_maps"),
-    "an unknown dtype": (put("call", "buffers", 0, "dtype", value="FLOAT7"), "no DType"),
+    "an unknown dtype": (put("call", "buffers", 0, "dtype", value="FLOAT7"), "is not a DType"),
     "a truth in place of a number": (put(*LAUNCH, "block", value=True), "int expected"),
     "a binary too few": (put("code", value=[]), "0 binaries for 1 launches"),
     "a file outside": (put("code", 0, "file", value="../../secret"), "outside of the folder"),
     "a file of the system": (put("code", 0, "file", value="/etc/hostname"), "outside of the folder"),
     "a file that is a folder": (put("code", 0, "file", value="numbers"), "cannot be read"),
-    "a file with a null in its name": (put("code", 0, "file", value="a\0b"), "no name of a file"),
+    "a file with a null in its name": (put("code", 0, "file", value="a\0b"), "is not a file name"),
     "a relation of no sign": (
         put("signature", "relations", value=[{"left": 1, "sign": "or", "right": 1}]), "compiled for another call"),
     "parameters without order": (lambda content: content["kernels"][0]["parameters"].reverse(), ""),
-    "a parameter that is no name": (lambda content: content["kernels"][0]["parameters"][0].update(name="x y"), "no function has"),
+    "a parameter that is no name": (lambda content: content["kernels"][0]["parameters"][0].update(name="x y"), "parameter names"),
     "two kernels of one name": (lambda content: content["kernels"].append(content["kernels"][0]), "twice"),
     "an argument twice": (lambda content: arguments(content).append(arguments(content)[0]), "compiled for another call"),
     "an argument less": (lambda content: arguments(content).pop(), "compiled for another call"),

@@ -13,7 +13,7 @@ import fusegen as fg
 from fusegen.families.pointwise.lower import POINTWISE
 from fusegen.families.rows.match import COLUMN, ROW, ROW_COLUMN
 from fusegen.fusion import Group, GroupKind
-from fusegen.program.call import arrange
+from fusegen.program.call import plan_workspace
 from tests.naming import case
 from tests.unit.eager import agree, randn
 
@@ -168,5 +168,5 @@ def test_large_values_are_used_up_before_others_are_made() -> None:
     shapes = (4, 1024, 512), (512,), (1536, 512), (512, 512), (2048, 512), (512, 2048)
     inputs = [torch.empty(*shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
     low = fg.kernel(layer).backward.lower(*inputs, target="sm_90a")
-    _, workspace = arrange(low.program.call, low.sizes)
+    _, workspace = plan_workspace(low.program.call, low.sizes)
     assert workspace < 2.5 * 4096 * 2048 * 2, "activations of the MLP, with what is an eighth and a quarter of them"

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fusegen as fg
 from fusegen.errors import FusegenError, GradientError, UnsupportedError
-from fusegen.graphs.gradients import GradientRecording, put_in
+from fusegen.graphs.gradients import GradientRecording, parameters_replaced
 from fusegen.graphs.recording import GraphRecording
 from tests.unit.tapes import Reruns, Tapes
 
@@ -229,7 +229,7 @@ def test_a_second_replay_does_not_mix_with_the_first() -> None:
     one = recording(made(1)[0], ())
     assert recording.is_busy()
     two = recording(made(2)[0], ())
-    with pytest.raises(GradientError, match="another call has overwritten"):
+    with pytest.raises(GradientError, match="a later call has overwritten"):
         torch.autograd.grad(loss_of(one), parameters)
     assert recording.is_busy()
     assert_equal(
@@ -250,7 +250,7 @@ def test_a_replay_may_overwrite_what_a_later_recording_has_saved() -> None:
     waiting = loss_of(later(made(2)[0], ()))
     assert earlier.is_busy()
     earlier(made(1)[0], ())
-    with pytest.raises(GradientError, match="another call has overwritten"):
+    with pytest.raises(GradientError, match="a later call has overwritten"):
         waiting.backward()
 
 
@@ -384,8 +384,8 @@ OUTSIDE = torch.ones(8, requires_grad=True)
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (lambda tensors, given: linear(tensors, given) * OUTSIDE, "no argument or parameter"),
-        (lambda tensors, given: (linear(tensors, given), OUTSIDE), "no argument or parameter"),
+        (lambda tensors, given: linear(tensors, given) * OUTSIDE, "not an argument or parameter"),
+        (lambda tensors, given: (linear(tensors, given), OUTSIDE), "not an argument or parameter"),
         (lambda tensors, given: linear(tensors, given) * given[1].detach().add_(1), "writes to"),
         (lambda tensors, given: linear(tensors, given) * random.random(), "Python's or NumPy's generator"),
         (lambda tensors, given: (linear(tensors, given), object()), "its result holds a object"),
@@ -406,7 +406,7 @@ def test_a_module_holds_other_tensors_while_it_is_recorded() -> None:
     parameters = list(module.parameters())
 
     def run(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> Any:
-        with put_in(module, parameters, given):
+        with parameters_replaced(module, parameters, given):
             return module(tensors[0]) * tensors[1]
 
     recording = record(run, parameters)

@@ -35,8 +35,8 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for a few rows of the cases."""
     monkeypatch.setattr(specialize, "_LARGE", 0)
     for module in (call, call_text, specialize):
-        monkeypatch.setattr(module, "ROOM", 16 << 10)
-        monkeypatch.setattr(module, "EVEN", 4, raising=False)
+        monkeypatch.setattr(module, "MAX_BLOCK_BYTES", 16 << 10)
+        monkeypatch.setattr(module, "ROW_MULTIPLE", 4, raising=False)
 
 
 def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ def test_what_cannot_be_one_is_refused() -> None:
     def closing_over(x: Tensor) -> Tensor:
         return x * OUTER
 
-    with pytest.raises(UnsupportedError, match=r"closes over OUTER, which it is not given\n.*make them parameters"):
+    with pytest.raises(UnsupportedError, match=r"captures OUTER, which are not its parameters\n.*make them parameters"):
         closing_over(randn(8))
 
     @fg.kernel(op="fusegen_tests::drawing")

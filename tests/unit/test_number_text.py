@@ -14,7 +14,7 @@ from fusegen.extension.call_text import number_name
 from fusegen.extension.program_text import NumberText, literal_of
 from fusegen.extension.unit import header
 from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
-from fusegen.program.numbers import ERRORS, SPELLED, Numbers, Operation, Scalar, arity, operation
+from fusegen.program.numbers import ERRORS, PYTHON_EXPRESSIONS, Numbers, Operation, Scalar, arity, operation
 from fusegen.settings import cache_folder
 
 INTS = (0, 1, -1, 2, -3, 7, 62, 2**40, -(2**63), 2**63 - 1)
@@ -76,7 +76,7 @@ def text_of(number: int, name: str, operands: tuple[Any, ...]) -> str:
     return f'extern "C" int f{number}(int64_t* place) {{ try {{ {body} }} catch (const std::domain_error&) {{ return 0; }} }}'
 
 
-@pytest.mark.parametrize("name", [name for name in SPELLED if name not in ("pow", "bitwise_left_shift")])
+@pytest.mark.parametrize("name", [name for name in PYTHON_EXPRESSIONS if name not in ("pow", "bitwise_left_shift")])
 def test_operations(name: str) -> None:
     check(name, cases(name))
 

@@ -315,7 +315,7 @@ def test_an_operator_by_itself() -> None:
     with pytest.raises(GradientError, match="differentiated again"):
         (first,) = torch.autograd.grad(operator(x, w, w, 0.1).sum(), x, create_graph=True)
         first.sum().backward()
-    with pytest.raises(UnsupportedError, match="no operator for such a call"):
+    with pytest.raises(UnsupportedError, match="no operator for this call"):
         fg.kernel(lambda x: x.nonzero()).operator(x)
 
 

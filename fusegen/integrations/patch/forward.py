@@ -218,9 +218,9 @@ def _bound(module: nn.Module) -> list[FusedCall | GraphedForward]:
     calls = [copy(call) for call in held if isinstance(call, FusedCall | GraphedForward) and call.module is not module]
     for call in calls:
         call.module = module
-        if isinstance(call, GraphedForward) and isinstance(call.given, FusedCall):
-            call.given = copy(call.given)
-            call.given.module = module
+        if isinstance(call, GraphedForward) and isinstance(call.previous, FusedCall):
+            call.previous = copy(call.previous)
+            call.previous.module = module
         if isinstance(call, GraphedForward):
             call.is_put = False
         call.put()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusegen.graphs.graphed import GraphedForward, KernelGraphs, words
+from fusegen.graphs.graphed import GraphedForward, KernelGraphs, describe_graphs
 from fusegen.integrations.patch.forward import FusedForward
 from fusegen.integrations.patch.fused_call import FusedCall, FusedFacts
 
@@ -130,7 +130,7 @@ class Report:
         return "\n".join([f"{self._model}, patched:", *(f"  {line}" for line in lines), total, *graphs])
 
     def _of_graphs(self) -> list[str]:
-        layers = words(graph for call in self._layers for graph in (call.graphs or {}).values())
+        layers = describe_graphs(graph for call in self._layers for graph in (call.graphs or {}).values())
         return [f"CUDA graphs of the model: {self._graphs}", f"CUDA graphs of layers, with gradients: {layers}"]
 
     __repr__ = __str__
