@@ -29,7 +29,7 @@ from fusegen.bench.record import (
 from fusegen.bench.report import write_report
 from fusegen.bench.run import is_measured, resumed, run_case, with_row
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
-from fusegen.cli.arguments import add_inputs, are_own, chosen_device, given
+from fusegen.cli.arguments import add_inputs, are_own, chosen_device, kernel_calls
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -130,7 +130,7 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord |
     providers = None if options.providers is None else options.providers.split(",")
     if are_own(options.names, options, _OF_CASES):
         chosen = _choose_for_own(providers, device)
-        kernels = given(load_all(options.names, options), options, options.dtype, target_of(device))
+        kernels = kernel_calls(load_all(options.names, options), options, options.dtype, target_of(device))
         cases: tuple[BenchCase, ...] = tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)
     else:
         chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)

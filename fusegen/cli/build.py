@@ -13,7 +13,7 @@ from fusegen.bundle.cpp import build_extension, build_sources
 from fusegen.bundle.kernels import described
 from fusegen.bundle.manifest import BuiltVariant, Manifest
 from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
-from fusegen.cli.load import FoundKernel, load_all
+from fusegen.cli.load import NamedKernel, load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError
 from fusegen.target import Target
@@ -60,7 +60,7 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _run_extension(found: Sequence[FoundKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
+def _run_extension(found: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
     shipped = build_extension(options.out, _wanted(found, targets, options, terminal.progress), library, fusegen.__version__)
     terminal.progress()
@@ -75,7 +75,7 @@ def _run_extension(found: Sequence[FoundKernel], targets: Sequence[Target], opti
     return 0
 
 
-def _run_sources(found: Sequence[FoundKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
+def _run_sources(found: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
     names = build_sources(options.out, _wanted(found, targets, options, terminal.progress), library)
     terminal.progress()
@@ -93,7 +93,7 @@ def _words(texts: Sequence[str] | None) -> list[str | None]:
     return [None] if texts is None else list(dict.fromkeys(word.strip() for text in texts for word in text.split(",")))
 
 
-def _kernels(options: argparse.Namespace) -> list[FoundKernel]:
+def _kernels(options: argparse.Namespace) -> list[NamedKernel]:
     """The kernels that the options name.
 
     Raises:
@@ -107,7 +107,7 @@ def _kernels(options: argparse.Namespace) -> list[FoundKernel]:
 
 
 def _wanted(
-    found: Sequence[FoundKernel], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
+    found: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
 ) -> Iterator[BuildRequest]:
     """Each kernel for each target, dtype and kind of calls."""
     for each, target, dtype, call in product(found, targets, _words(options.dtype), options.call or [None]):

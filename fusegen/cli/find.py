@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from fusegen.cli.arguments import refuse_twice, tensor_of
-from fusegen.cli.load import is_place, module_at, value_at
+from fusegen.cli.load import is_location, module_at, value_at
 from fusegen.cli.terminal import Terminal, print_document, users_line
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError, BatchError, SpecNotFoundError
@@ -56,11 +56,11 @@ def run_find(options: argparse.Namespace, terminal: Terminal) -> int:
 
 def _found(options: argparse.Namespace) -> Findings:
     source = str(options.source)
-    if source.endswith(_PROFILES) and not is_place(source):
+    if source.endswith(_PROFILES) and not is_location(source):
         if options.batch:
             raise ArgumentError("--batch is for a model: a trace has its shapes", hint="leave it out")
         return find(Path(source), target=options.target)
-    if not is_place(source):
+    if not is_location(source):
         raise ArgumentError(f"{source} is neither a model nor a trace", hint="FILE.py:MODEL, pkg.mod:MODEL, or trace.json.gz")
     place, _, attribute = source.rpartition(":")
     if not place or not attribute:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import fusegen as fg
-from fusegen.cli.arguments import KernelCall, add_inputs, given, nvidia_gpu
+from fusegen.cli.arguments import KernelCall, add_inputs, kernel_calls, nvidia_gpu
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -57,7 +57,7 @@ def _gpu() -> torch.device:
 
 
 def _tuned(options: argparse.Namespace, device: torch.device, terminal: Terminal) -> Iterator[_Tuned]:
-    for each in given(load_all(options.kernel, options), options, options.dtype, target_of(device)):
+    for each in kernel_calls(load_all(options.kernel, options), options, options.dtype, target_of(device)):
         terminal.progress(f"measuring the plans of {each.name} …")
         yield _Tuned(each, fg.tune(each.kernel, **materialize(each.arguments, device)))
 

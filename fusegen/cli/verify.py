@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fusegen import target as targets
-from fusegen.cli.arguments import add_inputs, are_own, given, nvidia_gpu
+from fusegen.cli.arguments import add_inputs, are_own, kernel_calls, nvidia_gpu
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -209,7 +209,7 @@ def verify_kernels(options: argparse.Namespace, device: torch.device, terminal: 
     found: list[tuple[tuple[str, str, str], dict[str, Outcome]]] = []
     kernels = load_all(options.names, options)
     for dtype in dict.fromkeys(options.dtype or [None]):
-        for each in given(kernels, options, dtype, target):
+        for each in kernel_calls(kernels, options, dtype, target):
             terminal.progress(f"running {each.name}{f' {dtype}' if dtype else ''} …")
             found.append(((each.name, each.dtype, target.name), verify_own(each.kernel, each.arguments, device)))
     terminal.progress()
