@@ -44,19 +44,17 @@ _WORDS = {"true": True, "false": False, "none": None, "nan": float("nan"), "inf"
 
 
 def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for the kernel, its arguments and the target."""
     parser.add_argument("kernel", metavar="NAME", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120, or cpu (default: this machine's GPU, else sm_90a)")
     parser.add_argument(
         "--dtype",
         metavar="DTYPE",
-        help="dtype of tensors whose shape gives none (default: a module's own, else bf16; on the CPU f32)",
+        help="of tensors whose shape gives none (default: a module's own, else bf16; f32 on a CPU)",
     )
     add_inputs(parser)
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for the kernel's arguments."""
     shape_help = "shapes of tensors (x=16384x4096:bf16 w=4096) and sizes of named dims (rows=512)"
     parser.add_argument("--shape", metavar="NAME=SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=shape_help)
     parser.add_argument("--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="other arguments (eps=1e-6)")
@@ -146,7 +144,6 @@ def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:
 
 
 def refuse_twice(name: str, known: Container[str]) -> None:
-    """Refuses a name that is already known."""
     if name in known:
         raise ArgumentError(f"{name!r} is given twice", hint="give it once")
 
@@ -301,7 +298,6 @@ class KernelCall:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the first tensor."""
         return next(from_torch(value.dtype).short for value in self.arguments.values() if isinstance(value, Tensor))
 
 

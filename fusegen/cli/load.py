@@ -83,7 +83,7 @@ def module_at(location: str) -> ModuleType:
         return _import(location, lambda: _by_name(location))
     path = Path(location)
     if not path.is_file():
-        raise ArgumentError(f"{location} does not exist", hint="give the path of a Python file, as in path/to/file.py:kernel")
+        raise ArgumentError(f"no file {location}", hint="give the path of a Python file, as in path/to/file.py:kernel")
     return _import(location, lambda: _by_path(path))
 
 
@@ -177,7 +177,7 @@ def _how_to_declare(name: str, value: object) -> str:
 
 def _not_found(location: str, attribute: str, kernels: list[str]) -> SpecNotFoundError:
     """An error that suggests a kernel with a similar name, else all of the file."""
-    what = f"no kernel {attribute!r} in {location}" if attribute else f"{location} has no kernel"
-    what = f"{location} has several kernels" if kernels and not attribute else what
+    unnamed = f"{location} has several kernels" if kernels else f"no kernel in {location}"
+    what = f"no kernel {attribute!r} in {location}" if attribute else unnamed
     close = difflib.get_close_matches(attribute, kernels, n=1) or kernels
     return SpecNotFoundError(what, hint=" or ".join(f"{location}:{name}" for name in close) or _DECLARE)

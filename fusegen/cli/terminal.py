@@ -117,12 +117,10 @@ class Terminal:
             self.console.print(text, style=style or None, soft_wrap=True)
 
     def title(self, text: str) -> None:
-        """Prints the title of a section."""
         self.line()
         self.line(f"== {text} ==" if self.console is None else text, "bold cyan")
 
     def code(self, text: str, language: str) -> None:
-        """Prints code, highlighted on a terminal."""
         if self.console is None:
             self.line(text)
         else:
