@@ -19,8 +19,8 @@ from fusegen.bench.record import (
     BenchRecord,
     Comparison,
     TimedCase,
-    check_place,
     check_same_device,
+    check_writable,
     compare,
     environment,
     read,
@@ -95,9 +95,9 @@ def _check(options: argparse.Namespace) -> None:
         if path is not None and options.report is not None and path.resolve() == options.report.resolve():
             raise ArgumentError(f"--report would overwrite the record of {option}", hint="choose another file with --report")
     if options.show is None and options.out is not None:
-        check_place(options.out, "--out")
+        check_writable(options.out, "--out")
     if options.report is not None:
-        check_place(options.report, "--report")
+        check_writable(options.report, "--report")
 
 
 def _timing_option(options: argparse.Namespace) -> str | None:

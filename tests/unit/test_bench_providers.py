@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusegen import timing
 from fusegen.bench import providers
-from fusegen.bench.case import BenchCase, Way
+from fusegen.bench.case import BenchCase, Implementation
 from fusegen.bench.cases import chain
 from fusegen.bench.providers import PROVIDERS, Provider, choose, copying
 from fusegen.bench.run import compare, reference, run_case
@@ -88,12 +88,12 @@ def test_a_copy_moves_as_many_bytes() -> None:
     target = copying(1 << 16, HOST)()
     assert target.numel() * target.element_size() == 1 << 15, "read once and written once"
     assert torch.equal(target, torch.arange(1 << 13, dtype=torch.int32))
-    assert BY_NAME["copy"].way(replace(_small("gelu"), flops=lambda sizes: 1)) is None
+    assert BY_NAME["copy"].implementation(replace(_small("gelu"), flops=lambda sizes: 1)) is None
 
 
 def test_what_is_read_alone_is_beside_a_copy_of_half_of_it() -> None:
     case = _small("column_sum", 1024, 64)
-    way = BY_NAME["copy"].way(case)
+    way = BY_NAME["copy"].implementation(case)
     assert way is not None
     target = way.prepare(case.arguments(HOST))()
     assert 2 * target.numel() * target.element_size() == case.bytes == 2 * 1024 * 64 + 2 * 64
@@ -103,7 +103,7 @@ def test_what_is_read_alone_is_beside_a_copy_of_half_of_it() -> None:
 
 
 def _provider(name: str, call: Callable[[Arguments], Any]) -> Provider:
-    return Provider(name, lambda device: None, lambda case: Way(name, lambda arguments: lambda: call(arguments)))
+    return Provider(name, lambda device: None, lambda case: Implementation(name, lambda arguments: lambda: call(arguments)))
 
 
 def test_a_wrong_result_has_no_time() -> None:

@@ -78,11 +78,11 @@ def test_mistakes_are_one_line(run: Run, file: Path, tmp_path: Path) -> None:
     no_batch = tmp_path / "no_batch.py"
     no_batch.write_text(f"{FILE}\ndef batch():\n    raise ValueError\n")
     wrong = {
-        (f"{file}:model",): "nothing is known of the arguments",
+        (f"{file}:model",): "the model's arguments are unknown",
         (f"{file}:missing", "--batch", "8x64"): "no model 'missing'",
-        (str(file), "--batch", "8x64"): "has no name of a model",
+        (str(file), "--batch", "8x64"): "does not name a model",
         (f"{file}:number", "--batch", "8x64"): "number in",
-        (f"{file}:failing", "--batch", "8x64"): "cannot be made: ValueError: no",
+        (f"{file}:failing", "--batch", "8x64"): "failed: ValueError: no",
         (f"{file}:model", "--batch", "8x65"): "cannot be run on this batch",
         (f"{file}:plain", "--batch", "x=8x64", "64"): "some have none",
         (f"{file}:plain", "--batch", "x=8x64", "x=8x64"): "'x' is given twice",
