@@ -38,11 +38,11 @@ def _small(name: str, rows: int = 8, length: int = 32, dtype: torch.dtype = torc
 def test_all_that_are_there_take_part_and_the_others_say_why_not() -> None:
     chosen = choose(None, HOST)
     assert [each.name for each in chosen.providers] == ["fusegen", "eager", "compile", "copy"]
-    assert chosen.missing == dict.fromkeys(("liger", "quack", "flashinfer"), "it runs on a GPU alone")
+    assert chosen.missing == dict.fromkeys(("liger", "quack", "flashinfer"), "it runs only on a GPU")
 
 
 def test_what_was_asked_for_and_is_not_there_is_an_error() -> None:
-    for name, part in (("liger", "GPU alone"), ("tvm", "no provider"), ("", "no provider")):
+    for name, part in (("liger", "only on a GPU"), ("tvm", "no provider"), ("", "no provider")):
         with named((name, part)), pytest.raises(ArgumentError, match=part):
             choose(["eager", name], HOST)
 

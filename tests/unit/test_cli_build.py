@@ -106,7 +106,7 @@ MISTAKES = [
     (["softmax", "--out", "MINE"], "is there already", 1),
     (["softmax", "--out", "nowhere/OUT"], "cannot be made", 1),
     (["MINE:plain", "--out", "OUT"], "no shape or value for x, w of plain · try: --shape x=16384x4096", 2),
-    (["softmax", "rms_norm", "--shape", "x=8x8", "--out", "OUT"], "are of one kernel", 2),
+    (["softmax", "rms_norm", "--shape", "x=8x8", "--out", "OUT"], "describe one kernel", 2),
 ]
 
 

@@ -108,7 +108,7 @@ def test_mistakes(run: Run) -> None:
         ((), "NAME"),
         (("sotfmax",), "softmax"),
         (("mine.py:soft",), "--shape x="),
-        (("mine.py:soft", "softmax", "--shape", "x=8"), "--shape and --arg are of one kernel"),
+        (("mine.py:soft", "softmax", "--shape", "x=8"), "--shape and --arg describe one kernel"),
     ):
         with case(words):
             refused = run("tune", *words)
