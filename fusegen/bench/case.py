@@ -72,7 +72,6 @@ class BenchCase:
         return fg.kernel((OWN[self.name] if self.name in OWN else find(self.name).kernel).function)
 
     def on(self, kind: str) -> BenchCase:
-        """The case with the sizes and dtype for a CPU or a GPU."""
         return self if kind == "cuda" else replace(self, sizes=self.cpu_sizes, dtype=self.cpu_dtype)
 
     @property
@@ -91,7 +90,6 @@ class BenchCase:
         return completed(self.name, self.build(self.dtype, self.sizes))
 
     def arguments(self, device: torch.device) -> Arguments:
-        """The arguments on a device, with random values."""
         return materialize(self.meta_arguments(), device)
 
     @cached_property
@@ -119,7 +117,6 @@ class BenchCase:
         return lambda: function(**arguments)
 
     def programs(self, target: str) -> tuple[Program, ...]:
-        """The programs of a call of the kernel."""
         args, kwargs = by_position(self.kernel.function, self.meta_arguments())
         return (self.kernel.lower(*args, target=target, **kwargs).program,)
 

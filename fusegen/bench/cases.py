@@ -351,8 +351,6 @@ _CATALOGUE_CPU_SIZE = 64
 
 @dataclass(frozen=True)
 class CatalogueCase(BenchCase):
-    """A variant of a spec at canonical sizes."""
-
     @cached_property
     def kernel(self) -> fg.Kernel[..., Any]:
         return find(self.name).fresh()

@@ -40,8 +40,6 @@ class Provider:
 
 @dataclass(frozen=True)
 class ChosenProviders:
-    """The providers of a run, and the reasons why others are left out, by name."""
-
     providers: tuple[Provider, ...]
     missing: dict[str, str]
 

@@ -112,11 +112,9 @@ class TimedCase:
         return self.group == TRAINING
 
     def timing(self, provider: str) -> ProviderTiming | None:
-        """A provider's timing, if it took part."""
         return next((t for t in self.timings if t.provider == provider), None)
 
     def microseconds(self, provider: str) -> float | None:
-        """A provider's time, if it has one."""
         timing = self.timing(provider)
         return None if timing is None else timing.microseconds
 
@@ -140,8 +138,6 @@ class Latency:
 
 @dataclass(frozen=True)
 class BenchRecord:
-    """A run of the benchmark."""
-
     environment: Environment
     rows: tuple[TimedCase, ...]
     latency: tuple[Latency, ...]
@@ -166,7 +162,6 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def read(path: Path) -> BenchRecord:
-    """Reads a record; raises `ArgumentError` if the file cannot be read or is not a record."""
     return read_json(path, "record of fusegen bench", FORMAT, _record, "fusegen bench --out FILE.json writes one")
 
 
@@ -229,7 +224,6 @@ def environment(device: torch.device, timer: str) -> Environment:
 
 
 def cpu_name() -> str:
-    """The CPU's model name, as far as the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -242,7 +236,6 @@ def _driver() -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that contains this package, if any."""
     root = Path(fusegen.__file__).parents[1]
     tool = shutil.which("git")
     if tool is None or not (root / ".git").exists():
@@ -308,7 +301,6 @@ def check_same_device(old: Environment, new: Environment) -> None:
 
 
 def compare(old: BenchRecord, new: BenchRecord) -> Comparison:
-    """The changes between two records of one device."""
     check_same_device(old.environment, new.environment)
     before, after = _times(old), _times(new)
     changes = tuple(_change(key, before[key], time) for key, time in after.items() if key in before)

@@ -108,8 +108,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A case of a table; ``about`` is the text below its name."""
-
     case: str
     about: str
     cells: tuple[Cell, ...]
@@ -146,7 +144,6 @@ class Bar:
 
 
 def speedup_bars(verdicts: Sequence[JudgedCase]) -> list[Bar]:
-    """A bar per case from 1 to its speed-up, worst first."""
     speedups = speedup_order(verdicts)
     low, high = min([0.9, *(s for _, s in speedups)]), max([1.1, *(s for _, s in speedups)])
     origin, *ends = (100 * math.log(value / low) / math.log(high / low) for value in (1.0, *(speedup for _, speedup in speedups)))
@@ -182,7 +179,6 @@ def _date(text: str) -> str:
 
 
 def words(verdicts: Sequence[JudgedCase]) -> str:
-    """The number of cases of each result, as a sentence."""
     counts = tally(verdicts)
     cases = f"{len(verdicts)} case" + ("" if len(verdicts) == 1 else "s")
     wins, slower, ties = (counts[outcome] for outcome in (PeerResult.WIN, PeerResult.LOSS, PeerResult.TIE))
@@ -192,7 +188,6 @@ def words(verdicts: Sequence[JudgedCase]) -> str:
 
 
 def losses_table(lost: Sequence[JudgedCase]) -> Page:
-    """The times of each loss."""
     return Page(("fusegen µs", "fastest µs", "longer by"), tuple(Line(v.row.case, _about(v.row), _loss(v)) for v in lost))
 
 
@@ -213,12 +208,10 @@ def _trouble(verdict: JudgedCase) -> tuple[Cell, ...]:
 
 
 def _reason(timing: ProviderTiming) -> str:
-    """The error, without the prefix that marks a wrong result."""
     return (timing.error or "it has no time").removeprefix("wrong: ")
 
 
 def full_table(verdicts: Sequence[JudgedCase]) -> Page:
-    """All measurements of some cases."""
     rows = [v.row for v in verdicts]
     names = providers(rows)
     memory = [name for name in names if has_memory(rows, name)]
@@ -262,7 +255,6 @@ def _spread(timing: ProviderTiming) -> str:
 
 
 def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """The implementations of each provider, with their cases."""
     notes: dict[tuple[str, str], dict[str, None]] = {}
     for name in names:
         for row in rows:

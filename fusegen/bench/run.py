@@ -69,7 +69,6 @@ def run_case(
 
 
 def _timer_of(case: BenchCase, device: torch.device, quick: bool) -> str | None:
-    """The timer of a case; None if it is the record's."""
     timer, default = (timer_name(device, quick=quick, with_host=with_host) for with_host in (case.is_step, False))
     return None if timer == default else timer
 
@@ -95,7 +94,6 @@ def _measured(
 
 
 def _peaks(calls: Mapping[str, TimedCall], device: torch.device) -> dict[str, int | None]:
-    """The peak memory of each call; None for a call that fails, whose timing has the error."""
     peaks = {name: attempt(partial(peak_bytes, call, device)) for name, call in calls.items()}
     return {name: None if isinstance(peak, Exception) else peak for name, peak in peaks.items()}
 
@@ -204,7 +202,6 @@ def reference(case: BenchCase, arguments: Arguments) -> tuple[Tensor, ...] | Non
 
 
 def listed(results: Any) -> tuple[Tensor, ...]:
-    """The tensors among a call's results."""
     return tuple(leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor))
 
 
@@ -282,6 +279,5 @@ def is_measured(case: BenchCase, providers: Sequence[Provider], rows: Sequence[T
 
 
 def with_row(rows: Sequence[TimedCase], row: TimedCase) -> tuple[TimedCase, ...]:
-    """The rows with a new row, which replaces an older one of the same case."""
     by_key = {other.key: other for other in rows} | {row.key: row}
     return tuple(by_key.values())

@@ -20,8 +20,6 @@ LEVEL_MICROSECONDS = 0.5
 
 
 class PeerResult(Enum):
-    """The result of a case against its fastest peer."""
-
     LOSS = "slower"
     WIN = "faster"
     TIE = "level"
@@ -87,7 +85,6 @@ def _outcome(row: TimedCase, ours: float | None, theirs: float | None) -> PeerRe
 
 
 def compared(ours: float, theirs: float) -> PeerResult:
-    """The result of two times, in µs."""
     margin = max(LEVEL_SHARE * theirs, LEVEL_MICROSECONDS)
     if abs(ours - theirs) <= margin:
         return PeerResult.TIE
@@ -104,7 +101,6 @@ def tally(verdicts: Sequence[JudgedCase]) -> Counter[PeerResult]:
 
 
 def losses(verdicts: Sequence[JudgedCase]) -> list[JudgedCase]:
-    """The cases with a faster peer, worst first."""
     return sorted((v for v in verdicts if v.outcome is PeerResult.LOSS), key=lambda v: v.speedup or 0.0)
 
 
@@ -115,7 +111,6 @@ def speedup_order(verdicts: Sequence[JudgedCase]) -> list[tuple[JudgedCase, floa
 
 
 def providers(rows: Sequence[TimedCase]) -> list[str]:
-    """The names of all providers, in order of appearance."""
     return list(dict.fromkeys(t.provider for row in rows for t in row.timings))
 
 
@@ -129,7 +124,6 @@ _ORDER = tuple(provider.name for provider in PROVIDERS if provider.computes and 
 
 
 def heading(environment: Environment) -> str:
-    """A record's environment on one line."""
     parts = [environment.device]
     parts += [f"driver {environment.driver}"] if environment.driver else []
     parts += [f"CUDA {environment.cuda}"] if environment.cuda else []

@@ -78,7 +78,6 @@ def lowered(options: argparse.Namespace) -> tuple[NamedKernel, dict[str, Any], L
 
 
 def _check_sizes(low: Lowered) -> None:
-    """Refuses results that exceed any memory."""
     for buffer in low.program.buffers:
         elements = math.prod(size(low.sizes) for size in buffer.shape)
         if elements > _MOST_SIZE // buffer.dtype.itemsize:
@@ -121,7 +120,6 @@ def _default_dtype(function: object, target: Target) -> DType:
 
 
 def check_complete(named: NamedKernel, arguments: Mapping[str, Any]) -> None:
-    """Refuses a call that lacks arguments, and names the options that provide them."""
     required = [n for n, p in inspect.signature(named.kernel.function).parameters.items() if p.default is p.empty]
     missing = [name for name in required if name not in arguments]
     if not missing:
@@ -186,7 +184,6 @@ def _dtype(name: str) -> DType:
 
 
 def _refuse_unknown(shapes: Mapping[str, Tensor], parameters: Parameters) -> None:
-    """Refuses a shape whose name is neither a parameter nor a named dim."""
     dims = {dim for names in parameters.dims.values() for dim in names}
     for name in shapes:
         if name not in parameters.given and name not in dims:
@@ -197,7 +194,6 @@ def _refuse_unknown(shapes: Mapping[str, Tensor], parameters: Parameters) -> Non
 
 
 def _annotated(parameters: Parameters, dtype: DType, shapes: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors whose dims the annotations give, as numbers or names."""
     sizes = _dim_sizes(parameters.dims, shapes)
     dims_of = parameters.dims.items()
     return {name: _tensor([sizes[dim] for dim in dims], dtype, f"{name} ({' '.join(dims)})") for name, dims in dims_of}
@@ -242,7 +238,6 @@ def _value(name: str, text: str, parameters: Parameters) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """The text as a Python literal, or unchanged."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     with warnings.catch_warnings():

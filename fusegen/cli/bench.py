@@ -83,7 +83,6 @@ def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuses options that contradict each other."""
     if options.show is None and not are_own(options.names, options, _OF_CASES) and options.dtype is not None:
         what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
         raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
@@ -101,7 +100,6 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _timing_option(options: argparse.Namespace) -> str | None:
-    """A name or option that selects what is timed, which a stored record excludes."""
     if options.names:
         return str(options.names[0])
     return next((f"--{option}" for option in _TIMING if getattr(options, option)), None)
@@ -161,7 +159,6 @@ def _stored(record: BenchRecord, path: Path | None) -> BenchRecord:
 
 
 def _cases(names: Sequence[str], groups: Sequence[str], kind: str) -> tuple[BenchCase, ...]:
-    """The cases of the groups with a device's sizes, without duplicates."""
     candidates = [case for group in GROUPS if group in groups for case in GROUPS[group]]
     known = {case.name for case in candidates}
     for name in names:

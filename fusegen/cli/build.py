@@ -89,7 +89,6 @@ def _run_sources(kernels: Sequence[NamedKernel], targets: Sequence[Target], opti
 
 
 def _words(texts: Sequence[str] | None) -> list[str | None]:
-    """The distinct items of comma-separated lists; a single None without lists."""
     return [None] if texts is None else list(dict.fromkeys(word.strip() for text in texts for word in text.split(",")))
 
 
@@ -109,7 +108,6 @@ def _kernels(options: argparse.Namespace) -> list[NamedKernel]:
 def _requests(
     kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
 ) -> Iterator[BuildRequest]:
-    """A request for each combination of kernel, target, dtype and call."""
     for named, target, dtype, call in product(kernels, targets, _words(options.dtype), options.call or [None]):
         shapes = [*options.shape, *(call.split(",") if call else ())]
         arguments = meta_arguments(named, argparse.Namespace(**vars(options) | {"dtype": dtype, "shape": shapes}), target)

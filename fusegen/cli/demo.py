@@ -201,7 +201,6 @@ class FusionDemo:
 
     @cached_property
     def low(self) -> Lowered:
-        """The kernel lowered for this machine's GPU, else for the target whose code is printed."""
         return self.fusion.kernel.lower(**self.arguments, target=self.shown.name)
 
     @cached_property
@@ -235,7 +234,6 @@ class FusionDemo:
             return error
 
     def fields(self) -> dict[str, object]:
-        """All fields of the JSON document."""
         missing = [result.one_line for result in (self.compiled, self.measured) if isinstance(result, ToolNotFoundError)]
         return {
             "title": self.fusion.title,
@@ -264,11 +262,6 @@ def _compiled(low: Lowered) -> CompiledDemo:
 
 
 def _measure(function: Callable[..., Any], arguments: Arguments, target: Target) -> Measured:
-    """Times and errors.
-
-    Raises:
-        ToolNotFoundError: there is no compiler for this device.
-    """
     kernel = fusegen.kernel(function)  # a new kernel, without earlier calls
     first, result = _first_call(kernel, arguments)
     eager = function(**arguments)
@@ -310,8 +303,6 @@ def _source_path(source: Source, target: Target) -> Path:
 
 @dataclass(frozen=True)
 class Error:
-    """The error of a result: its rms over the rms of the exact result, and the largest difference."""
-
     relative: float
     greatest: float
 

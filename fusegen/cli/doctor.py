@@ -82,14 +82,11 @@ class Diagnosis:
 
     @property
     def is_problem(self) -> bool:
-        """True if this machine needs it and it is missing or broken."""
         return self.required and self.state is not ProbeState.FOUND
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A check of one tool or package; ``look`` may raise anything."""
-
     name: str
     needed_for: str
     look: Callable[[], Look]
@@ -178,7 +175,6 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cache(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Prints the contents of the cache, or those that were removed."""
     folder = settings().cache_dir
     kinds = clear(folder) if options.action == "clear" else usage(folder)
     foreign = strangers(folder)

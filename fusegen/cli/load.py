@@ -27,8 +27,6 @@ _DECLARE = "decorate a function with @fusegen.kernel"
 
 @dataclass(frozen=True)
 class NamedKernel:
-    """A kernel, and its spec if it is prebuilt."""
-
     name: str
     kernel: Kernel[..., Any]
     spec: Spec | None = None
@@ -145,7 +143,6 @@ def _in_module(module: ModuleType, location: str, attribute: str) -> NamedKernel
 
 
 def value_at(module: ModuleType, path: str) -> object:
-    """The object of a dotted name; None if it does not exist."""
     value: object = module
     for name in path.split("."):
         value = getattr(value, name, None)
@@ -167,7 +164,6 @@ def _fresh(declared: Kernel[..., Any] | Method[..., Any]) -> Kernel[..., Any]:
 
 
 def _how_to_declare(name: str, value: object) -> str:
-    """The hint that turns a callable into a kernel."""
     if isinstance(value, nn.Module):
         return f"fuse it: NAME = fusegen.kernel({name})"
     if inspect.isclass(value) and issubclass(value, nn.Module):
@@ -176,7 +172,6 @@ def _how_to_declare(name: str, value: object) -> str:
 
 
 def _not_found(location: str, attribute: str, kernels: list[str]) -> SpecNotFoundError:
-    """An error that suggests a kernel with a similar name, else all of the file."""
     unnamed = f"{location} has several kernels" if kernels else f"no kernel in {location}"
     what = f"no kernel {attribute!r} in {location}" if attribute else unnamed
     close = difflib.get_close_matches(attribute, kernels, n=1) or kernels

@@ -100,8 +100,6 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing usage and exiting."""
-
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"{self.prog} --help")
 
@@ -168,7 +166,6 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _one_line(error: FusegenError) -> str:
-    """The error on one line; only the first line of a compiler's log."""
     lines = error.what.splitlines() or [""]
     fields = [lines[0] + (" …" if len(lines) > 1 else "")]
     fields += [f"at: {error.where}"] if error.where else []
@@ -177,7 +174,6 @@ def _one_line(error: FusegenError) -> str:
 
 
 def _unexpected(error: BaseException) -> str:
-    """The line of an unexpected error."""
     text = _text(error)
     what = f"{type(error).__name__}{f': {text}' if text else ''}"
     return " · ".join(_bounded(field) for field in (what, f"at: {_location(error)}", "try: fusegen --traceback …"))
@@ -188,7 +184,6 @@ def _bounded(text: str) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """``str(error)``; empty if a user's class raises in ``__str__``."""
     try:
         return str(error)
     except BaseException:
@@ -263,13 +258,11 @@ def _redirect_to_stderr(descriptor: int) -> None:
 
 
 def silence(number: int) -> None:
-    """Redirects a file descriptor to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, number)
     os.close(null)
 
 
 def accept_all_text(stream: TextIO | None) -> None:
-    """Lets a stream escape characters that its encoding lacks."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")

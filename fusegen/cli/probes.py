@@ -47,17 +47,14 @@ class Look:
 
 
 def found(version: str | None = None, where: str | None = None, detail: str | None = None) -> Look:
-    """A result: present and working."""
     return Look(ProbeState.FOUND, version, where, detail)
 
 
 def missing(detail: str, hint: str | None = None) -> Look:
-    """A result: not present."""
     return Look(ProbeState.MISSING, detail=detail, hint=hint)
 
 
 def broken(detail: str, hint: str | None = None, *, version: str | None = None, where: str | None = None) -> Look:
-    """A result: present, but not working."""
     return Look(ProbeState.BROKEN, version, where, detail, hint)
 
 
@@ -99,7 +96,6 @@ def _installation(folder: Path) -> str:
 
 
 def look_at_packages() -> Look:
-    """Probes the Python packages that do not depend on CUDA."""
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
     if absent := [name for name in _PACKAGES if name not in versions]:
         return missing(", ".join(absent), f"pip install {' '.join(absent)}")
@@ -164,7 +160,6 @@ def _gpu_without_torch(has_cuda: bool, version: str | None) -> Look:
 
 @lru_cache(maxsize=1)
 def driver() -> str | None:
-    """The driver's version; None if there is no driver or no GPU."""
     tool = shutil.which("nvidia-smi")
     try:
         process = run([tool, "--query-gpu=driver_version", "--format=csv,noheader"]) if tool else None
@@ -201,7 +196,6 @@ _INSTALL_CUDA = "pip install 'cuda-bindings[all]' cuda-core"
 
 
 def look_at_nvrtc() -> Look:
-    """Probes NVRTC by compiling a kernel."""
     if not _is_installed("cuda.bindings"):
         return missing("cuda-bindings is not installed", _INSTALL_CUDA)
     version = importlib.metadata.version("cuda-bindings")
@@ -213,7 +207,6 @@ def look_at_nvrtc() -> Look:
 
 
 def look_at_core() -> Look:
-    """Probes cuda.core by compiling a kernel."""
     if not _is_installed("cuda.core"):
         return missing("cuda-core is not installed", _INSTALL_CUDA)
     version = importlib.metadata.version("cuda-core")
@@ -375,7 +368,6 @@ def ask(code: str) -> Mapping[str, Any]:
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs a command without input; raises `ProbeError` if it does not start or takes too long."""
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
@@ -387,7 +379,6 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def failure(process: subprocess.CompletedProcess[str]) -> str:
-    """The failure of a process: its last line of output, or the signal that ended it."""
     lines = [line.strip() for line in (process.stderr + process.stdout).splitlines() if line.strip()]
     if process.returncode < 0:
         return f"crashed by {_signal(-process.returncode)}"

@@ -63,7 +63,6 @@ def _texts(low: Lowered, requested: Sequence[str], is_one: bool) -> tuple[dict[s
 
 
 def _print_all(terminal: Terminal, low: Lowered, stages: Sequence[str]) -> None:
-    """Prints the stages with titles, the source without its primitives, and an error for a stage whose tool is missing."""
     for stage in stages:
         terminal.title(f"{stage} ({low.target.name})" if stage in LANGUAGES else stage)
         try:
@@ -90,7 +89,6 @@ STAGES = ("trace", "graph", "groups", "plan", *LANGUAGES)
 
 
 def available(low: Lowered) -> tuple[str, ...]:
-    """The stages that the target has, in order."""
     return tuple(stage for stage in STAGES if stage not in LANGUAGES or stage in tuple(low.asm))
 
 
@@ -133,7 +131,6 @@ def _names(graph: Graph, positions: tuple[int, ...]) -> str:
 
 
 def _name(graph: Graph, position: int) -> str:
-    """The name of a node in the stage ``graph``."""
     node = graph.nodes[position]
     if node.op in (Op.INPUT, Op.SCALAR):
         return str(node.attr("name"))
@@ -165,7 +162,6 @@ def _layout(launch: Launch, sizes: Mapping[str, int]) -> str:
 
 
 def _fields(body: object) -> str:
-    """The plan of a kernel's body, field by field."""
     plan = getattr(body, "plan", None)
     if not dataclasses.is_dataclass(plan):
         return "no plan"
@@ -270,8 +266,6 @@ def _fact(low: Lowered, step: Step) -> StepFact:
 
 @dataclass(frozen=True)
 class Saving:
-    """Launches and bytes of a program and of eager; ``eager`` is None if it cannot be counted."""
-
     steps: int
     moved: int
     eager: EagerCost | None

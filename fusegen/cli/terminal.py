@@ -46,7 +46,6 @@ class Progress:
         self._shown = False
 
     def say(self, text: str) -> None:
-        """Shows the current step."""
         if self._stream is None:
             return
         self.clear()
@@ -55,7 +54,6 @@ class Progress:
         self._stream.flush()
 
     def note(self, text: str) -> None:
-        """Prints a line that is not overwritten."""
         if self._stream is not None:
             self.clear()
             self._stream.write(f"{text}\n")
@@ -78,7 +76,6 @@ class Progress:
             yield step
 
     def clear(self) -> None:
-        """Erases the line before other output is printed."""
         if self._shown and self._stream is not None:
             self._stream.write(_ERASE_LINE)
             self._stream.flush()
@@ -94,14 +91,12 @@ class Terminal:
         self._progress = Progress(progress)
 
     def progress(self, text: str = "") -> None:
-        """Shows the current step on stderr; an empty text erases it."""
         if text:
             self._progress.say(text)
         else:
             self._progress.clear()
 
     def note(self, text: str) -> None:
-        """Prints a permanent line on stderr."""
         self._progress.note(text)
 
     def steps(self, count: int) -> AbstractContextManager[Callable[[str], None]]:
@@ -130,7 +125,6 @@ class Terminal:
             self.console.print(Syntax(text, language, theme="ansi_dark", background_color="default", word_wrap=True))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-        """Prints a table. The columns in ``right`` are right-aligned."""
         from rich import box
         from rich.table import Table
 
@@ -167,7 +161,6 @@ def _bar(console: Console) -> Bar:
 
 
 def _plain_text(table: Table) -> str:
-    """A table as text without trailing blanks."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=_WIDE, color_system=None, highlight=False, markup=False, emoji=False)
@@ -180,7 +173,6 @@ def _plain_text(table: Table) -> str:
 
 
 def printable(text: str) -> str:
-    """The text on one line, with control characters and lone surrogates escaped."""
     line = " ".join(text.split())
     return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in line)
 

@@ -55,7 +55,6 @@ def run_verify(options: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _check(options: argparse.Namespace, specs: Sequence[Spec], terminal: Terminal) -> int:
-    """Compares the records with the code emitted today; kernels without a record are not lowered."""
     folder = options.record or own_folder()
     pairs = [(spec, targets.target(name)) for name in options.target or TARGETS for spec in specs]
     records = {pair: read(path_of(folder, pair[1].name, pair[0].name)) for pair in pairs}
@@ -156,7 +155,6 @@ def _outcomes(row: SpecResult) -> dict[str, Outcome]:
 
 
 def _line(head: tuple[str, str, str], outcomes: Mapping[str, Outcome], stored: int = 0) -> tuple[str, ...]:
-    """The verdict on a kernel's outcomes, its worst errors, and the names of their cases."""
     passed = f"{sum(outcome.passed for outcome in outcomes.values())}/{len(outcomes)}"
     verdict = (next(iter(outcomes.values())).word if len(outcomes) == 1 else passed) + (f" + {stored} as before" if stored else "")
     errors = [(verdict.errors, name) for name, outcome in outcomes.items() for verdict in outcome.verdicts]
@@ -202,7 +200,6 @@ _OF_RECORDS = ("target", "case", "record", "stale", "check")
 
 
 def verify_kernels(options: argparse.Namespace, device: torch.device, terminal: Terminal) -> int:
-    """Verifies a user's kernels; returns 1 if one is wrong."""
     target = target_of(device)
     results: list[tuple[tuple[str, str, str], dict[str, Outcome]]] = []
     kernels = load_all(options.names, options)

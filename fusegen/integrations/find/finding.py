@@ -209,7 +209,6 @@ class Findings(Sequence[Finding]):
 
 
 def _saves(finding: Finding) -> bool:
-    """True if a finding needs fewer launches, or moves clearly fewer bytes."""
     return finding.launches_after < finding.launches_before or finding.bytes_after < _FEWER * finding.bytes_before
 
 

@@ -65,7 +65,6 @@ class Search:
         self._eager: dict[object, EagerCost | None] = {}
 
     def findings(self, note: str = "") -> list[Finding]:
-        """The findings, each with a note."""
         return [_finding(costs, self._bandwidth, note) for costs in self.best()]
 
     def best(self) -> list[list[Cost]]:
@@ -114,7 +113,6 @@ class Search:
         return len({node.meta.get(EPOCH) for node in nodes}) == 1 and is_convex(nodes, self._order)
 
     def _is_large(self, node: fx.Node, region: CutRegion) -> bool:
-        """True if a tensor has at least half the bytes of the region's largest value."""
         return 2 * _size(node) >= max(map(_size, region.nodes))
 
     def _best_of(self, candidates: Iterable[CutRegion]) -> Cost | None:
@@ -152,7 +150,6 @@ class Search:
                 yield from self._through_views(neighbor, back=back)
 
     def _with_views(self, heavy: Sequence[fx.Node], inside: set[fx.Node]) -> Iterator[fx.Node]:
-        """Matmuls, and the views between them and a region."""
         for node in heavy:
             yield node
             yield from self._views_between(node, inside, back=False)
@@ -221,7 +218,6 @@ def _finding(costs: Sequence[Cost], bandwidth: float, note: str) -> Finding:
 
 
 def declaration(function: RegionFunction) -> str:
-    """Source text of a kernel, with its imports."""
     return f"{_IMPORTS}@fg.kernel\n{function.text}\n"
 
 
@@ -246,7 +242,6 @@ _PRODUCTS = ("linear", "matmul", "addmm", "mm", "bmm", "baddbmm", "einsum")
 
 
 def _is_connected(nodes: Sequence[fx.Node]) -> bool:
-    """True if the nodes form one connected component."""
     inside, reached = set(nodes), {nodes[0]}
     stack = [nodes[0]]
     while stack:
@@ -323,7 +318,6 @@ class Cost:
         return (self.eager.moved - self.moved) / bandwidth + (self.eager.launches - self.launches) * LAUNCH_SECONDS
 
     def seconds_after(self, bandwidth: float) -> float:
-        """Expected time of fusegen's launches."""
         return self.moved / bandwidth + self.launches * LAUNCH_SECONDS
 
 

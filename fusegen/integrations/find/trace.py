@@ -33,8 +33,6 @@ _HINT = "profile with record_shapes=True, and export it with export_chrome_trace
 
 @dataclass(frozen=True)
 class DeviceKernel:
-    """A kernel on the GPU; times are in seconds of the trace's clock."""
-
     name: str
     start: float
     seconds: float
@@ -176,7 +174,6 @@ def _operator(event: Mapping[str, Any], args: Mapping[str, Any], location: Sourc
 
 
 def _kernels(events: Iterable[Mapping[str, Any]], operators: Mapping[int, ProfiledOperator]) -> list[DeviceKernel]:
-    """The kernels in order; each is added to the operator that launched it."""
     kernels = []
     for event in sorted((event for event in events if event.get("cat") in _DEVICE_KINDS), key=lambda event: float(event["ts"])):
         kernel = DeviceKernel(str(event["name"]), event["ts"] * 1e-6, event.get("dur", 0) * 1e-6)
@@ -188,8 +185,6 @@ def _kernels(events: Iterable[Mapping[str, Any]], operators: Mapping[int, Profil
 
 
 class _Locations:
-    """The Python functions and modules of a trace with stacks."""
-
     def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
         self._spans: dict[Any, list[tuple[float, float, str]]] = {}
         for event in events:
@@ -264,7 +259,6 @@ def replay(operators: Sequence[ProfiledOperator]) -> fx.Graph:
 
 
 def _note(nodes: Sequence[fx.Node], operator: ProfiledOperator) -> None:
-    """Stores the operator's time at its first node."""
     if nodes:
         kernels = operator.kernels
         nodes[0].meta[SECONDS] = sum(kernel.seconds for kernel in kernels) if kernels else operator.seconds

@@ -135,7 +135,6 @@ def _name(source: Any) -> str:
 
 
 def hinted(size: Any) -> int:
-    """A size as a number; for a symbol, the example's size."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
@@ -192,7 +191,6 @@ class ModelRecorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def tracking_modules(self) -> Iterator[None]:
-        """Tracks the module that is being called."""
         before = register_module_forward_pre_hook(lambda module, _: self._enter(module))
         after = register_module_forward_hook(lambda *_: self._leave(), always_call=True)
         try:
@@ -309,7 +307,6 @@ class SourceLocation:
 
     @property
     def text(self) -> str:
-        """The source line."""
         return linecache.getline(self.file, self.line).strip() if self.file else ""
 
     def __str__(self) -> str:

@@ -90,7 +90,6 @@ _DEVICE = torch.device("cuda")
 
 
 def value_of(node: fx.Node) -> Any:
-    """The example value of a node, or None."""
     return node.meta.get(VALUE, node.meta.get("example_value"))
 
 
@@ -129,7 +128,6 @@ def _gives_tensors(value: Any) -> bool:
 
 
 def _trace_key(value: Any) -> Any:
-    """The properties of a value that determine a trace."""
     if isinstance(value, tuple):
         return tuple(map(_trace_key, value))
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
@@ -174,7 +172,6 @@ def regions_of(
 
 
 def region_of(nodes: Sequence[fx.Node], kinds: dict[fx.Node, NodeCost]) -> CutRegion:
-    """The region of nodes, which are in order."""
     inside = set(nodes)
     read = {node for node in nodes if not node.users or any(user not in inside for user in node.users)}
     results = dict.fromkeys(base for node in nodes if node in read for base in _bases(node, inside, kinds))
@@ -220,8 +217,6 @@ def is_convex(nodes: Collection[fx.Node], order: dict[fx.Node, int]) -> bool:
 
 
 class _Cut:
-    """Sets of nodes under construction."""
-
     def __init__(self, graph: fx.Graph, members: Sequence[fx.Node], group: Callable[[fx.Node], Hashable]) -> None:
         self._order = {node: index for index, node in enumerate(graph.nodes)}
         self._members = dict.fromkeys(members)

@@ -46,7 +46,6 @@ class RegionFunction:
 
     @property
     def text(self) -> str:
-        """The source, without imports."""
         parameters = ", ".join(f"{name}: {self.numbers.get(name, 'Tensor')}" for name in self.parameters.values())
         result = "Tensor" if len(self.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(self.results))}]"
         head = f"def {self.name}({parameters}) -> {result}:"
@@ -165,8 +164,6 @@ def _name_of_parameter(node: fx.Node) -> str:
 
 
 class _Names:
-    """Assigns unique names."""
-
     def __init__(self) -> None:
         self.taken = set(_RESERVED)
 

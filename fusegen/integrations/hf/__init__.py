@@ -180,7 +180,6 @@ def kernel_mapping() -> dict[str, dict[str, Any]]:
 
 
 def _installed(name: str) -> Any:
-    """Imports an optional package; raises `ToolNotFoundError` if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -39,7 +39,6 @@ class CacheArgument:
     kind: type
 
     def substitute(self, value: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with a substitute for the cache."""
         if isinstance(self.key, int):
             return (*args[: self.key], value, *args[self.key + 1 :]), dict(kwargs)
         return tuple(args), {**kwargs, self.key: value}
@@ -61,7 +60,6 @@ def keyed_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[
 
 
 def layer_indices(module: nn.Module) -> frozenset[int]:
-    """The indices in a cache of a module's layers."""
     return frozenset(index for submodule in module.modules() if isinstance(index := getattr(submodule, "layer_idx", None), int))
 
 
@@ -103,7 +101,6 @@ def is_pair(cache: object) -> bool:
 
 
 def _is_defined_in(module: ModuleType, owner: object, name: str) -> bool:
-    """True if a method's code is in a module's file."""
     method = getattr(owner, name)
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     return code is not None and code.co_filename == module.__file__
@@ -141,8 +138,6 @@ class CacheStandIn:
 
 
 class EmptyCacheStandIn(CacheStandIn):
-    """Stands for an empty cache."""
-
     def get_seq_length(self, *_: Any) -> int:
         return 0
 
@@ -158,8 +153,7 @@ class UnusedCacheStandIn(EmptyCacheStandIn):
         self.__getattr__("update")
 
     def get_seq_length(self, *_: Any) -> Any:
-        """Not a number, so that comparisons and arithmetic fail."""
-        return object()
+        return object()  # not a number
 
 
 class CachePairStandIn(EmptyCacheStandIn):
@@ -174,7 +168,6 @@ class CachePairStandIn(EmptyCacheStandIn):
         self.get_seq_length = self.self_attention_cache.get_seq_length  # type: ignore[method-assign]
 
     def new_entries(self) -> Any:
-        """The new entries of both caches."""
         return self.self_attention_cache.new_entries(), self.cross_attention_cache.new_entries()
 
 
@@ -207,19 +200,16 @@ def with_empty_cache(function: CacheFunction, argument: CacheArgument, are_fresh
 
 # A layer as two kernels, before and after its attention.
 #
-# Between them, its cache and the model's attention function run in Python. So no kernel depends on the growing length, and any cache
-# class works.
+# Between them, its cache and the model's attention function run in Python. So no kernel depends on the growing length, and the
+# cache may be of any class.
 
 
 @dataclass(frozen=True)
 class _Argument:
-    """An argument of the layer's call, by position or name."""
-
     key: int | str
 
 
 def mask_position(function: CacheFunction) -> int | None:
-    """The position of the attention mask among the arguments of a module's function."""
     names = list(inspect.signature(function).parameters)[1:]
     return names.index(_MASK) if _MASK in names else None
 
@@ -244,8 +234,6 @@ _MASK_ARGUMENT = _Argument(_MASK)
 
 @dataclass(frozen=True)
 class _KernelResult:
-    """A result of the kernel before attention."""
-
     number: int
 
 

@@ -56,7 +56,6 @@ class FusedForward(FusedCall):
         self._given = vars(module).get(self._attribute)  # of another tool, or the user's own
 
     def put(self) -> None:
-        """Replaces the module's forward pass."""
         setattr(self.module, self._attribute, self)
 
     def remove(self) -> None:
@@ -111,11 +110,10 @@ class FusedForward(FusedCall):
         return PreparedCall(before, (self.module, *arguments), named_arguments, finish)
 
     def _after(self, argument: CacheArgument) -> Kernel[..., Any]:
-        """The kernel of the layer after its attention."""
         return self._kernel("behind", after_attention, argument)
 
     def own_code_reason(self) -> str:
-        """Also checkpointing by the module's own code, which modules do whose class has no checkpointing call."""
+        """Includes checkpointing by the module's own code, if its class has no checkpointing ``__call__``."""
         module = self.module
         if self._is_removed:
             return "its patch was removed"
@@ -155,7 +153,6 @@ class FusedForward(FusedCall):
         return {}
 
     def _current_inside(self) -> Inside:
-        """The submodules; collected again when one is replaced, as adapters do."""
         if not self._inside.is_current():
             self._inside = Inside(self.module)
         return self._inside
@@ -224,7 +221,6 @@ def _bound(module: nn.Module) -> list[FusedCall | GraphedForward]:
 
 
 def _attribute(module: nn.Module) -> str:
-    """The attribute of a module's own forward pass, which accelerate's hooks rename."""
     return _HOOKED if hasattr(module, "_hf_hook") and _HOOKED in vars(module) else "forward"
 
 
@@ -264,7 +260,6 @@ class Inside:
         self._forward_hooks = [m._forward_hooks for m in submodules]
 
     def is_current(self) -> bool:
-        """True if no submodule was added, removed or replaced."""
         return [*chain.from_iterable(map(dict.values, self._submodules))] == self._known_submodules
 
     def own_code_reason(self) -> str:

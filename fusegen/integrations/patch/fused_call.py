@@ -155,7 +155,6 @@ class FusedCall:
 
     @property
     def original(self) -> Callable[..., Any]:
-        """The function itself."""
         raise NotImplementedError
 
     def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PreparedCall:
@@ -181,11 +180,9 @@ class FusedCall:
         return type(self.module).__name__
 
     def put(self) -> None:
-        """Replaces the function."""
         raise NotImplementedError
 
     def remove(self) -> None:
-        """Restores the function."""
         raise NotImplementedError
 
     def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKind:
@@ -193,7 +190,6 @@ class FusedCall:
         return (*self.mode(), *map(type, args), *named)
 
     def _count_first_call(self) -> None:
-        """Counts the layer as done at its first call."""
         if self.layers is not None and not self.kinds:
             self.layers.done += 1
             tell_of(None)

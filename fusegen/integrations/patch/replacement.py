@@ -73,7 +73,6 @@ def patch(model: nn.Module, only: ModuleChoice | None = None, exclude: ModuleCho
 
 
 def _count_layers(calls: Iterable[FusedCall]) -> None:
-    """Groups calls by class, for progress over layers."""
     counts = Counter(call.name for call in calls)
     layers = {name: Layers(name, count) for name, count in counts.items()}
     for call in calls:
@@ -272,8 +271,6 @@ def has_loss(model: nn.Module) -> bool:
 
 
 class FusedLoss(FusedCall):
-    """The loss function of a ``transformers`` model, as one kernel if possible."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.module = model
@@ -313,5 +310,4 @@ class FusedLoss(FusedCall):
 
 
 def _kernel(function: Callable[..., Any]) -> Kernel[..., Any]:
-    """The kernel of a loss, which may be a callable object or a partial."""
     return Kernel(python_function(function), name="loss")

@@ -152,7 +152,6 @@ def _launches(row: ReportRow) -> str:
 
 
 def _grouped(rows: Iterator[ReportRow]) -> Iterator[ReportRow]:
-    """Merges rows whose paths differ in one index."""
     groups: dict[tuple[object, ...], list[ReportRow]] = {}
     for row in rows:
         groups.setdefault(
@@ -169,7 +168,6 @@ def _merged(rows: Sequence[ReportRow]) -> ReportRow:
 
 
 def _span(paths: Sequence[str]) -> str:
-    """The paths as one, with ``{0-11}`` for differing indices."""
     columns = list(zip(*(path.split(".") for path in paths), strict=True))
     return ".".join(column[0] if len(set(column)) == 1 else _range(column) for column in columns)
 

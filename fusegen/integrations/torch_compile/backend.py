@@ -108,7 +108,6 @@ _kernels: dict[str, tuple[Callable[..., Any], Kernel[..., Any]]] = {}
 
 
 def _kernel(function: RegionFunction) -> tuple[Callable[..., Any], Kernel[..., Any]]:
-    """The function as Python and as a kernel; regions with equal text share them."""
     text = function.text
     if text not in _kernels:
         if len(_kernels) >= _MOST_KERNELS:
@@ -148,7 +147,6 @@ def _regions(
 
 
 def _is_worth_it(region: CutRegion, kinds: dict[fx.Node, NodeCost]) -> bool:
-    """True if a region has several operations that launch kernels, and not only matmuls."""
     launching = [kinds[node] for node in region.nodes if kinds[node] is not NodeCost.FREE]
     return len(launching) >= _LEAST and NodeCost.LIGHT in launching and bool(region.results)
 
@@ -229,7 +227,6 @@ class _FusedGraph:
         return list(dict.fromkeys([*region.results, *views]))
 
     def _emit(self, node: fx.Node) -> None:
-        """Emits a node after its inputs; iterative, because chains can be long."""
         stack = [node]
         while stack:
             current = stack[-1]
@@ -295,7 +292,6 @@ def _may_write(node: fx.Node) -> bool:
 
 
 def name_of(target: Any) -> str:
-    """The name of a function, with its underscores."""
     return str(getattr(target, "__name__", ""))
 
 

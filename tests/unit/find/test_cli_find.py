@@ -90,7 +90,7 @@ def test_mistakes_are_one_line(run: Run, file: Path, tmp_path: Path) -> None:
         (f"{file}:model", "--batch", "0x64"): "error: 0x64: the tensor is empty",
         (f"{file}:torch.exp", "--batch", "8x64", "8x64", "8x64"): "exp does not run on this batch",
         (f"{no_batch}:model",): "batch of",
-        (f"{file}:model", "--batch", "8x64", "--target", "cpu"): "compares launches of GPUs",
+        (f"{file}:model", "--batch", "8x64", "--target", "cpu"): "compares launches on GPUs",
         (trace, "--batch", "8x64"): "--batch is for a model",
         ("nothing",): "neither a model nor a trace",
         ("missing.json",): "cannot read missing.json",

@@ -196,7 +196,7 @@ def test_the_rest_goes_to_inductor() -> None:
 
 def test_options_that_do_not_exist_are_refused() -> None:
     for options in ({"fallback": "tvm"}, {"mode": "fast"}):
-        with pytest.raises(fg.FusegenError, match="backend fusegen is given"):
+        with pytest.raises(fg.FusegenError, match="does not accept the options"):
             backend(fx.symbolic_trace(nn.Identity()), [], options=options)
 
 

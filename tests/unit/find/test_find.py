@@ -198,7 +198,7 @@ def test_sources_that_cannot_be_looked_at_are_refused() -> None:
         (lambda: fg.find(Mlp()), "the arguments of Mlp are unknown"),
         (lambda: fg.find(Mlp(), torch.randn(3)), "Mlp does not run on this batch"),
         (lambda: fg.find(3), "needs a model"),
-        (lambda: fg.find(Mlp(), batch(), target="cpu"), "compares launches of GPUs"),
+        (lambda: fg.find(Mlp(), batch(), target="cpu"), "compares launches on GPUs"),
     ]
     for call, text in wrong:
         with case(text), pytest.raises(fg.FusegenError, match=text):
