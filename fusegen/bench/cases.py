@@ -44,8 +44,8 @@ class RowChain:
 
 
 CHAINS: Mapping[str, RowChain] = {
-    "gelu": RowChain(declarations.one, 2),
-    "gelu_new": RowChain(declarations.one, 2),
+    "gelu": RowChain(declarations.x_only, 2),
+    "gelu_new": RowChain(declarations.x_only, 2),
     "bias_gelu_add": RowChain(declarations.bias_residual, 3),
     "gelu_dropout_add": RowChain(declarations.residual, 3, is_random=True),
     "bias_dropout_add": RowChain(declarations.bias_residual, 3, is_random=True),
@@ -56,9 +56,9 @@ CHAINS: Mapping[str, RowChain] = {
     "layer_norm_backward": RowChain(declarations.norm_backward, 3, NATIVE_BACKWARD),
     "rms_norm": RowChain(declarations.weight, 2),
     "add_rms_norm": RowChain(declarations.weight_residual, 4),
-    "softmax": RowChain(declarations.one, 2),
-    "column_sum": RowChain(declarations.one, 1),
-    "transposed_copy": RowChain(declarations.one, 2),
+    "softmax": RowChain(declarations.x_only, 2),
+    "column_sum": RowChain(declarations.x_only, 1),
+    "transposed_copy": RowChain(declarations.x_only, 2),
 }
 
 
@@ -148,8 +148,8 @@ def _causal_flops(sizes: CaseSizes) -> int:
 
 
 _PUBLIC = (
-    BenchCase("gelu", (16384, 8192), _CPU, declarations.one),
-    BenchCase("gelu_new", (8, 1024, 3072), (8, 1024, 3072), declarations.one),
+    BenchCase("gelu", (16384, 8192), _CPU, declarations.x_only),
+    BenchCase("gelu_new", (8, 1024, 3072), (8, 1024, 3072), declarations.x_only),
     BenchCase("bias_gelu_add", (16384, 8192), _CPU, declarations.bias_residual),
     BenchCase("gelu_dropout_add", (16384, 8192), _CPU, declarations.residual, is_random=True),
     BenchCase("layer_norm", (32768, 1024), (8192, 1024), declarations.affine),
@@ -159,8 +159,8 @@ _PUBLIC = (
     BenchCase("layer_norm", (2048, 65536), (256, 65536), declarations.affine),
     BenchCase("layer_norm_gelu_add", (16384, 8192), _CPU, declarations.affine_residual),
     BenchCase("rms_norm", (16384, 4096), _CPU, declarations.weight),
-    BenchCase("softmax", (16384, 4096), _CPU, declarations.one),
-    BenchCase("softmax", (4096, 16384), (1024, 16384), declarations.one),
+    BenchCase("softmax", (16384, 4096), _CPU, declarations.x_only),
+    BenchCase("softmax", (4096, 16384), (1024, 16384), declarations.x_only),
     BenchCase("layer_norm_backward", (16384, 4096), _CPU, declarations.norm_backward, NATIVE_BACKWARD),
     BenchCase("linear_bias_gelu", (8192, 8192, 8192), (512, 1024, 1024), declarations.product, flops=_product_flops),
     BenchCase("linear_bias_gelu", (8192, 16384, 4096), (512, 2048, 512), declarations.product, flops=_product_flops),
@@ -318,7 +318,7 @@ TRAINING_CASES: tuple[TrainingCase, ...] = (
     _step("ln_gelu_dropout_add", (16384, 8192), _CPU_ROWS, declarations.affine_residual, is_random=True),
     _step("gelu_dropout_add", (16384, 8192), _CPU_ROWS, declarations.residual, is_random=True),
     _step("swiglu", (16384, 8192), _CPU_ROWS, declarations.gated),
-    _step("softmax", (16384, 4096), _CPU_ROWS, declarations.one),
+    _step("softmax", (16384, 4096), _CPU_ROWS, declarations.x_only),
     _step("rotary", _STEP_HEADS, _CPU_STEP_HEADS, declarations.rotated, fixed=("cos", "sin")),
     _step("scale_mask_softmax", (8, 16, 1024, 1024), (2, 2, 64, 64), declarations.masked),
     _step("sdpa", _STEP_HEADS, _CPU_STEP_HEADS, declarations.heads, flops=_attention_step_flops),
@@ -329,7 +329,7 @@ TRAINING_CASES: tuple[TrainingCase, ...] = (
     _layer("encoder_pre_norm", (8, 128, 1024)),
     _layer("encoder_post_norm", (16, 512, 1024)),
     _layer("encoder_post_norm", (8, 128, 1024)),
-    *(_fused_layer(f"transformer_layer_{place}_norm", sizes) for place in ("pre", "post") for sizes in _BERT_LARGE),
+    *(_fused_layer(f"transformer_layer_{position}_norm", sizes) for position in ("pre", "post") for sizes in _BERT_LARGE),
     _step("linear_bias_gelu", (8192, 16384, 4096), (64, 128, 64), declarations.product, flops=_matmul_step_flops),
     _step("swiglu_mlp", (8192, 14336, 4096), (64, 128, 64), declarations.gated_mlp, flops=_gated_mlp_step_flops),
     _step("cross_entropy", (8192, 32000), _CPU_LOGITS, declarations.logits),

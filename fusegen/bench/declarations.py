@@ -248,7 +248,7 @@ def _over(**ranks: int) -> Build:
     return lambda dtype, sizes: {name: meta(*sizes[-rank:], dtype=dtype) for name, rank in ranks.items()}
 
 
-one = _over(x=0)
+x_only = _over(x=0)
 residual = _over(x=2, residual=2)
 bias_residual = _over(x=2, bias=1, residual=2)
 gated = _over(gate=2, up=2)

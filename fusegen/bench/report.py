@@ -77,9 +77,9 @@ def _groups(verdicts: Sequence[JudgedCase]) -> dict[str, list[JudgedCase]]:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    made = html_environment()
-    made.filters["breakable"] = _breakable
-    return made
+    environment = html_environment()
+    environment.filters["breakable"] = _breakable
+    return environment
 
 
 def _breakable(name: str) -> Markup:

@@ -124,12 +124,12 @@ _ORDER = tuple(provider.name for provider in PROVIDERS if provider.computes and 
 
 
 def heading(environment: Environment) -> str:
-    parts = [environment.device]
-    parts += [f"driver {environment.driver}"] if environment.driver else []
-    parts += [f"CUDA {environment.cuda}"] if environment.cuda else []
-    parts += [f"{environment.threads} threads"] if environment.kind == "cpu" else []
-    parts += [f"torch {environment.torch}", f"fusegen {environment.fusegen}", environment.timer, environment.date]
-    return " · ".join([*parts, *([environment.short_commit] if environment.short_commit else [])])
+    facts = [environment.device]
+    facts += [f"driver {environment.driver}"] if environment.driver else []
+    facts += [f"CUDA {environment.cuda}"] if environment.cuda else []
+    facts += [f"{environment.threads} threads"] if environment.kind == "cpu" else []
+    facts += [f"torch {environment.torch}", f"fusegen {environment.fusegen}", environment.timer, environment.date]
+    return " · ".join([*facts, *([environment.short_commit] if environment.short_commit else [])])
 
 
 def group_tables(record: BenchRecord) -> dict[str, Table]:

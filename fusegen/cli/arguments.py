@@ -49,7 +49,7 @@ def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         metavar="DTYPE",
-        help="of tensors whose shape gives none (default: a module's own, else bf16; f32 on a CPU)",
+        help="dtype of tensors without one in --shape (default: a module's own, else bf16; f32 on a CPU)",
     )
     add_inputs(parser)
 

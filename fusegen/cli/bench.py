@@ -49,7 +49,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of the groups), or FILE.py:NAME")
     groups = ", ".join(GROUPS)
     parser.add_argument("--group", metavar="GROUP", choices=GROUPS, nargs="+", help=f"one or more of {groups} (default: public)")
-    dtype_help = "of your kernel's tensors whose shape gives none (default: a module's own, else bf16; f32 on a CPU)"
+    dtype_help = "dtype of your kernel's tensors without one in --shape (default: a module's own, else bf16; f32 on a CPU)"
     parser.add_argument("--dtype", metavar="DTYPE", help=dtype_help)
     add_inputs(parser)
     parser.add_argument("--providers", metavar="A,B,C", help=f"implementations to time, of {providers} (default: all available)")
@@ -58,7 +58,7 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", metavar="FILE.json", type=Path, help="print a stored record; nothing is timed")
     parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as an HTML page")
     parser.add_argument("--compare", metavar="OLD.json", type=Path, help="report what became slower; if anything did, exit with 1")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU if there is one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="device to run on (default: the GPU if there is one)")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
     parser.add_argument("--tune", action="store_true", help="measure each kernel's plans first, and use the fastest")
     parser.add_argument("--latency", action="store_true", help="time first calls, and the host's part of later calls, instead")

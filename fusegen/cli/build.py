@@ -31,7 +31,7 @@ def add_build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--library", metavar="NAME", help=library_help)
     parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
     dtype_help = (
-        "comma-separated or repeated, one build each: dtypes of tensors whose shape gives none (default: a module's own, else "
+        "comma-separated or repeated, one build each: dtypes of tensors without one in --shape (default: a module's own, else "
         "bf16; f32 on a CPU)"
     )
     parser.add_argument("--dtype", metavar="DTYPES", action="append", help=dtype_help)

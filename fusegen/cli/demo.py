@@ -45,7 +45,7 @@ from fusegen.timing import microseconds
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU if there is one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="device to run on (default: the GPU if there is one)")
 
 
 def run_demo(options: argparse.Namespace, terminal: Terminal) -> int:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from fusegen.cli import probes
-from fusegen.cli.probes import Look, ProbeState, broken
+from fusegen.cli.probes import ProbeResult, ProbeState, broken
 from fusegen.cli.terminal import Terminal, print_document, printable
 from fusegen.errors import FusegenError, SettingsError
 from fusegen.jit.cache import Usage, clear, strangers, usage
@@ -89,43 +89,43 @@ class Diagnosis:
 class Probe:
     name: str
     needed_for: str
-    look: Callable[[], Look]
+    probe: Callable[[], ProbeResult]
 
     def find(self) -> Diagnosis:
         """Runs the probe; an exception becomes the state ``broken``. The caller sets `required`."""
         try:
-            look = self.look()
+            result = self.probe()
         except FusegenError as error:
-            look = broken(error.what, error.hint)
+            result = broken(error.what, error.hint)
         except Exception as error:
-            look = broken(f"{type(error).__name__}: {_text(error)}".removesuffix(": "))
-        return Diagnosis(self.name, look.state, self.needed_for, False, look.version, look.where, look.detail, look.hint)
+            result = broken(f"{type(error).__name__}: {_text(error)}".removesuffix(": "))
+        return Diagnosis(self.name, result.state, self.needed_for, False, result.version, result.where, result.detail, result.hint)
 
 
 _CUDA, _CPU = "CUDA kernels", "kernels on a CPU, and the emulator"
 
 _PACKAGE = (
-    Probe("Python", "everything", probes.look_at_python),
-    Probe("fusegen", "everything", probes.look_at_fusegen),
-    Probe("templates", "everything", probes.look_at_templates),
-    Probe("packages", "everything", probes.look_at_packages),
+    Probe("Python", "everything", probes.probe_python),
+    Probe("fusegen", "everything", probes.probe_fusegen),
+    Probe("templates", "everything", probes.probe_templates),
+    Probe("packages", "everything", probes.probe_packages),
 )
 _STATE = (
-    Probe("settings", "everything", probes.look_at_settings),
-    Probe("cache", "everything", probes.look_at_cache),
+    Probe("settings", "everything", probes.probe_settings),
+    Probe("cache", "everything", probes.probe_cache),
 )
-_TORCH = Probe("torch", "everything", probes.look_at_torch)
-_GPU = Probe("GPU", "running CUDA kernels", probes.look_at_gpu)
+_TORCH = Probe("torch", "everything", probes.probe_torch)
+_GPU = Probe("GPU", "running CUDA kernels", probes.probe_gpu)
 _FOR_GPUS = (
-    Probe("NVRTC", f"{_CUDA}; without a GPU, to look at PTX", probes.look_at_nvrtc),
-    Probe("cuda.core", f"{_CUDA}; without a GPU, to compile them", probes.look_at_core),
+    Probe("NVRTC", f"{_CUDA}; without a GPU, to look at PTX", probes.probe_nvrtc),
+    Probe("cuda.core", f"{_CUDA}; without a GPU, to compile them", probes.probe_core),
 )
-_FOR_HOSTS = (Probe("C++ compiler", _CPU, probes.look_at_compiler),)
-_FOR_EXTENSIONS = (Probe("extensions", "compiler='extension', and fusegen build --format extension", probes.look_at_extensions),)
-_FOR_SPEED = (Probe("native module", "quick calls", probes.look_at_native),)
+_FOR_HOSTS = (Probe("C++ compiler", _CPU, probes.probe_compiler),)
+_FOR_EXTENSIONS = (Probe("extensions", "compiler='extension', and fusegen build --format extension", probes.probe_extensions),)
+_FOR_SPEED = (Probe("native module", "fast calls", probes.probe_native),)
 _OPTIONAL = (
-    Probe("nvcc", "FUSEGEN_NVCC, and fusegen build --format sources", probes.look_at_nvcc),
-    Probe("nvdisasm", "fusegen show --stage sass", probes.look_at_nvdisasm),
+    Probe("nvcc", "FUSEGEN_NVCC, and fusegen build --format sources", probes.probe_nvcc),
+    Probe("nvdisasm", "fusegen show --stage sass", probes.probe_nvdisasm),
 )
 _ALL = (*_PACKAGE, *_STATE, _TORCH, _GPU, *_FOR_GPUS, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_SPEED, *_OPTIONAL)
 

@@ -66,18 +66,20 @@ class Command:
 
 
 COMMANDS = {
-    "list": Command("fusegen.cli.show", "the prebuilt fusions"),
-    "show": Command("fusegen.cli.show", "every stage of a kernel: trace, graph, groups, plan, CUDA or C++, PTX, SASS"),
-    "explain": Command("fusegen.cli.show", "the kernels that run, the bytes that each moves, and the saving over torch eager"),
-    "find": Command("fusegen.cli.find", "chains worth fusing in your model or in a profiler's trace"),
+    "list": Command("fusegen.cli.show", "list the prebuilt fusions"),
+    "show": Command("fusegen.cli.show", "print the stages of a kernel: trace, graph, groups, plan, CUDA or C++, PTX, SASS"),
+    "explain": Command(
+        "fusegen.cli.show", "print the kernels that run, the bytes that each moves, and the saving over torch eager"
+    ),
+    "find": Command("fusegen.cli.find", "find chains worth fusing in your model or in a profiler's trace"),
     "build": Command("fusegen.cli.build", "compile kernels into a folder; fg.load calls them from there without a compiler"),
-    "demo": Command("fusegen.cli.demo", "two fusions of GPT-2: the generated code, and its speed on this machine"),
+    "demo": Command("fusegen.cli.demo", "generate, compile and time two fusions of GPT-2 on this machine"),
     "bench": Command("fusegen.cli.bench", "time kernels against torch, other libraries and a copy; compare with an older record"),
     "tune": Command("fusegen.cli.tune", "measure the plans of kernels on this machine's GPU; later calls use the fastest"),
     "verify": Command(
         "fusegen.cli.verify", "check kernels on this machine against float64 and torch eager; update the stored records"
     ),
-    "doctor": Command("fusegen.cli.doctor", "what this machine has, what is missing, and how to get it"),
+    "doctor": Command("fusegen.cli.doctor", "report what this machine has, what is missing, and how to get it"),
     "cache": Command("fusegen.cli.doctor", "show or clear the cache of compiled kernels"),
 }
 
@@ -158,10 +160,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--traceback", action="store_true", help="show Python's traceback of an unexpected error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        part = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        part.add_argument("--json", action="store_true", help="print one JSON document instead")
+        subparser = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        subparser.add_argument("--json", action="store_true", help="print one JSON document instead")
         if name == first:
-            command.function(f"add_{name}_arguments")(part)
+            command.function(f"add_{name}_arguments")(subparser)
     return parser
 
 

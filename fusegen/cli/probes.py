@@ -36,7 +36,7 @@ class ProbeState(Enum):
 
 
 @dataclass(frozen=True)
-class Look:
+class ProbeResult:
     """The result of a probe; the fields are those of a diagnosis."""
 
     state: ProbeState
@@ -46,16 +46,16 @@ class Look:
     hint: str | None = None
 
 
-def found(version: str | None = None, where: str | None = None, detail: str | None = None) -> Look:
-    return Look(ProbeState.FOUND, version, where, detail)
+def found(version: str | None = None, where: str | None = None, detail: str | None = None) -> ProbeResult:
+    return ProbeResult(ProbeState.FOUND, version, where, detail)
 
 
-def missing(detail: str, hint: str | None = None) -> Look:
-    return Look(ProbeState.MISSING, detail=detail, hint=hint)
+def missing(detail: str, hint: str | None = None) -> ProbeResult:
+    return ProbeResult(ProbeState.MISSING, detail=detail, hint=hint)
 
 
-def broken(detail: str, hint: str | None = None, *, version: str | None = None, where: str | None = None) -> Look:
-    return Look(ProbeState.BROKEN, version, where, detail, hint)
+def broken(detail: str, hint: str | None = None, *, version: str | None = None, where: str | None = None) -> ProbeResult:
+    return ProbeResult(ProbeState.BROKEN, version, where, detail, hint)
 
 
 # Python and its packages, and fusegen.
@@ -64,7 +64,7 @@ _OLDEST = (3, 11)
 _PACKAGES = ("jinja2", "sympy", "numpy", "rich")
 
 
-def look_at_python() -> Look:
+def probe_python() -> ProbeResult:
     version = platform.python_version()
     if sys.version_info < _OLDEST:
         return broken("too old", "install Python 3.11 or newer", version=version, where=sys.executable)
@@ -72,17 +72,17 @@ def look_at_python() -> Look:
 
 
 @lru_cache(maxsize=1)
-def told_by_package() -> Mapping[str, Any]:
+def package_facts() -> Mapping[str, Any]:
     """The folder of templates, from a process that imports the whole package; raises `ProbeError` if the import fails."""
     return ask(
         "import fusegen.api, fusegen.specs\nfrom fusegen.emit.environment import templates\nanswer(templates=str(templates()))"
     )
 
 
-def look_at_fusegen() -> Look:
+def probe_fusegen() -> ProbeResult:
     """Probes the import of the whole package."""
     folder = Path(fusegen.__file__).parent
-    told_by_package()
+    package_facts()
     return found(fusegen.__version__, str(folder), _installation(folder))
 
 
@@ -95,7 +95,7 @@ def _installation(folder: Path) -> str:
     return kind if pip_version == fusegen.__version__ else f"{kind}; pip's version is {pip_version}: install it again with pip"
 
 
-def look_at_packages() -> Look:
+def probe_packages() -> ProbeResult:
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
     if absent := [name for name in _PACKAGES if name not in versions]:
         return missing(", ".join(absent), f"pip install {' '.join(absent)}")
@@ -103,8 +103,8 @@ def look_at_packages() -> Look:
     return found(detail=", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
-def look_at_templates() -> Look:
-    folder = Path(told_by_package()["templates"])
+def probe_templates() -> ProbeResult:
+    folder = Path(package_facts()["templates"])
     count = sum(path.is_file() for path in folder.rglob("*"))
     return found(where=str(folder), detail=f"{count} files")
 
@@ -121,25 +121,25 @@ _INSTALL_TORCH = "pip install torch"
 
 
 @lru_cache(maxsize=1)
-def told_by_torch() -> Mapping[str, Any]:
+def torch_facts() -> Mapping[str, Any]:
     """Torch's version and devices; raises `ProbeError` if torch cannot be imported."""
     return ask(_ASK_TORCH)
 
 
-def look_at_torch() -> Look:
+def probe_torch() -> ProbeResult:
     if importlib.util.find_spec("torch") is None:
         return missing("not installed", _INSTALL_TORCH)
     try:
-        torch = told_by_torch()
+        torch = torch_facts()
     except ProbeError as error:
         return broken(error.what, f"{_INSTALL_TORCH} --force-reinstall")
     build = f"built for CUDA {torch['cuda']}" if torch["cuda"] else "built for AMD GPUs" if torch["hip"] else "built for CPUs only"
     return found(torch["version"], torch["where"], build)
 
 
-def look_at_gpu() -> Look:
+def probe_gpu() -> ProbeResult:
     """Probes the GPUs that torch sees; if it sees none, asks the driver's tool."""
-    torch = told_by_torch()
+    torch = torch_facts()
     if torch["hip"]:
         return missing("AMD GPUs are not supported", "kernels run on the CPU")
     if not torch["gpus"]:
@@ -151,7 +151,7 @@ def look_at_gpu() -> Look:
     return found(driver(), detail=", ".join(targets))
 
 
-def _gpu_without_torch(has_cuda: bool, version: str | None) -> Look:
+def _gpu_without_torch(has_cuda: bool, version: str | None) -> ProbeResult:
     if version is None:
         return missing("no GPU: kernels run on the CPU")
     hint = "check CUDA_VISIBLE_DEVICES and nvidia-smi" if has_cuda else "install a torch that is built for CUDA"
@@ -195,7 +195,7 @@ answer(where=cuda.core.__file__)
 _INSTALL_CUDA = "pip install 'cuda-bindings[all]' cuda-core"
 
 
-def look_at_nvrtc() -> Look:
+def probe_nvrtc() -> ProbeResult:
     if not _is_installed("cuda.bindings"):
         return missing("cuda-bindings is not installed", _INSTALL_CUDA)
     version = importlib.metadata.version("cuda-bindings")
@@ -206,7 +206,7 @@ def look_at_nvrtc() -> Look:
     return found(f"{answer['version']} (cuda-bindings {version})", answer["where"])
 
 
-def look_at_core() -> Look:
+def probe_core() -> ProbeResult:
     if not _is_installed("cuda.core"):
         return missing("cuda-core is not installed", _INSTALL_CUDA)
     version = importlib.metadata.version("cuda-core")
@@ -216,7 +216,7 @@ def look_at_core() -> Look:
         return broken(error.what, _INSTALL_CUDA, version=version)
 
 
-def look_at_nvcc() -> Look:
+def probe_nvcc() -> ProbeResult:
     chosen = settings().nvcc
     if chosen is not None:
         try:
@@ -229,14 +229,14 @@ def look_at_nvcc() -> Look:
     return _program(tool)
 
 
-def look_at_nvdisasm() -> Look:
+def probe_nvdisasm() -> ProbeResult:
     tool = find_nvdisasm()
     if tool is None:
         return missing("not found", "pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit")
     return _program(tool)
 
 
-def _program(tool: str) -> Look:
+def _program(tool: str) -> ProbeResult:
     try:
         process = run([tool, "--version"])
     except ProbeError as error:
@@ -270,14 +270,14 @@ _CACHE_HINT = "set FUSEGEN_CACHE_DIR to a folder of yours from which libraries m
 _COMPILER_HINT = "install g++ or clang++ with OpenMP, or set CXX to such a compiler"
 
 
-def look_at_settings() -> Look:
+def probe_settings() -> ProbeResult:
     chosen = settings()
     shown = [f"FUSEGEN_CACHE_DIR={chosen.cache_dir}", f"FUSEGEN_EMULATE={int(chosen.emulate)}", f"CXX={chosen.cxx or ''}"]
     shown += [f"FUSEGEN_COMPILER={chosen.compiler}", f"FUSEGEN_NVCC={chosen.nvcc or ''}", f"FUSEGEN_NATIVE={int(chosen.native)}"]
     return found(detail=", ".join(shown))
 
 
-def look_at_compiler() -> Look:
+def probe_compiler() -> ProbeResult:
     """Probes the host compiler: builds, loads and calls a small kernel with OpenMP."""
     try:
         compiler = find_compiler(settings().cxx)
@@ -292,7 +292,7 @@ def look_at_compiler() -> Look:
     )
 
 
-def look_at_native() -> Look:
+def probe_native() -> ProbeResult:
     """Probes the native module, which is built at its first use."""
     problem = ask("from fusegen.extension.native import failure\nanswer(problem=failure())")["problem"]
     if problem:
@@ -300,7 +300,7 @@ def look_at_native() -> Look:
     return found(detail="calls run in C++ once the module is built, at the first use")
 
 
-def look_at_extensions() -> Look:
+def probe_extensions() -> ProbeResult:
     """Probes ninja and torch's headers; extensions need these and the C++ compiler."""
     try:
         answer = ask("import ninja, torch.utils.cpp_extension as t\nanswer(ninja=ninja.BIN_DIR, headers=t.include_paths())")
@@ -326,7 +326,7 @@ def _compiler_problem(compiler: HostCompiler) -> str | None:
     return None if total == _SUM else f"its kernel computes {total} instead of {_SUM}"
 
 
-def look_at_cache() -> Look:
+def probe_cache() -> ProbeResult:
     """Probes the cache folder by writing into it."""
     folder = settings().cache_dir
     try:

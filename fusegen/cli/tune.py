@@ -26,7 +26,9 @@ class _Tuned:
 
 def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
-    parser.add_argument("--dtype", metavar="DTYPE", help="of tensors whose shape gives none (default: a module's own, else bf16)")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="dtype of tensors without one in --shape (default: a module's own, else bf16)"
+    )
     add_inputs(parser)
 
 

@@ -31,7 +31,9 @@ _NUMBERS = ("worst error", "eager's", "largest rms of eager's")
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="specs (default: all), or FILE.py:NAME")
     add_inputs(parser)
-    parser.add_argument("--target", metavar="TARGET", action="append", help="of the code (default: all shipped that run here)")
+    parser.add_argument(
+        "--target", metavar="TARGET", action="append", help="target to emit for (default: all shipped that run here)"
+    )
     parser.add_argument(
         "--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all; for your kernel, as for show)"
     )

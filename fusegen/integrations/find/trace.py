@@ -119,7 +119,7 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror or error}", hint="give the path of an exported trace") from error
     except (ValueError, EOFError, RecursionError, zlib.error) as error:
-        raise ArgumentError(f"{path} is no trace: {error}", hint=_HINT) from error
+        raise ArgumentError(f"{path} is not a trace: {error}", hint=_HINT) from error
 
 
 def _trace(document: Any, name: str) -> ProfilerTrace:
@@ -128,13 +128,15 @@ def _trace(document: Any, name: str) -> ProfilerTrace:
     except FusegenError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{name} is no trace: an event or a device is not as torch's profiler writes it", hint=_HINT) from error
+        raise ArgumentError(
+            f"{name} is not a trace: an event or a device is not as torch's profiler writes it", hint=_HINT
+        ) from error
 
 
 def _parsed(document: Any, name: str) -> ProfilerTrace:
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise ArgumentError(f"{name} is no trace: it has no list of events", hint=_HINT)
+        raise ArgumentError(f"{name} is not a trace: it has no list of events", hint=_HINT)
     timed = [event for event in events if event.get("ph") == "X" and "ts" in event]
     operators, ids = _operators(timed)
     if not any(any(operator.shapes) for operator in operators):
