@@ -87,7 +87,7 @@ _ROWS, _LENGTHS = (1, 32768), (64, 1048576)
 _BYTES = (64 << 10, 4 << 30)
 """The fewest and most bytes that a case moves."""
 
-_NAMES: Mapping[str, Sequence[str]] = {
+_SWEPT: Mapping[str, Sequence[str]] = {
     "pointwise": ("gelu", "gelu_new", "bias_gelu_add", "swiglu"),
     "rows": ("layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add"),
     "columns": ("layer_norm_backward", "column_sum"),
@@ -99,7 +99,7 @@ def _cases(group: str) -> Iterator[BenchCase]:
     """Endless random cases. Only ``random()`` gives the same numbers in every version of Python."""
     draw = Random(f"{group} {_SEED}").random
     while True:
-        name, dtype = _choice(_NAMES[group], draw()), _choice(_DTYPES, draw())
+        name, dtype = _choice(_SWEPT[group], draw()), _choice(_DTYPES, draw())
         sizes = (_log_uniform(*_ROWS, draw()), _shaped(_log_uniform(*_LENGTHS, draw()), draw()))
         if _BYTES[0] <= moved_bytes(name, sizes, dtype) <= _BYTES[1]:
             yield chain(group, name, sizes, dtype, dtype)
@@ -124,7 +124,7 @@ def is_prime(number: int) -> bool:
     return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
-SWEEPS: Mapping[str, tuple[BenchCase, ...]] = {group: tuple(islice(_cases(group), _CASES)) for group in _NAMES}
+SWEEPS: Mapping[str, tuple[BenchCase, ...]] = {group: tuple(islice(_cases(group), _CASES)) for group in _SWEPT}
 """The sweeps by group."""
 
 
@@ -343,7 +343,7 @@ TRAINING_CASES: tuple[TrainingCase, ...] = (
 # The group ``catalogue``: prebuilt fusions of one pass over memory, each variant at its canonical sizes, against a copy.
 
 _FAMILIES = ("elementwise", "gated", "normalization", "softmax", "loss", "heads", "rotary", "embedding", "quantization")
-_ELSEWHERE = ("linear_cross_entropy", "linear_quant", "split_rotary_cache")
+_EXCLUDED = ("linear_cross_entropy", "linear_quant", "split_rotary_cache")
 """Specs of these families that multiply matrices or write part of a cache, for which a copy is no meaningful baseline."""
 
 _CATALOGUE_CPU_SIZE = 64
@@ -382,7 +382,7 @@ class CatalogueCase(BenchCase):
 
 def _catalogue_cases() -> Iterator[CatalogueCase]:
     for spec in SPECS.values():
-        if spec.family in _FAMILIES and spec.name not in _ELSEWHERE:
+        if spec.family in _FAMILIES and spec.name not in _EXCLUDED:
             yield from map(_catalogue_case, spec.all_variants)
 
 

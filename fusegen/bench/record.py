@@ -253,7 +253,7 @@ def _first_line(*command: str) -> str | None:
 
 # Comparison of two records.
 
-_SHARE, _FEWEST = 0.05, 0.5
+_NOISE_SHARE, _NOISE_MICROSECONDS = 0.05, 0.5
 """A slower time counts if it grows by more than both: a share of the old time, and microseconds."""
 
 
@@ -322,6 +322,6 @@ def _times(record: BenchRecord) -> dict[CaseKey, _Time]:
 
 
 def _change(key: CaseKey, old: _Time, new: _Time) -> Change:
-    grown = new.median - old.median > max(_SHARE * old.median, _FEWEST)
+    grown = new.median - old.median > max(_NOISE_SHARE * old.median, _NOISE_MICROSECONDS)
     overlap = new.low is not None and old.high is not None and new.low <= old.high
     return Change(*key, old.median, new.median, grown and not overlap)

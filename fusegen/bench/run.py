@@ -182,7 +182,7 @@ _TOLERANCES: Mapping[torch.dtype, float] = {
 operations, some 2^-19 in float32 for sums of a million. On a CPU, torch's layer norm backward sums in bfloat16, and exceeds
 the tolerance for many rows."""
 
-_SMALL = 1 << 22  # up to so many elements of arguments, the reference is in float64
+_MOST_FLOAT64 = 1 << 22  # up to so many elements of arguments, the reference is in float64
 
 
 def reference(case: BenchCase, arguments: Arguments) -> tuple[Tensor, ...] | None:
@@ -196,7 +196,7 @@ def reference(case: BenchCase, arguments: Arguments) -> tuple[Tensor, ...] | Non
     if case.is_compared_with_eager:
         return listed(case.eager.prepare(arguments)())
     floats = [v for v in arguments.values() if isinstance(v, Tensor) and v.is_floating_point()]
-    wide = torch.float64 if sum(t.numel() for t in floats) <= _SMALL else torch.float32
+    wide = torch.float64 if sum(t.numel() for t in floats) <= _MOST_FLOAT64 else torch.float32
     widened = {n: v.to(wide) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in arguments.items()}
     return listed(case.call(case.kernel.function, widened)())
 
@@ -248,7 +248,7 @@ def _shapes(results: Sequence[Tensor]) -> str:
 
 # Runs that continue a stored record.
 
-_SAME = ("device", "driver", "cuda", "torch", "fusegen", "commit", "timer")
+_SHARED_FIELDS = ("device", "driver", "cuda", "torch", "fusegen", "commit", "timer")
 """Fields that all rows of a record share."""
 
 
@@ -265,7 +265,7 @@ def resumed(path: Path, current: Environment) -> BenchRecord:
     if not path.exists():
         return BenchRecord(current, (), ())
     record = read(path)
-    for field in (*_SAME, *(("threads",) if current.kind == "cpu" else ())):
+    for field in (*_SHARED_FIELDS, *(("threads",) if current.kind == "cpu" else ())):
         old, new = getattr(record.environment, field), getattr(current, field)
         if old != new:
             raise ArgumentError(f"{path} was measured with another {field}: {old}, not {new}", hint="another file with --out")

@@ -296,7 +296,7 @@ class KernelCall:
         return next(from_torch(value.dtype).short for value in self.arguments.values() if isinstance(value, Tensor))
 
 
-def are_own(names: Sequence[str], options: argparse.Namespace, of_prebuilt: Sequence[str]) -> bool:
+def are_user_kernels(names: Sequence[str], options: argparse.Namespace, of_prebuilt: Sequence[str]) -> bool:
     """True if the names are a user's own kernels, False if they are prebuilt.
 
     Args:

@@ -29,7 +29,7 @@ from fusegen.bench.record import (
 from fusegen.bench.report import write_report
 from fusegen.bench.run import is_measured, resumed, run_case, with_row
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
-from fusegen.cli.arguments import add_inputs, are_own, chosen_device, kernel_calls
+from fusegen.cli.arguments import add_inputs, are_user_kernels, chosen_device, kernel_calls
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -38,10 +38,10 @@ from fusegen.extension.native import ensure_native, reason, wait
 from fusegen.specs import find
 from fusegen.timing import timer_name
 
-_TIMING = ("group", "providers", "out", "device", "quick", "tune", "latency", "shape", "arg", "dtype")
+_TIMING_OPTIONS = ("group", "providers", "out", "device", "quick", "tune", "latency", "shape", "arg", "dtype")
 """Options that select what is timed."""
 
-_TEXT = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
+_TEXT_COLUMNS = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
 
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.show is None and not are_own(options.names, options, _OF_CASES) and options.dtype is not None:
+    if options.show is None and not are_user_kernels(options.names, options, _CASE_OPTIONS) and options.dtype is not None:
         what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
         raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
     if options.resume and (options.out is None or options.latency or options.show is not None):
@@ -102,7 +102,7 @@ def _check(options: argparse.Namespace) -> None:
 def _timing_option(options: argparse.Namespace) -> str | None:
     if options.names:
         return str(options.names[0])
-    return next((f"--{option}" for option in _TIMING if getattr(options, option)), None)
+    return next((f"--{option}" for option in _TIMING_OPTIONS if getattr(options, option)), None)
 
 
 # Measuring.
@@ -121,7 +121,7 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord |
         terminal.progress("timing first calls …")
         return _stored(replace(record, latency=latency.measure(device)), options.out)
     providers = None if options.providers is None else options.providers.split(",")
-    if are_own(options.names, options, _OF_CASES):
+    if are_user_kernels(options.names, options, _CASE_OPTIONS):
         chosen = _choose_for_own(providers, device)
         kernels = kernel_calls(load_all(options.names, options), options, options.dtype, target_of(device))
         cases: tuple[BenchCase, ...] = tuple(own_case(call.name, call.kernel, call.arguments, device) for call in kernels)
@@ -201,7 +201,7 @@ def _print(record: BenchRecord, comparison: Comparison | None, terminal: Termina
 
 def _print_table(terminal: Terminal, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
-        terminal.table(columns, rows, right=[c for c in columns if c not in _TEXT])
+        terminal.table(columns, rows, right=[c for c in columns if c not in _TEXT_COLUMNS])
 
 
 def _print_errors(row: TimedCase, terminal: Terminal) -> None:
@@ -222,7 +222,7 @@ def _print_comparison(comparison: Comparison, terminal: Terminal) -> None:
 # ``fusegen bench FILE.py:NAME``: a user's own kernel as cases of the benchmark.
 
 
-_OF_CASES = ("group", "latency")
+_CASE_OPTIONS = ("group", "latency")
 """Options that select the benchmark's own cases."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fusegen import target as targets
-from fusegen.cli.arguments import add_inputs, are_own, kernel_calls, nvidia_gpu
+from fusegen.cli.arguments import add_inputs, are_user_kernels, kernel_calls, nvidia_gpu
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -25,7 +25,7 @@ from fusegen.verify.record import LIST, TARGETS, folder_to_write, own_folder, pa
 from fusegen.verify.run import SpecResult, ask_for_every_case, problems, store, verify
 
 _COLUMNS = ("kernel", "dtype", "target", "verdict", "worst error", "at", "eager's", "largest rms of eager's", "at")
-_NUMBERS = ("worst error", "eager's", "largest rms of eager's")
+_NUMBER_COLUMNS = ("worst error", "eager's", "largest rms of eager's")
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_verify(options: argparse.Namespace, terminal: Terminal) -> int:
     """Verifies or checks; returns 1 if a kernel is wrong or a record could not be written."""
-    if are_own(options.names, options, _OF_RECORDS):
+    if are_user_kernels(options.names, options, _RECORD_OPTIONS):
         return verify_kernels(options, _device(), terminal)
     names = dict.fromkeys(find(name).name.partition(":")[0] for name in options.names)  # a variant is verified with its spec
     specs = [SPECS[name] for name in names] or list(SPECS.values())
@@ -136,7 +136,7 @@ def _targets(names: Sequence[str] | None, device: torch.device) -> list[Target]:
 
 
 def _print(rows: Sequence[SpecResult], written: Sequence[Path], terminal: Terminal) -> None:
-    terminal.table(_COLUMNS, [_line(_head(row), _outcomes(row), len(row.kept)) for row in rows], right=_NUMBERS)
+    terminal.table(_COLUMNS, [_line(_head(row), _outcomes(row), len(row.kept)) for row in rows], right=_NUMBER_COLUMNS)
     for row in rows:
         for prepared, outcome in row.cases:
             if not outcome.passed and outcome.skipped != LOST:
@@ -197,7 +197,7 @@ def _plain_outcome(outcome: Outcome) -> dict[str, object]:
 
 # ``fusegen verify FILE.py:NAME``: a user's own kernel; no record is written.
 
-_OF_RECORDS = ("target", "case", "record", "stale", "check")
+_RECORD_OPTIONS = ("target", "case", "record", "stale", "check")
 """Options that apply only to the catalogue and its records."""
 
 
@@ -214,7 +214,7 @@ def verify_kernels(options: argparse.Namespace, device: torch.device, terminal: 
         print_document(terminal, "verify", rows=[_plain(*result) for result in results], written=[])
     else:
         lines = [_line(head, {name: outcome}) for head, outcomes in results for name, outcome in outcomes.items()]
-        terminal.table(_COLUMNS, lines, right=_NUMBERS)
+        terminal.table(_COLUMNS, lines, right=_NUMBER_COLUMNS)
         for (kernel, dtype, _), outcomes in results:
             for name, outcome in outcomes.items():
                 if not outcome.passed:

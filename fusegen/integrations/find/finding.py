@@ -105,7 +105,7 @@ class Findings(Sequence[Finding]):
     """Findings, the largest saving first; findings without a saving are left out.
 
     Args:
-        found: in any order.
+        findings: in any order.
         target: the GPU of all figures.
         observations: about a profile.
         launches_before: of torch eager, for the whole source.
@@ -114,14 +114,14 @@ class Findings(Sequence[Finding]):
 
     def __init__(
         self,
-        found: Sequence[Finding],
+        findings: Sequence[Finding],
         target: str,
         observations: Sequence[Observation] = (),
         launches_before: int = 0,
         refused: Sequence[tuple[str, str, int]] = (),
     ) -> None:
-        worth = [finding for finding in found if finding.seconds_saved > 0 and _saves(finding)]
-        self._found = sorted(worth, key=lambda finding: -finding.seconds_saved_in_all)
+        worth = [finding for finding in findings if finding.seconds_saved > 0 and _saves(finding)]
+        self._findings = sorted(worth, key=lambda finding: -finding.seconds_saved_in_all)
         self.target, self.observations, self.launches_before, self.refused = (
             target,
             tuple(observations),
@@ -144,13 +144,13 @@ class Findings(Sequence[Finding]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Finding]: ...
     def __getitem__(self, index: int | slice) -> Finding | Sequence[Finding]:
-        return self._found[index]
+        return self._findings[index]
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._findings)
 
     def __iter__(self) -> Iterator[Finding]:
-        return iter(self._found)
+        return iter(self._findings)
 
     def table(self) -> str:
         """A row per finding: its location, launches, bytes and expected saving."""
@@ -187,7 +187,7 @@ class Findings(Sequence[Finding]):
         return lines
 
     def __str__(self) -> str:
-        if not self._found:
+        if not self._findings:
             return "\n".join(["no chain worth fusing was found", *self.summary()])
         return "\n".join([self.table(), "", *self.summary(), *(f"\n{finding}" for finding in self)])
 

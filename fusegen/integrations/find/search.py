@@ -22,9 +22,9 @@ from fusegen.integrations.fx.cut import (
     NodeCosts,
     example_of,
     is_convex,
-    is_part,
     region_of,
     regions_of,
+    selects_result,
 )
 from fusegen.integrations.fx.function import IMPORTS, RegionFunction, Unwritable, function_name, region_function
 from fusegen.target import Target
@@ -166,12 +166,12 @@ class Search:
         calls = [node for node in self._graph.nodes if node.op in ("call_function", "call_method")]
         if measured := sum(node.meta.get(LAUNCHES, 0) for node in calls):
             return int(measured)
-        costs = [self._cost_of(node) for node in calls if not is_part(node)]
+        costs = [self._cost_of(node) for node in calls if not selects_result(node)]
         return sum(1 if cost is None else cost.launches for cost in costs)
 
     def moved(self) -> list[tuple[fx.Node, int]]:
         """Pointwise and reduction operations, with the bytes that torch eager moves for each."""
-        light = [node for node, kind in self._kinds.items() if kind is NodeCost.LIGHT and not is_part(node)]
+        light = [node for node, kind in self._kinds.items() if kind is NodeCost.LIGHT and not selects_result(node)]
         costs = [(node, self._cost_of(node)) for node in light]
         return [(node, cost.moved) for node, cost in costs if cost is not None]
 

@@ -257,7 +257,7 @@ def replay(operators: Sequence[ProfiledOperator]) -> fx.Graph:
                 continue
             recent.results.extend(value for value in tree_flatten(result)[0] if isinstance(value, Tensor))
             _note(recorder.calls[before:], operator)
-        return recorder.finished(())
+        return recorder.finish(())
 
 
 def _note(nodes: Sequence[fx.Node], operator: ProfiledOperator) -> None:

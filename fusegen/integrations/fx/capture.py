@@ -113,7 +113,7 @@ def _recorded(source: Any, run: Callable[..., Any], args: Sequence[Any], kwargs:
     recorder = ModelRecorder(source, (args, kwargs))
     with torch.no_grad(), recorder.tracking_modules(), recorder:
         result = run(*args, **kwargs)
-    return recorder.finished(result)
+    return recorder.finish(result)
 
 
 def _arguments(source: Any, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -135,6 +135,7 @@ def _name(source: Any) -> str:
 
 
 def hinted(size: Any) -> int:
+    """A size as a number; for a symbol, the example's size."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
@@ -257,7 +258,7 @@ class ModelRecorder(TorchFunctionMode):
         self._note(node, value)
         return node
 
-    def finished(self, result: Any) -> fx.Graph:
+    def finish(self, result: Any) -> fx.Graph:
         """Ends the graph with the tensors of a result, and returns it."""
         outputs = [self._nodes[v] for v in tree_flatten(result)[0] if isinstance(v, Tensor) and v in self._nodes]
         self.graph.output(tuple(outputs))

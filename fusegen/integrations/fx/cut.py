@@ -60,7 +60,7 @@ class NodeCosts:
             return NodeCost.OPAQUE, "it writes in place"
         if node.op not in ("call_function", "call_method") or not _gives_tensors(value_of(node)):
             return NodeCost.OPAQUE, "it returns something other than tensors"
-        if is_part(node):
+        if selects_result(node):
             return self.kind(node.all_input_nodes[0])
         cost, reason = self._traced(node)
         if cost is NodeCost.HEAVY and not isinstance(value_of(node), Tensor):
@@ -113,7 +113,7 @@ def _is_size(node: fx.Node) -> bool:
     return is_number and getattr(operator, getattr(node.target, "__name__", ""), None) is node.target
 
 
-def is_part(node: fx.Node) -> bool:
+def selects_result(node: fx.Node) -> bool:
     """True if a node selects one result of another node."""
     return (
         function_name(node) == "getitem"
@@ -165,7 +165,7 @@ def regions_of(
         group: the nodes of a region belong to one group.
     """
     members = [node for node in graph.nodes if kinds.get(node) in allowed]
-    cut = _Cut(graph, members, group)
+    cut = _RegionBuilder(graph, members, group)
     cut.join_across_depths()
     regions = [trimmed(nodes, kinds) for nodes in cut.sets()]
     return [region_of(nodes, kinds) for nodes in regions if nodes]
@@ -193,7 +193,7 @@ def trimmed(nodes: Sequence[fx.Node], kinds: dict[fx.Node, NodeCost]) -> list[fx
         ends = [
             node for node in inside
             if (kinds[node] is NodeCost.FREE and not any(user in inside for user in node.users))
-            or ((kinds[node] is NodeCost.FREE or is_part(node)) and not any(operand in inside for operand in node.all_input_nodes))
+            or ((kinds[node] is NodeCost.FREE or selects_result(node)) and not any(n in inside for n in node.all_input_nodes))
         ]  # fmt: skip
         is_changed = bool(ends)
         for node in ends:
@@ -216,7 +216,7 @@ def is_convex(nodes: Collection[fx.Node], order: dict[fx.Node, int]) -> bool:
     return True
 
 
-class _Cut:
+class _RegionBuilder:
     def __init__(self, graph: fx.Graph, members: Sequence[fx.Node], group: Callable[[fx.Node], Hashable]) -> None:
         self._order = {node: index for index, node in enumerate(graph.nodes)}
         self._members = dict.fromkeys(members)

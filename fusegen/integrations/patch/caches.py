@@ -76,7 +76,7 @@ def layer_index_in(cache: Any, indices: frozenset[int], name: str) -> int:
 
 
 def fresh_flags(cache: Any, index: int) -> tuple[bool, ...]:
-    """True if the cache is fresh; for a pair, a flag for each of its caches."""
+    """A flag per cache, two for a pair, that is True if the cache is fresh."""
     if not is_pair(cache):
         return (is_fresh(cache, index),)
     is_filled = bool(cache.is_updated.get(index))
@@ -295,7 +295,7 @@ register_pytree_node(
 )
 
 
-class _Reached(BaseException):
+class _AttentionReached(BaseException):
     """A traced layer has reached its attention. A BaseException, so that the model's handlers do not catch it."""
 
 
@@ -348,7 +348,7 @@ class InterceptedAttention:
         if len(current.calls) > 1:
             raise UnsupportedError("the layer computes attention more than once")
         if current.result is None:
-            raise _Reached
+            raise _AttentionReached
         return current.result, None
 
 
@@ -370,7 +370,7 @@ def before_attention(function: CacheFunction, argument: CacheArgument) -> CacheF
         with _tracing_attention(None) as current:
             try:
                 function(module, *positional, **named)
-            except _Reached:
+            except _AttentionReached:
                 pass
             except Exception as error:
                 if stand_in.update_call is None or current.calls:

@@ -122,7 +122,7 @@ class FusedForward(FusedCall):
         is_checkpointing = module.training and getattr(module, "gradient_checkpointing", False)
         if is_checkpointing and type(module).__call__ is nn.Module.__call__:
             return "its activations are checkpointed"
-        return self._current_inside().own_code_reason()
+        return self._current_submodules().own_code_reason()
 
     def mode(self) -> CallKind:
         """The module's class, its forward pass, which tools replace, and its mode."""
@@ -152,14 +152,14 @@ class FusedForward(FusedCall):
     def _kernels(self) -> dict[tuple[str, tuple[Hashable, ...], CallKind], Kernel[..., Any]]:
         return {}
 
-    def _current_inside(self) -> Inside:
-        if not self._inside.is_current():
-            self._inside = Inside(self.module)
-        return self._inside
+    def _current_submodules(self) -> Submodules:
+        if not self._inner.is_current():
+            self._inner = Submodules(self.module)
+        return self._inner
 
     @cached_property
-    def _inside(self) -> Inside:
-        return Inside(self.module)
+    def _inner(self) -> Submodules:
+        return Submodules(self.module)
 
     @cached_property
     def _mask_position(self) -> int | None:
@@ -244,7 +244,7 @@ _CAPTURING = "transformers.utils.output_capturing"
 _ACCELERATE_HOOK = "_hf_hook"
 
 
-class Inside:
+class Submodules:
     """The submodules of a module and their hooks. Torch's dicts are stored, because each call of a layer checks them.
 
     A kernel's trace guards the same dicts, so a replaced dict leads to a new trace.

@@ -80,7 +80,7 @@ def _count_layers(calls: Iterable[FusedCall]) -> None:
 
 
 def _forward(module: nn.Module) -> FusedForward:
-    return PaddedLinear(module) if has_odd_rows(module) and is_plain_linear(module) else FusedForward(module)
+    return PaddedLinear(module) if has_unaligned_rows(module) and is_plain_linear(module) else FusedForward(module)
 
 
 def unpatch(model: nn.Module) -> None:
@@ -109,7 +109,7 @@ _ONE_LAUNCH = (
     nn.modules.dropout._DropoutNd,
     torch.jit.ScriptModule,  # its forward pass cannot be replaced
 )
-"""Torch's modules with a single launch, or that cannot be traced; except for `has_odd_rows`."""
+"""Torch's modules with a single launch, or that cannot be traced; except for `has_unaligned_rows`."""
 
 _MOST_PARTS = 8  # modules in the lists of a layer; longer lists are compiled module by module
 
@@ -139,7 +139,7 @@ def units(model: nn.Module, only: ModuleChoice | None, exclude: ModuleChoice) ->
 
 
 def _below(module: nn.Module, path: str, excluded: set[int]) -> Iterator[PatchUnit]:
-    if id(module) in excluded or (isinstance(module, _ONE_LAUNCH) and not has_odd_rows(module)):
+    if id(module) in excluded or (isinstance(module, _ONE_LAUNCH) and not has_unaligned_rows(module)):
         return
     if not _has_layers(module) and not any(id(m) in excluded for m in module.modules()) and type(module).forward is not _NONE:
         yield PatchUnit(path, module)
@@ -202,7 +202,7 @@ def _require_known(model: nn.Module, names: Sequence[str | type[nn.Module]]) -> 
 # than input channels, padding the weights is cheaper: the result is a view of the padded rows.
 
 
-def has_odd_rows(module: nn.Module) -> bool:
+def has_unaligned_rows(module: nn.Module) -> bool:
     """True for a linear layer with unaligned result rows."""
     if not isinstance(module, nn.Linear):
         return False

@@ -196,7 +196,8 @@ def _require_traced(function: RegionFunction, machine: Target, device: torch.dev
 class _FusedGraph:
     """A graph under construction, with calls in place of regions.
 
-    Nodes keep their order, or move up to the first of their readers; none moves across a node that may write.
+    Nodes keep their order, except that a region is called before the first reader of its results, after its inputs. No node moves
+    across one that may write.
     """
 
     def __init__(self, module: fx.GraphModule, regions: Sequence[tuple[CutRegion, RegionFunction]]) -> None:
