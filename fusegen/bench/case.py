@@ -299,7 +299,7 @@ def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _moved(low: Lowered) -> int:
-    """The bytes of a call's inputs, captured tensors and results, or of its steps if fewer, as for gathers."""
+    """The bytes of a call's inputs and results, captured tensors included, or those that its steps move if fewer (gathers)."""
     buffers = [buffer for buffer in low.program.buffers if buffer.role in (Role.INPUT, Role.OUTPUT)]
     buffer_bytes = sum(math.prod(size(low.sizes) for size in buffer.shape) * buffer.dtype.itemsize for buffer in buffers)
     return min(buffer_bytes, sum(step.traffic.moved(low.sizes) for step in low.program.steps))

@@ -242,7 +242,7 @@ _BAR_ROWS: Mapping[CaseSizes, Sequence[str]] = {
     (1024, 50257): ("add_rms_norm", "layer_norm_gelu_add"),
     (1399, 100003): ("layer_norm", "rms_norm", "softmax", "add_rms_norm", "layer_norm_gelu_add"),
 }
-"""Together with the other groups, each name has most lengths."""
+"""With the cases of the other groups, each name covers most lengths."""
 
 _BAR_DROPOUTS: Mapping[CaseSizes, Sequence[str]] = {
     (16384, 4096): ("bias_dropout_add",),

@@ -254,7 +254,7 @@ def _first_line(*command: str) -> str | None:
 # Comparison of two records.
 
 _NOISE_SHARE, _NOISE_MICROSECONDS = 0.05, 0.5
-"""A slower time counts if it grows by more than both: a share of the old time, and microseconds."""
+"""A time counts as slower if it grows by more than both: a share of the old time, and microseconds."""
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ _TOLERANCES: Mapping[torch.dtype, float] = {
 operations, some 2^-19 in float32 for sums of a million. On a CPU, torch's layer norm backward sums in bfloat16, and exceeds
 the tolerance for many rows."""
 
-_MOST_FLOAT64 = 1 << 22  # up to so many elements of arguments, the reference is in float64
+_MOST_FLOAT64 = 1 << 22  # elements of all arguments, up to which the reference is in float64
 
 
 def reference(case: BenchCase, arguments: Arguments) -> tuple[Tensor, ...] | None:

@@ -54,7 +54,7 @@ def fusegen(
     from torch._inductor.compile_fx import compile_fx
 
     patches = list_mode_options(mode) if mode else None
-    # Autograd's cache would return a graph that calls operators of another process.
+    # A graph in autograd's cache may call operators that only another process has registered.
     with functorch_config.patch(enable_autograd_cache=False):
         return cast(Callable[..., Any], compile_fx(compiled, list(inputs), config_patches=patches))
 
@@ -78,7 +78,7 @@ def _device(inputs: Sequence[Any]) -> torch.device | None:
 
 
 _ALL, _LIGHT = (NodeCost.LIGHT, NodeCost.FREE, NodeCost.HEAVY), (NodeCost.LIGHT, NodeCost.FREE)
-_LEAST = 2  # operations of a region: a single one gains nothing
+_MIN_OPERATIONS = 2  # operations of a region: a single one gains nothing
 _MOST_KERNELS = 1024  # that are cached for later graphs
 
 
@@ -148,7 +148,7 @@ def _regions(
 
 def _is_worth_it(region: CutRegion, kinds: dict[fx.Node, NodeCost]) -> bool:
     launching = [kinds[node] for node in region.nodes if kinds[node] is not NodeCost.FREE]
-    return len(launching) >= _LEAST and NodeCost.LIGHT in launching and bool(region.results)
+    return len(launching) >= _MIN_OPERATIONS and NodeCost.LIGHT in launching and bool(region.results)
 
 
 def _cut(graph: fx.Graph, kinds: dict[fx.Node, NodeCost], allowed: Sequence[NodeCost]) -> list[CutRegion]:
