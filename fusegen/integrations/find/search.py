@@ -116,7 +116,7 @@ class Search:
         return 2 * _size(node) >= max(map(_size, region.nodes))
 
     def _best_of(self, candidates: Iterable[CutRegion]) -> Cost | None:
-        """The region that saves most; of equal ones, the first."""
+        """The region that saves most; of equal ones, the first and smallest."""
         best, most = None, 0.0
         for region in candidates:
             try:
