@@ -1,1 +1,1 @@
-"""Measurements: fused kernels beside torch, other libraries and a plain copy, and what they cost on paper."""
+"""The benchmark: fused kernels against torch, other libraries and a memory copy."""

@@ -1,4 +1,4 @@
-"""Measured functions that are no prebuilt fusions, as users write them; the arguments of all cases."""
+"""The benchmark's own declarations, written as users write them, and the arguments of all cases."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _DROPPED = 0.1
 
 @fg.kernel
 def column_sum(x: Tensor) -> Tensor:
-    """Σ x over rows: a bias's gradient."""
+    """Σ x over rows, the gradient of a bias."""
     return x.sum(0)
 
 
 @fg.kernel
 def transposed_copy(x: Tensor) -> Tensor:
-    """xᵀ in memory of its own: what is read along rows is written along columns."""
+    """A contiguous copy of xᵀ."""
     return x.t().contiguous()
 
 
 @fg.kernel
 def bias_dropout_add(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """dropout(x + bias) + residual, as behind the products of a transformer in training."""
+    """dropout(x + bias) + residual, the end of a transformer block in training."""
     return F.dropout(x + bias, _DROPPED) + residual
 
 
 @fg.kernel
 def ln_gelu_dropout_add(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """dropout(gelu(layer_norm(x)·weight + bias)) + residual, with the tanh form of gelu."""
+    """dropout(gelu(layer_norm(x)·weight + bias)) + residual, with the tanh approximation of gelu."""
     normalized = F.layer_norm(x, (x.shape[-1],), weight, bias)
     return F.dropout(F.gelu(normalized, approximate="tanh"), _DROPPED) + residual
 
@@ -57,12 +57,12 @@ _SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "flash_attention_alibi": {"is_causal": True},
     "rms_norm": {"eps": 1e-6},
 }
-_AS_IN_TORCH = ("gelu", "layer_norm", "rms_norm", "softmax")  # their first parameter is called input
+_AS_IN_TORCH = ("gelu", "layer_norm", "rms_norm", "softmax")  # their first parameter is named input
 _NORMS = ("layer_norm", "rms_norm")
 
 
 def completed(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a case by the names of its declaration's parameters, with the settings that the case has."""
+    """A case's arguments by the parameter names of its declaration, with the case's settings."""
     if name in OWN:
         return dict(arguments)
     first = "input" if name in _AS_IN_TORCH else "x"
@@ -75,23 +75,23 @@ _HEADS = 16  # in an encoder layer
 _CAP = 50.0
 
 
-# Functions that are trained: rows.
+# Trained functions: rows.
 
 
 @fg.kernel
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """q·cos + (−q₂, q₁)·sin with the halves (q₁, q₂) of q, and k likewise, as Llama rotates them."""
-    return q * cos + _turned(q) * sin, k * cos + _turned(k) * sin
+    """q·cos + (−q₂, q₁)·sin for halves (q₁, q₂) of q, and the same for k, as in Llama."""
+    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
 
 
-def _turned(x: Tensor) -> Tensor:
+def _rotate_half(x: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return torch.cat((-second, first), -1)
 
 
 @fg.kernel
 def scale_mask_softmax(x: Tensor, mask: Tensor) -> Tensor:
-    """softmax(x/8 + mask), with a mask that broadcasts over heads and queries."""
+    """softmax(x/8 + mask), with a mask that is broadcast over heads and queries."""
     return torch.softmax(x * 0.125 + mask, -1)
 
 
@@ -112,13 +112,13 @@ def embedding_layer_norm(tokens: Tensor, table: Tensor, positions: Tensor, weigh
 
 @fg.kernel
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d)·v, by torch's function."""
+    """softmax(q·kᵀ/√d)·v, as torch's function."""
     return F.scaled_dot_product_attention(q, k, v)
 
 
 @fg.kernel
 def sdpa_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d where key ≤ query)·v, by torch's function."""
+    """softmax(q·kᵀ/√d where key ≤ query)·v, as torch's function."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -131,7 +131,7 @@ def soft_cap_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @fg.kernel
 def bias_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q·kᵀ/√d + bias)·v, with a learned bias of each head and key."""
+    """softmax(q·kᵀ/√d + bias)·v, with a learned bias per head and key."""
     return torch.softmax((q @ k.mT) * (q.shape[-1] ** -0.5) + bias, -1) @ v
 
 
@@ -169,7 +169,7 @@ def encoder_pre_norm(
     down_weight: Tensor,
     down_bias: Tensor,
 ) -> Tensor:
-    """A transformer's encoder layer in training, with the norms before its halves."""
+    """A transformer encoder layer in training, with pre-norm."""
     x = x + F.dropout(
         _attention(_norm(x, attention_norm, attention_norm_bias), qkv_weight, qkv_bias, out_weight, out_bias), _DROPPED
     )
@@ -192,7 +192,7 @@ def encoder_post_norm(
     down_weight: Tensor,
     down_bias: Tensor,
 ) -> Tensor:
-    """A transformer's encoder layer in training, with the norms behind its residual sums, as BERT has them."""
+    """A transformer encoder layer in training, with post-norm, as in BERT."""
     x = x + F.dropout(_attention(x, qkv_weight, qkv_bias, out_weight, out_bias), _DROPPED)
     x = _norm(x, attention_norm, attention_norm_bias)
     return _norm(x + F.dropout(_mlp(x, up_weight, up_bias, down_weight, down_bias), _DROPPED), mlp_norm, mlp_norm_bias)
@@ -203,10 +203,10 @@ def _norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _attention(x: Tensor, qkv_weight: Tensor, qkv_bias: Tensor, out_weight: Tensor, out_bias: Tensor) -> Tensor:
-    parts = F.linear(x, qkv_weight, qkv_bias).chunk(3, -1)
-    q, k, v = (part.view(*part.shape[:-1], _HEADS, -1).transpose(1, 2) for part in parts)
-    found = F.scaled_dot_product_attention(q, k, v, dropout_p=_DROPPED)
-    return F.linear(found.transpose(1, 2).flatten(2), out_weight, out_bias)
+    projections = F.linear(x, qkv_weight, qkv_bias).chunk(3, -1)
+    q, k, v = (projection.view(*projection.shape[:-1], _HEADS, -1).transpose(1, 2) for projection in projections)
+    context = F.scaled_dot_product_attention(q, k, v, dropout_p=_DROPPED)
+    return F.linear(context.transpose(1, 2).flatten(2), out_weight, out_bias)
 
 
 def _mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down_bias: Tensor) -> Tensor:
@@ -237,18 +237,18 @@ OWN: Mapping[str, fg.Kernel[..., Any]] = {
     "transformer_layer_pre_norm": layer_kernel(_BERT),
     "transformer_layer_post_norm": layer_kernel(replace(_BERT, pre_layer_norm=False)),
 }
-"""By the name of their cases."""
+"""The benchmark's own declarations by case name."""
 
 
-# Arguments of cases: meta tensors of a dtype and sizes, and indices, whose values matter.
+# Arguments of cases: meta tensors for a dtype and sizes; index tensors have values.
 
 
 def _over(**ranks: int) -> Build:
-    """The builder of tensors by parameter, each over the last so many dims; over all of them where it is none."""
+    """A builder of tensors, by parameter: each has the last N sizes, or all if N is 0."""
     return lambda dtype, sizes: {name: meta(*sizes[-rank:], dtype=dtype) for name, rank in ranks.items()}
 
 
-one = _over(x=0)
+x_only = _over(x=0)
 residual = _over(x=2, residual=2)
 bias_residual = _over(x=2, bias=1, residual=2)
 gated = _over(gate=2, up=2)
@@ -260,18 +260,17 @@ norm_backward = _over(x=2, dy=2, weight=1)
 
 
 def product(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Rows, outputs and inputs of a product with a bias."""
+    """Arguments of a matmul with a bias; the sizes are rows, outputs, inputs."""
     m, n, k = sizes
     return {"x": meta(m, k, dtype=dtype), "weight": meta(n, k, dtype=dtype), "bias": meta(n, dtype=dtype)}
 
 
 def heads(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Queries, keys and values of one shape."""
     return {name: meta(*sizes, dtype=dtype) for name in "qkv"}
 
 
 def heads_and_slopes(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """The same, with the slopes of ALiBi."""
+    """Queries, keys, values, and the slopes of ALiBi."""
     return heads(dtype, sizes) | {"slopes": alibi_slopes(sizes[1])}
 
 
@@ -279,50 +278,50 @@ _SEED = 0
 
 
 def rotated(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Queries and keys, with an angle for each position and channel."""
+    """Queries, keys, and an angle per position and channel."""
     angles = {name: meta(*sizes[-2:], dtype=dtype) for name in ("cos", "sin")}
     return {name: meta(*sizes, dtype=dtype) for name in "qk"} | angles
 
 
 def masked(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Scores of batch, heads, queries and keys, and a mask of batch and keys."""
+    """Scores (batch, heads, queries, keys) and a mask (batch, 1, 1, keys)."""
     return {"x": meta(*sizes, dtype=dtype), "mask": meta(sizes[0], 1, 1, sizes[-1], dtype=dtype)}
 
 
 def logits(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Logits of rows and classes, with the class of each row."""
+    """Logits (rows, classes) and the class of each row."""
     rows, classes = sizes
     return {"logits": meta(rows, classes, dtype=dtype), "targets": _indices(classes, rows)}
 
 
 def tokens(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Tokens of batch and positions; a table of classes and channels, a row a position, and what a norm takes."""
+    """Tokens (batch, positions); a table of embeddings, position embeddings, and a norm's parameters."""
     batch, positions, classes, channels = sizes
     rows = {"table": meta(classes, channels, dtype=dtype), "positions": meta(positions, channels, dtype=dtype)}
     return {"tokens": _indices(classes, batch, positions)} | rows | {n: meta(channels, dtype=dtype) for n in ("weight", "bias")}
 
 
 def heads_and_bias(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Queries, keys and values, and a bias of each head and key."""
+    """Queries, keys, values, and a bias per head and key."""
     return heads(dtype, sizes) | {"bias": meta(sizes[1], 1, sizes[2], dtype=dtype)}
 
 
 def gated_mlp(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Rows, hidden channels and channels of a gated feed-forward block."""
+    """A gated feed-forward block; the sizes are rows, hidden channels, channels."""
     rows, hidden, channels = sizes
     inward = {name: meta(hidden, channels, dtype=dtype) for name in ("gate_weight", "up_weight")}
     return {"x": meta(rows, channels, dtype=dtype)} | inward | {"down_weight": meta(channels, hidden, dtype=dtype)}
 
 
 def classified(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Rows, channels and classes of logits that a matmul gives, with the class of each row."""
+    """A matmul that computes logits; the sizes are rows, channels, classes."""
     rows, channels, classes = sizes
     tensors = {"x": meta(rows, channels, dtype=dtype), "weight": meta(classes, channels, dtype=dtype)}
     return tensors | {"targets": _indices(classes, rows)}
 
 
 def encoder(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Batch, positions and channels of an encoder layer, whose feed-forward block has four times as many channels."""
+    """An encoder layer of batch, positions and channels; its feed-forward block has four times as many channels."""
     width = sizes[-1]
     shapes = {
         "attention_norm": (width,),
@@ -342,7 +341,7 @@ def encoder(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
 
 
 def transformer_layer(dtype: torch.dtype, sizes: CaseSizes) -> Arguments:
-    """Batch, positions and channels of a `FusedTransformerLayer`, whose feed-forward block has four times as many channels."""
+    """A `FusedTransformerLayer` of batch, positions and channels; its feed-forward block has four times as many channels."""
     width = sizes[-1]
     shapes = parameter_shapes(width, 4 * width)
     return {"x": meta(*sizes, dtype=dtype)} | {name: meta(*shape, dtype=dtype) for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""The host's time: of the first call of a new declaration, and of each later one."""
+"""Host time of a declaration's first call and of later calls."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fusegen.timing import TimedCall
 
 Pointwise: TypeAlias = Callable[[Tensor], Tensor]
 
-_FRESH = 5  # declarations; the median of their times is kept
+_FRESH = 5  # declarations, whose median time is reported
 _CALLS = 2000
-_ROUNDS, _ROUND_CALLS = 9, 100  # for chains beside eager torch
-_SIZES = (1024, 1536, 2048, 3072)  # few elements: the host's time is measured, not the device's
+_ROUNDS, _ROUND_CALLS = 9, 100  # for chains, against eager torch
+_SIZES = (1024, 1536, 2048, 3072)  # so few elements that the host's time dominates
 
 
 def measure(device: torch.device) -> tuple[Latency, ...]:
-    """Times of pointwise declarations that nobody has compiled before, and of torch's own call for comparison."""
+    """Times pointwise declarations that have never been compiled, and one call of torch for comparison."""
     tensors = [torch.randn(size, device=device) for size in _SIZES]
     x = tensors[0]
     kernels = [fg.kernel(_fresh()) for _ in tensors]
@@ -36,16 +36,15 @@ def measure(device: torch.device) -> tuple[Latency, ...]:
         _later("eager, one operation of torch", [partial(torch.tanh, x)], x),
         _later(f"{len(kernels)} kernels in turn", [partial(kernel, x) for kernel in kernels], x),
         _later("one kernel, called from C++ (compiler='extension')", [partial(fg.kernel(_known, compiler="extension"), x)], x),
-        _later(f"one kernel, {len(tensors)} shapes in turn", [partial(kernels[0], each) for each in tensors], x),
+        _later(f"one kernel, {len(tensors)} shapes in turn", [partial(kernels[0], tensor) for tensor in tensors], x),
         *(row for chain in _chains(device) for row in _compared(*chain)),
     )
 
 
 def _first_calls(x: Tensor) -> Latency:
-    """First calls of new declarations, and later calls of one.
+    """First calls of new declarations, after a call of another one has warmed imports and templates.
 
-    Imports and templates are warm: one other declaration has been called. Cold: neither this process nor the disk knows the
-    kernel. Warm: the disk does, the process does not.
+    Cold: neither the process nor the disk cache has the kernel. Warm: only the disk cache has it.
     """
     _first_call(fg.kernel(_fresh()), x)
     cold, warm = [], []
@@ -61,7 +60,7 @@ def _later(name: str, calls: Sequence[TimedCall], x: Tensor) -> Latency:
     return Latency(name, None, None, _per_call(calls, x))
 
 
-# Chains beside eager torch, with gradients and without.
+# Chains against eager torch, with and without gradients.
 
 
 def _gelu_add(x: Tensor, y: Tensor) -> Tensor:
@@ -85,27 +84,27 @@ def _swiglu_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 HostChain: TypeAlias = tuple[str, Callable[..., Tensor], Sequence[Tensor]]
-"""The name in tables, the declaration, arguments that all require gradients."""
+"""The name in tables, the declaration, and arguments that all require gradients."""
 
 
 def _chains(device: torch.device) -> list[HostChain]:
-    """Chains at sizes so small that the host's time is measured; in bfloat16 on a GPU."""
+    """Chains of sizes so small that the host's time dominates; in bfloat16 on a GPU."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
 
-    def made(*shapes: tuple[int, ...]) -> list[Tensor]:
+    def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
         return [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for shape in shapes]
 
     return [
-        ("gelu + add", _gelu_add, made((32, 256), (32, 256))),
-        ("layer_norm", _layer_norm, made((32, 256), (256,), (256,))),
-        ("linear + bias + gelu", _linear_gelu, made((32, 256), (256, 256), (256,))),
-        ("attention", _attention, made(*[(2, 4, 32, 64)] * 3)),
-        ("SwiGLU MLP", _swiglu_mlp, made((32, 256), (512, 256), (512, 256), (256, 512))),
+        ("gelu + add", _gelu_add, tensors((32, 256), (32, 256))),
+        ("layer_norm", _layer_norm, tensors((32, 256), (256,), (256,))),
+        ("linear + bias + gelu", _linear_gelu, tensors((32, 256), (256, 256), (256,))),
+        ("attention", _attention, tensors(*[(2, 4, 32, 64)] * 3)),
+        ("SwiGLU MLP", _swiglu_mlp, tensors((32, 256), (512, 256), (512, 256), (256, 512))),
     ]
 
 
 def _compared(name: str, function: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Iterator[Latency]:
-    """The host's time of a kernel and of eager torch, in turn: forward without gradients, then forward and backward."""
+    """Host times of a kernel and of eager torch, in turn: forward without gradients, then forward and backward."""
     calls = fg.kernel(function), function
     gradient = torch.ones_like(function(*tensors))
 
@@ -117,13 +116,13 @@ def _compared(name: str, function: Callable[..., Tensor], tensors: Sequence[Tens
         torch.autograd.grad(call(*tensors), tensors, gradient)
 
     for passes, run in ("forward", forward), ("forward and backward", step):
-        ours, eager = _in_turn([partial(run, call) for call in calls], tensors[0])
-        yield Latency(f"{name}, {passes}", None, None, ours, eager)
+        fusegen_us, eager_us = _in_turn([partial(run, call) for call in calls], tensors[0])
+        yield Latency(f"{name}, {passes}", None, None, fusegen_us, eager_us)
 
 
 def _in_turn(calls: Sequence[TimedCall], x: Tensor) -> list[float]:
-    """The median microseconds of each call over rounds in which the calls take turns."""
-    rounds = [[_round(call, x) for call in calls] for _ in range(_ROUNDS + 1)][1:]  # the first one compiles
+    """The median time of each call in µs, over rounds in which the calls take turns."""
+    rounds = [[_round(call, x) for call in calls] for _ in range(_ROUNDS + 1)][1:]  # the first round compiles
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
@@ -136,12 +135,12 @@ def _round(call: TimedCall, x: Tensor) -> float:
 
 
 def _known(x: Tensor) -> Tensor:
-    """A function as fresh ones are, but the disk may know its extension, which takes long to build."""
+    """Like fresh functions, but constant: its extension takes long to build and may be cached on disk."""
     return torch.tanh(x * 1.5) + x
 
 
 def _fresh() -> Pointwise:
-    """A function whose text has never been seen: its constant is drawn at random."""
+    """A function with a new text: its constant is random."""
     constant = 1 + secrets.randbelow(10**9) / 10**9
     scope: dict[str, Any] = {"torch": torch}
     exec(f"def fresh(x):\n    return torch.tanh(x * {constant!r}) + x\n", scope)
@@ -157,7 +156,7 @@ def _first_call(kernel: Pointwise, x: Tensor) -> float:
 
 
 def _per_call(calls: Sequence[TimedCall], x: Tensor) -> float:
-    """Microseconds of the host's time in a call, where calls that are compiled take turns."""
+    """The host's time of a call in µs; the calls are compiled before, and take turns."""
     for call in calls:
         call()
     _wait(x)

@@ -1,4 +1,4 @@
-"""The providers of a case, as rows of a table: fusegen, torch in two ways, other libraries, and a copy for comparison."""
+"""The providers of a case: fusegen, torch eager and compiled, other libraries, and a memory copy."""
 
 from __future__ import annotations
 
@@ -12,64 +12,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fusegen.bench.case import BenchCase, Way
+from fusegen.bench.case import BenchCase, Implementation
 from fusegen.errors import ArgumentError, one_line
 from fusegen.specs.spec import Arguments
 from fusegen.timing import TimedCall
 
 _PAGE = 4096
-_MANY = 1 << 20  # bytes, beside which a page is nothing
+_MANY = 1 << 20  # bytes from which rounding to a page does not matter
 
 
 @dataclass(frozen=True)
 class Provider:
-    """A row of the table.
+    """An implementer of cases.
 
     Attributes:
         name: on the command line and in records.
-        missing: why it cannot run on a device; None where it can.
-        way: how it computes a case; None where it does not know it.
-        computes: whether what it gives are the case's results.
+        missing: the reason why it cannot run on a device, or None.
+        implementation: its implementation of a case; None if it has none.
+        computes: False if its results are not the case's.
     """
 
     name: str
     missing: Callable[[torch.device], str | None]
-    way: Callable[[BenchCase], Way | None]
+    implementation: Callable[[BenchCase], Implementation | None]
     computes: bool = True
 
 
 @dataclass(frozen=True)
 class ChosenProviders:
-    """The providers of a run.
-
-    Attributes:
-        providers: in the order of the table.
-        missing: why others don't, by name.
-    """
-
     providers: tuple[Provider, ...]
     missing: dict[str, str]
 
 
 def choose(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:
-    """The providers of these names, or all that a device has.
+    """The named providers; by default all that a device has.
 
     Raises:
-        ArgumentError: a name is unknown, or one that was asked for cannot run here.
+        ArgumentError: a name is unknown, or a named provider cannot run on the device.
     """
     for name in names or ():
-        if name not in {each.name for each in PROVIDERS}:
-            raise ArgumentError(f"no provider is called {name!r}", hint=", ".join(each.name for each in PROVIDERS))
-    wanted = [each for each in PROVIDERS if names is None or each.name in names]
-    reasons = {each.name: each.missing(device) for each in wanted}
+        if name not in {provider.name for provider in PROVIDERS}:
+            raise ArgumentError(f"there is no provider {name!r}", hint=", ".join(provider.name for provider in PROVIDERS))
+    requested = [provider for provider in PROVIDERS if names is None or provider.name in names]
+    reasons = {provider.name: provider.missing(device) for provider in requested}
     missing = {name: reason for name, reason in reasons.items() if reason is not None}
     if names is not None and missing:
         name, reason = next(iter(missing.items()))
         raise ArgumentError(f"{name} cannot be timed here: {reason}", hint="leave it out of --providers")
-    return ChosenProviders(tuple(each for each in wanted if each.name not in missing), missing)
+    return ChosenProviders(tuple(provider for provider in requested if provider.name not in missing), missing)
 
 
-# Why there is none.
+# Reasons why a provider is missing.
 
 
 def _never(device: torch.device) -> str | None:  # noqa: ARG001
@@ -79,17 +72,17 @@ def _never(device: torch.device) -> str | None:  # noqa: ARG001
 def _not_importable(module: str) -> str | None:
     try:
         import_module(module)
-    except Exception as error:  # a broken installation fails in any way
+    except Exception as error:  # a broken installation can raise anything
         return one_line(error)
     return None
 
 
 def _on_gpu(*modules: str) -> Callable[[torch.device], str | None]:
-    """The reason why a library of GPU kernels is missing: the first of its modules that cannot be imported."""
+    """The reason why a library of GPU kernels is missing: not on a GPU, or its first module that cannot be imported."""
 
     def missing(device: torch.device) -> str | None:
         if device.type != "cuda":
-            return "it runs on a GPU alone"
+            return "it runs only on a GPU"
         return next(filter(None, map(_not_importable, modules)), None)
 
     return missing
@@ -99,31 +92,33 @@ def _compile_missing(device: torch.device) -> str | None:
     return _not_importable("triton") if device.type == "cuda" else None
 
 
-# How it is called.
+# Fusegen, torch.compile and the copy.
 
 
-def _fusegen(case: BenchCase) -> Way:
-    return Way("the emitted kernels", lambda arguments: case.call(case.kernel, arguments))
+def _fusegen(case: BenchCase) -> Implementation:
+    return Implementation("the emitted kernels", lambda arguments: case.call(case.kernel, arguments))
 
 
-def _compile(case: BenchCase) -> Way:
-    """Sizes are constants of what is compiled, as they are in our variants."""
+def _compile(case: BenchCase) -> Implementation:
+    """torch.compile with constant sizes, as in fusegen's kernels."""
 
     def prepare(arguments: Arguments) -> TimedCall:
-        torch.compiler.reset()  # otherwise the limit of recompilations would end in eager
-        if case.rival is not None:
-            return torch.compile(case.rival.prepare(arguments), dynamic=False)
+        torch.compiler.reset()  # otherwise the recompilation limit would fall back to eager
+        if case.baseline is not None:
+            return torch.compile(case.baseline.prepare(arguments), dynamic=False)
         return case.call(torch.compile(case.kernel.function, dynamic=False), arguments)
 
-    return Way(f"torch.compile of {case.eager.what}", prepare)
+    return Implementation(f"torch.compile of {case.eager.what}", prepare)
 
 
-def _forward(way: Callable[[BenchCase], Way | None]) -> Callable[[BenchCase], Way | None]:
-    """The way of a library that is called for forward passes alone: it takes no part in training steps."""
-    return lambda case: None if case.is_step else way(case)
+def _forward(
+    implementation: Callable[[BenchCase], Implementation | None],
+) -> Callable[[BenchCase], Implementation | None]:
+    """The implementation of a library that has only forward passes: none for training steps."""
+    return lambda case: None if case.is_step else implementation(case)
 
 
-def _copy(case: BenchCase) -> Way | None:
+def _copy(case: BenchCase) -> Implementation | None:
     if case.flops is not None:
         return None
 
@@ -131,23 +126,25 @@ def _copy(case: BenchCase) -> Way | None:
         device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
         return copying(case.bytes, device)
 
-    return Way("Tensor.copy_ of as many bytes", prepare)
+    return Implementation("Tensor.copy_ of as many bytes", prepare)
 
 
 def copying(moved: int, device: torch.device) -> TimedCall:
-    """``Tensor.copy_`` that reads and writes ``moved`` bytes together. Many are rounded up to whole pages: an H200 takes
-    up to 1.6 times as long to copy what ends within one (264 MB: 107 µs instead of 69)."""
+    """``Tensor.copy_`` that moves ``moved`` bytes, reads and writes together, rounded up to whole pages if they are many.
+
+    An H200 takes up to 1.6 times as long to copy a tensor that ends within a page (264 MB: 107 µs instead of 69).
+    """
     copied = moved // 2 if moved < _MANY else -(-moved // (2 * _PAGE)) * _PAGE
-    source = torch.arange(max(1, copied // 4), dtype=torch.int32, device=device)  # zeros might be no memory at all
+    source = torch.arange(max(1, copied // 4), dtype=torch.int32, device=device)  # zeros might not be backed by memory
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
-# What torch has for a case that is better than running the declaration.
+# Functions of torch that are faster than running the declaration.
 
 
 def _native_backward(arguments: Arguments) -> TimedCall:
-    """torch's own backward, given the statistics that its forward keeps."""
+    """torch's layer norm backward, given the statistics that its forward saves."""
     x, dy, weight = (arguments[name] for name in ("x", "dy", "weight"))
     features = [x.shape[-1]]
     _, mean, rstd = torch.native_layer_norm(x, features, weight, None, 1e-5)
@@ -165,42 +162,41 @@ def _attention(**options: Any) -> Callable[[Arguments], TimedCall]:
 
 
 def _biased_attention(arguments: Arguments) -> TimedCall:
-    """With the bias as a mask in memory, which is the only way in which torch's function takes one."""
+    """Attention with the bias as a materialized mask: torch's function takes a bias in no other form."""
     mask = _alibi(arguments["q"], arguments["slopes"])
     return _attention(attn_mask=mask)(arguments)
 
 
 def _alibi(q: Tensor, slopes: Tensor) -> Tensor:
-    positions = torch.arange(q.shape[-2], device=q.device)
-    distance = positions - positions.unsqueeze(-1)
+    indices = torch.arange(q.shape[-2], device=q.device)
+    distance = indices - indices.unsqueeze(-1)
     bias = slopes.view(-1, 1, 1).to(q.dtype) * distance.to(q.dtype)
     return bias.masked_fill_(distance > 0, -math.inf).unsqueeze(0)
 
 
-SDPA = Way("F.scaled_dot_product_attention", _attention())
-SDPA_CAUSAL = Way("F.scaled_dot_product_attention(is_causal)", _attention(is_causal=True))
-SDPA_MASK = Way("F.scaled_dot_product_attention(attn_mask)", _biased_attention)
-NATIVE_BACKWARD = Way("native_layer_norm_backward, given mean and rstd", _native_backward)
+SDPA = Implementation("F.scaled_dot_product_attention", _attention())
+SDPA_CAUSAL = Implementation("F.scaled_dot_product_attention(is_causal)", _attention(is_causal=True))
+SDPA_MASK = Implementation("F.scaled_dot_product_attention(attn_mask)", _biased_attention)
+NATIVE_BACKWARD = Implementation("native_layer_norm_backward, given mean and rstd", _native_backward)
 
 
-# The kernels of other libraries, for the cases that they know. They are imported when they are called for.
+# Kernels of other libraries, which are imported when a case needs them.
 
 _LIGER_LONGEST, _QUACK_LONGEST = 65536, 262144  # elements of a row
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
-def liger(case: BenchCase) -> Way | None:
-    """Liger-Kernel's functions, which take a row as one block."""
+def liger(case: BenchCase) -> Implementation | None:
+    """Liger-Kernel's functions; they hold a row in one block."""
     return _LIGER.get(case.name) if case.sizes[-1] <= _LIGER_LONGEST else None
 
 
-def quack(case: BenchCase) -> Way | None:
-    """quack's functions."""
+def quack(case: BenchCase) -> Implementation | None:
     return _QUACK.get(case.name) if case.sizes[-1] <= _QUACK_LONGEST else None
 
 
-def flashinfer(case: BenchCase) -> Way | None:
-    """FlashInfer's functions, for 16-bit numbers in groups of 16 bytes."""
+def flashinfer(case: BenchCase) -> Implementation | None:
+    """FlashInfer's functions, for 16-bit dtypes and rows of whole 16-byte vectors."""
     fits = case.dtype in _SIXTEEN_BITS and case.sizes[-1] % 8 == 0
     return _FLASHINFER.get(case.name) if fits else None
 
@@ -240,12 +236,12 @@ def _liger(module: str, name: str) -> Any:
     return getattr(import_module(f"liger_kernel.ops.{module}"), name)
 
 
-_LIGER: Mapping[str, Way] = {
-    "layer_norm": Way("LigerLayerNormFunction", _liger_layer_norm),
-    "layer_norm_backward": Way("Liger's layer_norm_backward, given mean and rstd", _liger_layer_norm_backward),
-    "rms_norm": Way("LigerRMSNormFunction", _liger_rms_norm),
-    "softmax": Way("LigerSoftmaxFunction", _liger_softmax),
-    "swiglu": Way("LigerSiLUMulFunction", _liger_swiglu),
+_LIGER: Mapping[str, Implementation] = {
+    "layer_norm": Implementation("LigerLayerNormFunction", _liger_layer_norm),
+    "layer_norm_backward": Implementation("Liger's layer_norm_backward, given mean and rstd", _liger_layer_norm_backward),
+    "rms_norm": Implementation("LigerRMSNormFunction", _liger_rms_norm),
+    "softmax": Implementation("LigerSoftmaxFunction", _liger_softmax),
+    "swiglu": Implementation("LigerSiLUMulFunction", _liger_swiglu),
 }
 
 
@@ -273,11 +269,11 @@ def _quack_softmax(arguments: Arguments) -> TimedCall:
     return lambda: function(arguments["input"])
 
 
-_QUACK: Mapping[str, Way] = {
-    "layer_norm": Way("quack's layernorm_fwd, with float32 weights", _quack_layer_norm),
-    "rms_norm": Way("quack's rmsnorm", _quack_rms_norm),
-    "add_rms_norm": Way("quack's rmsnorm with a residual", _quack_add_rms_norm),
-    "softmax": Way("quack's softmax", _quack_softmax),
+_QUACK: Mapping[str, Implementation] = {
+    "layer_norm": Implementation("quack's layernorm_fwd, with float32 weights", _quack_layer_norm),
+    "rms_norm": Implementation("quack's rmsnorm", _quack_rms_norm),
+    "add_rms_norm": Implementation("quack's rmsnorm with a residual", _quack_add_rms_norm),
+    "softmax": Implementation("quack's softmax", _quack_softmax),
 }
 
 
@@ -290,7 +286,7 @@ def _flashinfer_rms_norm(arguments: Arguments) -> TimedCall:
 
 
 def _flashinfer_add_rms_norm(arguments: Arguments) -> TimedCall:
-    """Both results overwrite the operands: each call goes on from what the last one left."""
+    """In place: each call reads what the previous one wrote."""
     function = import_module("flashinfer.norm").fused_add_rmsnorm
     x, residual = arguments["x"].clone(), arguments["residual"].clone()
 
@@ -307,14 +303,14 @@ def _flashinfer_swiglu(arguments: Arguments) -> TimedCall:
     return lambda: function(packed)
 
 
-_FLASHINFER: Mapping[str, Way] = {
-    "rms_norm": Way("FlashInfer's rmsnorm", _flashinfer_rms_norm),
-    "add_rms_norm": Way("FlashInfer's fused_add_rmsnorm, in place", _flashinfer_add_rms_norm),
-    "swiglu": Way("FlashInfer's silu_and_mul, of gate and up in one tensor", _flashinfer_swiglu),
+_FLASHINFER: Mapping[str, Implementation] = {
+    "rms_norm": Implementation("FlashInfer's rmsnorm", _flashinfer_rms_norm),
+    "add_rms_norm": Implementation("FlashInfer's fused_add_rmsnorm, in place", _flashinfer_add_rms_norm),
+    "swiglu": Implementation("FlashInfer's silu_and_mul, of gate and up in one tensor", _flashinfer_swiglu),
 }
 
 
-# Everybody.
+# The table of providers.
 
 PROVIDERS = (
     Provider("fusegen", _never, _fusegen),
@@ -325,4 +321,4 @@ PROVIDERS = (
     Provider("flashinfer", _on_gpu("flashinfer.norm", "flashinfer.activation"), _forward(flashinfer)),
     Provider("copy", _never, _copy, computes=False),
 )
-"""Everybody; a table of a record has its columns in this order."""
+"""All providers, in the order of a record's columns."""

@@ -1,4 +1,4 @@
-"""A benchmark's record: what was measured, on what, as values that JSON holds; and what changed from one to another."""
+"""Benchmark records: measurements with their environment, as JSON; the comparison of two records."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from fusegen.files import read_json, write_for_user
 
 T = TypeVar("T")
 CaseKey: TypeAlias = tuple[str, str, str, str]
-"""Group, name, shape and dtype: what tells a case from all others."""
+"""The identity of a case: group, name, shape, dtype."""
 
 FORMAT = 3
-"""Raised when fields change."""
+"""The version of the record's fields."""
 
 TRAINING = "training"
-"""The group of training steps: these are no single calls."""
+"""The group of training steps, each of which is several calls."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine and software of a record; None where there is no such thing."""
+    """The machine and software of a record; None if something does not exist."""
 
     device: str
     kind: str
@@ -51,7 +51,7 @@ class Environment:
 
     @property
     def short_commit(self) -> str | None:
-        """The first digits of the commit, with what stands behind it where files had changed."""
+        """The first digits of the commit, and a suffix if files had changed."""
         number, dash, state = (self.commit or "").partition("-")
         return f"{number[:12]}{dash}{state}" or None
 
@@ -61,13 +61,12 @@ class ProviderTiming:
     """A provider's time in a case.
 
     Attributes:
-        provider: its name in the table of providers.
-        what: how it computes the case, for a reader.
-        microseconds: the median of the rounds' medians; None where there is none.
-        low, high: the least and the greatest of the rounds' medians.
-        difference: root mean square of what its result is off, over that of the reference; None where what is drawn differs.
-        error: why it has no time.
-        peak_bytes: device memory that a call allocates at its peak, above its arguments; None if it is not measured, as on a CPU.
+        what: a description of its implementation.
+        microseconds: the median of the rounds' medians; None after an error.
+        low, high: the lowest and highest median of a round.
+        difference: rms of the result's error over rms of the reference; None for random results.
+        error: the reason why it has no time.
+        peak_bytes: peak device memory of a call beyond its arguments; None if it is not measured, as on a CPU.
     """
 
     provider: str
@@ -82,16 +81,15 @@ class ProviderTiming:
 
 @dataclass(frozen=True)
 class TimedCase:
-    """One case.
+    """The timings of a case.
 
     Attributes:
-        group: the part of the benchmark that it belongs to.
-        shape, dtype: of its first argument or the product.
-        bytes: that must be moved at least.
-        flops: arithmetic of its products; None where only bytes count.
-        launches: what fusegen ran.
-        timings: of each provider that knows the case, in the order of the table of providers.
-        timer: of this row; None for that of the record.
+        shape, dtype: of the first argument or the matmul.
+        bytes: the fewest that a call can move.
+        flops: None for cases bound by bytes.
+        launches: of fusegen, as text.
+        timings: of each provider with an implementation, in the providers' order.
+        timer: of this row; None for the record's.
     """
 
     group: str
@@ -106,32 +104,29 @@ class TimedCase:
 
     @property
     def key(self) -> CaseKey:
-        """Its key among all rows."""
         return self.group, self.case, self.shape, self.dtype
 
     @property
     def is_step(self) -> bool:
-        """Tells if it is a training step, whose rate is no rate of a kernel."""
+        """True for a training step, whose rate is not a kernel's."""
         return self.group == TRAINING
 
     def timing(self, provider: str) -> ProviderTiming | None:
-        """A provider's time, if it took part."""
         return next((t for t in self.timings if t.provider == provider), None)
 
     def microseconds(self, provider: str) -> float | None:
-        """The time of a provider, if it has one."""
-        found = self.timing(provider)
-        return None if found is None else found.microseconds
+        timing = self.timing(provider)
+        return None if timing is None else timing.microseconds
 
 
 @dataclass(frozen=True)
 class Latency:
-    """The host's time.
+    """The host's time of a call.
 
     Attributes:
-        cold_ms, warm_ms: of a first call of a new declaration, where the disk does not know its kernel and where it does.
-        call_us: of each later call.
-        eager_us: the same of eager torch, in turn; None for a row that is not compared.
+        cold_ms, warm_ms: of a declaration's first call, without and with its kernel in the disk cache.
+        call_us: of later calls.
+        eager_us: of torch eager, measured in turn; None if it is not compared.
     """
 
     case: str
@@ -143,32 +138,19 @@ class Latency:
 
 @dataclass(frozen=True)
 class BenchRecord:
-    """A run of the benchmark."""
-
     environment: Environment
     rows: tuple[TimedCase, ...]
     latency: tuple[Latency, ...]
 
 
 def write(record: BenchRecord, path: Path) -> None:
-    """Writes a record as JSON, whole or not at all.
-
-    Raises:
-        ArgumentError: the file cannot be written.
-    """
+    """Writes a record as JSON, atomically; raises `ArgumentError` if the file cannot be written."""
     text = json.dumps({"format": FORMAT} | asdict(record), indent=1) + "\n"
     write_for_user(path, text, "choose another file with --out")
 
 
-def check_place(path: Path, option: str) -> None:
-    """Refuses a file that cannot be written, before anybody measures for it.
-
-    Args:
-        option: that names it.
-
-    Raises:
-        ArgumentError: saying why.
-    """
+def check_writable(path: Path, option: str) -> None:
+    """Refuses a file that cannot be written, before anything is measured; ``option`` is the option that names it."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -180,44 +162,39 @@ def check_place(path: Path, option: str) -> None:
 
 
 def read(path: Path) -> BenchRecord:
-    """Reads a record.
-
-    Raises:
-        ArgumentError: the file cannot be read, or holds something else.
-    """
     return read_json(path, "record of fusegen bench", FORMAT, _record, "fusegen bench --out FILE.json writes one")
 
 
 def _record(data: Mapping[str, Any]) -> BenchRecord:
-    rows = ({**row, "timings": tuple(_make(ProviderTiming, each) for each in row["timings"])} for row in data["rows"])
+    rows = ({**row, "timings": tuple(_make(ProviderTiming, timing) for timing in row["timings"])} for row in data["rows"])
     latency = tuple(_make(Latency, row) for row in data["latency"])
     return BenchRecord(_make(Environment, data["environment"]), tuple(_make(TimedCase, row) for row in rows), latency)
 
 
 def _make(kind: type[T], data: Mapping[str, Any]) -> T:
-    """A dataclass from JSON, with its values checked: tables are made from them without further ado."""
-    made = kind(**data)
-    for field in fields(made):  # type: ignore[arg-type]  # all kinds are dataclasses
-        value = getattr(made, field.name)
-        if not _fits(value, str(field.type)) or not _makes_sense(field.name, value):
+    """Creates a dataclass from JSON and checks its values, because tables use them unchecked."""
+    instance = kind(**data)
+    for field in fields(instance):  # type: ignore[arg-type]  # all callers pass dataclasses
+        value = getattr(instance, field.name)
+        if not _fits(value, str(field.type)) or not _is_valid(field.name, value):
             raise ValueError(f"{field.name} is {value!r}")
-    return made
+    return instance
 
 
-_MORE_THAN_NOTHING = ("microseconds", "low", "high", "flops")
+_POSITIVE = ("microseconds", "low", "high", "flops")
 
 
-def _makes_sense(name: str, value: object) -> bool:
-    """True if a value can be: a time takes some time, a text is one line that can be shown."""
+def _is_valid(name: str, value: object) -> bool:
+    """True if numbers are in range and text is one printable line."""
     if isinstance(value, str):
         return value.isprintable()
     if isinstance(value, (int, float)):
-        return value > 0 if name in _MORE_THAN_NOTHING else value >= 0
+        return value > 0 if name in _POSITIVE else value >= 0
     return True
 
 
 def _fits(value: object, kind: str) -> bool:
-    """True if a value of JSON is of a field's type; numbers are finite."""
+    """True if a JSON value has a field's type; numbers must be finite."""
     if value is None:
         return "None" in kind
     if isinstance(value, (bool, str)):
@@ -226,11 +203,10 @@ def _fits(value: object, kind: str) -> bool:
         return math.isfinite(value) and ("int" in kind or "float" in kind)
     if isinstance(value, float):
         return math.isfinite(value) and "float" in kind
-    return isinstance(value, tuple)  # the timings, which are checked
+    return isinstance(value, tuple)  # the timings, which are checked already
 
 
 def environment(device: torch.device, timer: str) -> Environment:
-    """The machine and software of this process."""
     on_gpu = device.type == "cuda"
     return Environment(
         device=torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
@@ -248,7 +224,6 @@ def environment(device: torch.device, timer: str) -> Environment:
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -256,13 +231,11 @@ def cpu_name() -> str:
 
 
 def _driver() -> str | None:
-    """The driver's version, from the tool that comes with it."""
     tool = shutil.which("nvidia-smi")
     return _first_line(tool, "--query-gpu=driver_version", "--format=csv,noheader") if tool else None
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this package lies in, if it lies in one."""
     root = Path(fusegen.__file__).parents[1]
     tool = shutil.which("git")
     if tool is None or not (root / ".git").exists():
@@ -272,25 +245,21 @@ def _commit() -> str | None:
 
 def _first_line(*command: str) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.partition("\n")[0].strip() or None if done.returncode == 0 else None
+    return process.stdout.partition("\n")[0].strip() or None if process.returncode == 0 else None
 
 
-# Two records beside each other.
+# Comparison of two records.
 
-_SHARE, _FEWEST = 0.05, 0.5
-"""Growth of a time that does not count: a share of it, and microseconds."""
+_NOISE_SHARE, _NOISE_MICROSECONDS = 0.05, 0.5
+"""A time counts as slower if it grows by more than both: a share of the old time, and microseconds."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """fusegen's time of a case in two records.
-
-    Attributes:
-        is_regression: whether it became slower by more than what times vary.
-    """
+    """fusegen's time of a case in two records; a regression is slower by more than the times vary."""
 
     group: str
     case: str
@@ -303,11 +272,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two records.
+    """The comparison of two records.
 
     Attributes:
-        changes: of the cases for which both have a time, in the order of the new one.
-        only_old, only_new: how many cases one of them alone has a time for.
+        changes: of cases that both records timed, in the new record's order.
+        only_old, only_new: the number of cases that only one record timed.
     """
 
     changes: tuple[Change, ...]
@@ -316,32 +285,22 @@ class Comparison:
 
     @property
     def regressions(self) -> tuple[Change, ...]:
-        """The slower cases."""
         return tuple(change for change in self.changes if change.is_regression)
 
 
 def check_same_device(old: Environment, new: Environment) -> None:
-    """Refuses times that say nothing about each other.
-
-    Raises:
-        ArgumentError: naming both devices, timers or, on a CPU, numbers of threads.
-    """
+    """Refuses records of different devices, timers or, on a CPU, numbers of threads."""
     if old.device != new.device:
-        raise ArgumentError(f"the records are of different devices: {old.device} and {new.device}", hint="one of the same device")
-    clocks = [each.timer.partition(",")[0] for each in (old, new)]
+        raise ArgumentError(f"the records use different devices: {old.device} and {new.device}", hint="use one of this device")
+    clocks = [record_environment.timer.partition(",")[0] for record_environment in (old, new)]
     if clocks[0] != clocks[1]:
-        raise ArgumentError(f"the records are of different timers: {clocks[0]} and {clocks[1]}", hint="one of the same timer")
+        raise ArgumentError(f"the records use different timers: {clocks[0]} and {clocks[1]}", hint="use one of the same timer")
     if new.kind == "cpu" and old.threads != new.threads:
-        what = f"the records are of different numbers of threads: {old.threads} and {new.threads}"
+        what = f"the records use different numbers of threads: {old.threads} and {new.threads}"
         raise ArgumentError(what, hint=f"OMP_NUM_THREADS={old.threads}")
 
 
 def compare(old: BenchRecord, new: BenchRecord) -> Comparison:
-    """The changes from one record to another.
-
-    Raises:
-        ArgumentError: they are of different devices.
-    """
     check_same_device(old.environment, new.environment)
     before, after = _times(old), _times(new)
     changes = tuple(_change(key, before[key], time) for key, time in after.items() if key in before)
@@ -350,7 +309,7 @@ def compare(old: BenchRecord, new: BenchRecord) -> Comparison:
 
 @dataclass(frozen=True)
 class _Time:
-    """fusegen's, with the least and the greatest of the rounds where a record has them."""
+    """fusegen's time; low and high are those of the rounds, if the record has them."""
 
     median: float
     low: float | None
@@ -363,6 +322,6 @@ def _times(record: BenchRecord) -> dict[CaseKey, _Time]:
 
 
 def _change(key: CaseKey, old: _Time, new: _Time) -> Change:
-    grown = new.median - old.median > max(_SHARE * old.median, _FEWEST)
+    grown = new.median - old.median > max(_NOISE_SHARE * old.median, _NOISE_MICROSECONDS)
     overlap = new.low is not None and old.high is not None and new.low <= old.high
     return Change(*key, old.median, new.median, grown and not overlap)

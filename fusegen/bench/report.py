@@ -1,4 +1,4 @@
-"""A record as one page of HTML that needs nothing else: no script, no font, no file beside it."""
+"""A record as a self-contained HTML page, without scripts, fonts or other files."""
 
 from __future__ import annotations
 
@@ -43,16 +43,11 @@ _PARTS = re.compile(r"[^_.]*[_.]|[^_.]+")
 
 
 def write_report(record: BenchRecord, path: Path) -> None:
-    """Writes the page, whole or not at all.
-
-    Raises:
-        ArgumentError: the file cannot be written.
-    """
+    """Writes the page atomically; raises `ArgumentError` if the file cannot be written."""
     write_for_user(path, report(record), "choose another file with --report")
 
 
 def report(record: BenchRecord) -> str:
-    """The page's text."""
     verdicts = [judge(row) for row in record.rows]
     return (
         _environment()
@@ -66,7 +61,7 @@ def report(record: BenchRecord) -> str:
             losses=losses_table(losses(verdicts)),
             trouble=trouble_table(verdicts),
             rows=record.rows,
-            groups=[(group, speedup_bars(of), full_table(of)) for group, of in _groups(verdicts).items()],
+            groups=[(group, speedup_bars(judged), full_table(judged)) for group, judged in _groups(verdicts).items()],
             timers=group_timers(record),
             latency=latency_table(record),
         )
@@ -74,25 +69,25 @@ def report(record: BenchRecord) -> str:
 
 
 def _groups(verdicts: Sequence[JudgedCase]) -> dict[str, list[JudgedCase]]:
-    found: dict[str, list[JudgedCase]] = {}
+    groups: dict[str, list[JudgedCase]] = {}
     for verdict in verdicts:
-        found.setdefault(verdict.row.group, []).append(verdict)
-    return found
+        groups.setdefault(verdict.row.group, []).append(verdict)
+    return groups
 
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    made = html_environment()
-    made.filters["breakable"] = _breakable
-    return made
+    environment = html_environment()
+    environment.filters["breakable"] = _breakable
+    return environment
 
 
 def _breakable(name: str) -> Markup:
-    """A name that may go on in the next line behind each underscore and dot."""
-    return Markup("<wbr>").join(escape(part) for part in _PARTS.findall(name))
+    """The name as HTML that may wrap after each underscore and dot."""
+    return Markup("<wbr>").join(escape(piece) for piece in _PARTS.findall(name))
 
 
-# What the tables of a page hold, as text: its template adds elements and no decision.
+# The contents of the page's tables, as text: the template only adds elements.
 
 NOTHING = "–"
 
@@ -102,8 +97,7 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: what stands in it.
-        note: what stands below, smaller.
+        note: smaller text below.
         kind: ``number``, ``best`` (the fastest of a row), ``bad`` (a failure) or ``words``.
     """
 
@@ -114,13 +108,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A case in a table.
-
-    Attributes:
-        case, about: what heads it, and what stands below.
-        cells: the others.
-    """
-
     case: str
     about: str
     cells: tuple[Cell, ...]
@@ -131,8 +118,8 @@ class Page:
     """A table.
 
     Attributes:
-        columns: their titles, but for the first.
-        notes: how providers compute: a provider, its way, and the cases; all cases where there are none.
+        columns: titles, without the first column's.
+        notes: a provider, its implementation, and the cases (empty for all).
     """
 
     columns: tuple[str, ...]
@@ -142,12 +129,11 @@ class Page:
 
 @dataclass(frozen=True)
 class Bar:
-    """A case's speed-up on the page.
+    """The bar of a case's speed-up.
 
     Attributes:
         text: the speed-up, and the fastest peer.
-        outcome: in a word.
-        left, width: of the bar, in percent of a logarithmic scale that all bars of a group share.
+        left, width: in percent of a logarithmic scale that a group's bars share.
     """
 
     case: str
@@ -158,20 +144,19 @@ class Bar:
 
 
 def speedup_bars(verdicts: Sequence[JudgedCase]) -> list[Bar]:
-    """A bar a case, from 1 to its speed-up; worst first."""
-    found = speedup_order(verdicts)
-    low, high = min([0.9, *(s for _, s in found)]), max([1.1, *(s for _, s in found)])
-    one, *ends = (100 * math.log(value / low) / math.log(high / low) for value in (1.0, *(speedup for _, speedup in found)))
+    speedups = speedup_order(verdicts)
+    low, high = min([0.9, *(s for _, s in speedups)]), max([1.1, *(s for _, s in speedups)])
+    origin, *ends = (100 * math.log(value / low) / math.log(high / low) for value in (1.0, *(speedup for _, speedup in speedups)))
     return [
-        Bar(name_of(v.row), f"{ratio_text(speedup)} {v.peer}", v.outcome.value, min(one, end), abs(end - one))
-        for (v, speedup), end in zip(found, ends, strict=True)
+        Bar(name_of(v.row), f"{ratio_text(speedup)} {v.peer}", v.outcome.value, min(origin, end), abs(end - origin))
+        for (v, speedup), end in zip(speedups, ends, strict=True)
     ]
 
 
 def facts(environment: Environment) -> list[tuple[str, str]]:
-    """The machine and software of a record; what there is none of is left out."""
+    """The known facts of a record's environment."""
     threads = str(environment.threads) if environment.kind == "cpu" else None
-    found = (
+    pairs = (
         ("driver", environment.driver),
         ("CUDA", environment.cuda),
         ("threads", threads),
@@ -182,11 +167,11 @@ def facts(environment: Environment) -> list[tuple[str, str]]:
         ("date", _date(environment.date)),
         ("commit", environment.short_commit),
     )
-    return [(name, value) for name, value in found if value]
+    return [(name, value) for name, value in pairs if value]
 
 
 def _date(text: str) -> str:
-    """A moment as people write it; what is none stays as it is."""
+    """A date for readers; other text unchanged."""
     try:
         return f"{datetime.datetime.fromisoformat(text):%Y-%m-%d %H:%M %Z}".strip()
     except ValueError:
@@ -194,17 +179,15 @@ def _date(text: str) -> str:
 
 
 def words(verdicts: Sequence[JudgedCase]) -> str:
-    """The counts as a sentence."""
     counts = tally(verdicts)
     cases = f"{len(verdicts)} case" + ("" if len(verdicts) == 1 else "s")
-    won, lost, level = (counts[outcome] for outcome in (PeerResult.WIN, PeerResult.LOSS, PeerResult.TIE))
+    wins, slower, ties = (counts[outcome] for outcome in (PeerResult.WIN, PeerResult.LOSS, PeerResult.TIE))
     alone = f", without a peer in {counts[PeerResult.ALONE]}" if counts[PeerResult.ALONE] else ""
-    timed = f"faster than the fastest peer in {won}, slower in {lost}, level in {level}{alone}"
+    timed = f"faster than the fastest peer in {wins}, slower in {slower}, level in {ties}{alone}"
     return f"{cases}: fusegen is {timed}; {counts[PeerResult.WRONG]} wrong, {counts[PeerResult.FAILED]} failed."
 
 
 def losses_table(lost: Sequence[JudgedCase]) -> Page:
-    """Both times of each loss, and whose the better one is."""
     return Page(("fusegen µs", "fastest µs", "longer by"), tuple(Line(v.row.case, _about(v.row), _loss(v)) for v in lost))
 
 
@@ -214,23 +197,21 @@ def _loss(verdict: JudgedCase) -> tuple[Cell, ...]:
 
 
 def trouble_table(verdicts: Sequence[JudgedCase]) -> Page:
-    """Cases in which fusegen is wrong, or has no time, and why."""
-    found = [v for v in verdicts if v.outcome in (PeerResult.WRONG, PeerResult.FAILED)]
-    return Page(("it is", "why"), tuple(Line(v.row.case, _about(v.row), _trouble(v)) for v in found))
+    """The cases in which fusegen is wrong or has no time, with the reason."""
+    failures = [v for v in verdicts if v.outcome in (PeerResult.WRONG, PeerResult.FAILED)]
+    return Page(("it is", "why"), tuple(Line(v.row.case, _about(v.row), _trouble(v)) for v in failures))
 
 
 def _trouble(verdict: JudgedCase) -> tuple[Cell, ...]:
-    mine = verdict.row.timing(FUSEGEN)
-    return Cell(verdict.outcome.value, kind="bad"), Cell("it was not run" if mine is None else _reason(mine), kind="words")
+    timing = verdict.row.timing(FUSEGEN)
+    return Cell(verdict.outcome.value, kind="bad"), Cell("it was not run" if timing is None else _reason(timing), kind="words")
 
 
 def _reason(timing: ProviderTiming) -> str:
-    """Why there is no time; that it is wrong is said elsewhere."""
     return (timing.error or "it has no time").removeprefix("wrong: ")
 
 
 def full_table(verdicts: Sequence[JudgedCase]) -> Page:
-    """All that was measured in some cases."""
     rows = [v.row for v in verdicts]
     names = providers(rows)
     memory = [name for name in names if has_memory(rows, name)]
@@ -244,16 +225,16 @@ def full_table(verdicts: Sequence[JudgedCase]) -> Page:
         )
         for v in verdicts
     ]
-    lines = (Line(v.row.case, _about(v.row), of) for v, of in zip(verdicts, cells, strict=True))
+    lines = (Line(v.row.case, _about(v.row), line_cells) for v, line_cells in zip(verdicts, cells, strict=True))
     return Page((*columns, "rate", "of copy", "off by", "launches"), tuple(lines), _notes(rows, names))
 
 
 def _derived(verdict: JudgedCase) -> tuple[Cell, ...]:
-    row, mine = verdict.row, verdict.row.timing(FUSEGEN)
+    row, timing = verdict.row, verdict.row.timing(FUSEGEN)
     copied = times(row).get(COPY)
     share = Cell(f"{copied / verdict.ours:.0%}" if copied and verdict.ours else NOTHING)
-    off = NOTHING if mine is None or mine.difference is None else f"{mine.difference:.1e}"
-    return Cell(rate(row, verdict.ours)), share, Cell(off), Cell(row.launches or NOTHING)
+    error = NOTHING if timing is None or timing.difference is None else f"{timing.difference:.1e}"
+    return Cell(rate(row, verdict.ours)), share, Cell(error), Cell(row.launches or NOTHING)
 
 
 def _time_cell(verdict: JudgedCase, name: str) -> Cell:
@@ -262,7 +243,7 @@ def _time_cell(verdict: JudgedCase, name: str) -> Cell:
         return Cell(NOTHING)
     if timing.error:
         return Cell("wrong" if is_wrong(timing) else "failed", _reason(timing), "bad")
-    fastest = min((time for other, time in times(verdict.row).items() if other != COPY), default=None)
+    fastest = min((time for provider, time in times(verdict.row).items() if provider != COPY), default=None)
     best = name != COPY and timing.microseconds is not None and timing.microseconds == fastest
     return Cell(_precise(timing.microseconds), _spread(timing), "best" if best else "number")
 
@@ -274,15 +255,14 @@ def _spread(timing: ProviderTiming) -> str:
 
 
 def _notes(rows: Sequence[TimedCase], names: Sequence[str]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
-    """The way of each provider, with its cases."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
+    notes: dict[tuple[str, str], dict[str, None]] = {}
     for name in names:
         for row in rows:
             timing = row.timing(name)
             if timing and timing.what:
-                found.setdefault((name, timing.what), {})[row.case] = None
-    everywhere = set(dict.fromkeys(row.case for row in rows))
-    return tuple((name, what, () if set(cases) == everywhere else tuple(cases)) for (name, what), cases in found.items())
+                notes.setdefault((name, timing.what), {})[row.case] = None
+    all_cases = set(dict.fromkeys(row.case for row in rows))
+    return tuple((name, what, () if set(cases) == all_cases else tuple(cases)) for (name, what), cases in notes.items())
 
 
 def _about(row: TimedCase) -> str:

@@ -1,4 +1,4 @@
-"""The arguments that a kernel is lowered with: a spec's own, or from shapes on the command line or in annotations; its device."""
+"""The arguments that a kernel is lowered with, from its spec, the command line or its annotations; the device that it runs on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fusegen import target as targets
 from fusegen.api import Kernel
-from fusegen.cli.load import FoundKernel, is_place, load
+from fusegen.cli.load import NamedKernel, is_location, load
 from fusegen.cli.terminal import shortened
 from fusegen.compiler.parameters import Parameters
 from fusegen.dtypes import DType, from_torch
@@ -31,91 +31,86 @@ from fusegen.target import Target
 
 _LONG_NAMES = {str(d.torch).removeprefix("torch."): d for d in DType}
 DTYPES = {d.short: d for d in DType} | _LONG_NAMES | {"half": DType.FLOAT16, "float": DType.FLOAT32, "double": DType.FLOAT64}
-"""Names of element types."""
+"""Names of dtypes."""
 
 _SHAPE = re.compile(r"((?P<name>\w+)=)?(?P<sizes>([0-9]+(x[0-9]+)*)?)(:(?P<dtype>\w+))?")
 _FEATURES, _ROWS = (4096, 8192, 2048), (1024, 16, 8, 32)
-"""Sizes that named dims get when nobody says: last dims, and all others; each name one of its own."""
-_MOST_SIZE = 1 << 62  # of a tensor, in bytes
-_MOST_DIMS = 64  # what torch's kernels take
-_MOST_DIGITS = 19  # of a size: more do not fit 64 bits
+"""Default sizes of named dims: of last dims, and of all others. Each name gets a different size."""
+_MOST_SIZE = 1 << 62  # bytes of a tensor
+_MOST_DIMS = 64  # torch's limit
+_MOST_DIGITS = 19  # of a size; more exceed 64 bits
 _LONGEST_VALUE = 10_000  # characters of an argument's value
 _WORDS = {"true": True, "false": False, "none": None, "nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
 def add_kernel_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say which kernel, for what arguments and for which machine."""
     parser.add_argument("kernel", metavar="NAME", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
     parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120, or cpu (default: this machine's GPU, else sm_90a)")
     parser.add_argument(
-        "--dtype", metavar="DTYPE", help="of tensors whose shape does not say (default: a module's own, else bf16, on the CPU f32)"
+        "--dtype",
+        metavar="DTYPE",
+        help="dtype of tensors without one in --shape (default: a module's own, else bf16; f32 on a CPU)",
     )
     add_inputs(parser)
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """The options that say for what arguments."""
-    shape_help = "shapes of tensors, as in x=16384x4096:bf16 w=4096; sizes of named dims, as in rows=512"
+    shape_help = "shapes of tensors (x=16384x4096:bf16 w=4096) and sizes of named dims (rows=512)"
     parser.add_argument("--shape", metavar="NAME=SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=shape_help)
-    parser.add_argument("--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="other arguments: eps=1e-6")
+    parser.add_argument("--arg", metavar="NAME=VALUE", nargs="+", action="extend", default=[], help="other arguments (eps=1e-6)")
 
 
-def lowered(options: argparse.Namespace) -> tuple[FoundKernel, dict[str, Any], Lowered]:
-    """The kernel that the options name, its arguments, and what it becomes.
+def lowered(options: argparse.Namespace) -> tuple[NamedKernel, dict[str, Any], Lowered]:
+    """The kernel that the options name, its arguments, and the lowered kernel.
 
     Raises:
-        ArgumentError, SpecNotFoundError, TargetError: the options cannot be understood.
+        ArgumentError, SpecNotFoundError, TargetError: the options are invalid.
         TraceError: the kernel does something that cannot be traced.
     """
     target = chosen_target(options.target)
-    found = load(options.kernel)
-    arguments = meta_arguments(found, options, target)
-    check_complete(found, arguments)
-    args, kwargs = by_position(found.kernel.function, arguments)
-    low = found.kernel.lower(*args, target=target.name, **kwargs)
+    named = load(options.kernel)
+    arguments = meta_arguments(named, options, target)
+    check_complete(named, arguments)
+    args, kwargs = by_position(named.kernel.function, arguments)
+    low = named.kernel.lower(*args, target=target.name, **kwargs)
     _check_sizes(low)
-    return found, arguments, low
+    return named, arguments, low
 
 
 def _check_sizes(low: Lowered) -> None:
-    """Refuses results that no memory can hold: their launches would be fiction."""
     for buffer in low.program.buffers:
         elements = math.prod(size(low.sizes) for size in buffer.shape)
         if elements > _MOST_SIZE // buffer.dtype.itemsize:
-            raise ArgumentError(f"{low.graph.name} makes a tensor of {elements} elements", hint="give smaller sizes")
+            raise ArgumentError(f"{low.graph.name} creates a tensor of {elements} elements", hint="give smaller sizes")
 
 
 def chosen_target(name: str | None) -> Target:
-    """The target that the user means.
-
-    Raises:
-        TargetError: there is none of that name.
-    """
+    """The target of a name; by default this machine's GPU, else sm_90a."""
     if name is not None:
         return targets.target(name)
     gpu = nvidia_gpu()
     return targets.target("sm_90a") if gpu is None else targets.from_capability(*torch.cuda.get_device_capability(gpu))
 
 
-def meta_arguments(found: FoundKernel, options: argparse.Namespace, target: Target) -> dict[str, Any]:
-    """Arguments by parameter: meta tensors, and values.
+def meta_arguments(named: NamedKernel, options: argparse.Namespace, target: Target) -> dict[str, Any]:
+    """The arguments by parameter: meta tensors and values.
 
     Raises:
-        ArgumentError: an option cannot be understood, or a parameter has neither a shape nor a default.
-        UnsupportedError: a module's parameters have a dtype that fusegen does not know.
+        ArgumentError: an option is invalid, or a parameter has neither a shape nor a default.
+        UnsupportedError: a module's parameters have a dtype that fusegen does not support.
     """
-    dtype = _default_dtype(found.kernel.function, target) if options.dtype is None else _dtype(options.dtype)
-    given = _shapes(options.shape, dtype)
-    parameters = Parameters.of(found.kernel.function)
+    dtype = _default_dtype(named.kernel.function, target) if options.dtype is None else _dtype(options.dtype)
+    shapes = _shapes(options.shape, dtype)
+    parameters = Parameters.of(named.kernel.function)
     parameters.require_fixed()
-    arguments = found.spec.example(dtype.torch) if found.spec else _annotated(parameters, dtype, given)
-    tensors = {name: tensor for name, tensor in given.items() if name in parameters.given}
-    _refuse_unknown(given, parameters)
+    arguments = named.spec.example(dtype.torch) if named.spec else _annotated(parameters, dtype, shapes)
+    tensors = {name: tensor for name, tensor in shapes.items() if name in parameters.given}
+    _refuse_unknown(shapes, parameters)
     return _numbers(parameters) | arguments | tensors | _values(options.arg, parameters)
 
 
 def _default_dtype(function: object, target: Target) -> DType:
-    """The dtype of tensors whose shape does not say it: that of a module's parameters, else bf16 where there are tensor cores."""
+    """The dtype of tensors whose shape gives none: that of the module's parameters, else bf16 if the target has tensor cores."""
     owner = getattr(function, "__self__", None)
     parameters = owner.parameters() if isinstance(owner, nn.Module) else ()
     for parameter in parameters:
@@ -124,22 +119,17 @@ def _default_dtype(function: object, target: Target) -> DType:
     return DType.BFLOAT16 if target.products else DType.FLOAT32
 
 
-def check_complete(found: FoundKernel, arguments: Mapping[str, Any]) -> None:
-    """Refuses a call that lacks arguments.
-
-    Raises:
-        ArgumentError: naming them, and the option that gives them.
-    """
-    required = [n for n, p in inspect.signature(found.kernel.function).parameters.items() if p.default is p.empty]
+def check_complete(named: NamedKernel, arguments: Mapping[str, Any]) -> None:
+    required = [n for n, p in inspect.signature(named.kernel.function).parameters.items() if p.default is p.empty]
     missing = [name for name in required if name not in arguments]
     if not missing:
         return
-    parameters = Parameters.of(found.kernel.function)
+    parameters = Parameters.of(named.kernel.function)
     shapes = [f"--shape {name}=16384x4096" for name in missing if name not in parameters.static_given]
     values = [f"--arg {name}=…" for name in missing if name in parameters.static_given]
-    unsaid = [name for name in missing if name not in parameters.annotations]
-    numbers = f", or --arg {unsaid[-1]}=… if it is a number" if unsaid else ""
-    raise ArgumentError(f"nothing is known of {', '.join(missing)} of {found.name}", hint=" ".join([*shapes, *values]) + numbers)
+    unannotated = [name for name in missing if name not in parameters.annotations]
+    numbers = f", or --arg {unannotated[-1]}=… if it is a number" if unannotated else ""
+    raise ArgumentError(f"no shape or value for {', '.join(missing)} of {named.name}", hint=" ".join([*shapes, *values]) + numbers)
 
 
 def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:
@@ -152,11 +142,6 @@ def _shapes(texts: Sequence[str], dtype: DType) -> dict[str, Tensor]:
 
 
 def refuse_twice(name: str, known: Container[str]) -> None:
-    """Refuses a name that is known.
-
-    Raises:
-        ArgumentError: it is.
-    """
     if name in known:
         raise ArgumentError(f"{name!r} is given twice", hint="give it once")
 
@@ -165,12 +150,11 @@ def tensor_of(text: str, default: DType, *, nameless: str | None = None) -> tupl
     """The name and the meta tensor of ``NAME=SIZES[:DTYPE]``.
 
     Args:
-        text: as on the command line.
-        default: dtype, where the text has none.
-        nameless: an example of a text, where the name may be left out, and is empty then.
+        default: the dtype if the text has none.
+        nameless: an example without a name, which makes the name optional (empty if it is left out).
 
     Raises:
-        ArgumentError: it cannot be read, or no tensor is like that.
+        ArgumentError: the text is invalid, or no tensor can have the shape.
     """
     match = _SHAPE.fullmatch(text)
     if match is None or (nameless is None and match["name"] is None):
@@ -187,7 +171,7 @@ def tensor_of(text: str, default: DType, *, nameless: str | None = None) -> tupl
 def _tensor(sizes: Sequence[int], dtype: DType, text: str) -> Tensor:
     elements = math.prod(sizes)
     if not elements:
-        raise ArgumentError(f"{text}: the tensor is empty, and needs no kernel", hint="give sizes of 1 and more")
+        raise ArgumentError(f"{text}: the tensor is empty and needs no kernel", hint="give sizes of at least 1")
     if elements > _MOST_SIZE // dtype.itemsize:
         raise ArgumentError(f"{text}: a tensor of {elements} elements does not exist", hint="give smaller sizes")
     return meta(*sizes, dtype=dtype.torch)
@@ -199,41 +183,39 @@ def _dtype(name: str) -> DType:
     return DTYPES[name]
 
 
-def _refuse_unknown(given: Mapping[str, Tensor], parameters: Parameters) -> None:
-    """Refuses a shape of something that is neither a parameter nor a named dim."""
+def _refuse_unknown(shapes: Mapping[str, Tensor], parameters: Parameters) -> None:
     dims = {dim for names in parameters.dims.values() for dim in names}
-    for name in given:
+    for name in shapes:
         if name not in parameters.given and name not in dims:
-            what = f"{name!r} is no parameter of {parameters.function.__name__}"
+            what = f"{parameters.function.__name__} has no parameter {name!r}"
             raise ArgumentError(what, hint=f"its parameters are {', '.join(parameters.given) or 'none'}")
-        if name in dims - {*parameters.given} and given[name].dim() != 1:
-            raise ArgumentError(f"{name!r} is a dim, which has one size", hint=f"--shape {name}=512")
+        if name in dims - {*parameters.given} and shapes[name].dim() != 1:
+            raise ArgumentError(f"{name!r} is a dim and has one size", hint=f"--shape {name}=512")
 
 
-def _annotated(parameters: Parameters, dtype: DType, given: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors whose dims the annotations give, by number or by name."""
-    sizes = _dim_sizes(parameters.dims, given)
+def _annotated(parameters: Parameters, dtype: DType, shapes: Mapping[str, Tensor]) -> dict[str, Any]:
+    sizes = _dim_sizes(parameters.dims, shapes)
     dims_of = parameters.dims.items()
     return {name: _tensor([sizes[dim] for dim in dims], dtype, f"{name} ({' '.join(dims)})") for name, dims in dims_of}
 
 
-def _dim_sizes(dims_of: Mapping[str, Sequence[str]], given: Mapping[str, Tensor]) -> dict[str, int]:
-    """A size for every dim: its number, else what the user gave for its name, else one that no other name has."""
+def _dim_sizes(dims_of: Mapping[str, Sequence[str]], shapes: Mapping[str, Tensor]) -> dict[str, int]:
+    """A size for each dim: its number, else the size given for its name, else a default that differs from all others."""
     last = {dims[-1] for dims in dims_of.values()}
     named = dict.fromkeys(dim for dims in dims_of.values() for dim in dims if not dim.isdigit())
     sizes = {dim: int(dim) for dims in dims_of.values() for dim in dims if dim.isdigit()}
     features, rows = (chain(pool, count(pool[0] + 64, 64)) for pool in (_FEATURES, _ROWS))
     for name in named:
-        is_given = name in given and given[name].dim() == 1
-        sizes[name] = given[name].shape[0] if is_given else next(features if name in last else rows)
+        has_size = name in shapes and shapes[name].dim() == 1
+        sizes[name] = shapes[name].shape[0] if has_size else next(features if name in last else rows)
     return sizes
 
 
 def _numbers(parameters: Parameters) -> dict[str, Any]:
-    """Run-time scalars: what is generated does not depend on their values."""
-    free = [name for name in parameters.given if name not in parameters.static_given and name not in parameters.defaults]
-    kinds = {name: parameters.annotations.get(name) for name in free}
-    return {name: kind(1) for name, kind in kinds.items() if kind in (int, float)}
+    """Run-time scalars, all 1: the generated code does not depend on their values."""
+    required = [name for name in parameters.given if name not in parameters.static_given and name not in parameters.defaults]
+    types = {name: parameters.annotations.get(name) for name in required}
+    return {name: type_(1) for name, type_ in types.items() if type_ in (int, float)}
 
 
 def _values(texts: Sequence[str], parameters: Parameters) -> dict[str, Any]:
@@ -256,14 +238,13 @@ def _value(name: str, text: str, parameters: Parameters) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """A Python literal, or the text itself."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a strange escape, say
+        warnings.simplefilter("ignore")  # an invalid escape warns
         try:
             return ast.literal_eval(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last two of deep nesting
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # deep nesting raises the last two
             return text
 
 
@@ -278,10 +259,10 @@ def nvidia_gpu() -> torch.device | None:
 
 
 def chosen_device(name: str | None) -> torch.device:
-    """The device that the user means; by default the GPU where there is one.
+    """The device of a name; by default the GPU if there is one.
 
     Raises:
-        ArgumentError: there is no GPU, or kernels would run through the emulator, whose times mean nothing.
+        ArgumentError: there is no GPU, or kernels would run in the emulator, whose times are meaningless.
     """
     gpu = nvidia_gpu()
     if name == "cuda" and gpu is None:
@@ -289,21 +270,21 @@ def chosen_device(name: str | None) -> torch.device:
     if gpu is not None and name != "cpu":
         return gpu
     if settings().emulate:
-        what = "FUSEGEN_EMULATE is set, and the emulator is far too slow for these sizes"
+        what = "FUSEGEN_EMULATE is set, and the emulator is too slow for these sizes"
         raise ArgumentError(what, hint="unset FUSEGEN_EMULATE")
     return torch.device("cpu")
 
 
-# Kernels of the user's own among the names that a command is given.
+# A user's own kernels among the names of a command.
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A kernel, and the arguments that the command line gives it.
+    """A kernel and its arguments from the command line.
 
     Attributes:
         name: as the user wrote it.
-        arguments: by parameter, with meta tensors.
+        arguments: by parameter; tensors are meta tensors.
     """
 
     name: str
@@ -312,49 +293,45 @@ class KernelCall:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the first tensor."""
         return next(from_torch(value.dtype).short for value in self.arguments.values() if isinstance(value, Tensor))
 
 
-def are_own(names: Sequence[str], options: argparse.Namespace, of_prebuilt: Sequence[str]) -> bool:
-    """Tells if the names are those of a user's own kernels.
+def are_user_kernels(names: Sequence[str], options: argparse.Namespace, of_prebuilt: Sequence[str]) -> bool:
+    """True if the names are a user's own kernels, False if they are prebuilt.
 
     Args:
-        options: with those of shapes and arguments.
-        of_prebuilt: options that say what to do with prebuilt kernels.
+        of_prebuilt: the options that apply to prebuilt kernels only.
 
     Raises:
-        ArgumentError: prebuilt kernels are among them, or an option is for the other kind of kernels.
+        ArgumentError: the names mix both, or an option does not apply to these kernels.
     """
-    own = [name for name in names if is_place(name)]
-    prebuilt = [name for name in names if not is_place(name)]
+    own = [name for name in names if is_location(name)]
+    prebuilt = [name for name in names if not is_location(name)]
     if own and prebuilt:
         what = f"{own[0]} is a kernel of yours, and {prebuilt[0]} a prebuilt one, which has cases of its own"
-        raise ArgumentError(what, hint="run the command for each of them")
-    if not own and (word := next((word for word in ("shape", "arg") if getattr(options, word)), None)):
-        what = f"--{word} is for a kernel of yours: prebuilt ones have cases of their own"
+        raise ArgumentError(what, hint="run the command once for each")
+    if not own and (option := next((option for option in ("shape", "arg") if getattr(options, option)), None)):
+        what = f"--{option} is for a kernel of yours: prebuilt ones have cases of their own"
         raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
-    if own and (word := next((word for word in of_prebuilt if getattr(options, word)), None)):
-        raise ArgumentError(f"--{word} is for prebuilt kernels", hint=f"leave it out for {own[0]}")
+    if own and (option := next((option for option in of_prebuilt if getattr(options, option)), None)):
+        raise ArgumentError(f"--{option} is for prebuilt kernels", hint=f"leave it out for {own[0]}")
     return bool(own)
 
 
-def given(
-    kernels: Mapping[str, FoundKernel], options: argparse.Namespace, dtype: str | None, target: Target
+def kernel_calls(
+    kernels: Mapping[str, NamedKernel], options: argparse.Namespace, dtype: str | None, target: Target
 ) -> Iterator[KernelCall]:
-    """The kernels with their arguments.
+    """Yields the kernels with their arguments.
 
     Args:
-        options: with shapes and arguments.
-        dtype: of tensors whose shape does not say; None for the target's default.
-        target: what they are for.
+        dtype: of tensors whose shape gives none; None for the target's default.
 
     Raises:
-        ArgumentError: an option cannot be understood, or a kernel takes no tensor.
+        ArgumentError: an option is invalid, or a kernel takes no tensor.
     """
-    for name, found in kernels.items():
-        arguments = meta_arguments(found, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
-        check_complete(found, arguments)
+    for name, named in kernels.items():
+        arguments = meta_arguments(named, argparse.Namespace(**vars(options) | {"dtype": dtype}), target)
+        check_complete(named, arguments)
         if not any(isinstance(value, Tensor) for value in arguments.values()):
-            raise ArgumentError(f"{name} takes no tensor", hint="make what it computes from a parameter")
-        yield KernelCall(name, found.kernel, arguments)
+            raise ArgumentError(f"{name} takes no tensor", hint="compute it from a tensor parameter")
+        yield KernelCall(name, named.kernel, arguments)

@@ -1,4 +1,4 @@
-"""``fusegen bench``: kernels beside torch, other libraries and a copy, stored as JSON; tables are made from what is stored."""
+"""``fusegen bench``: times kernels, torch, other libraries and a copy; stores a JSON record and prints its tables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fusegen.bench.record import (
     BenchRecord,
     Comparison,
     TimedCase,
-    check_place,
     check_same_device,
+    check_writable,
     compare,
     environment,
     read,
@@ -29,7 +29,7 @@ from fusegen.bench.record import (
 from fusegen.bench.report import write_report
 from fusegen.bench.run import is_measured, resumed, run_case, with_row
 from fusegen.bench.table import comparison_table, group_tables, group_timers, heading, latency_table
-from fusegen.cli.arguments import add_inputs, are_own, chosen_device, given
+from fusegen.cli.arguments import add_inputs, are_user_kernels, chosen_device, kernel_calls
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -38,35 +38,34 @@ from fusegen.extension.native import ensure_native, reason, wait
 from fusegen.specs import find
 from fusegen.timing import timer_name
 
-_TIMING = ("group", "providers", "out", "device", "quick", "tune", "latency", "shape", "arg", "dtype")
-"""Options that say what to time."""
+_TIMING_OPTIONS = ("group", "providers", "out", "device", "quick", "tune", "latency", "shape", "arg", "dtype")
+"""Options that select what is timed."""
 
-_TEXT = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
+_TEXT_COLUMNS = ("group", "case", "shape", "dtype", "called", "best peer", "slower")
 
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
     providers = ",".join(each.name for each in PROVIDERS)
     parser.add_argument("names", metavar="NAME", nargs="*", help="cases to time (default: all of the groups), or FILE.py:NAME")
     groups = ", ".join(GROUPS)
-    parser.add_argument("--group", metavar="GROUP", choices=GROUPS, nargs="+", help=f"of {groups} (default: public)")
-    dtype_help = "of your kernel's tensors whose shape does not say (default: a module's own, else bf16, on the CPU f32)"
+    parser.add_argument("--group", metavar="GROUP", choices=GROUPS, nargs="+", help=f"one or more of {groups} (default: public)")
+    dtype_help = "dtype of your kernel's tensors without one in --shape (default: a module's own, else bf16; f32 on a CPU)"
     parser.add_argument("--dtype", metavar="DTYPE", help=dtype_help)
     add_inputs(parser)
-    parser.add_argument("--providers", metavar="A,B,C", help=f"who computes them, of {providers} (default: all that are there)")
-    parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record here, case by case")
-    parser.add_argument("--resume", action="store_true", help="keep what FILE.json of --out has, and measure the rest")
+    parser.add_argument("--providers", metavar="A,B,C", help=f"implementations to time, of {providers} (default: all available)")
+    parser.add_argument("--out", metavar="FILE.json", type=Path, help="store the record in this file, case by case")
+    parser.add_argument("--resume", action="store_true", help="keep the cases that the file of --out has, and time the others")
     parser.add_argument("--show", metavar="FILE.json", type=Path, help="print a stored record; nothing is timed")
-    parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as a page")
-    parser.add_argument("--compare", metavar="OLD.json", type=Path, help="say what became slower since; then the exit code is 1")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
+    parser.add_argument("--report", metavar="FILE.html", type=Path, help="write the record as an HTML page")
+    parser.add_argument("--compare", metavar="OLD.json", type=Path, help="report what became slower; if anything did, exit with 1")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="device to run on (default: the GPU if there is one)")
     parser.add_argument("--quick", action="store_true", help="time each case for a fifth of the time")
-    parser.add_argument("--tune", action="store_true", help="measure each kernel's plans before, and keep the fastest")
-    parser.add_argument("--latency", action="store_true", help="time first calls and the host's part of later ones instead")
+    parser.add_argument("--tune", action="store_true", help="measure each kernel's plans first, and use the fastest")
+    parser.add_argument("--latency", action="store_true", help="time first calls, and the host's part of later calls, instead")
 
 
 def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Times, stores, prints; 1 when a kernel of ours failed or became slower."""
+    """Times, stores and prints; returns 1 if a fusegen kernel failed or became slower."""
     _check(options)
     old = None if options.compare is None else read(options.compare)
     record = _measure(options, terminal, old) if options.show is None else read(options.show)
@@ -74,9 +73,9 @@ def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
     if options.report is not None:
         write_report(record, options.report)
     if options.json:
-        found = {} if comparison is None else {"comparison": comparison}
-        parts: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(record)}
-        print_document(terminal, "bench", format=FORMAT, **parts, **found)
+        changed = {} if comparison is None else {"comparison": comparison}
+        values: dict[str, Any] = {f.name: getattr(record, f.name) for f in fields(record)}
+        print_document(terminal, "bench", format=FORMAT, **values, **changed)
     else:
         _print(record, comparison, terminal)
     slower = comparison is not None and bool(comparison.regressions)
@@ -84,32 +83,26 @@ def run_bench(options: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuses words that contradict each other.
-
-    Raises:
-        ArgumentError: saying which.
-    """
-    if options.show is None and not are_own(options.names, options, _OF_CASES) and options.dtype is not None:
+    if options.show is None and not are_user_kernels(options.names, options, _CASE_OPTIONS) and options.dtype is not None:
         what = "--dtype is for a kernel of yours: prebuilt ones have cases of their own"
         raise ArgumentError(what, hint="name it, as in path/to/file.py:kernel")
     if options.resume and (options.out is None or options.latency or options.show is not None):
-        raise ArgumentError("--resume goes on with the record of --out", hint="fusegen bench --out FILE.json --resume")
-    if options.show is not None and (word := _beside_record(options)):
-        raise ArgumentError(f"--show times nothing, and {word} says what to time", hint="leave one of them out")
-    for word, path in (("--show", options.show), ("--out", options.out), ("--compare", options.compare)):
+        raise ArgumentError("--resume continues the record of --out", hint="fusegen bench --out FILE.json --resume")
+    if options.show is not None and (option := _timing_option(options)):
+        raise ArgumentError(f"--show times nothing, and {option} selects what to time", hint="leave one of them out")
+    for option, path in (("--show", options.show), ("--out", options.out), ("--compare", options.compare)):
         if path is not None and options.report is not None and path.resolve() == options.report.resolve():
-            raise ArgumentError(f"--report would overwrite the record of {word}", hint="choose another file with --report")
+            raise ArgumentError(f"--report would overwrite the record of {option}", hint="choose another file with --report")
     if options.show is None and options.out is not None:
-        check_place(options.out, "--out")
+        check_writable(options.out, "--out")
     if options.report is not None:
-        check_place(options.report, "--report")
+        check_writable(options.report, "--report")
 
 
-def _beside_record(options: argparse.Namespace) -> str | None:
-    """A name or an option that makes no sense beside a stored record."""
+def _timing_option(options: argparse.Namespace) -> str | None:
     if options.names:
         return str(options.names[0])
-    return next((f"--{word}" for word in _TIMING if getattr(options, word)), None)
+    return next((f"--{option}" for option in _TIMING_OPTIONS if getattr(options, option)), None)
 
 
 # Measuring.
@@ -123,15 +116,15 @@ def _measure(options: argparse.Namespace, terminal: Terminal, old: BenchRecord |
     ensure_native()
     if reason():
         terminal.progress(f"without the native module: {reason()} …")
-    wait()  # calls that come before it would be timed in Python
+    wait()  # calls before it is loaded would be timed in Python
     if options.latency:
         terminal.progress("timing first calls …")
         return _stored(replace(record, latency=latency.measure(device)), options.out)
     providers = None if options.providers is None else options.providers.split(",")
-    if are_own(options.names, options, _OF_CASES):
+    if are_user_kernels(options.names, options, _CASE_OPTIONS):
         chosen = _choose_for_own(providers, device)
-        kernels = given(load_all(options.names, options), options, options.dtype, target_of(device))
-        cases: tuple[BenchCase, ...] = tuple(own_case(each.name, each.kernel, each.arguments, device) for each in kernels)
+        kernels = kernel_calls(load_all(options.names, options), options, options.dtype, target_of(device))
+        cases: tuple[BenchCase, ...] = tuple(own_case(call.name, call.kernel, call.arguments, device) for call in kernels)
     else:
         chosen, cases = choose(providers, device), _cases(options.names, options.group or ("public",), device.type)
     if options.resume:
@@ -149,7 +142,7 @@ def _run_cases(
     options: argparse.Namespace,
     terminal: Terminal,
 ) -> BenchRecord:
-    """The record with the cases that it lacks; stored after each, so that an interruption costs one."""
+    """Times the cases that the record lacks; stores the record after each, so that an interruption loses one case only."""
     missing = [case for case in cases if not is_measured(case, providers, record.rows)]
     with terminal.steps(len(missing)) as step:
         for case in missing:
@@ -166,26 +159,25 @@ def _stored(record: BenchRecord, path: Path | None) -> BenchRecord:
 
 
 def _cases(names: Sequence[str], groups: Sequence[str], kind: str) -> tuple[BenchCase, ...]:
-    """The cases of the groups, with the sizes of a kind of device; two that have become alike are one."""
-    found = [case for group in GROUPS if group in groups for case in GROUPS[group]]
-    known = {case.name for case in found}
+    candidates = [case for group in GROUPS if group in groups for case in GROUPS[group]]
+    known = {case.name for case in candidates}
     for name in names:
         if name not in known:
             raise _no_cases(name, groups, known)
-    sized = [case.on(kind) for case in found if not names or case.name in names]
+    sized = [case.on(kind) for case in candidates if not names or case.name in names]
     return tuple({case.key: case for case in sized}.values())
 
 
 def _no_cases(name: str, groups: Sequence[str], known: Set[str]) -> ArgumentError:
-    """The error that says where a name has cases.
+    """An error that names the groups in which the case exists.
 
     Raises:
-        SpecNotFoundError: nowhere, and no prebuilt kernel is called so.
+        SpecNotFoundError: no group has the case, and no spec has the name.
     """
-    others = [group for group in GROUPS if any(case.name == name for case in GROUPS[group])]
-    if not others:
+    groups_with_case = [group for group in GROUPS if any(case.name == name for case in GROUPS[group])]
+    if not groups_with_case:
         find(name)
-    hint = f"--group {' or '.join(others)}" if others else f"one of {', '.join(sorted(known))}"
+    hint = f"--group {' or '.join(groups_with_case)}" if groups_with_case else f"one of {', '.join(sorted(known))}"
     return ArgumentError(f"{name} has no cases in {', '.join(groups)}", hint=hint)
 
 
@@ -209,7 +201,7 @@ def _print(record: BenchRecord, comparison: Comparison | None, terminal: Termina
 
 def _print_table(terminal: Terminal, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
-        terminal.table(columns, rows, right=[c for c in columns if c not in _TEXT])
+        terminal.table(columns, rows, right=[c for c in columns if c not in _TEXT_COLUMNS])
 
 
 def _print_errors(row: TimedCase, terminal: Terminal) -> None:
@@ -222,7 +214,7 @@ def _print_comparison(comparison: Comparison, terminal: Terminal) -> None:
     terminal.title("compared")
     _print_table(terminal, *comparison_table(comparison))
     if comparison.only_old or comparison.only_new:
-        terminal.line(f"timed in the old record alone: {comparison.only_old}; in the new one alone: {comparison.only_new}")
+        terminal.line(f"only in the old record: {comparison.only_old}; only in the new record: {comparison.only_new}")
     for change in comparison.regressions:
         terminal.line(f"slower: {change.case} {change.shape} {change.dtype}: {change.old_us:.1f} to {change.new_us:.1f} µs", "red")
 
@@ -230,20 +222,20 @@ def _print_comparison(comparison: Comparison, terminal: Terminal) -> None:
 # ``fusegen bench FILE.py:NAME``: a user's own kernel as cases of the benchmark.
 
 
-_OF_CASES = ("group", "latency")
-"""Options that say which of the benchmark's own cases to time."""
+_CASE_OPTIONS = ("group", "latency")
+"""Options that select the benchmark's own cases."""
 
 
 def _choose_for_own(names: Sequence[str] | None, device: torch.device) -> ChosenProviders:
-    """The providers of these names, or all that compute any kernel and that a device has.
+    """The named providers; by default all on this device that can compute any kernel.
 
     Raises:
-        ArgumentError: as `choose` does; or a provider computes kernels of its own alone.
+        ArgumentError: as for `choose`; or a provider can only compute certain prebuilt kernels.
     """
     chosen = choose(names, device)
     if names is None:
         missing = {name: reason for name, reason in chosen.missing.items() if name in OWN_PROVIDERS}
-        return ChosenProviders(tuple(each for each in chosen.providers if each.name in OWN_PROVIDERS), missing)
-    if unfit := [each.name for each in chosen.providers if each.name not in OWN_PROVIDERS]:
+        return ChosenProviders(tuple(provider for provider in chosen.providers if provider.name in OWN_PROVIDERS), missing)
+    if unfit := [provider.name for provider in chosen.providers if provider.name not in OWN_PROVIDERS]:
         raise ArgumentError(f"{unfit[0]} cannot compute a kernel of yours", hint=f"--providers {','.join(OWN_PROVIDERS)}")
     return chosen

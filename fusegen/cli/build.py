@@ -1,4 +1,4 @@
-"""``fusegen build``: compile kernels into a folder, from which `fusegen.load` calls them."""
+"""``fusegen build``: compiles kernels into a folder; `fusegen.load` calls them from there."""
 
 from __future__ import annotations
 
@@ -13,45 +13,43 @@ from fusegen.bundle.cpp import build_extension, build_sources
 from fusegen.bundle.kernels import described
 from fusegen.bundle.manifest import BuiltVariant, Manifest
 from fusegen.cli.arguments import add_inputs, check_complete, chosen_target, meta_arguments
-from fusegen.cli.load import FoundKernel, load_all
+from fusegen.cli.load import NamedKernel, load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.errors import ArgumentError
 from fusegen.target import Target
 
 
 def add_build_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("kernel", metavar="NAME", nargs="+", help="a spec (fusegen list), FILE.py:NAME, or pkg.mod:NAME")
-    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to make")
-    arch_help = "comma-separated or given again, of sm_80 … sm_120 and cpu (default: this machine's GPU, else sm_90a)"
+    parser.add_argument("--out", metavar="DIR", required=True, type=Path, help="the folder to create")
+    arch_help = "comma-separated or repeated: sm_80 … sm_120, cpu (default: this machine's GPU, else sm_90a)"
     format_help = (
-        "bundle (for fusegen.load; the default), extension (a shared library with operators of torch), or sources (CUDA, CMake)"
+        "bundle (for fusegen.load; the default), extension (a shared library of torch operators), or sources (CUDA, CMake)"
     )
     parser.add_argument("--format", choices=("bundle", "extension", "sources"), default="bundle", help=format_help)
-    library_help = "of an extension: its operators are torch.ops.NAME.… (default: the folder's name)"
+    library_help = "name of an extension, whose operators are torch.ops.NAME.… (default: the folder's name)"
     parser.add_argument("--library", metavar="NAME", help=library_help)
     parser.add_argument("--arch", metavar="TARGETS", action="append", help=arch_help)
     dtype_help = (
-        "comma-separated or given again: each is built; of tensors whose shape does not say (default: a module's own, else bf16, "
-        "on the CPU f32)"
+        "comma-separated or repeated, one build each: dtypes of tensors without one in --shape (default: a module's own, else "
+        "bf16; f32 on a CPU)"
     )
     parser.add_argument("--dtype", metavar="DTYPES", action="append", help=dtype_help)
     add_inputs(parser)
-    call_help = "a kind of calls, given again for each: x=1x4096:bf16,w=4096; what --shape says holds for all of them"
+    call_help = "argument shapes to build for, repeatable: x=1x4096:bf16,w=4096; --shape applies to all of them"
     parser.add_argument("--call", metavar="NAME=SIZES[:DTYPE],…", action="append", default=[], help=call_help)
 
 
 def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Builds, and says what there is."""
-    found = _kernels(options)
+    kernels = _kernels(options)
     targets = [chosen_target(name) for name in _words(options.arch)]
     if options.format == "extension":
-        return _run_extension(found, targets, options, terminal)
+        return _run_extension(kernels, targets, options, terminal)
     if options.format == "sources":
-        return _run_sources(found, targets, options, terminal)
+        return _run_sources(kernels, targets, options, terminal)
     if options.library:
-        raise ArgumentError("--library is of an extension, or of sources", hint="add --format extension")
-    manifest = build(options.out, _wanted(found, targets, options, terminal.progress), fusegen.__version__)
+        raise ArgumentError("--library names an extension or sources", hint="add --format extension")
+    manifest = build(options.out, _requests(kernels, targets, options, terminal.progress), fusegen.__version__)
     terminal.progress()
     if options.json:
         print_document(terminal, "build", folder=str(options.out), kernels=_facts(manifest))
@@ -60,9 +58,11 @@ def run_build(options: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _run_extension(found: Sequence[FoundKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
+def _run_extension(
+    kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal
+) -> int:
     library = options.library or options.out.name
-    shipped = build_extension(options.out, _wanted(found, targets, options, terminal.progress), library, fusegen.__version__)
+    shipped = build_extension(options.out, _requests(kernels, targets, options, terminal.progress), library, fusegen.__version__)
     terminal.progress()
     if options.json:
         facts = {"library": shipped.library, "torch": shipped.requires, "schemas": list(shipped.schemas)}
@@ -71,52 +71,50 @@ def _run_extension(found: Sequence[FoundKernel], targets: Sequence[Target], opti
     for schema in shipped.schemas:
         terminal.line(f"torch.ops.{library}.{schema}")
     path = str(options.out / shipped.library)
-    terminal.line(f"torch.ops.load_library({path!r}) has them, with torch {shipped.requires}; fusegen need not be there")
+    terminal.line(f"torch.ops.load_library({path!r}) loads them, with torch {shipped.requires}; fusegen is not needed")
     return 0
 
 
-def _run_sources(found: Sequence[FoundKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
+def _run_sources(kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, terminal: Terminal) -> int:
     library = options.library or options.out.name
-    names = build_sources(options.out, _wanted(found, targets, options, terminal.progress), library)
+    names = build_sources(options.out, _requests(kernels, targets, options, terminal.progress), library)
     terminal.progress()
     if options.json:
         print_document(terminal, "build", folder=str(options.out), library=library, functions=list(names))
         return 0
     for name in names:
         terminal.line(f"{name}: {name}.h, {name}.cu")
-    terminal.line(f"CMake builds {library} of them; nvcc compiles each alone")
+    terminal.line(f"CMake builds {library} from them; each file also compiles alone with nvcc")
     return 0
 
 
 def _words(texts: Sequence[str] | None) -> list[str | None]:
-    """The words of comma-separated lists, each once; None alone where nothing is given."""
     return [None] if texts is None else list(dict.fromkeys(word.strip() for text in texts for word in text.split(",")))
 
 
-def _kernels(options: argparse.Namespace) -> list[FoundKernel]:
+def _kernels(options: argparse.Namespace) -> list[NamedKernel]:
     """The kernels that the options name.
 
     Raises:
-        ArgumentError: two have one name, or shapes are given for more than one.
+        ArgumentError: two have the same name, or shapes are given for several kernels.
     """
-    found = list(load_all(options.kernel, options).values())
-    names = [each.name for each in found]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ArgumentError(f"two kernels are called {twice[0]}", hint="build them into two folders")
-    return found
+    kernels = list(load_all(options.kernel, options).values())
+    names = [kernel.name for kernel in kernels]
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise ArgumentError(f"two kernels are called {duplicates[0]}", hint="build them into two folders")
+    return kernels
 
 
-def _wanted(
-    found: Sequence[FoundKernel], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
+def _requests(
+    kernels: Sequence[NamedKernel], targets: Sequence[Target], options: argparse.Namespace, progress: Callable[[str], None]
 ) -> Iterator[BuildRequest]:
-    """Each kernel for each target, dtype and kind of calls."""
-    for each, target, dtype, call in product(found, targets, _words(options.dtype), options.call or [None]):
+    for named, target, dtype, call in product(kernels, targets, _words(options.dtype), options.call or [None]):
         shapes = [*options.shape, *(call.split(",") if call else ())]
-        arguments = meta_arguments(each, argparse.Namespace(**vars(options) | {"dtype": dtype, "shape": shapes}), target)
-        check_complete(each, arguments)
-        progress(f"building {each.name} for {', '.join(filter(None, (target.name, dtype, call)))} …")
-        kernel = each.kernel
-        yield BuildRequest(each.name, kernel.function, arguments, target, kernel.options)
+        arguments = meta_arguments(named, argparse.Namespace(**vars(options) | {"dtype": dtype, "shape": shapes}), target)
+        check_complete(named, arguments)
+        progress(f"building {named.name} for {', '.join(filter(None, (target.name, dtype, call)))} …")
+        kernel = named.kernel
+        yield BuildRequest(named.name, kernel.function, arguments, target, kernel.options)
 
 
 def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:
@@ -125,9 +123,9 @@ def _print(terminal: Terminal, manifest: Manifest, folder: Path) -> None:
         names = [parameter.name for parameter in kernel.parameters]
         for variant in kernel.variants:
             rows = ", ".join(map(str, variant.signature.rows))
-            where = f"{variant.target}{f', {rows}' if rows else ''}, {variant.call.described}"
-            terminal.line(f"{where}: {described(variant.signature, names)}")
-    terminal.line(f"kernels = fusegen.load({str(folder)!r}) calls them")
+            target = f"{variant.target}{f', {rows}' if rows else ''}, {variant.call.described}"
+            terminal.line(f"{target}: {described(variant.signature, names)}")
+    terminal.line(f"kernels = fusegen.load({str(folder)!r}) loads them")
 
 
 def _facts(manifest: Manifest) -> list[dict[str, object]]:

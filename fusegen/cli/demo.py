@@ -1,4 +1,4 @@
-"""``fusegen demo``: two fusions of GPT-2's sizes, from the declaration to times on this machine."""
+"""``fusegen demo``: two fusions of GPT-2, from the declaration to times on this machine."""
 
 from __future__ import annotations
 
@@ -45,66 +45,65 @@ from fusegen.timing import microseconds
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: the GPU where there is one")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="device to run on (default: the GPU if there is one)")
 
 
 def run_demo(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Shows both fusions; 1 when one could not be run here."""
+    """Shows both fusions; returns 1 if one could not run."""
     start = time.perf_counter()
     device = chosen_device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu_name()}, {torch.get_num_threads()} threads"
-    parts = [FusionDemo(fusion, dtype, device, terminal.progress) for fusion in FUSIONS]
+    demos = [FusionDemo(fusion, dtype, device, terminal.progress) for fusion in FUSIONS]
     if options.json:
-        shown = [part.fields() for part in parts]
+        shown = [demo.fields() for demo in demos]
         print_document(terminal, "demo", device=name, torch=torch.__version__, dtype=from_torch(dtype), fusions=shown)
-        return _code(parts)
+        return _code(demos)
     terminal.line(f"fusegen {fusegen.__version__} · torch {torch.__version__} · {name}", "bold")
-    for part in parts:
-        _print(part, terminal)
+    for demo in demos:
+        _print(demo, terminal)
     terminal.line()
-    terminal.line(f"the demo took {time.perf_counter() - start:.1f} s; for a kernel of your own: fusegen show FILE.py:NAME", "bold")
-    return _code(parts)
+    terminal.line(f"the demo took {time.perf_counter() - start:.1f} s; for your own kernel: fusegen show FILE.py:NAME", "bold")
+    return _code(demos)
 
 
-def _code(parts: Sequence[FusionDemo]) -> int:
-    return 0 if all(isinstance(part.measured, Measured) for part in parts) else 1
+def _code(demos: Sequence[FusionDemo]) -> int:
+    return 0 if all(isinstance(demo.measured, Measured) for demo in demos) else 1
 
 
 # Printing.
 
 
-def _print(part: FusionDemo, terminal: Terminal) -> None:
-    terminal.title(part.fusion.title)
-    terminal.code(inspect.getsource(part.fusion.kernel.function), "python")
+def _print(demo: FusionDemo, terminal: Terminal) -> None:
+    terminal.title(demo.fusion.title)
+    terminal.code(inspect.getsource(demo.fusion.kernel.function), "python")
     terminal.title("graph, as traced")
-    terminal.line(part.trace)
+    terminal.line(demo.trace)
     terminal.title("groups")
-    terminal.line(stage_text(part.low, "groups"))
-    terminal.title("launches and memory traffic of a call")
-    for line in part.saved.lines():
+    terminal.line(stage_text(demo.low, "groups"))
+    terminal.title("launches and memory traffic per call")
+    for line in demo.saved.lines():
         terminal.line(line)
-    terminal.title(f"CUDA for {part.shown.name}, without the named primitives that it calls")
-    for source in part.low.sources:
+    terminal.title(f"CUDA for {demo.shown.name}, without the primitives that it calls")
+    for source in demo.low.sources:
         terminal.code(source.kernel_text.strip(), "cuda")
     terminal.title("compiled")
-    _print_compiled(part.compiled, terminal)
-    terminal.title(f"run on {part.device.type} in {str(part.dtype).removeprefix('torch.')}, against torch eager")
-    _print_measured(part.measured, terminal)
+    _print_compiled(demo.compiled, terminal)
+    terminal.title(f"run on {demo.device.type} in {str(demo.dtype).removeprefix('torch.')}, against torch eager")
+    _print_measured(demo.measured, terminal)
 
 
 def _print_compiled(compiled: list[CompiledDemo] | ToolNotFoundError, terminal: Terminal) -> None:
     if isinstance(compiled, ToolNotFoundError):
         terminal.line(compiled.one_line, "yellow")
         return
-    rows = [_compiled_row(each) for each in compiled]
+    rows = [_compiled_row(cubins) for cubins in compiled]
     terminal.table(("architecture", "ms", "cubin", "source"), rows, right=("ms", "cubin"))
 
 
-def _compiled_row(each: CompiledDemo) -> tuple[str, ...]:
-    milliseconds = f"{each.milliseconds:.0f}{' (from the cache)' if each.from_cache else ''}"
-    return each.architecture, milliseconds, f"{each.cubin_bytes / 1024:.0f} KiB", " ".join(map(str, each.sources))
+def _compiled_row(cubins: CompiledDemo) -> tuple[str, ...]:
+    milliseconds = f"{cubins.milliseconds:.0f}{' (from the cache)' if cubins.from_cache else ''}"
+    return cubins.architecture, milliseconds, f"{cubins.cubin_bytes / 1024:.0f} KiB", " ".join(map(str, cubins.sources))
 
 
 def _print_measured(measured: Measured | ToolNotFoundError, terminal: Terminal) -> None:
@@ -123,7 +122,7 @@ def _row(timing: DemoTiming, measured: Measured) -> tuple[str, ...]:
     rate = byte_rate(measured.moved_bytes, timing.microseconds)
     if timing.rms_error is None:
         return timing.name, f"{timing.microseconds:.1f}", rate, "", "", ""
-    eager = next(each.microseconds for each in measured.timings if each.name == EAGER)
+    eager = next(other.microseconds for other in measured.timings if other.name == EAGER)
     errors = (f"{timing.rms_error:.1e}", f"{timing.greatest_error:.1e}")
     return timing.name, f"{timing.microseconds:.1f}", rate, f"{eager / timing.microseconds:.2f}×", *errors
 
@@ -131,22 +130,19 @@ def _row(timing: DemoTiming, measured: Measured) -> tuple[str, ...]:
 # Two fusions, stage by stage; each is compiled for every architecture and run on this machine.
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100", "sm_120")
-_SHOWN = "sm_90a"  # whose text is printed where there is no GPU
-_LINE_TEXT = re.compile(r"(# line \d+): .*")  # the lines stand right above in full
+_SHOWN = "sm_90a"  # the target whose code is printed if there is no GPU
+_LINE_TEXT = re.compile(r"(# line \d+): .*")  # the declaration is printed above
 EAGER = "torch eager"
 _HIDDEN, _WIDE = (8, 1024, 768), (8, 1024, 3072)
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """One part of the demo."""
-
     title: str
     kernel: Kernel[..., Any]
     shapes: Mapping[str, tuple[int, ...]]
 
     def arguments(self, dtype: torch.dtype) -> Arguments:
-        """Meta tensors."""
         return {name: meta(*shape, dtype=dtype) for name, shape in self.shapes.items()}
 
 
@@ -165,8 +161,8 @@ class CompiledDemo:
     """Cubins of a kernel for one architecture.
 
     Attributes:
-        milliseconds: of compiling, or of finding them in the cache.
-        sources: where their texts lie.
+        milliseconds: to compile them, or to find them in the cache.
+        sources: paths of the source files.
     """
 
     architecture: str
@@ -178,7 +174,7 @@ class CompiledDemo:
 
 @dataclass(frozen=True)
 class DemoTiming:
-    """One of the things that are timed: the median, and for results what is wrong with them against float64."""
+    """The median time of an implementation, and its errors against float64; a copy has no errors."""
 
     name: str
     microseconds: float
@@ -188,14 +184,6 @@ class DemoTiming:
 
 @dataclass(frozen=True)
 class Measured:
-    """A run on this machine.
-
-    Attributes:
-        first_call_ms: tracing, the compiler or its cache, loading.
-        moved_bytes: that must be moved at least.
-        sources: where the texts lie.
-    """
-
     first_call_ms: float
     moved_bytes: int
     timings: tuple[DemoTiming, ...]
@@ -203,11 +191,7 @@ class Measured:
 
 
 class FusionDemo:
-    """A fusion on this machine, stage by stage; each is done when it is asked for.
-
-    Args:
-        progress: told what is being done.
-    """
+    """A fusion on this machine; each stage is computed on first access."""
 
     def __init__(self, fusion: Fusion, dtype: torch.dtype, device: torch.device, progress: Callable[[str], None]) -> None:
         self.fusion, self.dtype, self.device, self._progress = fusion, dtype, device, progress
@@ -217,22 +201,20 @@ class FusionDemo:
 
     @cached_property
     def low(self) -> Lowered:
-        """Every stage, for this GPU or the one whose text is printed where there is none."""
         return self.fusion.kernel.lower(**self.arguments, target=self.shown.name)
 
     @cached_property
     def saved(self) -> Saving:
-        """The saving over eager."""
         return saving(self.low, self.fusion.kernel.function, self.arguments)
 
     @property
     def trace(self) -> str:
-        """The graph as traced, without the text of the lines."""
+        """The traced graph without the text of the source lines."""
         return _LINE_TEXT.sub(r"\1", stage_text(self.low, "trace"))
 
     @cached_property
     def compiled(self) -> list[CompiledDemo] | ToolNotFoundError:
-        """Cubins for every architecture: no GPU takes part in it."""
+        """Cubins for all architectures; this needs no GPU."""
         try:
             nvrtc.nvrtc_version()
             return [self._compile(name) for name in ARCHITECTURES]
@@ -245,7 +227,6 @@ class FusionDemo:
 
     @cached_property
     def measured(self) -> Measured | ToolNotFoundError:
-        """Times and errors on this machine."""
         self._progress(f"timing {self.fusion.kernel.function.__name__} on {self.device} …")
         try:
             return _measure(self.fusion.kernel.function, materialize(self.arguments, self.device), self.target)
@@ -253,8 +234,7 @@ class FusionDemo:
             return error
 
     def fields(self) -> dict[str, object]:
-        """All of it, for a document."""
-        missing = [each.one_line for each in (self.compiled, self.measured) if isinstance(each, ToolNotFoundError)]
+        missing = [result.one_line for result in (self.compiled, self.measured) if isinstance(result, ToolNotFoundError)]
         return {
             "title": self.fusion.title,
             "kernel": self.fusion.kernel.function.__name__,
@@ -282,31 +262,26 @@ def _compiled(low: Lowered) -> CompiledDemo:
 
 
 def _measure(function: Callable[..., Any], arguments: Arguments, target: Target) -> Measured:
-    """Times and errors.
-
-    Raises:
-        ToolNotFoundError: no compiler is there to run anything with.
-    """
-    kernel = fusegen.kernel(function)  # a fresh one has traced nothing yet
-    first, ours = _first_call(kernel, arguments)
+    kernel = fusegen.kernel(function)  # a new kernel, without earlier calls
+    first, result = _first_call(kernel, arguments)
     eager = function(**arguments)
     low = kernel.lower(**arguments)
     tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    known = {**Parameters.of(function).defaults, **arguments}
-    scalars = {name: known[name] for name, _ in low.traced.scalars}
-    off = errors(low.traced, tensors, {"fusegen": ours, EAGER: eager}, scalars)
-    moved = minimum_bytes(arguments, ours)
+    values = {**Parameters.of(function).defaults, **arguments}
+    scalars = {name: values[name] for name, _ in low.traced.scalars}
+    result_errors = errors(low.traced, tensors, {"fusegen": result, EAGER: eager}, scalars)
+    moved = minimum_bytes(arguments, result)
     times = {
-        "fusegen": microseconds(lambda: kernel(**arguments), ours.device),
-        EAGER: microseconds(lambda: function(**arguments), ours.device),
-        "copy of as many bytes": microseconds(copying(moved, ours.device), ours.device),
+        "fusegen": microseconds(lambda: kernel(**arguments), result.device),
+        EAGER: microseconds(lambda: function(**arguments), result.device),
+        "copy of as many bytes": microseconds(copying(moved, result.device), result.device),
     }
-    timings = tuple(_timing(name, median, off.get(name)) for name, median in times.items())
-    return Measured(1e3 * first, moved, timings, tuple(_place(source, target) for source in low.sources))
+    timings = tuple(_timing(name, median, result_errors.get(name)) for name, median in times.items())
+    return Measured(1e3 * first, moved, timings, tuple(_source_path(source, target) for source in low.sources))
 
 
-def _timing(name: str, median: float, off: Error | None) -> DemoTiming:
-    return DemoTiming(name, median, off.relative if off else None, off.greatest if off else None)
+def _timing(name: str, median: float, error: Error | None) -> DemoTiming:
+    return DemoTiming(name, median, error.relative if error else None, error.greatest if error else None)
 
 
 def _first_call(kernel: Kernel[..., Any], arguments: Arguments) -> tuple[float, Tensor]:
@@ -317,19 +292,17 @@ def _first_call(kernel: Kernel[..., Any], arguments: Arguments) -> tuple[float, 
     return time.perf_counter() - start, result
 
 
-def _place(source: Source, target: Target) -> Path:
+def _source_path(source: Source, target: Target) -> Path:
     if "ptx" in target.languages:
         return nvrtc.compile_cubin(source, target.name).source_path
     return compile_shared(source.text, host_flags(), cache_folder("cpu")).with_suffix(".cpp")
 
 
-# Errors against the float64 oracle, slice by slice: the oracle keeps every intermediate value.
+# Errors against the float64 oracle, slice by slice: the oracle keeps all intermediates.
 
 
 @dataclass(frozen=True)
 class Error:
-    """The error of a result: root mean square over that of the exact result, and the greatest distance."""
-
     relative: float
     greatest: float
 
@@ -337,22 +310,22 @@ class Error:
 def errors(
     graph: Graph, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor], scalars: Mapping[str, float] | None = None
 ) -> dict[str, Error]:
-    """The errors of several results of one function whose first dim is a batch: nothing crosses it.
+    """The errors of several results of one function whose first dim is a batch dim; samples are independent.
 
     Args:
         graph: as traced, with one result.
-        inputs: by parameter; those of the results' rank are sliced along the batch.
-        results: by the name of who computed them.
-        scalars: values of run-time numbers.
+        inputs: by parameter; inputs of the results' rank are sliced along the batch dim.
+        results: by implementation.
+        scalars: values of run-time scalars.
     """
     rank = next(iter(results.values())).dim()
     squares, greatest, exact = dict.fromkeys(results, 0.0), dict.fromkeys(results, 0.0), 0.0
-    for number in range(next(iter(results.values())).shape[0]):
-        part = {name: t[number : number + 1] if t.dim() == rank else t for name, t in inputs.items()}
-        (wanted,) = evaluate(graph, part, scalars)
-        exact += float(wanted.square().sum())
+    for index in range(next(iter(results.values())).shape[0]):
+        sample = {name: t[index : index + 1] if t.dim() == rank else t for name, t in inputs.items()}
+        (reference,) = evaluate(graph, sample, scalars)
+        exact += float(reference.square().sum())
         for name, result in results.items():
-            distance = (result[number : number + 1].cpu().to(torch.float64) - wanted).abs()
+            distance = (result[index : index + 1].cpu().to(torch.float64) - reference).abs()
             squares[name] += float(distance.square().sum())
             greatest[name] = max(greatest[name], float(distance.max()))
     return {name: Error(math.sqrt(squares[name] / exact), greatest[name]) for name in results}

@@ -1,4 +1,4 @@
-"""``fusegen doctor`` and ``cache``: what this machine has, what it lacks and how to get it, and the cache of compiled kernels."""
+"""``fusegen doctor`` and ``cache``: this machine's tools, with hints for missing ones, and the cache of compiled kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from fusegen.cli import probes
-from fusegen.cli.probes import Look, ProbeState, broken
+from fusegen.cli.probes import ProbeResult, ProbeState, broken
 from fusegen.cli.terminal import Terminal, print_document, printable
 from fusegen.errors import FusegenError, SettingsError
 from fusegen.jit.cache import Usage, clear, strangers, usage
@@ -24,7 +24,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_doctor(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Prints what was found; 1 where something is not in order that this machine needs."""
+    """Prints the diagnosis; returns 1 if something that this machine needs is missing or broken."""
     findings = examine(terminal.progress)
     problems = [finding for finding in findings if finding.is_problem]
     if options.json:
@@ -41,36 +41,34 @@ def _print(findings: Sequence[Diagnosis], problems: Sequence[Diagnosis], termina
             terminal.line(line, _PROBLEM if finding.is_problem else _STYLES[finding.state])
     terminal.line()
     if problems:
-        terminal.line(f"not in order: {', '.join(finding.name for finding in problems)}", _PROBLEM)
+        terminal.line(f"missing or broken: {', '.join(finding.name for finding in problems)}", _PROBLEM)
     else:
-        terminal.line("all that this machine needs is there", "bold green")
+        terminal.line("this machine has everything it needs", "bold green")
 
 
 def _lines(finding: Diagnosis, width: int) -> list[str]:
-    parts = [part for part in (finding.version, finding.where, finding.detail) if part]
-    lines = [f"{finding.state.value:8} {finding.name:{width}}  {printable(' · '.join(parts))}".rstrip()]
+    facts = [fact for fact in (finding.version, finding.where, finding.detail) if fact]
+    lines = [f"{finding.state.value:8} {finding.name:{width}}  {printable(' · '.join(facts))}".rstrip()]
     if finding.state is not ProbeState.FOUND:
         blank = " " * (10 + width)
-        lines.append(f"{blank} for {finding.needed_for}{'' if finding.required else ' (this machine does not need it)'}")
+        lines.append(f"{blank} for {finding.needed_for}{'' if finding.required else ' (not needed on this machine)'}")
         lines += [f"{blank} try: {printable(finding.hint)}"] if finding.hint else []
     return lines
 
 
-# Everything that is looked for.
+# The probes.
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The state of one thing that was looked for.
+    """The result of a probe.
 
     Attributes:
-        state: how it is.
-        needed_for: what does not work without it.
-        required: whether this machine needs it.
-        version: as it names itself.
+        needed_for: the features that do not work without it.
+        required: True if this machine needs it.
         where: its file or folder.
-        detail: what else there is to say; of something broken, how it fails.
-        hint: how to get it, where it is not as it should be.
+        detail: other facts; the failure if it is broken.
+        hint: the way to get or repair it.
     """
 
     name: str
@@ -84,78 +82,67 @@ class Diagnosis:
 
     @property
     def is_problem(self) -> bool:
-        """True if this machine needs it, and it does not work."""
         return self.required and self.state is not ProbeState.FOUND
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Looks for one thing.
-
-    Attributes:
-        name, needed_for: as in a finding.
-        look: may fail in any way.
-    """
-
     name: str
     needed_for: str
-    look: Callable[[], Look]
+    probe: Callable[[], ProbeResult]
 
     def find(self) -> Diagnosis:
-        """Looks; a probe that fails says that the thing is broken, and how. It does not know if the thing is required."""
+        """Runs the probe; an exception becomes the state ``broken``. The caller sets `required`."""
         try:
-            look = self.look()
+            result = self.probe()
         except FusegenError as error:
-            look = broken(error.what, error.hint)
+            result = broken(error.what, error.hint)
         except Exception as error:
-            look = broken(f"{type(error).__name__}: {_text(error)}".removesuffix(": "))
-        return Diagnosis(self.name, look.state, self.needed_for, False, look.version, look.where, look.detail, look.hint)
+            result = broken(f"{type(error).__name__}: {_text(error)}".removesuffix(": "))
+        return Diagnosis(self.name, result.state, self.needed_for, False, result.version, result.where, result.detail, result.hint)
 
 
 _CUDA, _CPU = "CUDA kernels", "kernels on a CPU, and the emulator"
 
 _PACKAGE = (
-    Probe("Python", "everything", probes.look_at_python),
-    Probe("fusegen", "everything", probes.look_at_fusegen),
-    Probe("templates", "everything", probes.look_at_templates),
-    Probe("packages", "everything", probes.look_at_packages),
+    Probe("Python", "everything", probes.probe_python),
+    Probe("fusegen", "everything", probes.probe_fusegen),
+    Probe("templates", "everything", probes.probe_templates),
+    Probe("packages", "everything", probes.probe_packages),
 )
 _STATE = (
-    Probe("settings", "everything", probes.look_at_settings),
-    Probe("cache", "everything", probes.look_at_cache),
+    Probe("settings", "everything", probes.probe_settings),
+    Probe("cache", "everything", probes.probe_cache),
 )
-_TORCH = Probe("torch", "everything", probes.look_at_torch)
-_GPU = Probe("GPU", "running CUDA kernels", probes.look_at_gpu)
+_TORCH = Probe("torch", "everything", probes.probe_torch)
+_GPU = Probe("GPU", "running CUDA kernels", probes.probe_gpu)
 _FOR_GPUS = (
-    Probe("NVRTC", f"{_CUDA}; without a GPU, to look at PTX", probes.look_at_nvrtc),
-    Probe("cuda.core", f"{_CUDA}; without a GPU, to compile them", probes.look_at_core),
+    Probe("NVRTC", f"{_CUDA}; without a GPU, to look at PTX", probes.probe_nvrtc),
+    Probe("cuda.core", f"{_CUDA}; without a GPU, to compile them", probes.probe_core),
 )
-_FOR_HOSTS = (Probe("C++ compiler", _CPU, probes.look_at_compiler),)
-_FOR_EXTENSIONS = (Probe("extensions", "compiler='extension', and fusegen build --format extension", probes.look_at_extensions),)
-_FOR_SPEED = (Probe("native module", "quick calls", probes.look_at_native),)
-_FOR_NOBODY = (
-    Probe("nvcc", "FUSEGEN_NVCC, and fusegen build --format sources", probes.look_at_nvcc),
-    Probe("nvdisasm", "fusegen show --stage sass", probes.look_at_nvdisasm),
+_FOR_HOSTS = (Probe("C++ compiler", _CPU, probes.probe_compiler),)
+_FOR_EXTENSIONS = (Probe("extensions", "compiler='extension', and fusegen build --format extension", probes.probe_extensions),)
+_FOR_SPEED = (Probe("native module", "fast calls", probes.probe_native),)
+_OPTIONAL = (
+    Probe("nvcc", "FUSEGEN_NVCC, and fusegen build --format sources", probes.probe_nvcc),
+    Probe("nvdisasm", "fusegen show --stage sass", probes.probe_nvdisasm),
 )
-_ALL = (*_PACKAGE, *_STATE, _TORCH, _GPU, *_FOR_GPUS, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_SPEED, *_FOR_NOBODY)
+_ALL = (*_PACKAGE, *_STATE, _TORCH, _GPU, *_FOR_GPUS, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_SPEED, *_OPTIONAL)
 
-_LANES = (_PACKAGE, (_TORCH, _GPU), (*_FOR_GPUS, *_FOR_NOBODY), (*_STATE, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_SPEED))
-"""Probes that run one after the other; lanes run side by side."""
+_SEQUENCES = (_PACKAGE, (_TORCH, _GPU), (*_FOR_GPUS, *_OPTIONAL), (*_STATE, *_FOR_HOSTS, *_FOR_EXTENSIONS, *_FOR_SPEED))
+"""Sequences of probes; the sequences run in parallel."""
 
 
 def examine(progress: Callable[[str], None]) -> tuple[Diagnosis, ...]:
-    """Looks at everything; never raises.
+    """Runs all probes; never raises.
 
-    A machine with a GPU needs what CUDA kernels need; one without, or with ``FUSEGEN_EMULATE``, the host's compiler. It is
-    no fault to have no GPU.
-
-    Args:
-        progress: told what is being looked at.
+    A machine with a GPU needs the packages for CUDA kernels. Without a GPU, or with ``FUSEGEN_EMULATE``, it needs the host
+    compiler. A missing GPU is not a problem.
     """
-    progress("looking at Python, torch, CUDA and the compiler …")
-    with ThreadPoolExecutor(max_workers=len(_LANES)) as pool:  # nearly all of the time goes into other processes
-        lanes = pool.map(lambda lane: [probe.find() for probe in lane], _LANES)
-        findings = {finding.name: finding for lane in lanes for finding in lane}
+    progress("checking Python, torch, CUDA and the compiler …")
+    with ThreadPoolExecutor(max_workers=len(_SEQUENCES)) as pool:  # the probes mostly wait for other processes
+        results = pool.map(lambda sequence: [probe.find() for probe in sequence], _SEQUENCES)
+        findings = {finding.name: finding for sequence in results for finding in sequence}
     needed = {probe.name for probe in _needed(findings)}
     return tuple(replace(findings[probe.name], required=probe.name in needed) for probe in _ALL)
 
@@ -176,32 +163,30 @@ def _emulates() -> bool:
 def _text(error: BaseException) -> str:
     try:
         return " ".join(str(error).split())
-    except Exception:  # its class may fail to give any
+    except Exception:  # a user's class may raise in __str__
         return ""
 
 
-# ``fusegen cache``: what lies in the cache of compiled kernels, and clearing it.
+# ``fusegen cache``: shows or clears the cache of compiled kernels.
 
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument("action", choices=("info", "clear"), metavar="info | clear", help="say what is there, or remove it")
+    parser.add_argument("action", choices=("info", "clear"), metavar="info | clear", help="show the contents, or remove them")
 
 
 def run_cache(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Says what is there, or what was removed."""
     folder = settings().cache_dir
     kinds = clear(folder) if options.action == "clear" else usage(folder)
-    others = strangers(folder)
+    foreign = strangers(folder)
     if options.json:
         total = sum(kind.bytes for kind in kinds)
-        fields = {"action": options.action, "folder": folder, "kinds": kinds, "bytes": total, "not_ours": others}
+        fields = {"action": options.action, "folder": folder, "kinds": kinds, "bytes": total, "not_ours": foreign}
         print_document(terminal, "cache", **fields)
         return 0
     _print_usage(options.action, str(folder), kinds, terminal)
-    if others:
-        verb = "left alone" if options.action == "clear" else "not ours"
-        terminal.line(f"{verb}: {len(others)} other name{'' if len(others) == 1 else 's'} in the folder")
+    if foreign:
+        verb = "left alone" if options.action == "clear" else "not fusegen's"
+        terminal.line(f"{verb}: {len(foreign)} other entr{'y' if len(foreign) == 1 else 'ies'} in the folder")
     return 0
 
 

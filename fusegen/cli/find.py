@@ -1,4 +1,4 @@
-"""``fusegen find``: chains worth fusing in a model of the user's, or in a profile."""
+"""``fusegen find``: finds chains worth fusing in a user's model or in a profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from fusegen.cli.arguments import refuse_twice, tensor_of
-from fusegen.cli.load import is_place, module_at, value_at
+from fusegen.cli.load import is_location, module_at, value_at
 from fusegen.cli.terminal import Terminal, print_document, users_line
 from fusegen.dtypes import DType, from_torch
 from fusegen.errors import ArgumentError, BatchError, SpecNotFoundError
@@ -24,28 +24,26 @@ _OPTION = "--batch 8x1024:i64"
 
 
 def add_find_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    help_text = "FILE.py:NAME of a model, a function, or what makes a model; or a profiler's trace, .json or .json.gz"
+    help_text = "FILE.py:NAME of a model, a function, or a function that creates a model; or a profiler's trace, .json or .json.gz"
     parser.add_argument("source", metavar="SOURCE", help=help_text)
-    batch = "arguments of the model, as in 8x1024:i64 or input_ids=8x1024:i64 (default: what the file calls batch)"
+    batch = "arguments of the model: 8x1024:i64 or input_ids=8x1024:i64 (default: batch in the file)"
     parser.add_argument("--batch", metavar="[NAME=]SIZES[:DTYPE]", nargs="+", action="extend", default=[], help=batch)
-    parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120 (default: that of the trace, else sm_90a)")
+    parser.add_argument("--target", metavar="TARGET", help="sm_80 … sm_120 (default: the trace's GPU, else sm_90a)")
 
 
 def run_find(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Prints the findings."""
-    terminal.progress(f"looking at {options.source}")
-    found = _found(options)
+    terminal.progress(f"searching {options.source}")
+    findings = _find(options)
     if options.json:
-        print_document(terminal, "find", source=options.source, **found.to_dict())
+        print_document(terminal, "find", source=options.source, **findings.to_dict())
         return 0
-    if found:
-        terminal.table(COLUMNS, found.rows(), RIGHT)
+    if findings:
+        terminal.table(COLUMNS, findings.rows(), RIGHT)
     else:
-        terminal.line("nothing that is worth fusing was found")
-    for line in found.summary():
+        terminal.line("no chain worth fusing was found")
+    for line in findings.summary():
         terminal.line(line)
-    for finding in found:
+    for finding in findings:
         terminal.title(f"{finding.name} ×{finding.count}: {finding.pattern.value}")
         for line in finding.facts():
             terminal.line(line)
@@ -54,73 +52,74 @@ def run_find(options: argparse.Namespace, terminal: Terminal) -> int:
     return 0
 
 
-def _found(options: argparse.Namespace) -> Findings:
+def _find(options: argparse.Namespace) -> Findings:
     source = str(options.source)
-    if source.endswith(_PROFILES) and not is_place(source):
+    if source.endswith(_PROFILES) and not is_location(source):
         if options.batch:
-            raise ArgumentError("--batch is for a model: a trace has its shapes", hint="leave it out")
+            raise ArgumentError("--batch is for a model; a trace has its own shapes", hint="leave it out")
         return find(Path(source), target=options.target)
-    if not is_place(source):
+    if not is_location(source):
         raise ArgumentError(f"{source} is neither a model nor a trace", hint="FILE.py:MODEL, pkg.mod:MODEL, or trace.json.gz")
-    place, _, attribute = source.rpartition(":")
-    if not place or not attribute:
-        raise ArgumentError(f"{source} has no name of a model", hint=f"{source.strip(':')}:MODEL")
-    module = module_at(place)
-    model = _model(module, place, attribute)
-    batch = _batch(options.batch, module, place, model)
+    location, _, attribute = source.rpartition(":")
+    if not location or not attribute:
+        raise ArgumentError(f"{source} does not name a model", hint=f"{source.strip(':')}:MODEL")
+    module = module_at(location)
+    model = _model(module, location, attribute)
+    batch = _batch(options.batch, module, location, model)
     try:
         return find(model, batch, target=options.target)
     except BatchError as error:
-        hint = f"{_OPTION}, in shapes and dtypes of a call that works, or real tensors by a variable or function batch in the file"
+        hint = f"{_OPTION}, with shapes and dtypes that the model accepts, or tensors in a variable or function batch of the file"
         raise BatchError(error.what, hint=hint) from error
 
 
-def _model(module: ModuleType, place: str, attribute: str) -> Any:
-    """The model of a name: made, where the name is that of a class or of a function without parameters."""
+def _model(module: ModuleType, location: str, attribute: str) -> Any:
+    """The model of a name; a class or a function without parameters is called to create it."""
     value: Any = value_at(module, attribute)
     if not callable(value):
-        what = f"no model {attribute!r} in {place}" if value is None else f"{attribute} in {place} is a {type(value).__name__}"
-        raise SpecNotFoundError(what, hint="name a module, a function, or what makes a module: FILE.py:NAME")
-    if isinstance(value, nn.Module) or not _makes(value):
+        what = (
+            f"no model {attribute!r} in {location}" if value is None else f"{attribute} in {location} is a {type(value).__name__}"
+        )
+        raise SpecNotFoundError(what, hint="name a module, a function, or a function that creates a module: FILE.py:NAME")
+    if isinstance(value, nn.Module) or not _creates_model(value):
         return value
-    return _made(value, attribute, place, "name a model, or a function without parameters that gives one")
+    return _call(value, attribute, location, "name a model, or a function without parameters that returns one")
 
 
-def _makes(value: Callable[..., Any]) -> bool:
-    """True if a value is called to get a model: a class, or a function without parameters."""
+def _creates_model(value: Callable[..., Any]) -> bool:
     try:
         return inspect.isclass(value) or not inspect.signature(value).parameters
-    except ValueError:  # a function in C, as most of torch's are
+    except ValueError:  # a C function without a signature
         return False
 
 
-def _made(make: Callable[[], Any], name: str, place: str, hint: str) -> Any:
-    """The result of a function in the user's file, which can raise anything."""
+def _call(function: Callable[[], Any], name: str, location: str, hint: str) -> Any:
+    """Calls a function of the user's file, which can raise anything."""
     try:
-        return make()
+        return function()
     except Exception as error:
-        what = f"{name} of {place} cannot be made: {type(error).__name__}: {error}"
+        what = f"{name} of {location} failed: {type(error).__name__}: {error}"
         raise ArgumentError(what, where=users_line(error), hint=hint) from error
 
 
-def _batch(texts: Sequence[str], module: ModuleType, place: str, model: Any) -> Any:
-    """The batch of the options, or the file's ``batch``, which may be a function that gives it."""
+def _batch(texts: Sequence[str], module: ModuleType, location: str, model: Any) -> Any:
+    """The batch of the options, else ``batch`` of the file: a value or a function that returns it."""
     if not texts:
         value: Any = value_at(module, "batch")
         if value is None:
             hint = f"{_OPTION}, or a variable or function named batch in the file"
-            raise ArgumentError("nothing is known of the arguments of the model", hint=hint)
+            raise ArgumentError("the model's arguments are unknown", hint=hint)
         if not inspect.isfunction(value):
             return value
-        return _made(value, "batch", place, f"{_OPTION}, or a function batch without parameters that gives tensors")
+        return _call(value, "batch", location, f"{_OPTION}, or a function batch without parameters that returns tensors")
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     dtype = next((from_torch(p.dtype) for p in parameters if p.is_floating_point()), DType.FLOAT32)
-    found = [tensor_of(text, dtype, nameless=_OPTION) for text in texts]
-    names = [name for name, _ in found]
+    arguments = [tensor_of(text, dtype, nameless=_OPTION) for text in texts]
+    names = [name for name, _ in arguments]
     if not any(names):
-        return tuple(tensor for _, tensor in found)
+        return tuple(tensor for _, tensor in arguments)
     if not all(names):
-        raise ArgumentError("some arguments of the batch have names, and some have none", hint="name all of them, or none")
+        raise ArgumentError("only some arguments of the batch have names", hint="name all of them, or none")
     for number, name in enumerate(names):
         refuse_twice(name, names[:number])
-    return dict(found)
+    return dict(arguments)

@@ -1,4 +1,4 @@
-"""Finds the kernel that a user names: a spec, ``FILE.py:NAME`` or ``pkg.mod:NAME``."""
+"""Loads the kernel that a user names: a spec, ``FILE.py:NAME`` or ``pkg.mod:NAME``."""
 
 from __future__ import annotations
 
@@ -26,96 +26,91 @@ _DECLARE = "decorate a function with @fusegen.kernel"
 
 
 @dataclass(frozen=True)
-class FoundKernel:
-    """A kernel, and the spec that it is, if it is one."""
-
+class NamedKernel:
     name: str
     kernel: Kernel[..., Any]
     spec: Spec | None = None
 
 
-def is_place(name: str) -> bool:
-    """Tells if a name says where a kernel is, as those of a user's own kernels do."""
+def is_location(name: str) -> bool:
+    """True if a name is the location of a user's kernel, False if it is a prebuilt one."""
     return (":" in name and not is_prebuilt(name)) or name.endswith(_SUFFIX)
 
 
-def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, FoundKernel]:
-    """The kernels of some names, each once; a file that has several is imported once.
-
-    Args:
-        options: with shapes and arguments.
+def load_all(names: Sequence[str], options: argparse.Namespace) -> dict[str, NamedKernel]:
+    """The kernels by name; a file is imported once.
 
     Raises:
-        SpecNotFoundError, ArgumentError: as `load` does; or shapes are given for more than one.
+        SpecNotFoundError, ArgumentError: as for `load`; or shapes are given for several kernels.
     """
     imported = dict[str, ModuleType]()
-    found = {name: load(name, imported) for name in dict.fromkeys(names)}
-    if len(found) > 1 and (options.shape or options.arg):
-        raise ArgumentError("--shape and --arg are of one kernel", hint="name kernels with shapes of their own one by one")
-    return found
+    kernels = {name: load(name, imported) for name in dict.fromkeys(names)}
+    if len(kernels) > 1 and (options.shape or options.arg):
+        raise ArgumentError("--shape and --arg describe one kernel", hint="name one kernel a command")
+    return kernels
 
 
-def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> FoundKernel:
+def load(name: str, imported: MutableMapping[str, ModuleType] | None = None) -> NamedKernel:
     """The kernel of a name.
 
     Args:
         name: a spec, ``FILE.py``, ``FILE.py:NAME`` or ``pkg.mod:NAME``.
-        imported: modules by their places; one that is missing is added.
+        imported: modules by location; newly imported ones are added.
 
     Raises:
         SpecNotFoundError: there is no such spec, or no such kernel in the file.
-        ArgumentError: the file or module cannot be imported, or the name is no kernel.
+        ArgumentError: the import fails, or the name is not a kernel's.
     """
-    if not is_place(name):
+    if not is_location(name):
         spec = find(name)
-        return FoundKernel(spec.name.replace(":", "_"), spec.fresh(), spec)  # an attribute of what is built of it
-    place, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
+        return NamedKernel(spec.name.replace(":", "_"), spec.fresh(), spec)  # the name becomes an attribute of a built package
+    location, _, attribute = (name, "", "") if name.endswith(_SUFFIX) else name.rpartition(":")
     modules = {} if imported is None else imported
-    if place not in modules:
-        modules[place] = module_at(place)
-    return _in_module(modules[place], place, attribute)
+    if location not in modules:
+        modules[location] = module_at(location)
+    return _in_module(modules[location], location, attribute)
 
 
-def module_at(place: str) -> ModuleType:
-    """The module of a file or of a name.
+def module_at(location: str) -> ModuleType:
+    """Imports a file or a module.
 
     Raises:
-        ArgumentError: it cannot be imported.
+        ArgumentError: the import fails.
     """
-    if not place.endswith(_SUFFIX):
-        return _import(place, lambda: _by_name(place))
-    path = Path(place)
+    if not location.endswith(_SUFFIX):
+        return _import(location, lambda: _by_name(location))
+    path = Path(location)
     if not path.is_file():
-        raise ArgumentError(f"no file {place}", hint="give the path of a Python file, as in path/to/file.py:kernel")
-    return _import(place, lambda: _by_path(path))
+        raise ArgumentError(f"no file {location}", hint="give the path of a Python file, as in path/to/file.py:kernel")
+    return _import(location, lambda: _by_path(path))
 
 
 def _by_name(name: str) -> ModuleType:
-    """A module of a package, with the current folder searched as Python itself does."""
+    """Imports a module; the current folder is searched, as by ``python -m``."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)
 
 
 def _by_path(path: Path) -> ModuleType:
-    """A file as a module of its own; what lies beside it can be imported, as when Python runs it."""
+    """Imports a file; modules in its folder can be imported, as when Python runs it."""
     sys.path.insert(0, str(path.resolve().parent))
     name = f"fusegen_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look their module up
+    sys.modules[name] = module  # dataclasses and pickle look it up
     spec.loader.exec_module(module)
     return module
 
 
-def _import(place: str, action: Callable[[], ModuleType]) -> ModuleType:
+def _import(location: str, action: Callable[[], ModuleType]) -> ModuleType:
     """Runs an import of a user's code, which can raise anything.
 
     Raises:
-        ArgumentError: naming what was raised, and the line.
-        FusegenError: the file declares or calls a kernel in a way that is refused.
+        ArgumentError: with the exception and its line.
+        FusegenError: the declaration or call of a kernel is refused.
     """
     try:
         return action()
@@ -123,38 +118,39 @@ def _import(place: str, action: Callable[[], ModuleType]) -> ModuleType:
         error.where = error.where or users_line(error)  # a declaration is refused before its line is known
         raise
     except (Exception, SystemExit) as error:
-        hint = f"python {place}" if place.endswith(_SUFFIX) else f"python -c 'import {place}'"
-        what = " ".join(f"importing {place} failed: {type(error).__name__}: {error}".split())
+        hint = f"python {location}" if location.endswith(_SUFFIX) else f"python -c 'import {location}'"
+        what = " ".join(f"importing {location} failed: {type(error).__name__}: {error}".split())
         raise ArgumentError(what, where=users_line(error), hint=hint) from error
 
 
-def _in_module(module: ModuleType, place: str, attribute: str) -> FoundKernel:
-    kernels = [name for name, value in vars(module).items() if _declared(value) is not None]
-    if not attribute and len(kernels) == 1:
-        attribute = kernels[0]
+def _in_module(module: ModuleType, location: str, attribute: str) -> NamedKernel:
+    names = [name for name, value in vars(module).items() if _declared(value) is not None]
+    if not attribute and len(names) == 1:
+        attribute = names[0]
     value = value_at(module, attribute) if attribute else None
-    declared = _declared(value)
-    holder, _, name = attribute.rpartition(".")
-    if declared is not None and holder and inspect.isclass(value_at(module, holder)):
-        raise ArgumentError(f"{attribute} in {place} is a kernel of a class", hint=f"name one of an object: {place}:OBJECT.{name}")
-    if declared is not None:
-        return FoundKernel(name, _fresh(declared))
+    kernel = _declared(value)
+    owner, _, name = attribute.rpartition(".")
+    if kernel is not None and owner and inspect.isclass(value_at(module, owner)):
+        raise ArgumentError(
+            f"{attribute} in {location} is a kernel of a class", hint=f"name one of an object: {location}:OBJECT.{name}"
+        )
+    if kernel is not None:
+        return NamedKernel(name, _fresh(kernel))
     if callable(value):
-        what = f"{attribute} in {place} is a {type(value).__name__}, not a kernel"
+        what = f"{attribute} in {location} is a {type(value).__name__}, not a kernel"
         raise ArgumentError(what, hint=_how_to_declare(attribute, value))
-    raise _not_found(place, attribute, kernels)
+    raise _not_found(location, attribute, names)
 
 
 def value_at(module: ModuleType, path: str) -> object:
-    """The object under a dotted name; None where there is none."""
-    found: object = module
+    value: object = module
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value
 
 
 def _declared(value: object) -> Kernel[..., Any] | Method[..., Any] | None:
-    """The kernel that a value is: a declared one, the method of an object, or a module's forward; None where it is none."""
+    """The kernel that a value is: a declared one, the method of an object, or a module's forward; else None."""
     declared = getattr(value, "_kernel", None) if isinstance(value, nn.Module) else None
     if isinstance(declared, Kernel):
         return Method(declared, value)
@@ -162,13 +158,12 @@ def _declared(value: object) -> Kernel[..., Any] | Method[..., Any] | None:
 
 
 def _fresh(declared: Kernel[..., Any] | Method[..., Any]) -> Kernel[..., Any]:
-    """The kernel without memory of calls: a file may make some while it is imported, and a second size becomes a run-time value."""
+    """The kernel without earlier calls: those of the file's import would turn a second size into a run-time value."""
     kernel = declared.kernel if isinstance(declared, Method) else declared
     return kernel.fresh(declared.function)
 
 
 def _how_to_declare(name: str, value: object) -> str:
-    """The way to make a kernel of a value that can be called."""
     if isinstance(value, nn.Module):
         return f"fuse it: NAME = fusegen.kernel({name})"
     if inspect.isclass(value) and issubclass(value, nn.Module):
@@ -176,9 +171,8 @@ def _how_to_declare(name: str, value: object) -> str:
     return _DECLARE
 
 
-def _not_found(place: str, attribute: str, kernels: list[str]) -> SpecNotFoundError:
-    """The error that offers the kernels of a place: one with a similar name, or all."""
-    found = f"which kernel of {place}?" if kernels else f"no kernel in {place}"
-    what = f"no kernel {attribute!r} in {place}" if attribute else found
+def _not_found(location: str, attribute: str, kernels: list[str]) -> SpecNotFoundError:
+    unnamed = f"{location} has several kernels" if kernels else f"no kernel in {location}"
+    what = f"no kernel {attribute!r} in {location}" if attribute else unnamed
     close = difflib.get_close_matches(attribute, kernels, n=1) or kernels
-    return SpecNotFoundError(what, hint=" or ".join(f"{place}:{name}" for name in close) or _DECLARE)
+    return SpecNotFoundError(what, hint=" or ".join(f"{location}:{name}" for name in close) or _DECLARE)

@@ -1,6 +1,6 @@
-"""The command line: parsing, and errors in one line with the hint.
+"""The command line: parsing, and errors reported on one line with a hint.
 
-Exit codes: 0 where all went well, 1 where something failed, 2 where the user asked for something that there is not.
+Exit codes: 0 success, 1 failure, 2 invalid request (unknown command, option, kernel or target).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 FAILED, MISUSED = 1, 2
 """Exit codes; 0 is success."""
 
-_LONGEST = 1000  # characters of a part of an error's line
+_LONGEST = 1000  # characters of one field of an error line
 
 
 class UsageError(FusegenError):
-    """A command line that cannot be understood."""
+    """An invalid command line."""
 
 
 _USER_MISTAKES = (UsageError, ArgumentError, SpecNotFoundError, TargetError)
@@ -44,51 +44,51 @@ class Command:
     """A subcommand.
 
     Attributes:
-        module: has a function for the options and one that runs. It is imported when the command is used: what it needs might
-            be broken, and the doctor must start all the same.
-        help: in one line.
+        module: has ``add_NAME_arguments`` and ``run_NAME``. It is imported when the command is used, so that the doctor starts even
+            if a dependency of another command is broken.
     """
 
     module: str
     help: str
 
     def function(self, name: str) -> Callable[..., Any]:
-        """A function of that module.
+        """Imports the module and returns its function.
 
         Raises:
-            ToolNotFoundError: something that it needs, torch say, is missing or broken.
+            ToolNotFoundError: the import failed, for instance because torch is missing or broken.
         """
         try:
-            with _objects_that_stay():
+            with _no_garbage_collection():
                 return cast(Callable[..., Any], getattr(import_module(self.module), name))
-        except Exception as error:  # a broken installation fails in any way
+        except Exception as error:  # a broken installation can raise anything
             what = f"fusegen cannot start: {type(error).__name__}: {_text(error)}"
             raise ToolNotFoundError(what, hint="fusegen doctor") from error
 
 
 COMMANDS = {
-    "list": Command("fusegen.cli.show", "the prebuilt fusions"),
-    "show": Command("fusegen.cli.show", "every stage of a kernel: trace, graph, groups, plan, CUDA or C++, PTX, SASS"),
-    "explain": Command("fusegen.cli.show", "which kernels run, what each moves, and what is saved over torch eager"),
-    "find": Command("fusegen.cli.find", "chains worth fusing, in a model of yours or in a profiler's trace"),
-    "build": Command("fusegen.cli.build", "compile kernels into a folder, from which fg.load calls them without a compiler"),
-    "demo": Command("fusegen.cli.demo", "two fusions of GPT-2's sizes: what is generated, and what it gains on this machine"),
-    "bench": Command("fusegen.cli.bench", "time kernels against torch, other libraries and a copy; compare with an older record"),
-    "tune": Command("fusegen.cli.tune", "measure the plans of kernels on this machine's GPU; later calls take the fastest"),
-    "verify": Command(
-        "fusegen.cli.verify", "kernels on this machine, against float64 and torch eager; the record of the prebuilt ones"
+    "list": Command("fusegen.cli.show", "list the prebuilt fusions"),
+    "show": Command("fusegen.cli.show", "print the stages of a kernel: trace, graph, groups, plan, CUDA or C++, PTX, SASS"),
+    "explain": Command(
+        "fusegen.cli.show", "print the kernels that run, the bytes that each moves, and the saving over torch eager"
     ),
-    "doctor": Command("fusegen.cli.doctor", "what this machine has, what is missing, and how to get it"),
-    "cache": Command("fusegen.cli.doctor", "what lies in the cache of compiled kernels; clear it"),
+    "find": Command("fusegen.cli.find", "find chains worth fusing in your model or in a profiler's trace"),
+    "build": Command("fusegen.cli.build", "compile kernels into a folder; fg.load calls them from there without a compiler"),
+    "demo": Command("fusegen.cli.demo", "generate, compile and time two fusions of GPT-2 on this machine"),
+    "bench": Command("fusegen.cli.bench", "time kernels against torch, other libraries and a copy; compare with an older record"),
+    "tune": Command("fusegen.cli.tune", "measure the plans of kernels on this machine's GPU; later calls use the fastest"),
+    "verify": Command(
+        "fusegen.cli.verify", "check kernels on this machine against float64 and torch eager; update the stored records"
+    ),
+    "doctor": Command("fusegen.cli.doctor", "report what this machine has, what is missing, and how to get it"),
+    "cache": Command("fusegen.cli.doctor", "show or clear the cache of compiled kernels"),
 }
 
 
 @contextlib.contextmanager
-def _objects_that_stay() -> Iterator[None]:
-    """Imports without the garbage collector, and keeps what they made out of later collections, that of the exit as well.
+def _no_garbage_collection() -> Iterator[None]:
+    """Disables the garbage collector during imports and freezes their objects, which live as long as the process.
 
-    Modules, classes and functions live as long as the process. To search those of torch and sympy for garbage took more than half
-    of the time that ``fusegen list`` spent beyond ``import torch``.
+    Otherwise, collecting torch's and sympy's objects takes more than half of the time of ``fusegen list`` beyond ``import torch``.
     """
     before, was_enabled = len(sys.modules), gc.isenabled()
     gc.disable()
@@ -102,29 +102,24 @@ def _objects_that_stay() -> Iterator[None]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing usage and exiting."""
-
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"{self.prog} --help")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        """Prints help; argparse's own goes on where nothing can be written."""
+        """Prints help. Unlike argparse's method, it raises if nothing can be written."""
         (file or sys.stdout).write(message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command.
+    """Runs a command and returns the exit code.
 
     Args:
-        argv: the words after the program's name; those of this process by default.
-
-    Returns:
-        The exit code.
+        argv: the arguments after the program's name; `sys.argv[1:]` by default.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     accept_all_text(sys.stdout)
     try:
-        with progress.silence():  # commands say themselves what they do
+        with progress.silence():  # commands report their own progress
             return _run(words)
     except KeyboardInterrupt:
         return _report("interrupted", FAILED)
@@ -144,7 +139,7 @@ def _run(words: Sequence[str]) -> int:
         raise FusegenError("standard output is closed", hint="redirect it: fusegen … > FILE")
     try:
         options = _parser(words).parse_args(words)
-    except SystemExit:  # help or the version was asked for, and is printed
+    except SystemExit:  # help or the version was printed
         _flush_stdout()
         return 0
     with reserved_stdout() as stream:
@@ -165,43 +160,40 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--traceback", action="store_true", help="show Python's traceback of an unexpected error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        part = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        part.add_argument("--json", action="store_true", help="print one JSON document instead")
+        subparser = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        subparser.add_argument("--json", action="store_true", help="print one JSON document instead")
         if name == first:
-            command.function(f"add_{name}_arguments")(part)
+            command.function(f"add_{name}_arguments")(subparser)
     return parser
 
 
 def _one_line(error: FusegenError) -> str:
-    """A message on one line; of a compiler's log, the first line."""
     lines = error.what.splitlines() or [""]
-    parts = [lines[0] + (" …" if len(lines) > 1 else "")]
-    parts += [f"at: {error.where}"] if error.where else []
-    parts += [f"try: {error.hint}"] if error.hint else []
-    return " · ".join(_part(part) for part in parts)
+    fields = [lines[0] + (" …" if len(lines) > 1 else "")]
+    fields += [f"at: {error.where}"] if error.where else []
+    fields += [f"try: {error.hint}"] if error.hint else []
+    return " · ".join(_bounded(field) for field in fields)
 
 
 def _unexpected(error: BaseException) -> str:
-    """The line of an error that nobody foresaw."""
     text = _text(error)
     what = f"{type(error).__name__}{f': {text}' if text else ''}"
-    return " · ".join(_part(part) for part in (what, f"at: {_place(error)}", "try: fusegen --traceback …"))
+    return " · ".join(_bounded(field) for field in (what, f"at: {_location(error)}", "try: fusegen --traceback …"))
 
 
-def _part(text: str) -> str:
+def _bounded(text: str) -> str:
     return shortened(printable(text), _LONGEST)
 
 
 def _text(error: BaseException) -> str:
-    """An exception's text; a user's class may fail to give one."""
     try:
         return str(error)
     except BaseException:
         return ""
 
 
-def _place(error: BaseException) -> str:
-    """The innermost line of the user's; of ours where there is none."""
+def _location(error: BaseException) -> str:
+    """The innermost line of the user's code, or of fusegen's if there is none."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return users_line(error) or f"{frame.filename}:{frame.lineno}"
 
@@ -214,7 +206,7 @@ def _report(message: str, code: int) -> int:
 
 
 def _flush_stdout() -> None:
-    """Writes out what Python holds back; what cannot be written now is not tried again at exit, which would be another error."""
+    """Flushes stdout. After a failure, stdout is silenced: Python flushes again at exit and would report a second error."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -223,55 +215,56 @@ def _flush_stdout() -> None:
 
 
 def _silence_stdout() -> None:
-    """Gives the process an output that takes everything: Python flushes once more when it exits."""
+    """Redirects stdout to the null device, because Python flushes it again at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         silence(sys.stdout.fileno())
 
 
-# Standard output, for results alone: what a user's code prints while it is imported or traced must not mix with them.
+# Standard output is reserved for results: a user's code may print while it is imported or traced.
 
 
 @contextlib.contextmanager
 def reserved_stdout() -> Iterator[TextIO]:
-    """Standard output, for us alone: what anybody else prints meanwhile, in Python or below it, goes to stderr."""
-    with _moved(sys.stdout) as ours, contextlib.redirect_stdout(sys.stderr):
-        yield ours
+    """Yields stdout for the command's results; all other output, also of C code, goes to stderr."""
+    with _duplicated(sys.stdout) as results, contextlib.redirect_stdout(sys.stderr):
+        yield results
 
 
 @contextlib.contextmanager
-def _moved(stream: TextIO) -> Iterator[TextIO]:
-    """The stream under a number of its own, while its old one leads to stderr; the stream itself where it has no number."""
+def _duplicated(stream: TextIO) -> Iterator[TextIO]:
+    """Yields a stream on a duplicate of the file descriptor while the descriptor itself leads to stderr.
+
+    A stream without a descriptor is yielded itself.
+    """
     try:
-        number = stream.fileno()
+        descriptor = stream.fileno()
     except (OSError, ValueError):  # a stand-in, such as a buffer in memory
         yield stream
         return
     stream.flush()
-    kept = os.dup(number)
+    duplicate = os.dup(descriptor)
     try:
-        _lead_to_stderr(number)
-        with open(kept, "w", encoding=stream.encoding, errors="backslashreplace", closefd=False) as ours:
-            yield ours
+        _redirect_to_stderr(descriptor)
+        with open(duplicate, "w", encoding=stream.encoding, errors="backslashreplace", closefd=False) as results:
+            yield results
     finally:
-        os.dup2(kept, number)
-        os.close(kept)
+        os.dup2(duplicate, descriptor)
+        os.close(duplicate)
 
 
-def _lead_to_stderr(number: int) -> None:
+def _redirect_to_stderr(descriptor: int) -> None:
     try:
-        os.dup2(sys.stderr.fileno(), number)
+        os.dup2(sys.stderr.fileno(), descriptor)
     except (AttributeError, OSError, ValueError):  # closed, or a stand-in
-        silence(number)
+        silence(descriptor)
 
 
 def silence(number: int) -> None:
-    """Gives a file number an end that takes everything."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, number)
     os.close(null)
 
 
 def accept_all_text(stream: TextIO | None) -> None:
-    """Lets a stream take characters that its encoding lacks, as escapes."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Looks at the things that fusegen needs, one by one. Imports nothing that may be broken: it must run where nothing else does."""
+"""The doctor's probes. Imports nothing that may be broken: the doctor must run even if nothing else does."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ from fusegen.target import from_capability
 
 
 class ProbeState(Enum):
-    """The state of a thing."""
-
     FOUND = "ok"
     MISSING = "missing"
     BROKEN = "broken"
 
 
 @dataclass(frozen=True)
-class Look:
-    """The answer of a probe; the fields are those of a diagnosis."""
+class ProbeResult:
+    """The result of a probe; the fields are those of a diagnosis."""
 
     state: ProbeState
     version: str | None = None
@@ -48,80 +46,70 @@ class Look:
     hint: str | None = None
 
 
-def found(version: str | None = None, where: str | None = None, detail: str | None = None) -> Look:
-    """It is there and works."""
-    return Look(ProbeState.FOUND, version, where, detail)
+def found(version: str | None = None, where: str | None = None, detail: str | None = None) -> ProbeResult:
+    return ProbeResult(ProbeState.FOUND, version, where, detail)
 
 
-def missing(detail: str, hint: str | None = None) -> Look:
-    """It is not there."""
-    return Look(ProbeState.MISSING, detail=detail, hint=hint)
+def missing(detail: str, hint: str | None = None) -> ProbeResult:
+    return ProbeResult(ProbeState.MISSING, detail=detail, hint=hint)
 
 
-def broken(detail: str, hint: str | None = None, *, version: str | None = None, where: str | None = None) -> Look:
-    """It is there and does not work."""
-    return Look(ProbeState.BROKEN, version, where, detail, hint)
+def broken(detail: str, hint: str | None = None, *, version: str | None = None, where: str | None = None) -> ProbeResult:
+    return ProbeResult(ProbeState.BROKEN, version, where, detail, hint)
 
 
-# Python, its packages and this one.
+# Python and its packages, and fusegen.
 
 _OLDEST = (3, 11)
 _PACKAGES = ("jinja2", "sympy", "numpy", "rich")
 
 
-def look_at_python() -> Look:
-    """The interpreter."""
+def probe_python() -> ProbeResult:
     version = platform.python_version()
     if sys.version_info < _OLDEST:
-        return broken("it is too old", "install Python 3.11 or newer", version=version, where=sys.executable)
+        return broken("too old", "install Python 3.11 or newer", version=version, where=sys.executable)
     return found(version, sys.executable)
 
 
 @lru_cache(maxsize=1)
-def told_by_package() -> Mapping[str, Any]:
-    """The folder of templates, by a process that imports all of this package.
-
-    Raises:
-        ProbeError: it cannot be imported.
-    """
+def package_facts() -> Mapping[str, Any]:
+    """The folder of templates, from a process that imports the whole package; raises `ProbeError` if the import fails."""
     return ask(
         "import fusegen.api, fusegen.specs\nfrom fusegen.emit.environment import templates\nanswer(templates=str(templates()))"
     )
 
 
-def look_at_fusegen() -> Look:
-    """This package: whether all of it can be imported."""
+def probe_fusegen() -> ProbeResult:
+    """Probes the import of the whole package."""
     folder = Path(fusegen.__file__).parent
-    told_by_package()
+    package_facts()
     return found(fusegen.__version__, str(folder), _installation(folder))
 
 
 def _installation(folder: Path) -> str:
     kind = "a checkout" if (folder.parent / "pyproject.toml").is_file() else "installed"
     try:
-        known = importlib.metadata.version("fusegen")
+        pip_version = importlib.metadata.version("fusegen")
     except importlib.metadata.PackageNotFoundError:
         return f"{kind}, not installed"
-    return kind if known == fusegen.__version__ else f"{kind}; pip knows it as {known}: pip install it again"
+    return kind if pip_version == fusegen.__version__ else f"{kind}; pip's version is {pip_version}: install it again with pip"
 
 
-def look_at_packages() -> Look:
-    """Packages without a compiled part of CUDA."""
+def probe_packages() -> ProbeResult:
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
-    if lacking := [name for name in _PACKAGES if name not in versions]:
-        return missing(", ".join(lacking), f"pip install {' '.join(lacking)}")
+    if absent := [name for name in _PACKAGES if name not in versions]:
+        return missing(", ".join(absent), f"pip install {' '.join(absent)}")
     ask("\n".join(f"import {name}" for name in _PACKAGES) + "\nanswer()")
     return found(detail=", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
-def look_at_templates() -> Look:
-    """The texts that kernels are made of."""
-    folder = Path(told_by_package()["templates"])
+def probe_templates() -> ProbeResult:
+    folder = Path(package_facts()["templates"])
     count = sum(path.is_file() for path in folder.rglob("*"))
     return found(where=str(folder), detail=f"{count} files")
 
 
-# Torch, and the GPUs that it sees.
+# Torch and its GPUs.
 
 _ASK_TORCH = """
 import torch
@@ -133,61 +121,55 @@ _INSTALL_TORCH = "pip install torch"
 
 
 @lru_cache(maxsize=1)
-def told_by_torch() -> Mapping[str, Any]:
-    """Torch's version and devices.
-
-    Raises:
-        ProbeError: torch cannot be imported.
-    """
+def torch_facts() -> Mapping[str, Any]:
+    """Torch's version and devices; raises `ProbeError` if torch cannot be imported."""
     return ask(_ASK_TORCH)
 
 
-def look_at_torch() -> Look:
-    """Torch itself."""
+def probe_torch() -> ProbeResult:
     if importlib.util.find_spec("torch") is None:
         return missing("not installed", _INSTALL_TORCH)
     try:
-        told = told_by_torch()
+        torch = torch_facts()
     except ProbeError as error:
         return broken(error.what, f"{_INSTALL_TORCH} --force-reinstall")
-    built = f"built for CUDA {told['cuda']}" if told["cuda"] else "built for AMD GPUs" if told["hip"] else "built for CPUs only"
-    return found(told["version"], told["where"], built)
+    build = f"built for CUDA {torch['cuda']}" if torch["cuda"] else "built for AMD GPUs" if torch["hip"] else "built for CPUs only"
+    return found(torch["version"], torch["where"], build)
 
 
-def look_at_gpu() -> Look:
-    """GPUs, by torch; by the driver's own tool where torch sees none."""
-    told = told_by_torch()
-    if told["hip"]:
+def probe_gpu() -> ProbeResult:
+    """Probes the GPUs that torch sees; if it sees none, asks the driver's tool."""
+    torch = torch_facts()
+    if torch["hip"]:
         return missing("AMD GPUs are not supported", "kernels run on the CPU")
-    if not told["gpus"]:
-        return _unseen(bool(told["cuda"]), driver())
+    if not torch["gpus"]:
+        return _gpu_without_torch(bool(torch["cuda"]), driver())
     try:
-        targets = [f"{name} ({from_capability(major, minor).name})" for name, major, minor in told["gpus"]]
+        targets = [f"{name} ({from_capability(major, minor).name})" for name, major, minor in torch["gpus"]]
     except TargetError as error:
         return broken(error.what, error.hint, version=driver())
     return found(driver(), detail=", ".join(targets))
 
 
-def _unseen(has_cuda: bool, version: str | None) -> Look:
+def _gpu_without_torch(has_cuda: bool, version: str | None) -> ProbeResult:
     if version is None:
         return missing("no GPU: kernels run on the CPU")
-    hint = "look at CUDA_VISIBLE_DEVICES and at nvidia-smi" if has_cuda else "install a torch that is built for CUDA"
+    hint = "check CUDA_VISIBLE_DEVICES and nvidia-smi" if has_cuda else "install a torch that is built for CUDA"
     return broken("there is a GPU, and torch does not see it", hint, version=version)
 
 
 @lru_cache(maxsize=1)
 def driver() -> str | None:
-    """The driver's version; None where there is no driver, or no GPU."""
     tool = shutil.which("nvidia-smi")
     try:
-        done = run([tool, "--query-gpu=driver_version", "--format=csv,noheader"]) if tool else None
+        process = run([tool, "--query-gpu=driver_version", "--format=csv,noheader"]) if tool else None
     except ProbeError:
         return None
-    lines: Sequence[str] = done.stdout.splitlines() if done and done.returncode == 0 else ()
+    lines: Sequence[str] = process.stdout.splitlines() if process and process.returncode == 0 else ()
     return lines[0].strip() if lines else None
 
 
-# What CUDA kernels need from PyPI, and the toolkit's programs, which they do not need.
+# Packages for CUDA kernels, and optional programs of the CUDA toolkit.
 
 _ASK_NVRTC = """
 from cuda.bindings import nvrtc
@@ -213,21 +195,19 @@ answer(where=cuda.core.__file__)
 _INSTALL_CUDA = "pip install 'cuda-bindings[all]' cuda-core"
 
 
-def look_at_nvrtc() -> Look:
-    """NVRTC, by compiling a line with it."""
-    if not _is_there("cuda.bindings"):
+def probe_nvrtc() -> ProbeResult:
+    if not _is_installed("cuda.bindings"):
         return missing("cuda-bindings is not installed", _INSTALL_CUDA)
     version = importlib.metadata.version("cuda-bindings")
     try:
-        told = ask(_ASK_NVRTC)
+        answer = ask(_ASK_NVRTC)
     except ProbeError as error:
         return broken(error.what, _INSTALL_CUDA, version=f"cuda-bindings {version}")
-    return found(f"{told['version']} (cuda-bindings {version})", told["where"])
+    return found(f"{answer['version']} (cuda-bindings {version})", answer["where"])
 
 
-def look_at_core() -> Look:
-    """cuda.core, by compiling a line with it."""
-    if not _is_there("cuda.core"):
+def probe_core() -> ProbeResult:
+    if not _is_installed("cuda.core"):
         return missing("cuda-core is not installed", _INSTALL_CUDA)
     version = importlib.metadata.version("cuda-core")
     try:
@@ -236,8 +216,7 @@ def look_at_core() -> Look:
         return broken(error.what, _INSTALL_CUDA, version=version)
 
 
-def look_at_nvcc() -> Look:
-    """The toolkit's compiler."""
+def probe_nvcc() -> ProbeResult:
     chosen = settings().nvcc
     if chosen is not None:
         try:
@@ -250,27 +229,26 @@ def look_at_nvcc() -> Look:
     return _program(tool)
 
 
-def look_at_nvdisasm() -> Look:
-    """The toolkit's disassembler."""
+def probe_nvdisasm() -> ProbeResult:
     tool = find_nvdisasm()
     if tool is None:
         return missing("not found", "pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit")
     return _program(tool)
 
 
-def _program(tool: str) -> Look:
+def _program(tool: str) -> ProbeResult:
     try:
-        done = run([tool, "--version"])
+        process = run([tool, "--version"])
     except ProbeError as error:
         return broken(error.what, where=tool)
-    match = re.search(r"release (\d+\.\d+)", done.stdout)
-    return found(match[1], tool) if match else broken("it does not say its version", where=tool)
+    match = re.search(r"release (\d+\.\d+)", process.stdout)
+    return found(match[1], tool) if match else broken("it prints no version", where=tool)
 
 
-def _is_there(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ImportError:  # its parent is not there
+    except ImportError:  # the parent package is missing
         return False
 
 
@@ -288,114 +266,108 @@ extern "C" int probe() {
 }
 """
 _SUM = 4950
-_ELSEWHERE = "set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded"
-_COMPILER_MEND = "install g++ or clang++ with OpenMP, or set CXX to such a compiler"
+_CACHE_HINT = "set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded"
+_COMPILER_HINT = "install g++ or clang++ with OpenMP, or set CXX to such a compiler"
 
 
-def look_at_settings() -> Look:
-    """The environment's variables."""
+def probe_settings() -> ProbeResult:
     chosen = settings()
     shown = [f"FUSEGEN_CACHE_DIR={chosen.cache_dir}", f"FUSEGEN_EMULATE={int(chosen.emulate)}", f"CXX={chosen.cxx or ''}"]
     shown += [f"FUSEGEN_COMPILER={chosen.compiler}", f"FUSEGEN_NVCC={chosen.nvcc or ''}", f"FUSEGEN_NATIVE={int(chosen.native)}"]
     return found(detail=", ".join(shown))
 
 
-def look_at_compiler() -> Look:
-    """The host compiler, by a small kernel with OpenMP that is built, loaded and called."""
+def probe_compiler() -> ProbeResult:
+    """Probes the host compiler: builds, loads and calls a small kernel with OpenMP."""
     try:
         compiler = find_compiler(settings().cxx)
     except ToolNotFoundError as error:
         return missing(error.what, error.hint)
     where = " ".join(compiler.command)
-    problem = _problem(compiler)
+    problem = _compiler_problem(compiler)
     return (
         found(compiler.version, where)
         if problem is None
-        else broken(problem, _COMPILER_MEND, version=compiler.version, where=where)
+        else broken(problem, _COMPILER_HINT, version=compiler.version, where=where)
     )
 
 
-def look_at_native() -> Look:
-    """The native module, which is built at its first use."""
+def probe_native() -> ProbeResult:
+    """Probes the native module, which is built at its first use."""
     problem = ask("from fusegen.extension.native import failure\nanswer(problem=failure())")["problem"]
     if problem:
-        return missing(f"calls run in Python, slower: {problem}", "let it be built: FUSEGEN_NATIVE=1, and a compiler that works")
-    return found(detail="calls run in C++, once it is built at the first use")
+        return missing(f"calls run in Python, slower: {problem}", "set FUSEGEN_NATIVE=1 and install a working C++ compiler")
+    return found(detail="calls run in C++ once the module is built, at the first use")
 
 
-def look_at_extensions() -> Look:
-    """Ninja and torch's headers; with the C++ compiler they are all that extensions need."""
+def probe_extensions() -> ProbeResult:
+    """Probes ninja and torch's headers; extensions need these and the C++ compiler."""
     try:
         answer = ask("import ninja, torch.utils.cpp_extension as t\nanswer(ninja=ninja.BIN_DIR, headers=t.include_paths())")
-        done = run([str(Path(answer["ninja"], "ninja")), "--version"])
+        process = run([str(Path(answer["ninja"], "ninja")), "--version"])
     except ProbeError as error:
-        return missing(f"ninja cannot be used: {error.what}", "pip install ninja")
+        return missing(f"ninja does not work: {error.what}", "pip install ninja")
     if not any(Path(folder, "torch", "library.h").is_file() for folder in answer["headers"]):
-        return missing("torch's headers are not there", "install torch from a wheel that has them, as those of PyPI do")
-    return found(f"ninja {done.stdout.strip()}", answer["ninja"])
+        return missing("torch's headers are missing", "install a torch wheel that includes them, for instance PyPI's")
+    return found(f"ninja {process.stdout.strip()}", answer["ninja"])
 
 
-def _problem(compiler: HostCompiler) -> str | None:
+def _compiler_problem(compiler: HostCompiler) -> str | None:
     with tempfile.TemporaryDirectory(prefix="fusegen-doctor-") as folder:
         source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
         source.write_text(_KERNEL, encoding="utf-8")
         try:
-            done = run([*compiler.command, *_FLAGS, str(source), "-o", str(library)])
-            if done.returncode != 0:
-                return f"it cannot build a kernel with OpenMP: {failure(done)}"
-            told = ask(f"import ctypes\nanswer(sum=ctypes.CDLL({str(library)!r}).probe())")["sum"]
+            process = run([*compiler.command, *_FLAGS, str(source), "-o", str(library)])
+            if process.returncode != 0:
+                return f"it cannot build a kernel with OpenMP: {failure(process)}"
+            total = ask(f"import ctypes\nanswer(sum=ctypes.CDLL({str(library)!r}).probe())")["sum"]
         except ProbeError as error:
             return error.what
-    return None if told == _SUM else f"what it builds computes {told} instead of {_SUM}"
+    return None if total == _SUM else f"its kernel computes {total} instead of {_SUM}"
 
 
-def look_at_cache() -> Look:
-    """The cache, by writing into it."""
+def probe_cache() -> ProbeResult:
+    """Probes the cache folder by writing into it."""
     folder = settings().cache_dir
     try:
         with tempfile.TemporaryFile(dir=cache_folder("cpu")) as file:
             file.write(b"fusegen")
     except OSError as error:
-        what = f"nothing can be written there: {error.strerror}"
-        return broken(what, _ELSEWHERE, where=str(folder))
+        what = f"the folder cannot be written: {error.strerror}"
+        return broken(what, _CACHE_HINT, where=str(folder))
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        return broken("libraries there cannot be loaded: the file system is mounted noexec", _ELSEWHERE, where=str(folder))
+        return broken("libraries cannot be loaded from it: the file system is mounted noexec", _CACHE_HINT, where=str(folder))
     kinds = usage(folder)
     count, size = sum(kind.entries for kind in kinds), sum(kind.bytes for kind in kinds)
     return found(where=str(folder), detail=f"{count} entries, {size / 2**20:.1f} MiB")
 
 
-# Questions to a Python of their own: a library that crashes, hangs or prints takes that process along, and not this one.
+# Subprocesses: a library that crashes, hangs or prints must not affect the doctor.
 
 _SECONDS = 120  # the first import of torch from a cold disk can take one minute
 
 
 class ProbeError(FusegenError):
-    """The question could not be answered."""
+    """A probe's subprocess failed."""
 
 
 def ask(code: str) -> Mapping[str, Any]:
-    """The answer of a piece of Python.
+    """Runs Python code in a subprocess and returns its answer.
 
     Args:
-        code: calls ``answer(name=value, …)`` in the end; imports what this process could import.
+        code: ends with a call ``answer(name=value, …)``; it has this process's search path.
 
     Raises:
-        ProbeError: it failed, crashed, or took too long.
+        ProbeError: the code failed, crashed, or took too long.
     """
-    done = run([sys.executable, "-c", _frame(code)])
-    for line in reversed(done.stdout.splitlines()):
+    process = run([sys.executable, "-c", _with_answer(code)])
+    for line in reversed(process.stdout.splitlines()):
         if line.startswith(_MARK):
             return dict(json.loads(line.removeprefix(_MARK)))
-    raise ProbeError(failure(done))
+    raise ProbeError(failure(process))
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end, without input.
-
-    Raises:
-        ProbeError: it cannot be started, or takes too long.
-    """
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
@@ -406,12 +378,11 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
         raise ProbeError(f"{command[0]}: {error.strerror or error}") from None
 
 
-def failure(done: subprocess.CompletedProcess[str]) -> str:
-    """The failure of a process: the last line that it printed, or the signal that ended it."""
-    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    if done.returncode < 0:
-        return f"crashed by {_signal(-done.returncode)}"
-    return lines[-1] if lines else f"exit code {done.returncode}"
+def failure(process: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in (process.stderr + process.stdout).splitlines() if line.strip()]
+    if process.returncode < 0:
+        return f"crashed by {_signal(-process.returncode)}"
+    return lines[-1] if lines else f"exit code {process.returncode}"
 
 
 def _signal(number: int) -> str:
@@ -424,8 +395,8 @@ def _signal(number: int) -> str:
 _MARK = "fusegen-doctor "
 
 
-def _frame(code: str) -> str:
-    """The code with this process's search path, and the function that it answers with."""
+def _with_answer(code: str) -> str:
+    """The code with this process's search path and the function ``answer``."""
     return f"""
 import json, sys, warnings
 sys.path[:] = {sys.path!r}

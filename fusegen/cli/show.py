@@ -1,4 +1,4 @@
-"""``fusegen list``, ``show`` and ``explain``: the prebuilt fusions, the stages of a kernel, and what its launches cost."""
+"""``fusegen list``, ``show`` and ``explain``: the prebuilt fusions, a kernel's compilation stages, the cost of its launches."""
 
 from __future__ import annotations
 
@@ -29,35 +29,30 @@ _READ_FIRST = ("trace", "graph", "groups", "plan", "cuda", "cpp")
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
     add_kernel_arguments(parser)
-    stage_help = "one stage alone, or all (default: up to the source)"
+    stage_help = "print one stage, or all (default: up to the source)"
     parser.add_argument("--stage", choices=(*STAGES, "all"), help=stage_help)
 
 
 def run_show(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Prints the stages; one that is asked for by name stands alone and complete, so that it can be piped into a file."""
-    found, _, low = lowered(options)
+    """Prints the stages. A single stage is printed alone and complete, so that it can be piped into a file."""
+    named, _, low = lowered(options)
     is_one = options.stage not in (None, "all")
-    wanted = [options.stage] if is_one else [s for s in available(low) if options.stage == "all" or s in _READ_FIRST]
+    requested = [options.stage] if is_one else [s for s in available(low) if options.stage == "all" or s in _READ_FIRST]
     if options.json:
-        stages, missing = _texts(low, wanted, is_one)
-        print_document(terminal, "show", kernel=found.name, target=low.target.name, stages=stages, missing=missing)
+        stages, missing = _texts(low, requested, is_one)
+        print_document(terminal, "show", kernel=named.name, target=low.target.name, stages=stages, missing=missing)
     elif is_one:
         _print(terminal, stage_text(low, options.stage), options.stage)
     else:
-        _print_all(terminal, low, wanted)
+        _print_all(terminal, low, requested)
     return 0
 
 
-def _texts(low: Lowered, wanted: Sequence[str], is_one: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """Stages with their texts, and those whose tool is missing with the reason; the only one must be there.
-
-    Raises:
-        ToolNotFoundError: it is not.
-    """
+def _texts(low: Lowered, requested: Sequence[str], is_one: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """The stages' texts, and the errors of stages whose tool is missing; the error of a single stage is raised."""
     texts, missing = {}, {}
-    for stage in wanted:
+    for stage in requested:
         try:
             texts[stage] = stage_text(low, stage)
         except ToolNotFoundError as error:
@@ -68,7 +63,6 @@ def _texts(low: Lowered, wanted: Sequence[str], is_one: bool) -> tuple[dict[str,
 
 
 def _print_all(terminal: Terminal, low: Lowered, stages: Sequence[str]) -> None:
-    """Stage after stage, the source without its primitives; a stage whose tool is missing says so in its place."""
     for stage in stages:
         terminal.title(f"{stage} ({low.target.name})" if stage in LANGUAGES else stage)
         try:
@@ -85,17 +79,16 @@ def _print(terminal: Terminal, text: str, stage: str) -> None:
         terminal.line(text)
 
 
-# Every stage of a lowered kernel as text.
+# The stages of a lowered kernel as text.
 
 LANGUAGES = {"cuda": "cuda", "cpp": "cpp", "ptx": "ptx", "sass": "sass"}
-"""Stages that are code, with the name that highlighting knows each by."""
+"""Stages that are code, and their language for syntax highlighting."""
 
 STAGES = ("trace", "graph", "groups", "plan", *LANGUAGES)
 """All stages, in order."""
 
 
 def available(low: Lowered) -> tuple[str, ...]:
-    """The stages that the target has, in order."""
     return tuple(stage for stage in STAGES if stage not in LANGUAGES or stage in tuple(low.asm))
 
 
@@ -104,21 +97,21 @@ def stage_text(low: Lowered, stage: str) -> str:
 
     Raises:
         ArgumentError: the target has no such stage.
-        ToolNotFoundError: it takes a compiler or a disassembler that is not on this machine.
+        ToolNotFoundError: the stage needs a compiler or disassembler that is not installed.
     """
     if stage not in available(low):
         raise ArgumentError(f"{low.target.name} has no stage {stage!r}", hint=f"--stage {' | '.join(available(low))}")
     if stage in LANGUAGES:
-        return low.asm[stage] if low.sources else f"// {low.graph.name}: nothing but library calls"
+        return low.asm[stage] if low.sources else f"// {low.graph.name}: library calls only"
     return _RULES[stage](low)
 
 
 def own_text(low: Lowered) -> str:
-    """The source without the primitives, each kernel's math and pipeline, and a line that says how to see the whole."""
+    """The source of the kernels without the primitives, and a line on how to print everything."""
     language = low.sources[0].language
     own = "\n".join(f"{source.banner}\n{source.kernel_text}" for source in low.sources)
     names = dict.fromkeys(primitive.name for source in low.sources for primitive in source.primitives)
-    return f"{own}\n// {len(names)} primitives are left out: --stage {language} prints them too, as text that compiles by itself."
+    return f"{own}\n// {len(names)} primitives are left out: --stage {language} prints the complete source."
 
 
 def _groups(low: Lowered) -> str:
@@ -129,7 +122,7 @@ def _group(graph: Graph, group: Group) -> str:
     shape = ", ".join(f"{extent}{'*' if d in group.domain.columns else ''}" for d, extent in enumerate(group.domain.shape))
     lines = [f"{group.kind.name} over [{shape}]"]
     lines += [f"   reads {_names(graph, group.inputs)}, writes {_names(graph, group.outputs)}"]
-    lines += [f"   computes on the way {_names(graph, group.anchors)}"] if group.anchors else []
+    lines += [f"   computes intermediates {_names(graph, group.anchors)}"] if group.anchors else []
     return "\n".join(lines + ([f"   {group.reason}"] if group.reason else []))
 
 
@@ -138,7 +131,6 @@ def _names(graph: Graph, positions: tuple[int, ...]) -> str:
 
 
 def _name(graph: Graph, position: int) -> str:
-    """A node as the stage ``graph`` calls it."""
     node = graph.nodes[position]
     if node.op in (Op.INPUT, Op.SCALAR):
         return str(node.attr("name"))
@@ -170,7 +162,6 @@ def _layout(launch: Launch, sizes: Mapping[str, int]) -> str:
 
 
 def _fields(body: object) -> str:
-    """The plan that a kernel's body was made by, field by field."""
     plan = getattr(body, "plan", None)
     if not dataclasses.is_dataclass(plan):
         return "no plan"
@@ -187,24 +178,22 @@ _RULES: Mapping[str, Callable[[Lowered], str]] = {
 }
 
 
-# ``fusegen explain``: the kernels that run, the bytes and operations of each, and the saving over eager.
+# ``fusegen explain``: the kernels that run, their bytes and operations, and the saving over eager.
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
     add_kernel_arguments(parser)
 
 
 def run_explain(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Prints the program and the saving."""
-    found, arguments, low = lowered(options)
-    saved = saving(low, found.kernel.function, arguments)
+    named, arguments, low = lowered(options)
+    saved = saving(low, named.kernel.function, arguments)
     if options.json:
         steps = [_fact(low, step) for step in low.program.steps]
         sizes = {name: size for name, size in low.sizes.items() if "_stride" not in name}
         _, workspace = plan_workspace(low.program.call, low.sizes)
         print_document(
-            terminal, "explain", kernel=found.name, target=low.target.name, sizes=sizes, steps=steps, workspace_bytes=workspace,
+            terminal, "explain", kernel=named.name, target=low.target.name, sizes=sizes, steps=steps, workspace_bytes=workspace,
             **saving_fields(saved),
         )  # fmt: skip
         return 0
@@ -216,7 +205,7 @@ def run_explain(options: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def saving_fields(saved: Saving) -> dict[str, object]:
-    """The costs of a kernel and of eager for a document, null where they cannot be counted."""
+    """The costs of the kernel and of eager for the document; null if they cannot be counted."""
     eager = saved.eager
     counted = {"launches": eager.launches, "operations": eager.operations, "moved_bytes": eager.moved} if eager else None
     return {"fusegen": {"launches": saved.steps, "moved_bytes": saved.moved}, "eager": counted}
@@ -224,20 +213,19 @@ def saving_fields(saved: Saving) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class StepFact:
-    """A step as the document states it.
+    """A step in the document.
 
     Attributes:
-        name: of the kernel; None for a library's product.
+        name: of the kernel; None for a library call.
         kind: of the group.
-        grid, block: of the launch; None for a library's product.
-        shared_bytes: of a block.
-        read_bytes, written_bytes: of the whole step.
-        flops, flops_per_byte: operations of the whole step, and over its bytes.
-        flops_uncounted: the work that they leave out.
-        ridge_flops_per_byte: of the target's GPU; None where its peaks are not known.
-        bound: ``bandwidth``, ``arithmetic`` or ``launch latency``; None likewise.
-        reason: why it is made like this, if there is something to say.
-        fast_math: the functions that ``fast_math=True`` makes approximate, each with its documented error and the accurate one.
+        grid, block: of the launch; None for a library call.
+        shared_bytes: per block.
+        flops_per_byte: ``flops`` over the bytes read and written.
+        flops_uncounted: operations that ``flops`` leaves out.
+        ridge_flops_per_byte: of the target's GPU; None if its peaks are unknown.
+        bound: ``bandwidth``, ``arithmetic`` or ``launch latency``; None if the peaks are unknown.
+        reason: for the choice of the implementation; may be empty.
+        fast_math: the functions that ``fast_math=True`` approximates, with the documented errors of both versions.
     """
 
     name: str | None
@@ -268,27 +256,24 @@ def _fact(low: Lowered, step: Step) -> StepFact:
     if isinstance(step, LibraryStep):
         return StepFact(None, step.group.kind.name, None, None, 0, *figures, step.function)
     kind, reason = step.group.kind.name, step.group.reason
-    found = [(op.row.name, FAST_MATH[op]) for op in approximated(low.graph, step.group)]
-    fast_math = tuple({"function": name, "error": each.error, "accurate": each.accurate} for name, each in found)
+    functions = [(op.row.name, FAST_MATH[op]) for op in approximated(low.graph, step.group)]
+    fast_math = tuple({"function": name, "error": function.error, "accurate": function.accurate} for name, function in functions)
     return StepFact(step.kernel.name, kind, step.grid(low.sizes), step.block, step.shared_bytes, *figures, reason, fast_math)
 
 
-# The savings of fusing, in words: launches and bytes of torch eager beside those of a program.
+# The saving of fusion: launches and bytes of torch eager and of a program.
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Launches and bytes, of a program and of eager (None where eager cannot be counted)."""
-
     steps: int
     moved: int
     eager: EagerCost | None
 
     def lines(self) -> list[str]:
-        """As text."""
         ours = f"fusegen: {_launches(self.steps)}, {human_bytes(self.moved)} moved"
         if self.eager is None:
-            return [ours, "torch eager: cannot be counted, since the declaration does not run on meta tensors"]
+            return [ours, "torch eager: unknown, because the declaration does not run on meta tensors"]
         names = ", ".join(self.eager.operations)
         eager = f"torch eager: {_launches(self.eager.launches)} ({names}), {human_bytes(self.eager.moved)} moved"
         return [eager, ours, self._verdict(self.eager)]
@@ -302,7 +287,7 @@ class Saving:
 
 
 def saving(low: Lowered, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Saving:
-    """The saving of a lowered kernel over its own declaration, run by torch."""
+    """The saving of a lowered kernel over its declaration run by torch."""
     moved = sum(step.traffic.moved(low.sizes) for step in low.program.steps)
     return Saving(len(low.program.steps), moved, eager_cost(function, arguments))
 
@@ -317,12 +302,11 @@ _LIST_COLUMNS = ("name", "variants", "gradients", "verified on", "formula")
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument("--family", choices=FAMILIES, help="the fusions of one family alone")
+    parser.add_argument("--family", choices=FAMILIES, help="list the fusions of one family only")
 
 
 def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Prints a row a spec. The records say what was verified; `verify --check` tells if that is what is emitted today."""
+    """Prints one row per spec. The records may be stale: `verify --check` compares them with the code emitted today."""
     specs = [spec for spec in SPECS.values() if options.family in (None, spec.family)]
     records = {spec.name: {target: read(path_of(own_folder(), target, spec.name)) for target in TARGETS} for spec in specs}
     if options.json:
@@ -333,15 +317,15 @@ def run_list(options: argparse.Namespace, terminal: Terminal) -> int:
         terminal.table(_LIST_COLUMNS, [_spec_row(spec, records[spec.name]) for spec in specs if spec.family == family])
     unverified = [spec.name for spec in specs if not _verified_on(spec, records[spec.name])]
     if unverified:
-        terminal.line(f"{len(unverified)} have no record of a GPU for all dtypes: {COMMAND} NAME, on a machine with one", "yellow")
+        terminal.line(f"{len(unverified)} have no GPU record for all dtypes; on a machine with a GPU: {COMMAND} NAME", "yellow")
     return 0
 
 
 def _verified_on(spec: Spec, records: dict[str, SpecRecord]) -> list[str]:
-    """The GPUs that verified a spec in all its dtypes, for all targets that ship; nothing where one is missing."""
+    """The GPUs that verified a spec in all its dtypes for all shipped targets; empty if one is missing."""
     entries = [record.get(dtype.short) for record in records.values() for dtype in spec.dtypes]
-    found = [entry.environment.gpu for entry in entries if entry is not None]
-    return list(dict.fromkeys(found)) if len(found) == len(entries) else []
+    gpus = [entry.environment.gpu for entry in entries if entry is not None]
+    return list(dict.fromkeys(gpus)) if len(gpus) == len(entries) else []
 
 
 def _gradients(spec: Spec) -> str:

@@ -1,4 +1,4 @@
-"""The output of commands: colour and highlighting on a terminal, plain text of any width when piped; progress apart."""
+"""The output of commands: colours on a terminal, plain text of any width in a pipe; progress goes to stderr."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_WIDE = 10_000  # columns: a pipe has no width to fit into
-_NARROWEST = 20  # columns, below which a table loses its cells
-_BAR, _BESIDE_BAR = 10, 30  # columns of a bar, and of all that stands before the text beside it
+_WIDE = 10_000  # columns of plain text: a pipe has no width
+_NARROWEST = 20  # columns; narrower tables lose cells
+_BAR, _BESIDE_BAR = 10, 30  # columns of a bar, and of everything left of the text beside it
 _ERASE_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Says what is done now: one line that the next replaces where a person looks at it, a line each elsewhere.
+    """Reports the current step: one line that is overwritten on a terminal, else one line per step.
 
     Args:
-        stream: where to, never that of results; None says nothing.
+        stream: not the stream of results; None for no output.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -46,7 +46,6 @@ class Progress:
         self._shown = False
 
     def say(self, text: str) -> None:
-        """Shows what is being done."""
         if self._stream is None:
             return
         self.clear()
@@ -55,7 +54,6 @@ class Progress:
         self._stream.flush()
 
     def note(self, text: str) -> None:
-        """Says something that stays."""
         if self._stream is not None:
             self.clear()
             self._stream.write(f"{text}\n")
@@ -63,7 +61,7 @@ class Progress:
 
     @contextlib.contextmanager
     def steps(self, count: int) -> Iterator[Callable[[str], None]]:
-        """Gives what says that the next of so many steps begins: a bar where a person looks at it, a line each elsewhere."""
+        """Yields a function that announces the next of ``count`` steps: as a bar on a terminal, else as lines."""
         if self._live is None:
             numbers = itertools.count(1)
             yield lambda text: self.say(f"{next(numbers)}/{count} {text}")
@@ -78,7 +76,6 @@ class Progress:
             yield step
 
     def clear(self) -> None:
-        """Takes the line away, before something else is printed."""
         if self._shown and self._stream is not None:
             self._stream.write(_ERASE_LINE)
             self._stream.flush()
@@ -86,12 +83,7 @@ class Progress:
 
 
 class Terminal:
-    """Prints.
-
-    Args:
-        stream: where to; looked at once for whether a person reads it.
-        progress: where progress goes.
-    """
+    """Prints a command's results to a stream, and its progress to another one."""
 
     def __init__(self, stream: TextIO, progress: TextIO | None = None) -> None:
         self.stream = stream
@@ -99,22 +91,20 @@ class Terminal:
         self._progress = Progress(progress)
 
     def progress(self, text: str = "") -> None:
-        """Says on stderr what is being done; nothing, to take back what was said last."""
         if text:
             self._progress.say(text)
         else:
             self._progress.clear()
 
     def note(self, text: str) -> None:
-        """Says something on stderr that stays there."""
         self._progress.note(text)
 
     def steps(self, count: int) -> AbstractContextManager[Callable[[str], None]]:
-        """Says on stderr which of so many steps is being done; what it gives is called with each step's text."""
+        """Counts ``count`` steps on stderr; the yielded function takes each step's text."""
         return self._progress.steps(count)
 
     def line(self, text: str = "", style: str = "") -> None:
-        """Text as it is; broken into lines by the terminal alone."""
+        """Prints text unchanged; only the terminal wraps it."""
         self._progress.clear()
         if self.console is None:
             self.stream.write(f"{text}\n")
@@ -122,12 +112,10 @@ class Terminal:
             self.console.print(text, style=style or None, soft_wrap=True)
 
     def title(self, text: str) -> None:
-        """The name of a part."""
         self.line()
         self.line(f"== {text} ==" if self.console is None else text, "bold cyan")
 
     def code(self, text: str, language: str) -> None:
-        """Text in a language, highlighted on a terminal."""
         if self.console is None:
             self.line(text)
         else:
@@ -137,19 +125,14 @@ class Terminal:
             self.console.print(Syntax(text, language, theme="ansi_dark", background_color="default", word_wrap=True))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-        """A table.
-
-        Args:
-            right: titles of the columns of numbers.
-        """
         from rich import box
         from rich.table import Table
 
         is_plain = self.console is None
         table = Table(box=None if is_plain else box.SIMPLE_HEAD, header_style="" if is_plain else "bold")
-        for column in columns:  # only the last may need several lines
-            is_whole = is_plain or column != columns[-1]
-            table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=is_whole)
+        for column in columns:  # only the last column may wrap
+            is_unwrapped = is_plain or column != columns[-1]
+            table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=is_unwrapped)
         for row in rows:
             table.add_row(*row)
         self._progress.clear()
@@ -160,7 +143,7 @@ class Terminal:
 
 
 def _console(stream: TextIO | None) -> Console | None:
-    """A console for a person who looks at the stream; None where nobody does, nothing fits, or rich is not installed."""
+    """A console for a terminal; None for pipes, terminals that are too narrow, and if rich is not installed."""
     try:
         from rich.console import Console
     except ImportError:
@@ -170,7 +153,7 @@ def _console(stream: TextIO | None) -> Console | None:
 
 
 def _bar(console: Console) -> Bar:
-    """A bar that is drawn when a step begins, and never beside one: what is timed must be alone."""
+    """A progress bar that is drawn only when a step begins: no drawing may disturb a step that is timed."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = BarColumn(_BAR), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
@@ -178,7 +161,6 @@ def _bar(console: Console) -> Bar:
 
 
 def _plain_text(table: Table) -> str:
-    """A table as text without trailing blanks."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=_WIDE, color_system=None, highlight=False, markup=False, emoji=False)
@@ -187,17 +169,16 @@ def _plain_text(table: Table) -> str:
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
-# Text that is fit to be shown: on one line, of bounded length, without characters that a terminal obeys.
+# Text for output: on one line, of bounded length, without control characters.
 
 
 def printable(text: str) -> str:
-    """A text on one line, with control characters and lone surrogates escaped."""
     line = " ".join(text.split())
     return line if line.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in line)
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most so many characters."""
+    """The text, cut to at most ``most`` characters."""
     return text if len(text) <= most else text[: max(most - 1, 0)] + "…"
 
 
@@ -205,37 +186,31 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode()
 
 
-# ``--json``: what a command found as one JSON document, alone on stdout: an object with ``command`` and ``version`` (of this
-# package), then the command's own fields. An error is no document: stdout stays empty, and the line on stderr and the exit code are
-# those of the same command without ``--json``.
+# ``--json``: the results as one JSON document, the only output on stdout. It has ``command``, ``version`` (of this package) and the
+# command's own fields. After an error, stdout is empty; stderr and the exit code are those without ``--json``.
 
 
 def print_document(terminal: Terminal, command: str, **fields: object) -> None:
-    """Prints what a command found.
+    """Prints a command's results as a document.
 
     Args:
-        terminal: where to.
-        command: its name, as the user writes it.
-        fields: in the order in which they are printed; see `plain_value` for what they may hold.
-
-    Raises:
-        TypeError: a field holds something that has no form in JSON: a defect of ours.
+        fields: in the order in which they are printed, of the types of `plain_value`.
     """
     head = {"command": command, "version": fusegen.__version__}
-    # ASCII alone: it can be printed in every encoding, and lone surrogates of file names stay readable.
+    # ASCII only: every encoding can print it, and lone surrogates of file names stay readable.
     terminal.line(json.dumps(head | {name: plain_value(value) for name, value in fields.items()}, indent=1, allow_nan=False))
 
 
 def plain_value(value: object) -> object:
-    """A value in JSON's terms.
+    """Converts a value to JSON types.
 
-    Dataclasses become objects of their fields, mappings objects, sequences and sets lists (sets in order), dtypes their short
-    names, other enums their values, paths texts. Numbers that JSON lacks become the texts ``nan``, ``inf`` and ``-inf``.
+    Dataclasses become objects of their fields, mappings objects, sequences and sets lists (sets sorted), dtypes their short
+    names, other enums their values, paths text. NaN and infinities become ``nan``, ``inf`` and ``-inf``.
 
     Raises:
-        TypeError: for anything else.
+        TypeError: for any other type.
     """
-    if isinstance(value, Enum):  # a dtype has a short name; its class would bring torch along
+    if isinstance(value, Enum):  # `DType` is not imported for `short`: it would import torch
         return plain_value(getattr(value, "short", value.value))
     if value is None or isinstance(value, (bool, str, int)):
         return value
@@ -255,20 +230,17 @@ def _plain_container(value: object) -> object:
         return [plain_value(each) for each in sorted(value)]
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [plain_value(each) for each in value]
-    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+    raise TypeError(f"JSON cannot represent a {type(value).__name__}")
 
 
-# The line of a user's that raised an error.
+# The user's line that raised an error.
 
 _OTHERS = (str(Path(fusegen.__file__).parent), sysconfig.get_path("stdlib"), "<")
-"""Beginnings of names of files that a user did not write: fusegen's, Python's, and those that are no files."""
+"""Prefixes of the names of files that a user did not write: fusegen's, Python's, and names of no file."""
 
 
 def users_line(error: BaseException) -> str | None:
-    """``FILE:LINE`` of the innermost frame in a file of the user's; None where there is none.
-
-    For a syntax error it is the line that cannot be read.
-    """
+    """``FILE:LINE`` of the innermost frame in a user's file, or of a syntax error; None if there is none."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename)]

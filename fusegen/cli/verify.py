@@ -1,4 +1,4 @@
-"""``fusegen verify``: prebuilt kernels and a user's own against float64 and torch eager; the record of the prebuilt ones."""
+"""``fusegen verify``: compares kernels with float64 and torch eager, and records the results of the prebuilt ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fusegen import target as targets
-from fusegen.cli.arguments import add_inputs, are_own, given, nvidia_gpu
+from fusegen.cli.arguments import add_inputs, are_user_kernels, kernel_calls, nvidia_gpu
 from fusegen.cli.load import load_all
 from fusegen.cli.terminal import Terminal, print_document
 from fusegen.compiler.backends import target_of
@@ -25,27 +25,28 @@ from fusegen.verify.record import LIST, TARGETS, folder_to_write, own_folder, pa
 from fusegen.verify.run import SpecResult, ask_for_every_case, problems, store, verify
 
 _COLUMNS = ("kernel", "dtype", "target", "verdict", "worst error", "at", "eager's", "largest rms of eager's", "at")
-_NUMBERS = ("worst error", "eager's", "largest rms of eager's")
+_NUMBER_COLUMNS = ("worst error", "eager's", "largest rms of eager's")
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="specs (default: all), or FILE.py:NAME")
     add_inputs(parser)
-    parser.add_argument("--target", metavar="TARGET", action="append", help="of the text (default: all shipped that run here)")
     parser.add_argument(
-        "--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all; of your kernel, as for show)"
+        "--target", metavar="TARGET", action="append", help="target to emit for (default: all shipped that run here)"
     )
-    parser.add_argument("--case", metavar="CASE", action="append", help="run this case alone, as in --case odd; store nothing")
-    parser.add_argument("--record", metavar="DIR", type=Path, help="where records go (default: generated/ of a checkout)")
-    parser.add_argument("--stale", action="store_true", help="run what the records do not say of today's kernels on this machine")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", action="append", help="f32, f16 or bf16 (default: all; for your kernel, as for show)"
+    )
+    parser.add_argument("--case", metavar="CASE", action="append", help="run only this case, as in --case odd; store nothing")
+    parser.add_argument("--record", metavar="DIR", type=Path, help="folder of the records (default: generated/ of a checkout)")
+    parser.add_argument("--stale", action="store_true", help="run only the kernels whose records are missing or out of date")
     parser.add_argument("--dry-run", action="store_true", help="store nothing")
-    parser.add_argument("--check", action="store_true", help="run nothing: are the records there, and of what is emitted today?")
+    parser.add_argument("--check", action="store_true", help="run nothing; check that all records exist and are up to date")
 
 
 def run_verify(options: argparse.Namespace, terminal: Terminal) -> int:
-    """Verifies or checks; 1 when something is wrong, or when a record that was wanted could not be written."""
-    if are_own(options.names, options, _OF_RECORDS):
+    """Verifies or checks; returns 1 if a kernel is wrong or a record could not be written."""
+    if are_user_kernels(options.names, options, _RECORD_OPTIONS):
         return verify_kernels(options, _device(), terminal)
     names = dict.fromkeys(find(name).name.partition(":")[0] for name in options.names)  # a variant is verified with its spec
     specs = [SPECS[name] for name in names] or list(SPECS.values())
@@ -56,25 +57,24 @@ def run_verify(options: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _check(options: argparse.Namespace, specs: Sequence[Spec], terminal: Terminal) -> int:
-    """Compares the records with what is emitted today; what has no record is not lowered."""
     folder = options.record or own_folder()
-    wanted = [(spec, targets.target(name)) for name in options.target or TARGETS for spec in specs]
-    records = {pair: read(path_of(folder, pair[1].name, pair[0].name)) for pair in wanted}
+    pairs = [(spec, targets.target(name)) for name in options.target or TARGETS for spec in specs]
+    records = {pair: read(path_of(folder, pair[1].name, pair[0].name)) for pair in pairs}
     dtypes = _dtypes(options.dtype)
-    asked = [(spec, dtype, target) for spec, target in wanted for dtype in spec.dtypes if dtype in dtypes]
-    rows = [(spec, dtype, target, dtype.short in records[spec, target]) for spec, dtype, target in asked]
-    terminal.progress("lowering what is not known")
+    kernels = [(spec, dtype, target) for spec, target in pairs for dtype in spec.dtypes if dtype in dtypes]
+    rows = [(spec, dtype, target, dtype.short in records[spec, target]) for spec, dtype, target in kernels]
+    terminal.progress("lowering kernels …")
     ask_for_every_case([(spec, dtype, target) for spec, dtype, target, has_record in rows if has_record])
-    found = [problem for spec, target in wanted for problem in problems(spec, target, folder, dtypes)]
+    stale = [problem for spec, target in pairs for problem in problems(spec, target, folder, dtypes)]
     missing = [f"{target.name} {spec.name} {dtype.short}" for spec, dtype, target, has_record in rows if not has_record]
     if options.json:
-        print_document(terminal, "verify", folder=folder, problems=found, unverified=missing)
-        return 1 if found else 0
-    for line in found or ["every record is of what is emitted today"]:
+        print_document(terminal, "verify", folder=folder, problems=stale, unverified=missing)
+        return 1 if stale else 0
+    for line in stale or ["all records are up to date"]:
         terminal.line(line)
-    if missing and not found:
-        terminal.line(f"{len(missing)} kernels have no record, and {LIST} names them")
-    return 1 if found else 0
+    if missing and not stale:
+        terminal.line(f"{len(missing)} kernels have no record; they are listed in {LIST}")
+    return 1 if stale else 0
 
 
 # Runs.
@@ -93,8 +93,8 @@ def _verify(options: argparse.Namespace, specs: Sequence[Spec], terminal: Termin
         print_document(terminal, "verify", rows=[_plain_row(row) for row in rows], written=written)
     else:
         _print(rows, written, terminal)
-    is_kept_back = folder is not None and not all(row.passed for row in rows)
-    return 1 if is_kept_back or any(row.failed for row in rows) else 0
+    is_unrecorded = folder is not None and not all(row.passed for row in rows)
+    return 1 if is_unrecorded or any(row.failed for row in rows) else 0
 
 
 def _device() -> torch.device:
@@ -113,39 +113,39 @@ def _case_names(names: Sequence[str] | None, specs: Sequence[Spec]) -> Sequence[
     known = dict.fromkeys(case.name for spec in specs for case in cases(spec, spec.dtypes[-1]))
     for name in names or ():
         if name not in known:
-            raise ArgumentError(f"no case is called {name!r}", hint=f"one of {', '.join(known)}")
+            raise ArgumentError(f"there is no case {name!r}", hint=f"one of {', '.join(known)}")
     return names or ()
 
 
 def _targets(names: Sequence[str] | None, device: torch.device) -> list[Target]:
-    """The targets that the user means, or all that ship and that the device can run; on a machine without a GPU its own.
+    """The requested targets; by default all shipped ones that the GPU can run, or the CPU.
 
     Raises:
-        TargetError: there is no such target, or the device cannot run its text.
+        TargetError: a target does not exist, or the device cannot run its code.
     """
     own = target_of(device)
     if names is None:
         return [target for target in map(targets.target, TARGETS) if can_run(target, own)] if device.type == "cuda" else [own]
     for name in names:
         if not can_run(targets.target(name), own):
-            raise TargetError(f"this machine cannot run text for {name}", hint=f"it runs {own.name}")
+            raise TargetError(f"this machine cannot run code for {name}", hint=f"it runs {own.name}")
     return [targets.target(name) for name in dict.fromkeys(names)]
 
 
-# What is printed: of a prebuilt kernel a line for all of its cases, of a user's own one for each tensor.
+# Printed lines: one per prebuilt kernel, and one per tensor of a user's kernel.
 
 
 def _print(rows: Sequence[SpecResult], written: Sequence[Path], terminal: Terminal) -> None:
-    terminal.table(_COLUMNS, [_line(_head(row), _outcomes(row), len(row.kept)) for row in rows], right=_NUMBERS)
+    terminal.table(_COLUMNS, [_line(_head(row), _outcomes(row), len(row.kept)) for row in rows], right=_NUMBER_COLUMNS)
     for row in rows:
         for prepared, outcome in row.cases:
             if not outcome.passed and outcome.skipped != LOST:
                 head = f"{row.spec.name} {row.dtype.short} for {row.target.name}, {prepared.case.name} ({prepared.case})"
-                _complain(head, outcome, terminal)
+                _print_failure(head, outcome, terminal)
     if any(outcome.skipped == LOST for row in rows for _, outcome in row.cases):
         terminal.line(f"{LOST}: all cases after it", "red")
-    where = f" below {written[0].parents[2]}" if written else ""
-    terminal.line(f"{len(written)} records written{where}, each of a spec and target that passed in every case")
+    folder = f" below {written[0].parents[2]}" if written else ""
+    terminal.line(f"{len(written)} records written{folder}; a spec is recorded for a target if all its cases pass")
 
 
 def _head(row: SpecResult) -> tuple[str, str, str]:
@@ -156,10 +156,9 @@ def _outcomes(row: SpecResult) -> dict[str, Outcome]:
     return {prepared.case.name: outcome for prepared, outcome in row.cases}
 
 
-def _line(head: tuple[str, str, str], outcomes: Mapping[str, Outcome], kept: int = 0) -> tuple[str, ...]:
-    """The verdict on some outcomes, and the worst errors with the names of the cases that have them."""
+def _line(head: tuple[str, str, str], outcomes: Mapping[str, Outcome], stored: int = 0) -> tuple[str, ...]:
     passed = f"{sum(outcome.passed for outcome in outcomes.values())}/{len(outcomes)}"
-    verdict = (next(iter(outcomes.values())).word if len(outcomes) == 1 else passed) + (f" + {kept} as before" if kept else "")
+    verdict = (next(iter(outcomes.values())).word if len(outcomes) == 1 else passed) + (f" + {stored} as before" if stored else "")
     errors = [(verdict.errors, name) for name, outcome in outcomes.items() for verdict in outcome.verdicts]
     if not errors:
         return (*head, verdict, "–", next(iter(outcomes), ""), "–", "–", "")
@@ -173,7 +172,7 @@ def _ratio(ours: float, theirs: float) -> float:
     return ours / theirs if theirs else 0.0
 
 
-def _complain(head: str, outcome: Outcome, terminal: Terminal) -> None:
+def _print_failure(head: str, outcome: Outcome, terminal: Terminal) -> None:
     terminal.line(f"{head}: {outcome.word}: {outcome.failure or outcome.skipped}", "red" if outcome.failure else "yellow")
 
 
@@ -185,7 +184,6 @@ def _plain_row(row: SpecResult) -> dict[str, object]:
 def _plain(
     head: tuple[str, str, str], outcomes: Mapping[str, Outcome], details: Mapping[str, Mapping[str, object]] | None = None
 ) -> dict[str, object]:
-    """A row of the JSON document."""
     cases = [{"name": name} | dict((details or {}).get(name, {})) | _plain_outcome(o) for name, o in outcomes.items()]
     kernel, dtype, target = head
     passed = not any(outcome.failure for outcome in outcomes.values())
@@ -193,33 +191,32 @@ def _plain(
 
 
 def _plain_outcome(outcome: Outcome) -> dict[str, object]:
-    found = {"verdict": outcome.word, "why": outcome.failure or outcome.skipped}
-    return found | {"results": [asdict(verdict.errors) for verdict in outcome.verdicts]}
+    fields = {"verdict": outcome.word, "why": outcome.failure or outcome.skipped}
+    return fields | {"results": [asdict(verdict.errors) for verdict in outcome.verdicts]}
 
 
 # ``fusegen verify FILE.py:NAME``: a user's own kernel; no record is written.
 
-_OF_RECORDS = ("target", "case", "record", "stale", "check")
-"""Options that are about the catalogue and its records."""
+_RECORD_OPTIONS = ("target", "case", "record", "stale", "check")
+"""Options that apply only to the catalogue and its records."""
 
 
 def verify_kernels(options: argparse.Namespace, device: torch.device, terminal: Terminal) -> int:
-    """Verifies the kernels that the options name; 1 where one is wrong."""
     target = target_of(device)
-    found: list[tuple[tuple[str, str, str], dict[str, Outcome]]] = []
+    results: list[tuple[tuple[str, str, str], dict[str, Outcome]]] = []
     kernels = load_all(options.names, options)
     for dtype in dict.fromkeys(options.dtype or [None]):
-        for each in given(kernels, options, dtype, target):
-            terminal.progress(f"running {each.name}{f' {dtype}' if dtype else ''} …")
-            found.append(((each.name, each.dtype, target.name), verify_own(each.kernel, each.arguments, device)))
+        for call in kernel_calls(kernels, options, dtype, target):
+            terminal.progress(f"running {call.name}{f' {dtype}' if dtype else ''} …")
+            results.append(((call.name, call.dtype, target.name), verify_own(call.kernel, call.arguments, device)))
     terminal.progress()
     if options.json:
-        print_document(terminal, "verify", rows=[_plain(*each) for each in found], written=[])
+        print_document(terminal, "verify", rows=[_plain(*result) for result in results], written=[])
     else:
-        lines = [_line(head, {name: outcome}) for head, outcomes in found for name, outcome in outcomes.items()]
-        terminal.table(_COLUMNS, lines, right=_NUMBERS)
-        for (kernel, dtype, _), outcomes in found:
+        lines = [_line(head, {name: outcome}) for head, outcomes in results for name, outcome in outcomes.items()]
+        terminal.table(_COLUMNS, lines, right=_NUMBER_COLUMNS)
+        for (kernel, dtype, _), outcomes in results:
             for name, outcome in outcomes.items():
                 if not outcome.passed:
-                    _complain(f"{kernel} {dtype}, {name}", outcome, terminal)
-    return 1 if any(outcome.failure for _, outcomes in found for outcome in outcomes.values()) else 0
+                    _print_failure(f"{kernel} {dtype}, {name}", outcome, terminal)
+    return 1 if any(outcome.failure for _, outcomes in results for outcome in outcomes.values()) else 0

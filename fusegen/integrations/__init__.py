@@ -1,1 +1,1 @@
-"""Integrations: models of users and of transformers, FX graphs, torch.compile, the Hugging Face hub."""
+"""Integrations with models, FX graphs, torch.compile and Hugging Face."""

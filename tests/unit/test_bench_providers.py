@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusegen import timing
 from fusegen.bench import providers
-from fusegen.bench.case import BenchCase, Way
+from fusegen.bench.case import BenchCase, Implementation
 from fusegen.bench.cases import chain
 from fusegen.bench.providers import PROVIDERS, Provider, choose, copying
 from fusegen.bench.run import compare, reference, run_case
@@ -38,11 +38,11 @@ def _small(name: str, rows: int = 8, length: int = 32, dtype: torch.dtype = torc
 def test_all_that_are_there_take_part_and_the_others_say_why_not() -> None:
     chosen = choose(None, HOST)
     assert [each.name for each in chosen.providers] == ["fusegen", "eager", "compile", "copy"]
-    assert chosen.missing == dict.fromkeys(("liger", "quack", "flashinfer"), "it runs on a GPU alone")
+    assert chosen.missing == dict.fromkeys(("liger", "quack", "flashinfer"), "it runs only on a GPU")
 
 
 def test_what_was_asked_for_and_is_not_there_is_an_error() -> None:
-    for name, part in (("liger", "GPU alone"), ("tvm", "no provider"), ("", "no provider")):
+    for name, part in (("liger", "only on a GPU"), ("tvm", "no provider"), ("", "no provider")):
         with named((name, part)), pytest.raises(ArgumentError, match=part):
             choose(["eager", name], HOST)
 
@@ -88,12 +88,12 @@ def test_a_copy_moves_as_many_bytes() -> None:
     target = copying(1 << 16, HOST)()
     assert target.numel() * target.element_size() == 1 << 15, "read once and written once"
     assert torch.equal(target, torch.arange(1 << 13, dtype=torch.int32))
-    assert BY_NAME["copy"].way(replace(_small("gelu"), flops=lambda sizes: 1)) is None
+    assert BY_NAME["copy"].implementation(replace(_small("gelu"), flops=lambda sizes: 1)) is None
 
 
 def test_what_is_read_alone_is_beside_a_copy_of_half_of_it() -> None:
     case = _small("column_sum", 1024, 64)
-    way = BY_NAME["copy"].way(case)
+    way = BY_NAME["copy"].implementation(case)
     assert way is not None
     target = way.prepare(case.arguments(HOST))()
     assert 2 * target.numel() * target.element_size() == case.bytes == 2 * 1024 * 64 + 2 * 64
@@ -103,7 +103,7 @@ def test_what_is_read_alone_is_beside_a_copy_of_half_of_it() -> None:
 
 
 def _provider(name: str, call: Callable[[Arguments], Any]) -> Provider:
-    return Provider(name, lambda device: None, lambda case: Way(name, lambda arguments: lambda: call(arguments)))
+    return Provider(name, lambda device: None, lambda case: Implementation(name, lambda arguments: lambda: call(arguments)))
 
 
 def test_a_wrong_result_has_no_time() -> None:

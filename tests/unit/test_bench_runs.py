@@ -140,7 +140,7 @@ def test_groups_and_names(timed: list[str], capsys: pytest.CaptureFixture[str]) 
 def test_one_line_says_who_is_missing(timed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gelu", "--device", "cpu"]) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert len([line for line in lines if line.startswith("not timed: liger (it runs on a GPU alone); ")]) == 1
+    assert len([line for line in lines if line.startswith("not timed: liger (it runs only on a GPU); ")]) == 1
     assert main(["bench", "gelu", "--device", "cpu", "--providers", "fusegen,liger"]) == 2
     assert "liger cannot be timed here" in capsys.readouterr().err and timed == ["gelu"]
 
@@ -175,7 +175,7 @@ def test_there_is_something_to_go_on_with(capsys: pytest.CaptureFixture[str]) ->
     for words in (["--resume"], ["--resume", "--latency", "--out", "x.json"], ["--resume", "--show", "x.json"]):
         with case(words):
             assert main(["bench", *words]) == 2
-            assert "--resume goes on with the record of --out" in capsys.readouterr().err
+            assert "--resume continues the record of --out" in capsys.readouterr().err
 
 
 def _stored(path: Path, change: Callable[[dict[str, Any]], None]) -> str:

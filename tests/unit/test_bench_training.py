@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fusegen import timing as clock
-from fusegen.bench.case import TrainingCase, Way
+from fusegen.bench.case import Implementation, TrainingCase
 from fusegen.bench.cases import GROUPS
 from fusegen.bench.providers import PROVIDERS, Provider
 from fusegen.bench.record import BenchRecord, TimedCase, write
@@ -122,7 +122,7 @@ def test_dropout_is_not_compared() -> None:
 
 
 def _provider(name: str, function: Callable[..., Any]) -> Provider:
-    return Provider(name, lambda device: None, lambda case: Way(name, lambda arguments: case.call(function, arguments)))
+    return Provider(name, lambda device: None, lambda case: Implementation(name, lambda arguments: case.call(function, arguments)))
 
 
 def test_a_wrong_gradient_has_no_time() -> None:

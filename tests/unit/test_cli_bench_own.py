@@ -150,7 +150,7 @@ MISTAKES = [
     (("mine.py:drop",), ("x of drop", "--shape x=")),
     (("mine.py:dorp", "--shape", "x=8"), ("no kernel 'dorp'", "mine.py:drop")),
     (("mine.py:number", "--arg", "n=3"), ("mine.py:number takes no tensor",)),
-    (("mine.py:drop", "mine.py:add", "--shape", "x=8"), ("--shape and --arg are of one kernel", "one by one")),
+    (("mine.py:drop", "mine.py:add", "--shape", "x=8"), ("--shape and --arg describe one kernel", "one kernel a command")),
     (("mine.py:drop", "gelu", "--shape", "x=8"), ("mine.py:drop is a kernel of yours, and gelu a prebuilt one", "for each")),
     (("gelu", "--shape", "x=8"), ("--shape is for a kernel of yours", "path/to/file.py:kernel")),
     (("--arg", "x=8"), ("--arg is for a kernel of yours",)),
@@ -172,7 +172,7 @@ def test_mistakes(run: Run) -> None:
 
 def test_shapes_are_of_no_stored_record(run: Run) -> None:
     refused = run("bench", "--show", "run.json", "--shape", "x=8")
-    assert refused.code == 2 and "--show times nothing, and --shape says what to time" in refused.err
+    assert refused.code == 2 and "--show times nothing, and --shape selects what to time" in refused.err
 
 
 def test_a_provider_of_other_kernels_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

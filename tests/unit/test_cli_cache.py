@@ -131,7 +131,7 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, action: object) -> None:
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "info"]) == 0
     shown = capsys.readouterr().out
-    assert str(folder) in shown and "3 other names" in shown and re.search(r"all +10 +205 B", shown)
+    assert str(folder) in shown and "3 other entries" in shown and re.search(r"all +10 +205 B", shown)
     assert main(["cache", "clear", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["bytes"] == 205 and told["action"] == "clear" and told["not_ours"] == [".bashrc", "notes.txt", "thesis"]

@@ -108,18 +108,18 @@ def test_settings_that_do_not_work(monkeypatch: pytest.MonkeyPatch, variables: d
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {"cuda": "13.0", "hip": None, "gpus": [["NVIDIA H200", 9, 0]]}
-    monkeypatch.setattr(probes, "told_by_torch", lambda: told)
+    monkeypatch.setattr(probes, "torch_facts", lambda: told)
     monkeypatch.setattr(probes, "driver", lambda: "580.1")
-    look = probes.look_at_gpu()
+    look = probes.probe_gpu()
     assert (look.state, look.version, look.detail) == (ProbeState.FOUND, "580.1", "NVIDIA H200 (sm_90a)")
     told["gpus"] = [["Tesla V100", 7, 0]]
-    assert probes.look_at_gpu().state is ProbeState.BROKEN
+    assert probes.probe_gpu().state is ProbeState.BROKEN
     told["gpus"] = []
-    assert "does not see it" in (probes.look_at_gpu().detail or "")
+    assert "does not see it" in (probes.probe_gpu().detail or "")
     monkeypatch.setattr(probes, "driver", lambda: None)
-    assert probes.look_at_gpu().state is ProbeState.MISSING
+    assert probes.probe_gpu().state is ProbeState.MISSING
     told["hip"] = "6.0"
-    assert "AMD" in (probes.look_at_gpu().detail or "")
+    assert "AMD" in (probes.probe_gpu().detail or "")
 
 
 def test_a_question_that_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_without_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch, own_cache: Pat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused = run(*WORDS)
     assert refused.code == 2 and refused.out == "" and not (own_cache / "tuned").exists()
-    assert refused.err == "error: torch sees no NVIDIA GPU, and plans are measured on one · try: fusegen doctor\n"
+    assert refused.err == "error: torch sees no NVIDIA GPU, and plans are measured on a GPU · try: fusegen doctor\n"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -108,7 +108,7 @@ def test_mistakes(run: Run) -> None:
         ((), "NAME"),
         (("sotfmax",), "softmax"),
         (("mine.py:soft",), "--shape x="),
-        (("mine.py:soft", "softmax", "--shape", "x=8"), "--shape and --arg are of one kernel"),
+        (("mine.py:soft", "softmax", "--shape", "x=8"), "--shape and --arg describe one kernel"),
     ):
         with case(words):
             refused = run("tune", *words)

@@ -1,4 +1,4 @@
-"""Finds what is worth fusing: in a model with a batch, in an FX graph, in a profile."""
+"""Finds chains worth fusing in a model with a batch, in an FX graph, or in a profile."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fusegen.compiler.backends import target_of
 from fusegen.errors import ArgumentError
 from fusegen.families.roofline import PEAKS
 from fusegen.integrations.find.finding import Finding, Findings, Observation
-from fusegen.integrations.find.search import searched, searched_trace
+from fusegen.integrations.find.search import search_graph, search_trace
 from fusegen.integrations.find.trace import trace_of
-from fusegen.integrations.fx.capture import captured
+from fusegen.integrations.fx.capture import capture
 from fusegen.target import Target
 
 __all__ = ["Finding", "Findings", "Observation", "find"]
 
 
-# `fg.find`: from any of its sources to findings.
+# `fg.find`: dispatches on the source.
 
 
 _GPU = "sm_90a"
@@ -36,38 +36,37 @@ def find(
 ) -> Findings:
     """Finds chains of operations that fusegen computes in fewer launches, or with less traffic.
 
-    A model is run once on fake tensors of the batch's shapes, which computes nothing and needs no memory. Where that
-    fails, because the model asks a tensor for a value say, it is run on the batch itself. Gradients are not looked at.
+    A model runs once on fake tensors of the batch's shapes, which needs no memory. If that fails, for instance because the model
+    reads a tensor's value, it runs on the batch itself. Gradients are not considered.
 
     Args:
-        source: a module or a function; an FX graph module or an exported program; a `torch.profiler.profile` with
-            ``record_shapes=True``, which torch exports once, so that it cannot be exported to a file behind this; or the path of
-            a Chrome trace that it exported.
-        batch: of a model: a tensor, a tuple of arguments, or a dict of named ones. It may be left out of a graph whose placeholders
-            have ``meta["val"]``.
-        target: ``sm_80`` to ``sm_120``, the GPU that launches, bytes and times are of; by default that of the batch's device, else
-            ``sm_90a``.
+        source: a module or a function; an FX graph module or an exported program; the path of a Chrome trace exported by torch;
+            or a `torch.profiler.profile` with ``record_shapes=True``. The search exports the profile, which torch allows only
+            once.
+        batch: for a model: a tensor, a tuple of arguments, or a dict of named ones. A graph needs none if its placeholders have
+            ``meta["val"]``.
+        target: the GPU of all launches, bytes and times, ``sm_80`` to ``sm_120``; by default the batch's GPU, else ``sm_90a``.
 
     Raises:
         ArgumentError: the source is none of these, or has no batch.
-        BatchError: the source cannot be run on the batch.
-        TargetError: an unknown target, or the CPU, for which no times are known.
+        BatchError: the source does not run on the batch.
+        TargetError: the target is unknown, or is the CPU, for which no times are known.
     """
     if isinstance(source, (str, Path, profile)):
         trace = trace_of(source)
         machine = _machine(target, None) if target or trace.capability is None else targets.from_capability(*trace.capability)
-        return searched_trace(trace, machine, _bandwidth(trace.gpu, machine))
+        return search_trace(trace, machine, _bandwidth(trace.gpu, machine))
     if isinstance(source, ExportedProgram):
         source = source.module()
     if not callable(source):
-        what = f"fg.find looks at a model with a batch, a graph or a profile, and is given a {type(source).__name__}"
+        what = f"fg.find needs a model with a batch, a graph or a profile, not a {type(source).__name__}"
         raise ArgumentError(what, hint='fg.find(model, batch) or fg.find("trace.json")')
-    graph, machine = captured(source, batch), _machine(target, batch)
-    return searched(graph, machine, _bandwidth(_gpu_of(batch) if target is None else "", machine))
+    graph, machine = capture(source, batch), _machine(target, batch)
+    return search_graph(graph, machine, _bandwidth(_gpu_of(batch) if target is None else "", machine))
 
 
 def _gpu_of(batch: Any) -> str:
-    """The name of the GPU that a batch is on; nothing where it is on none."""
+    """The name of the batch's GPU, or an empty name."""
     device = _device_of(batch)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
@@ -77,7 +76,7 @@ def _device_of(batch: Any) -> torch.device:
 
 
 _BANDWIDTHS = {"H100 80GB HBM3": 3.35e12, "H100 PCIe": 2.0e12, "H200": 4.8e12, "A100": 2.039e12}
-"""Bytes a second, by part of a GPU's name; NVIDIA H100, H200 and A100 data sheets."""
+"""Bytes per second by part of a GPU's name, from NVIDIA's data sheets."""
 
 
 def _bandwidth(gpu: str, machine: Target) -> float:
@@ -88,7 +87,7 @@ def _machine(name: str | None, batch: Any) -> Target:
     if name is not None:
         chosen = targets.target(name)
         if chosen.name not in PEAKS:
-            raise ArgumentError("fg.find compares launches of GPUs", hint="leave the target out, or give one of sm_80 … sm_120")
+            raise ArgumentError("fg.find compares launches on GPUs", hint="leave the target out, or give one of sm_80 … sm_120")
         return chosen
     device = _device_of(batch)
     return target_of(device) if device.type == "cuda" else targets.target(_GPU)

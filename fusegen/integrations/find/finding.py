@@ -12,13 +12,11 @@ from typing import overload
 from rich.console import Console
 from rich.table import Table
 
-from fusegen.integrations.fx.capture import ModelPlace
+from fusegen.integrations.fx.capture import SourceLocation
 from fusegen.units import human_bytes
 
 
 class FindingKind(Enum):
-    """The kind of a finding."""
-
     CHAIN = "chain of small kernels"
     EPILOGUE = "work around a matmul"
     ATTENTION = "attention"
@@ -32,23 +30,23 @@ class Finding:
     Attributes:
         pattern: its kind.
         name: of the declared kernel.
-        operations: that torch launches, in order.
-        places: of its last operation, for each time that it occurs.
-        launches_before, launches_after: of one occurrence, of torch eager and of fusegen.
-        bytes_before, bytes_after: moved by one occurrence.
-        read_again: bytes of inputs that torch reads more than once in one occurrence, and fusegen once.
-        seconds_before: measured time of one occurrence, of a profile; None where nothing was measured.
-        seconds_saved: expected, of one occurrence: bytes over the GPU's bandwidth, and a kernel's start for each launch.
-        declaration: Python text that declares the kernel.
-        call: a line that calls it; its arguments are named as its parameters.
-        arguments: for each parameter, the value that it is: a parameter of the model by its path, or an operation with its place.
-        note: something that the reader must check; nothing otherwise.
+        operations: those that torch launches, in order.
+        places: the source location of the last operation, for each occurrence.
+        launches_before, launches_after: per occurrence, of torch eager and of fusegen.
+        bytes_before, bytes_after: moved per occurrence.
+        read_again: bytes of repeated reads of inputs, which fusegen saves, per occurrence.
+        seconds_before: measured time per occurrence; None without a profile.
+        seconds_saved: expected, per occurrence: bytes over the GPU's bandwidth, plus a fixed time per launch.
+        declaration: Python source of the kernel.
+        call: a line that calls it with arguments named as its parameters.
+        arguments: the value of each parameter: a path in the model, or an operation with its location.
+        note: a caveat, or empty.
     """
 
     pattern: FindingKind
     name: str
     operations: tuple[str, ...]
-    places: tuple[ModelPlace, ...]
+    places: tuple[SourceLocation, ...]
     launches_before: int
     launches_after: int
     bytes_before: int
@@ -63,16 +61,16 @@ class Finding:
 
     @property
     def count(self) -> int:
-        """The number of times that it occurs."""
+        """The number of occurrences."""
         return len(self.places)
 
     @property
     def seconds_saved_in_all(self) -> float:
-        """Expected time that is saved by all occurrences."""
+        """Expected saving of all occurrences, in seconds."""
         return self.count * self.seconds_saved
 
     def facts(self) -> list[str]:
-        """Its place, and its cost before and after."""
+        """The location, and the cost before and after, as lines."""
         again = f", {human_bytes(self.read_again)} read again" if self.read_again else ""
         measured = f", {_microseconds(self.seconds_before)} measured" if self.seconds_before is not None else ""
         eager = f"{_launches(self.launches_before)} ({', '.join(self.operations)})"
@@ -86,7 +84,7 @@ class Finding:
         ]
 
     def usage(self) -> str:
-        """The line that calls the kernel, and comments on its arguments."""
+        """The line that calls the kernel, with comments on its arguments."""
         return "\n".join([self.call, *(f"# {name}: {origin}" for name, origin in self.arguments)])
 
     def __str__(self) -> str:
@@ -97,38 +95,33 @@ class Finding:
 
 @dataclass(frozen=True)
 class Observation:
-    """A fact about a profile that no single kernel changes.
-
-    Attributes:
-        title: in a few words.
-        detail: a sentence with the figures.
-    """
+    """A property of a profile that no single kernel changes; the detail has the figures."""
 
     title: str
     detail: str
 
 
 class Findings(Sequence[Finding]):
-    """Findings, those that save most first.
+    """Findings, the largest saving first; findings without a saving are left out.
 
     Args:
-        found: in any order; those that save nothing are left out.
-        observations: about the profile.
-        target: the machine that launches, bytes and times are of.
-        launches_before, bytes_before: of torch eager, of everything that was looked at.
-        refused: operations that fusegen does not trace, each with the reason, and how many times they occur.
+        findings: in any order.
+        target: the GPU of all figures.
+        observations: about a profile.
+        launches_before: of torch eager, for the whole source.
+        refused: operations that fusegen cannot trace, with the reason and the number of occurrences.
     """
 
     def __init__(
         self,
-        found: Sequence[Finding],
+        findings: Sequence[Finding],
         target: str,
         observations: Sequence[Observation] = (),
         launches_before: int = 0,
         refused: Sequence[tuple[str, str, int]] = (),
     ) -> None:
-        worth = [finding for finding in found if finding.seconds_saved > 0 and _saves(finding)]
-        self._found = sorted(worth, key=lambda finding: -finding.seconds_saved_in_all)
+        worth = [finding for finding in findings if finding.seconds_saved > 0 and _saves(finding)]
+        self._findings = sorted(worth, key=lambda finding: -finding.seconds_saved_in_all)
         self.target, self.observations, self.launches_before, self.refused = (
             target,
             tuple(observations),
@@ -138,12 +131,12 @@ class Findings(Sequence[Finding]):
 
     @property
     def launches_after(self) -> int:
-        """Launches of everything that was looked at, with all findings fused."""
+        """Launches of the whole source, with all findings fused."""
         return self.launches_before - sum(f.count * (f.launches_before - f.launches_after) for f in self)
 
     @property
     def seconds_saved(self) -> float:
-        """Expected time that all findings save."""
+        """Expected saving of all findings, in seconds."""
         return sum(finding.seconds_saved_in_all for finding in self)
 
     @overload
@@ -151,16 +144,16 @@ class Findings(Sequence[Finding]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Finding]: ...
     def __getitem__(self, index: int | slice) -> Finding | Sequence[Finding]:
-        return self._found[index]
+        return self._findings[index]
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._findings)
 
     def __iter__(self) -> Iterator[Finding]:
-        return iter(self._found)
+        return iter(self._findings)
 
     def table(self) -> str:
-        """A row a finding: its place, its launches and bytes, and the expected saving."""
+        """A row per finding: its location, launches, bytes and expected saving."""
         table = Table(box=None, header_style="")
         for column in COLUMNS:
             table.add_column(column, justify="right" if column in RIGHT else "left", no_wrap=True)
@@ -187,49 +180,46 @@ class Findings(Sequence[Finding]):
         lines = []
         if self.launches_before:
             saved = _microseconds(self.seconds_saved)
-            counted = f"{self.launches_before} launches of torch eager, {self.launches_after} with all of them fused"
-            lines.append(f"{counted}; {saved} expected to be saved")
-        lines += [f"{each.title}: {each.detail}" for each in self.observations]
+            counted = f"{self.launches_before} launches of torch eager, {self.launches_after} with all findings fused"
+            lines.append(f"{counted}; expected saving {saved}")
+        lines += [f"{observation.title}: {observation.detail}" for observation in self.observations]
         lines += [f"not traced: {name} ×{count}: {reason}" for name, reason, count in self.refused]
         return lines
 
     def __str__(self) -> str:
-        if not self._found:
-            return "\n".join(["nothing that is worth fusing was found", *self.summary()])
+        if not self._findings:
+            return "\n".join(["no chain worth fusing was found", *self.summary()])
         return "\n".join([self.table(), "", *self.summary(), *(f"\n{finding}" for finding in self)])
 
     def __repr__(self) -> str:
         return f"<{len(self)} findings for {self.target}>"
 
     def to_dict(self) -> dict[str, object]:
-        """Everything as plain values."""
         return {
             "target": self.target,
             "launches_before": self.launches_before,
             "launches_after": self.launches_after,
             "findings": [_plain(finding) for finding in self],
-            "observations": [asdict(each) for each in self.observations],
+            "observations": [asdict(observation) for observation in self.observations],
             "refused": [{"operation": name, "reason": reason, "count": count} for name, reason, count in self.refused],
         }
 
     def to_json(self) -> str:
-        """Everything as one JSON document."""
         return json.dumps(self.to_dict(), indent=1)
 
 
 def _saves(finding: Finding) -> bool:
-    """True if a finding has fewer launches, or moves clearly fewer bytes."""
     return finding.launches_after < finding.launches_before or finding.bytes_after < _FEWER * finding.bytes_before
 
 
 _FEWER = 0.95
 
-COLUMNS = ("kernel", "times", "launches", "bytes each", "saves", "first place")
+COLUMNS = ("kernel", "times", "launches", "bytes each", "saves", "first at")
 RIGHT = ("times", "launches", "saves")
 
 
 def _plain(finding: Finding) -> dict[str, object]:
-    places = [asdict(place) | {"text": place.text} for place in finding.places]
+    places = [asdict(location) | {"text": location.text} for location in finding.places]
     fields: dict[str, object] = asdict(finding)
     return fields | {
         "pattern": finding.pattern.value,

@@ -1,4 +1,4 @@
-"""A profiler's trace: the operators of ATen that were called, with the kernels that each launched."""
+"""A profiler's trace: the ATen operators that were called, and the kernels that each launched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fusegen.errors import ArgumentError, FusegenError
-from fusegen.integrations.fx.capture import VALUE, ModelPlace, ModelRecorder, as_function, quiet_fakes
+from fusegen.integrations.fx.capture import VALUE, ModelRecorder, SourceLocation, as_function, quiet_fakes
 
 _DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 _PYTHON = re.compile(r"(?P<file>[^<>()]+\.py)\((?P<line>\d+)\): ")
@@ -33,12 +33,6 @@ _HINT = "profile with record_shapes=True, and export it with export_chrome_trace
 
 @dataclass(frozen=True)
 class DeviceKernel:
-    """A kernel that ran.
-
-    Attributes:
-        start, seconds: its time, in seconds of the trace's clock.
-    """
-
     name: str
     start: float
     seconds: float
@@ -46,14 +40,14 @@ class DeviceKernel:
 
 @dataclass
 class ProfiledOperator:
-    """A call of an operator of ATen that none of ATen's makes.
+    """A call of an ATen operator that is not made by another one.
 
     Attributes:
         name: without ``aten::``.
-        start, seconds: its time on the host.
-        shapes, strides, types, values: of its arguments, as the profiler writes them.
-        place: where it is called.
-        kernels: that it launched; of a trace without a GPU none.
+        start, seconds: host time.
+        shapes, strides, types, values: of the arguments, as the profiler writes them.
+        location: of the call.
+        kernels: launched by it; empty in a trace without a GPU.
     """
 
     name: str
@@ -63,19 +57,18 @@ class ProfiledOperator:
     strides: Sequence[Any]
     types: Sequence[str]
     values: Sequence[str]
-    place: ModelPlace = field(default_factory=ModelPlace)
+    location: SourceLocation = field(default_factory=SourceLocation)
     kernels: list[DeviceKernel] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class ProfilerTrace:
-    """A trace.
+    """A profiler's trace.
 
     Attributes:
-        operators: in order.
-        kernels: all that ran on the GPU, also those that no operator launched, in order.
-        gpu: its name; nothing where none took part.
-        capability: of it; None where it is not known.
+        kernels: all on the GPU in order, also those without an operator.
+        gpu: its name, or empty.
+        capability: compute capability of the GPU; None if unknown.
     """
 
     operators: tuple[ProfiledOperator, ...]
@@ -85,27 +78,27 @@ class ProfilerTrace:
 
 
 _EXPORTED: WeakKeyDictionary[Any, ProfilerTrace] = WeakKeyDictionary()
-"""Traces by the results of the profiler, which torch exports once."""
+"""Traces by the profiler's results, because torch exports a profile only once."""
 
 
 def trace_of(source: Any) -> ProfilerTrace:
-    """The trace of a profile, or of an exported file. That of a profile is kept as long as the profile's results.
+    """The trace of a profile, which is cached, or of an exported file.
 
     Args:
-        source: a `torch.profiler.profile`, or a path of a Chrome trace: JSON, or JSON in gzip.
+        source: a `torch.profiler.profile`, or the path of a Chrome trace in JSON, plain or gzipped.
 
     Raises:
-        ArgumentError: it cannot be read, or has no operators with shapes.
+        ArgumentError: the source cannot be read, or has no operators with shapes.
     """
     if isinstance(source, (str, Path)):
         return _trace(_read(Path(source)), str(source))
-    results = getattr(source.profiler, "kineto_results", None)  # the last run: a profile may have several
-    known = None if results is None else _EXPORTED.get(results)
-    if known is None:
-        known = _trace(_exported(source), "the profile")
+    results = getattr(source.profiler, "kineto_results", None)  # of the last run
+    trace = None if results is None else _EXPORTED.get(results)
+    if trace is None:
+        trace = _trace(_exported(source), "the profile")
         if results is not None:
-            _EXPORTED[results] = known
-    return known
+            _EXPORTED[results] = trace
+    return trace
 
 
 def _exported(source: Any) -> Any:
@@ -113,8 +106,8 @@ def _exported(source: Any) -> Any:
         path = Path(folder) / "trace.json"
         try:
             source.export_chrome_trace(str(path))
-        except (RuntimeError, AssertionError, AttributeError) as error:  # torch exports a profile once, after its end
-            hint = "give a profile that has ended, or the path of the file that it was exported to"
+        except (RuntimeError, AssertionError, AttributeError) as error:  # torch exports an ended profile, and only once
+            hint = "give a profile that has ended, or the path of its exported file"
             raise ArgumentError(f"the profile cannot be exported: {error}", hint=hint) from error
         return _read(path)
 
@@ -126,7 +119,7 @@ def _read(path: Path) -> Any:
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror or error}", hint="give the path of an exported trace") from error
     except (ValueError, EOFError, RecursionError, zlib.error) as error:
-        raise ArgumentError(f"{path} is no trace: {error}", hint=_HINT) from error
+        raise ArgumentError(f"{path} is not a trace: {error}", hint=_HINT) from error
 
 
 def _trace(document: Any, name: str) -> ProfilerTrace:
@@ -135,13 +128,15 @@ def _trace(document: Any, name: str) -> ProfilerTrace:
     except FusegenError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ArgumentError(f"{name} is no trace: an event or a device is not as torch's profiler writes it", hint=_HINT) from error
+        raise ArgumentError(
+            f"{name} is not a trace: an event or a device is not as torch's profiler writes it", hint=_HINT
+        ) from error
 
 
 def _parsed(document: Any, name: str) -> ProfilerTrace:
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
-        raise ArgumentError(f"{name} is no trace: it has no list of events", hint=_HINT)
+        raise ArgumentError(f"{name} is not a trace: it has no list of events", hint=_HINT)
     timed = [event for event in events if event.get("ph") == "X" and "ts" in event]
     operators, ids = _operators(timed)
     if not any(any(operator.shapes) for operator in operators):
@@ -154,12 +149,12 @@ def _parsed(document: Any, name: str) -> ProfilerTrace:
 
 
 def _operators(events: Iterable[Mapping[str, Any]]) -> tuple[list[ProfiledOperator], dict[int, ProfiledOperator]]:
-    """The outermost operators of ATen, in order, and those by the ids of all that they call."""
-    found: list[ProfiledOperator] = []
+    """The outermost ATen operators in order, and a map to them from the ids of all operators that they call."""
+    outermost: list[ProfiledOperator] = []
     by_id: dict[int, ProfiledOperator] = {}
     ends: dict[Any, float] = {}
     by_thread: dict[Any, ProfiledOperator] = {}
-    places = _Places(events)
+    locations = _Locations(events)
     calls = [event for event in events if event.get("cat") == "cpu_op"]
     for event in sorted(calls, key=lambda event: (event["ts"], -event.get("dur", 0))):
         thread, args = (event.get("pid"), event.get("tid")), event.get("args", {})
@@ -167,34 +162,31 @@ def _operators(events: Iterable[Mapping[str, Any]]) -> tuple[list[ProfiledOperat
             if not str(event["name"]).startswith("aten::"):
                 continue
             ends[thread] = event["ts"] + event.get("dur", 0)
-            found.append(_operator(event, args, places.at(thread, event["ts"])))
-            by_thread[thread] = found[-1]
+            outermost.append(_operator(event, args, locations.at(thread, event["ts"])))
+            by_thread[thread] = outermost[-1]
         if "External id" in args and thread in by_thread:
             by_id[args["External id"]] = by_thread[thread]
-    return found, by_id
+    return outermost, by_id
 
 
-def _operator(event: Mapping[str, Any], args: Mapping[str, Any], place: ModelPlace) -> ProfiledOperator:
+def _operator(event: Mapping[str, Any], args: Mapping[str, Any], location: SourceLocation) -> ProfiledOperator:
     shapes, strides, types, values = (args.get(key, ()) for key in ("Input Dims", "Input Strides", "Input type", "Concrete Inputs"))
     name, start, seconds = str(event["name"]).removeprefix("aten::"), event["ts"] * 1e-6, event.get("dur", 0) * 1e-6
-    return ProfiledOperator(name, start, seconds, shapes, strides, types, values, place)
+    return ProfiledOperator(name, start, seconds, shapes, strides, types, values, location)
 
 
 def _kernels(events: Iterable[Mapping[str, Any]], operators: Mapping[int, ProfiledOperator]) -> list[DeviceKernel]:
-    """The kernels in order; each is noted at the operator that launched it."""
-    found = []
+    kernels = []
     for event in sorted((event for event in events if event.get("cat") in _DEVICE_KINDS), key=lambda event: float(event["ts"])):
         kernel = DeviceKernel(str(event["name"]), event["ts"] * 1e-6, event.get("dur", 0) * 1e-6)
-        found.append(kernel)
+        kernels.append(kernel)
         operator = operators.get(event.get("args", {}).get("External id", -1))
         if operator is not None:
             operator.kernels.append(kernel)
-    return found
+    return kernels
 
 
-class _Places:
-    """The Python function and the module in which something happens, of a trace with stacks."""
-
+class _Locations:
     def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
         self._spans: dict[Any, list[tuple[float, float, str]]] = {}
         for event in events:
@@ -204,87 +196,86 @@ class _Places:
         for spans in self._spans.values():
             spans.sort(key=lambda span: (span[0], -span[1]))
 
-    def at(self, thread: Any, time: float) -> ModelPlace:
-        """The innermost function that is not torch's, and the innermost module."""
+    def at(self, thread: Any, time: float) -> SourceLocation:
+        """The innermost function outside torch, and the innermost module, at a time."""
         spans = self._spans.get(thread, [])
         last = bisect.bisect_right(spans, time, key=lambda span: span[0])
-        around = [name for start, end, name in reversed(spans[:last]) if end >= time]
-        module = next((name.removeprefix(_MODULE) for name in around if name.startswith(_MODULE)), "")
-        matches = (_PYTHON.match(name) for name in around)
-        own = next((m for m in matches if m and not re.match(r"(.*/)?torch/", m["file"])), None)
-        return ModelPlace(module, own["file"], int(own["line"])) if own else ModelPlace(module)
+        names = [name for start, end, name in reversed(spans[:last]) if end >= time]
+        module = next((name.removeprefix(_MODULE) for name in names if name.startswith(_MODULE)), "")
+        matches = (_PYTHON.match(name) for name in names)
+        match = next((m for m in matches if m and not re.match(r"(.*/)?torch/", m["file"])), None)
+        return SourceLocation(module, match["file"], int(match["line"])) if match else SourceLocation(module)
 
 
 def literal(text: str) -> Any:
-    """A concrete argument: a number, a list, None where the profiler writes nothing."""
+    """The value of a concrete argument; None for an empty text."""
     try:
         return ast.literal_eval(text) if text else None
     except (ValueError, SyntaxError):
         return {"inf": float("inf"), "-inf": float("-inf")}.get(text, text)
 
 
-# A trace as a graph: its operators are called again on fake tensors of the shapes that it has.
+# Replays a trace as a graph: its operators are called on fake tensors of the recorded shapes.
 #
-# A trace does not say which tensor an operator reads. Taken is the latest result of the same shape, strides and dtype, one that
-# nothing has read yet if there is such, else a tensor of its own.
+# A trace does not say which tensor an operator reads. Each argument is the latest result of the same shape, strides and dtype,
+# preferably one that nothing has read yet, else a new tensor.
 
 
 SECONDS, LAUNCHES = "seconds", "launches"
-"""Keys of a node's ``meta``: the time of its kernels, of a trace without a GPU that of the host; the number of its kernels."""
+"""Keys of a node's ``meta``: the time of its kernels, or of the host in a trace without a GPU; the number of its kernels."""
 
-_RECENT = 64  # results that a later operator may read
+_RECENT = 64  # results that later operators may read
 _DTYPES = {
     "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16,
     "long int": torch.int64, "int": torch.int32, "short int": torch.int16, "signed char": torch.int8, "unsigned char": torch.uint8,
     "bool": torch.bool,
 }  # fmt: skip
-"""By the names that the profiler has for them, which are those of C++."""
+"""Dtypes by the profiler's names for them, which are C++'s."""
 
 _BY_NUMBER = {
     0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 11: torch.bool,
     5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16,
 }  # fmt: skip
-"""Dtypes by their numbers in C++, c10::ScalarType."""
+"""Dtypes by their numbers in c10::ScalarType."""
 
 _NUMBERS = ("double", "long int")
-"""Dtypes of a Python number that is a tensor to ATen."""
+"""Dtypes of Python numbers that ATen sees as tensors."""
 
 
-def replayed(operators: Sequence[ProfiledOperator]) -> fx.Graph:
-    """The graph of a trace's operators, with the keys above in ``meta``. One that cannot be called again is left out."""
+def replay(operators: Sequence[ProfiledOperator]) -> fx.Graph:
+    """The graph of a trace's operators, with the keys above in ``meta``. Operators that cannot be called again are left out."""
     recorder = ModelRecorder(None, ())
     recent = _Recent(recorder)
     with quiet_fakes(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), recorder:
         for operator in operators:
-            recorder.node_place = operator.place
+            recorder.location = operator.location
             before = len(recorder.calls)
             try:
                 result = _called(operator, recent)
-            except Exception:  # a custom operator, or arguments that the trace does not have
+            except Exception:  # a custom operator, or an argument that the trace does not record
                 recent.forget(operator)
                 continue
             recent.results.extend(value for value in tree_flatten(result)[0] if isinstance(value, Tensor))
             _note(recorder.calls[before:], operator)
-        return recorder.finished(())
+        return recorder.finish(())
 
 
-def _note(made: Sequence[fx.Node], operator: ProfiledOperator) -> None:
-    """Notes the time at the node that an operator became."""
-    if made:
+def _note(nodes: Sequence[fx.Node], operator: ProfiledOperator) -> None:
+    if nodes:
         kernels = operator.kernels
-        made[0].meta[SECONDS] = sum(kernel.seconds for kernel in kernels) if kernels else operator.seconds
-        made[0].meta[LAUNCHES] = len(kernels)
+        nodes[0].meta[SECONDS] = sum(kernel.seconds for kernel in kernels) if kernels else operator.seconds
+        nodes[0].meta[LAUNCHES] = len(kernels)
 
 
 def _called(operator: ProfiledOperator, recent: _Recent) -> Any:
     args: list[Any] = []
     recent.taken = []
-    for place in reversed(range(len(operator.shapes))):  # the last argument is the one that was made last, mostly
-        args.insert(0, _argument(operator, place, recent))
+    for index in reversed(range(len(operator.shapes))):  # the last argument is usually the latest result
+        args.insert(0, _argument(operator, index, recent))
     while args and args[-1] is None:
         args.pop()
-    function, given, named = as_function(operator.name, *_split(operator.name, args)) or _unknown(operator.name)
-    return function(*given, **named)
+    function, positional, named = as_function(operator.name, *_split(operator.name, args)) or _unknown(operator.name)
+    return function(*positional, **named)
 
 
 def _unknown(name: str) -> Any:
@@ -292,21 +283,21 @@ def _unknown(name: str) -> Any:
 
 
 def _split(name: str, args: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and named arguments: the schema of an operator says which are named, and the trace has all in order."""
+    """The positional and named arguments: a trace lists all in order, and the operator's schema names some."""
     packet = getattr(torch.ops.aten, name)
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema.arguments
-        if len(args) <= len(schema) and all(_fits(arg, each) for arg, each in zip(args, schema, strict=False)):
-            values = [(_of_type(arg, each), each) for arg, each in zip(args, schema, strict=False)]
-            positional = [arg for arg, each in values if not each.kwarg_only]
-            named = {each.name: arg for arg, each in values if each.kwarg_only and arg is not None}
-            defaults = {each.name: each.default_value for each in schema if each.has_default_value()}
+        if len(args) <= len(schema) and all(_fits(arg, parameter) for arg, parameter in zip(args, schema, strict=False)):
+            values = [(_of_type(arg, parameter), parameter) for arg, parameter in zip(args, schema, strict=False)]
+            positional = [arg for arg, parameter in values if not parameter.kwarg_only]
+            named = {parameter.name: arg for arg, parameter in values if parameter.kwarg_only and arg is not None}
+            defaults = {parameter.name: parameter.default_value for parameter in schema if parameter.has_default_value()}
             return positional, {name: arg for name, arg in named.items() if arg != defaults.get(name)}
     raise LookupError(name)
 
 
 def _of_type(value: Any, argument: Any) -> Any:
-    """A value as the schema has it: a trace has dtypes as numbers, and so layouts, which are left out."""
+    """The value for a schema: dtypes are numbers in a trace, and so are layouts, which are left out."""
     kind = str(argument.real_type)
     if "ScalarType" in kind and isinstance(value, int):
         return _BY_NUMBER[value]
@@ -314,7 +305,7 @@ def _of_type(value: Any, argument: Any) -> Any:
 
 
 def _fits(value: Any, argument: Any) -> bool:
-    """True if a value may be an argument of a schema."""
+    """True if a schema accepts a value for an argument."""
     kind = str(argument.real_type)
     if value is None:
         return kind.startswith("Optional") or argument.has_default_value()
@@ -331,27 +322,24 @@ def _fits(value: Any, argument: Any) -> bool:
     return not ("Tensor" in kind or "List" in kind)
 
 
-def _argument(operator: ProfiledOperator, place: int, recent: _Recent) -> Any:
-    kind, shape = operator.types[place], operator.shapes[place]
+def _argument(operator: ProfiledOperator, index: int, recent: _Recent) -> Any:
+    kind, shape = operator.types[index], operator.shapes[index]
     if kind == "TensorList":
         raise LookupError("a list of tensors, whose dtypes a trace does not have")
     if kind not in _DTYPES:
-        return literal(operator.values[place]) if place < len(operator.values) else None
+        return literal(operator.values[index]) if index < len(operator.values) else None
     if not shape and kind in _NUMBERS:
         return recent.number(_DTYPES[kind])
-    strides = operator.strides[place] if place < len(operator.strides) and len(operator.strides[place]) == len(shape) else None
+    strides = operator.strides[index] if index < len(operator.strides) and len(operator.strides[index]) == len(shape) else None
     return recent.like(_DTYPES[kind], tuple(shape), strides)
 
 
 class _Recent:
     """The tensors that an operator may read.
 
-    Args:
-        recorder: of the graph.
-
     Attributes:
-        results: of the last operators.
-        taken: by the current one.
+        results: of the latest operators.
+        taken: read by the current operator.
     """
 
     def __init__(self, recorder: ModelRecorder) -> None:
@@ -361,26 +349,26 @@ class _Recent:
         self._read = WeakIdKeyDictionary()
 
     def forget(self, operator: ProfiledOperator) -> None:
-        """Forgets what the unknown result of an operator may be taken for: of one that reads no tensor, results of its shape."""
+        """Drops results that may be mistaken for an unknown result: those of its shape, if the operator reads no tensor."""
         reads = any(kind in _DTYPES or kind == "TensorList" for kind in operator.types)
         shape = next((value for value in map(literal, operator.values) if isinstance(value, list)), None)
-        kept = [] if reads or shape is None else [value for value in self.results if list(value.shape) != shape]
-        self.results = deque(kept, maxlen=_RECENT)
+        remaining = [] if reads or shape is None else [value for value in self.results if list(value.shape) != shape]
+        self.results = deque(remaining, maxlen=_RECENT)
 
     def like(self, dtype: torch.dtype, shape: Sequence[int], strides: Any) -> Tensor:
-        """The latest result like this, or a tensor of its own."""
+        """The latest result with these properties, or a new tensor."""
         with torch._C.DisableTorchFunction():
-            alike = [value for value in reversed(self.results) if _is_like(value, dtype, shape, strides)]
-            free = [value for value in alike if not any(value is each for each in self.taken)]
-            fresh = [value for value in free if value not in self._read] or free
-            if fresh:
-                self.taken.append(fresh[0])
-                self._read[fresh[0]] = True
-                return fresh[0]
+            similar = [value for value in reversed(self.results) if _is_like(value, dtype, shape, strides)]
+            available = [value for value in similar if not any(value is tensor for tensor in self.taken)]
+            unread = [value for value in available if value not in self._read] or available
+            if unread:
+                self.taken.append(unread[0])
+                self._read[unread[0]] = True
+                return unread[0]
             return torch.empty(shape, dtype=dtype) if strides is None else torch.empty_strided(shape, strides, dtype=dtype)
 
     def number(self, dtype: torch.dtype) -> Tensor:
-        """A number, as the operators of ATen take it; its value is not in the trace."""
+        """A number as a tensor; the trace does not record its value."""
         with torch._C.DisableTorchFunction():
             value = torch.empty((), dtype=dtype)
             self._recorder.placeholder(value, "number").meta[VALUE] = 1.5 if dtype.is_floating_point else 2

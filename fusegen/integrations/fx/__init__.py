@@ -1,1 +1,1 @@
-"""Regions of a graph of torch functions: captured, sorted by what fusegen can compute, cut, and written as functions."""
+"""FX graphs of torch functions: capture, classification of nodes, cut into regions, regions as Python functions."""

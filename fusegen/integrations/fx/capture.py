@@ -1,8 +1,8 @@
-"""A model as an FX graph of torch functions: recorded while it runs on fake tensors.
+"""Captures a model as an FX graph of torch functions while it runs on fake tensors.
 
-The functions are those that the model calls, `F.layer_norm` and not what ATen makes of it: fusegen traces these, and a declaration
-is readable in them. Fake tensors take no memory and compute nothing. Only where the model
-asks one for a value, which torch.export refuses, or has an operator that knows no fake tensors, it runs once on the batch itself.
+The graph has the functions that the model calls, for instance `F.layer_norm` instead of its ATen operators: fusegen traces them,
+and declarations made from them are readable. Fake tensors need no memory and compute nothing. If the model reads a tensor's
+value, or has an operator without fake tensors, it runs once on the batch itself.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fusegen.errors import ArgumentError, BatchError
 
-VALUE, PLACE, EPOCH, WRITES = "val", "place", "epoch", "writes"
-"""Keys of a node's ``meta``: a meta tensor like its value, its `ModelPlace`, a number that writes in place raise, True if it is
-one."""
+VALUE, LOCATION, EPOCH, WRITES = "val", "location", "epoch", "writes"
+"""Keys of a node's ``meta``: a meta tensor like its value, its `SourceLocation`, an epoch that writes and reads by the host raise,
+True if it writes."""
 
 
 _ASKS = ("__bool__", "__float__", "__index__", "__int__", "item", "numpy", "tolist")
-"""Functions that give the host a value: what comes later may depend on it, and is never computed with what came before."""
+"""Functions that return a value to the host. Later calls may depend on it, so they never join a region with earlier ones."""
 
 
-def captured(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
-    """The calls of torch functions of one forward pass, with the keys above in each node's ``meta``.
+def capture(source: Callable[..., Any], batch: Any = None) -> fx.Graph:
+    """The torch functions called by one forward pass, with the keys above in each node's ``meta``.
 
     Args:
-        source: a module or a function; of a `GraphModule` the batch may be left out where its placeholders have ``meta["val"]``.
+        source: a module or a function; a `GraphModule` needs no batch if its placeholders have ``meta["val"]``.
         batch: a tensor, a tuple of arguments, or a dict of named ones.
 
     Raises:
         ArgumentError: there is no batch.
-        BatchError: it does not fit the source.
+        BatchError: the source does not run on the batch.
     """
     args, kwargs = _arguments(source, batch)
     run = _Interpreter(source).run if isinstance(source, fx.GraphModule) else source
     try:
-        with unchanged(source), quiet_fakes(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with restored(source), quiet_fakes(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             device = _device_of(source)
-            given = tree_map_only(Tensor, lambda value: _like(value, fake, device), (args, kwargs))
-            return _recorded(source, run, *given)
-    except Exception as error:  # it asks for a value, or an operator of it knows real tensors alone, or the batch is wrong
-        if any(isinstance(value, Tensor) and _is_shape_alone(value) for value in tree_flatten((args, kwargs))[0]):
-            hint = "give shapes and dtypes with which a call works, or real tensors, on the model's device, if it asks for values"
+            fakes = tree_map_only(Tensor, lambda value: _like(value, fake, device), (args, kwargs))
+            return _recorded(source, run, *fakes)
+    except Exception as error:  # the model reads a value, has an operator without fake tensors, or does not accept the batch
+        if any(isinstance(value, Tensor) and _has_no_data(value) for value in tree_flatten((args, kwargs))[0]):
+            hint = "give shapes and dtypes that the model accepts; if it reads values, give real tensors on its device"
             raise _refused(source, error, hint) from error
     try:
-        with unchanged(source):
+        with restored(source):
             return _recorded(source, run, args, kwargs)
     except Exception as error:
-        hint = "give the arguments of a call that works: a tensor, a tuple, or a dict of names"
+        hint = "give arguments that the model accepts: a tensor, a tuple, or a dict of names"
         raise _refused(source, error, hint) from error
 
 
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
-    """Lets an operator that refuses fake tensors raise its error alone: torch logs the traceback as well."""
+    """Silences torch's log of the traceback when an operator refuses fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -81,51 +81,51 @@ def quiet_fakes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unchanged(source: Any) -> Iterator[None]:
-    """Gives the modules of a model their attributes back, and its buffers their values: running statistics count no batch that is
-    only looked at, and no fake tensor stays in a cache."""
+def restored(source: Any) -> Iterator[None]:
+    """Restores a model's attributes and the values of its buffers afterwards: running statistics must not count the batch, and no
+    fake tensor may stay in a cache."""
     modules = list(source.modules()) if isinstance(source, nn.Module) else []
     attributes = [(module.__dict__, dict(module.__dict__)) for module in modules]
-    buffers = [(each, dict(each)) for held, _ in attributes if isinstance(each := held.get("_buffers"), dict)]
-    tensors = [value for _, held in buffers for value in held.values() if value is not None and not _is_shape_alone(value)]
+    buffers = [(mapping, dict(mapping)) for saved, _ in attributes if isinstance(mapping := saved.get("_buffers"), dict)]
+    tensors = [value for _, saved in buffers for value in saved.values() if value is not None and not _has_no_data(value)]
     values = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
     finally:
-        for now, before in (*attributes, *buffers):
-            now.clear()
-            now.update(before)
+        for current, before in (*attributes, *buffers):
+            current.clear()
+            current.update(before)
         for tensor, value in values:
-            if not torch.equal(tensor, value):  # batch_norm counts no version
+            if not torch.equal(tensor, value):  # batch_norm does not increase the version
                 with torch.no_grad():
                     tensor.copy_(value)
 
 
-def _is_shape_alone(value: Tensor) -> bool:
+def _has_no_data(value: Tensor) -> bool:
     return value.is_meta or isinstance(value, FakeTensor)
 
 
 def _refused(source: Any, error: Exception, hint: str) -> BatchError:
-    return BatchError(f"{_name(source)} cannot be run on this batch: {type(error).__name__}: {error}", hint=hint)
+    return BatchError(f"{_name(source)} does not run on this batch: {type(error).__name__}: {error}", hint=hint)
 
 
 def _recorded(source: Any, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> fx.Graph:
     recorder = ModelRecorder(source, (args, kwargs))
-    with torch.no_grad(), recorder.following_modules(), recorder:
+    with torch.no_grad(), recorder.tracking_modules(), recorder:
         result = run(*args, **kwargs)
-    return recorder.finished(result)
+    return recorder.finish(result)
 
 
 def _arguments(source: Any, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if batch is None and isinstance(source, fx.GraphModule):
-        places = [node for node in source.graph.nodes if node.op == "placeholder"]
-        values = [node.meta.get(VALUE, node.meta.get("example_value")) for node in places]
+        placeholders = [node for node in source.graph.nodes if node.op == "placeholder"]
+        values = [node.meta.get(VALUE, node.meta.get("example_value")) for node in placeholders]
         if all(value is not None for value in values):
             return tuple(values), {}
     if batch is None:
         hint = "fg.find(model, batch): a tensor, a tuple of arguments, or a dict of named ones"
-        raise ArgumentError(f"nothing is known of the arguments of {_name(source)}", hint=hint)
-    if isinstance(batch, Mapping):  # as tokenizers give it
+        raise ArgumentError(f"the arguments of {_name(source)} are unknown", hint=hint)
+    if isinstance(batch, Mapping):  # for instance from a tokenizer
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
 
@@ -135,12 +135,12 @@ def _name(source: Any) -> str:
 
 
 def hinted(size: Any) -> int:
-    """A size as a number: of a symbol, that of the example."""
+    """A size as a number; for a symbol, the example's size."""
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def meta_like(value: Tensor) -> Tensor:
-    """A meta tensor of the shape, strides and dtype of a tensor; symbols are those of the example."""
+    """A meta tensor with the shape, strides and dtype of a tensor; symbols become the example's sizes."""
     size, stride = [hinted(s) for s in value.shape], [hinted(s) for s in value.stride()]
     return torch.empty_strided(size, stride, dtype=value.dtype, device="meta")
 
@@ -151,9 +151,9 @@ def _device_of(source: Any) -> torch.device:
 
 
 def _like(value: Tensor, fake: FakeTensorMode, model: torch.device) -> Tensor:
-    """A fake tensor like a tensor of the batch: a meta tensor becomes one of the model's device."""
+    """A fake tensor like a tensor of the batch; for a meta tensor, on the model's device."""
     if isinstance(value, nn.Parameter):
-        return value  # of the model, which is not copied
+        return value  # a parameter of the model, which is not copied
     device = model if value.is_meta else value.device
     with fake:
         size, stride = [hinted(s) for s in value.shape], [hinted(s) for s in value.stride()]
@@ -161,16 +161,15 @@ def _like(value: Tensor, fake: FakeTensorMode, model: torch.device) -> Tensor:
 
 
 class ModelRecorder(TorchFunctionMode):
-    """Records each call of a torch function.
+    """Records calls of torch functions in a graph.
 
     Args:
-        source: whose parameters and submodules have names.
+        source: the model, for the names of parameters and submodules.
         arguments: of the call, nested.
 
     Attributes:
-        graph: as far as it is recorded.
-        calls: its calls, in order.
-        node_place: where the next calls are, if not where Python's stack says.
+        calls: the recorded nodes, in order.
+        location: of the next calls; None takes it from Python's stack.
     """
 
     def __init__(self, source: Any, arguments: Any) -> None:
@@ -182,18 +181,17 @@ class ModelRecorder(TorchFunctionMode):
         self._names: dict[int, str] = {}
         self._tensors: dict[int, str] = {}
         self._epoch = 0
-        self.node_place: ModelPlace | None = None
+        self.location: SourceLocation | None = None
         if isinstance(source, nn.Module):
             self._names = {id(module): path for path, module in source.named_modules(remove_duplicate=False)}
-            named = (*source.named_parameters(remove_duplicate=False), *source.named_buffers(remove_duplicate=False))
-            self._tensors = {id(tensor): path for path, tensor in named}
+            tensors = (*source.named_parameters(remove_duplicate=False), *source.named_buffers(remove_duplicate=False))
+            self._tensors = {id(tensor): path for path, tensor in tensors}
         for value in tree_flatten(arguments)[0]:
             if isinstance(value, Tensor):
                 self.placeholder(value, "input")
 
     @contextlib.contextmanager
-    def following_modules(self) -> Iterator[None]:
-        """Knows the module that is being called."""
+    def tracking_modules(self) -> Iterator[None]:
         before = register_module_forward_pre_hook(lambda module, _: self._enter(module))
         after = register_module_forward_hook(lambda *_: self._leave(), always_call=True)
         try:
@@ -213,33 +211,33 @@ class ModelRecorder(TorchFunctionMode):
         named = kwargs or {}
         if isinstance(func, torch._ops.OpOverload) and func.namespace == "aten":
             func, args, named = as_function(func._schema.name.removeprefix("aten::"), args, named) or (func, args, named)
-        given = [value for value in tree_flatten((tuple(args), dict(named)))[0] if isinstance(value, Tensor)]
-        before = [_version(value) for value in given]
+        tensors = [value for value in tree_flatten((tuple(args), dict(named)))[0] if isinstance(value, Tensor)]
+        before = [_version(value) for value in tensors]
         result = func(*args, **named)
         self._epoch += getattr(func, "__name__", "") in _ASKS
         results = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
-        writes = any(_version(value) != version for value, version in zip(given, before, strict=True))
-        if writes or (results and not all(any(value is each for each in given) for value in results)):
+        writes = any(_version(value) != version for value, version in zip(tensors, before, strict=True))
+        if writes or (results and not all(any(value is tensor for tensor in tensors) for value in results)):
             self._record(func, args, named, result, writes)
         return result
 
     def _record(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, writes: bool) -> None:
-        place = self.node_place or ModelPlace(self._modules[-1] if self._modules else "", *calling_line())
+        location = self.location or SourceLocation(self._modules[-1] if self._modules else "", *calling_line())
         self._epoch += writes
         new_args, new_kwargs = tree_map(self._argument, (tuple(args), dict(kwargs)))
         node = self.graph.create_node("call_function", function, new_args, new_kwargs)
-        node.meta = {PLACE: place, EPOCH: self._epoch, WRITES: writes}
+        node.meta = {LOCATION: location, EPOCH: self._epoch, WRITES: writes}
         self.calls.append(node)
         self._epoch += writes
         if isinstance(result, Tensor):
             self._note(node, result)
         elif isinstance(result, (tuple, list)):
             node.meta[VALUE] = tree_map_only(Tensor, meta_like, tuple(result))
-            for number, value in enumerate(result):
+            for index, value in enumerate(result):
                 if isinstance(value, Tensor):
-                    part = self.graph.create_node("call_function", operator.getitem, (node, number))
-                    part.meta = dict(node.meta) | {WRITES: False, EPOCH: self._epoch}
-                    self._note(part, value)
+                    item = self.graph.create_node("call_function", operator.getitem, (node, index))
+                    item.meta = dict(node.meta) | {WRITES: False, EPOCH: self._epoch}
+                    self._note(item, value)
 
     def _note(self, node: fx.Node, value: Tensor) -> None:
         node.meta[VALUE] = meta_like(value)
@@ -253,15 +251,15 @@ class ModelRecorder(TorchFunctionMode):
         return self._nodes[value]
 
     def placeholder(self, value: Tensor, name: str) -> fx.Node:
-        """A node for a tensor that no recorded call made."""
+        """Adds a placeholder for a tensor that is not the result of a recorded call."""
         path = self._tensors.get(id(value), "")
         node = self.graph.create_node("placeholder", path or name, name=(path or name).replace(".", "_"))
         node.meta = {EPOCH: 0, WRITES: False}
         self._note(node, value)
         return node
 
-    def finished(self, result: Any) -> fx.Graph:
-        """The graph, which returns the tensors of a result."""
+    def finish(self, result: Any) -> fx.Graph:
+        """Ends the graph with the tensors of a result, and returns it."""
         outputs = [self._nodes[v] for v in tree_flatten(result)[0] if isinstance(v, Tensor) and v in self._nodes]
         self.graph.output(tuple(outputs))
         return self.graph
@@ -272,36 +270,36 @@ def _version(value: Tensor) -> int:
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a graph module's nodes one by one, each at the place that it was traced at."""
+    """Runs a graph module node by node, and records each at the location where it was traced."""
 
     def run_node(self, n: fx.Node) -> Any:
         mode = _get_current_function_mode()  # type: ignore[no-untyped-call]
         if isinstance(mode, ModelRecorder):
-            mode.node_place = ModelPlace(module_of(n), *line_of_trace(n.stack_trace or ""))
+            mode.location = SourceLocation(module_of(n), *line_of_trace(n.stack_trace or ""))
         return super().run_node(n)
 
 
 def module_of(node: fx.Node) -> str:
-    """The path of the module in which a node was traced, as a person writes it: Dynamo has ``L['self'].h[0]``."""
+    """The dotted path of a node's module; Dynamo writes it as ``L['self'].h[0]``."""
     stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
     path = re.sub(r"^L\['\w+'\]", "", stack[-1]) if stack else ""
     return re.sub(r"\[(\d+)\]", r".\1", re.sub(r"\._modules\['(\w+)'\]", r".\1", path)).strip(".")
 
 
-# The line of the user's that calls a torch function, and the module in which it does.
+# The source line and module of a call of a torch function.
 
 
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
-_LINE_OF_A_TRACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2]))
+_TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 @dataclass(frozen=True)
-class ModelPlace:
-    """A place in a model.
+class SourceLocation:
+    """A location in a model.
 
     Attributes:
-        module: the path of the module, ``h.0.mlp``; nothing where no module is called.
-        file, line: of the source; nothing and 0 where they are not known.
+        module: the module's path, for instance ``h.0.mlp``; empty outside of modules.
+        file, line: of the source; empty and 0 if unknown.
     """
 
     module: str = ""
@@ -310,27 +308,26 @@ class ModelPlace:
 
     @property
     def text(self) -> str:
-        """The source line."""
         return linecache.getline(self.file, self.line).strip() if self.file else ""
 
     def __str__(self) -> str:
-        where = f"{Path(self.file).name}:{self.line}" if self.file else ""
-        return " ".join(part for part in (self.module, where) if part) or "unknown"
+        line_text = f"{Path(self.file).name}:{self.line}" if self.file else ""
+        return " ".join(piece for piece in (self.module, line_text) if piece) or "unknown"
 
 
 def calling_line() -> tuple[str, int]:
-    """File and line of the innermost frame that is neither torch's nor fusegen's; nothing and 0 where there is none."""
+    """File and line of the innermost frame outside torch and fusegen; empty and 0 if there is none."""
     for frame in _frames():
         file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USERS) and not file.startswith("<"):
+        if not file.startswith(_NOT_USERS) and not file.startswith("<"):
             return file, frame.f_lineno
     return "", 0
 
 
 def line_of_trace(stack_trace: str) -> tuple[str, int]:
-    """File and line of the innermost frame of a stack trace that is not torch's, as FX nodes have it."""
-    found = [(match["file"], int(match["line"])) for match in _LINE_OF_A_TRACE.finditer(stack_trace)]
-    return next((each for each in reversed(found) if not each[0].startswith(_NOT_THE_USERS)), ("", 0))
+    """File and line of the innermost frame outside torch and fusegen in an FX node's stack trace; empty and 0 if there is none."""
+    frames = [(match["file"], int(match["line"])) for match in _TRACE_LINE.finditer(stack_trace)]
+    return next((frame for frame in reversed(frames) if not frame[0].startswith(_NOT_USERS)), ("", 0))
 
 
 def _frames() -> Iterator[FrameType]:
@@ -340,30 +337,29 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-# Operators of ATen as calls of the torch functions that mean the same, which have names that a person writes.
+# ATen operators as calls of equivalent torch functions with readable names.
 
 
 FunctionCall: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""A function, its positional arguments, and its named ones."""
+"""A function, its positional arguments, and its named arguments."""
 
 _Rule: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], FunctionCall]
 
 
 def as_function(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FunctionCall | None:
-    """The call of a torch function that an operator of ATen stands for; None where there is none.
+    """The call of a torch function that is equivalent to an ATen operator; None if there is none.
 
     Args:
-        name: of the operator, without namespace and overload: ``native_layer_norm``.
-        args, kwargs: as of the operator.
+        name: of the operator, without namespace and overload, for instance ``native_layer_norm``.
     """
     if name in _RULES:
         return _RULES[name](args, kwargs)
-    function = next((getattr(home, name) for home in (torch, F, Tensor) if hasattr(home, name)), None)
+    function = next((getattr(owner, name) for owner in (torch, F, Tensor) if hasattr(owner, name)), None)
     return None if function is None else (function, tuple(args), dict(kwargs))
 
 
 def _first(function: Callable[..., Any], count: int) -> _Rule:
-    """A function that takes the first of the operator's arguments alone."""
+    """A function that takes only the first arguments of the operator."""
     return lambda args, kwargs: (function, tuple(args[:count]), dict(kwargs))
 
 
@@ -381,7 +377,7 @@ def _slice(args: Sequence[Any], _: Mapping[str, Any]) -> FunctionCall:
 
 
 def _to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> FunctionCall:
-    """A conversion to a dtype; one to a device alone is a copy."""
+    """A conversion to a dtype; a conversion to only a device is a copy."""
     dtype = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)), None)
     return (Tensor.clone, (args[0],), {}) if dtype is None else (Tensor.to, (args[0], dtype), {})
 

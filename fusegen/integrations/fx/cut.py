@@ -1,8 +1,8 @@
-"""Cuts a graph into regions: sets of nodes that one function can compute at one place.
+"""Cuts a graph into regions: sets of nodes that a single function can compute.
 
-A region is *convex*: no path leaves it and comes back. Its nodes have one depth, which grows along each edge that leaves
-a region: a path that leaves and returns would end deeper than it began. Regions of different depths are joined afterwards
-where all that one gives is read by the other, and nothing lies between.
+A region is *convex*: no path leaves it and returns. All nodes of a region have the same depth, and the depth grows along each edge
+that leaves a region, so a path cannot return. Regions of different depths are joined afterwards, if one reads all results
+of the other and the union is convex.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fusegen.integrations.fx.function import Unwritable, function_name, region_f
 from fusegen.ir.ops import Family, Op
 from fusegen.target import Target
 
-# Sorts the nodes of a graph by what fusegen makes of them: each is traced alone.
+# Classification of nodes by what fusegen makes of them; each is traced alone.
 
 
 class NodeCost(Enum):
-    """A node to fusegen.
+    """The cost class of a node.
 
-    FREE: a view, the tensor itself, a size. LIGHT: elementwise work, reductions, lookups. HEAVY: a matmul, attention, or another
-    step that torch's library may compute. OPAQUE: nothing that fusegen traces.
+    FREE: a view, an identity, a size. LIGHT: pointwise work, reductions, lookups. HEAVY: a matmul, attention, or another step that
+    a library may compute. OPAQUE: fusegen cannot trace it.
     """
 
     FREE = "free"
@@ -39,68 +39,62 @@ class NodeCost(Enum):
 
 
 _HEAVY = (Family.CONTRACTION, Family.LIBRARY, Family.ORDER, Family.SCAN)
-_NOTHING = (Family.LEAF, Family.VIEW)
+_FREE = (Family.LEAF, Family.VIEW)
 
 
-class Kinds:
-    """The kinds of nodes; equal calls are traced once.
-
-    Args:
-        target: the machine that it is asked for.
-    """
+class NodeCosts:
+    """Classifies nodes for a target; equal calls are traced once."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._known: dict[tuple[Any, ...], tuple[NodeCost, str]] = {}
 
     def of(self, nodes: Iterable[fx.Node]) -> dict[fx.Node, NodeCost]:
-        """The kind of each node."""
         return {node: self.kind(node)[0] for node in nodes}
 
     def kind(self, node: fx.Node) -> tuple[NodeCost, str]:
-        """The kind of a node, and why it is opaque."""
+        """The class of a node, and the reason if it is opaque."""
         if _is_size(node):
             return NodeCost.FREE, ""
         if node.meta.get(WRITES):
             return NodeCost.OPAQUE, "it writes in place"
         if node.op not in ("call_function", "call_method") or not _gives_tensors(value_of(node)):
-            return NodeCost.OPAQUE, "it does not give tensors alone"
-        if is_part(node):
+            return NodeCost.OPAQUE, "it returns something other than tensors"
+        if selects_result(node):
             return self.kind(node.all_input_nodes[0])
-        found, reason = self._traced(node)
-        if found is NodeCost.HEAVY and not isinstance(value_of(node), Tensor):
-            return NodeCost.OPAQUE, "a step of its own with several results"
-        return found, reason
+        cost, reason = self._traced(node)
+        if cost is NodeCost.HEAVY and not isinstance(value_of(node), Tensor):
+            return NodeCost.OPAQUE, "it is a separate step with several results"
+        return cost, reason
 
     def _traced(self, node: fx.Node) -> tuple[NodeCost, str]:
         try:
             region = region_function([node], [node])
         except Unwritable as error:
-            return NodeCost.OPAQUE, f"no text stands for {error}"
-        values = [example_of(each) for each in region.parameters]
+            return NodeCost.OPAQUE, f"no source text for {error}"
+        values = [example_of(parameter) for parameter in region.parameters]
         if not any(isinstance(value, Tensor) for value in values):
             return NodeCost.OPAQUE, "it reads no tensor"
-        key = (region.text, *(_facts(value) for value in values))
+        key = (region.text, *(_trace_key(value) for value in values))
         if key not in self._known:
             try:
-                traced = Dispatcher(region.function(), region.name).variants.traced(values, self._target, _SHOWN)[1]
-            except Exception as error:  # of torch itself, too: then fusegen leaves it to torch
+                traced = Dispatcher(region.function(), region.name).variants.traced(values, self._target, _DEVICE)[1]
+            except Exception as error:  # also an error of torch: then torch runs the node
                 self._known[key] = (NodeCost.OPAQUE, str(getattr(error, "what", error)))
             else:
                 self._known[key] = (_kind_of(node.op for node in traced.graph.nodes), "")
         return self._known[key]
 
 
-_SHOWN = torch.device("cuda")
+_DEVICE = torch.device("cuda")
 
 
 def value_of(node: fx.Node) -> Any:
-    """The example value of a node: None where there is none."""
     return node.meta.get(VALUE, node.meta.get("example_value"))
 
 
 def example_of(node: fx.Node) -> Any:
-    """A value to trace with: a meta tensor, a number, or a tuple of such."""
+    """A value to trace a node with: a meta tensor, a number, or a tuple of these."""
     return _example(value_of(node))
 
 
@@ -119,8 +113,8 @@ def _is_size(node: fx.Node) -> bool:
     return is_number and getattr(operator, getattr(node.target, "__name__", ""), None) is node.target
 
 
-def is_part(node: fx.Node) -> bool:
-    """True if a node takes one of the results of another."""
+def selects_result(node: fx.Node) -> bool:
+    """True if a node selects one result of another node."""
     return (
         function_name(node) == "getitem"
         and isinstance(node.args[1], int)
@@ -129,14 +123,13 @@ def is_part(node: fx.Node) -> bool:
 
 
 def _gives_tensors(value: Any) -> bool:
-    is_several = isinstance(value, (tuple, list)) and value and all(isinstance(each, Tensor) for each in value)
+    is_several = isinstance(value, (tuple, list)) and value and all(isinstance(element, Tensor) for element in value)
     return isinstance(value, Tensor) or bool(is_several)
 
 
-def _facts(value: Any) -> Any:
-    """A value, as far as a trace depends on it."""
+def _trace_key(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(map(_facts, value))
+        return tuple(map(_trace_key, value))
     return (value.shape, value.stride(), value.dtype) if isinstance(value, Tensor) else value
 
 
@@ -144,7 +137,7 @@ def _kind_of(ops: Iterable[Op]) -> NodeCost:
     families: Mapping[Family, None] = dict.fromkeys(op.family for op in ops)
     if any(family in families for family in _HEAVY):
         return NodeCost.HEAVY
-    return NodeCost.FREE if all(family in _NOTHING for family in families) else NodeCost.LIGHT
+    return NodeCost.FREE if all(family in _FREE for family in families) else NodeCost.LIGHT
 
 
 # Regions.
@@ -152,10 +145,10 @@ def _kind_of(ops: Iterable[Op]) -> NodeCost:
 
 @dataclass(frozen=True)
 class CutRegion:
-    """Nodes of a graph, in its order.
+    """Nodes in the graph's order.
 
     Attributes:
-        results: those that others read, or nobody. Views are left out: whoever reads one makes it again.
+        results: nodes that others read, or that have no readers. Views are left out, because readers recompute them.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -163,24 +156,22 @@ class CutRegion:
 
 
 def regions_of(
-    graph: fx.Graph, kinds: dict[fx.Node, NodeCost], taken: Collection[NodeCost], group: Callable[[fx.Node], Hashable]
+    graph: fx.Graph, kinds: dict[fx.Node, NodeCost], allowed: Collection[NodeCost], group: Callable[[fx.Node], Hashable]
 ) -> list[CutRegion]:
     """The regions of a graph, in order.
 
     Args:
-        kinds: of its nodes.
-        taken: the kinds that regions are made of.
-        group: nodes of different groups are not in one region.
+        allowed: the classes of nodes in regions.
+        group: the nodes of a region belong to one group.
     """
-    members = [node for node in graph.nodes if kinds.get(node) in taken]
-    cut = _Cut(graph, members, group)
+    members = [node for node in graph.nodes if kinds.get(node) in allowed]
+    cut = _RegionBuilder(graph, members, group)
     cut.join_across_depths()
-    found = [trimmed(nodes, kinds) for nodes in cut.sets()]
-    return [region_of(nodes, kinds) for nodes in found if nodes]
+    regions = [trimmed(nodes, kinds) for nodes in cut.sets()]
+    return [region_of(nodes, kinds) for nodes in regions if nodes]
 
 
 def region_of(nodes: Sequence[fx.Node], kinds: dict[fx.Node, NodeCost]) -> CutRegion:
-    """The region of some nodes in order."""
     inside = set(nodes)
     read = {node for node in nodes if not node.users or any(user not in inside for user in node.users)}
     results = dict.fromkeys(base for node in nodes if node in read for base in _bases(node, inside, kinds))
@@ -188,34 +179,30 @@ def region_of(nodes: Sequence[fx.Node], kinds: dict[fx.Node, NodeCost]) -> CutRe
 
 
 def _bases(node: fx.Node, inside: Collection[fx.Node], kinds: dict[fx.Node, NodeCost]) -> Iterable[fx.Node]:
-    """The values that a node is a view of, the first that are none; itself where it is none."""
+    """The values in the region that a chain of views starts from; the node itself if it is not a view."""
     if kinds[node] is not NodeCost.FREE:
         return [node]
-    return [base for each in node.all_input_nodes if each in inside for base in _bases(each, inside, kinds)]
+    return [base for operand in node.all_input_nodes if operand in inside for base in _bases(operand, inside, kinds)]
 
 
 def trimmed(nodes: Sequence[fx.Node], kinds: dict[fx.Node, NodeCost]) -> list[fx.Node]:
-    """The nodes without views that begin or end the region: they launch nothing. No part stays without what it is a part of."""
+    """The nodes without leading and trailing views, which launch nothing, and without selections whose source is outside."""
     inside = dict.fromkeys(nodes)
-    changes = True
-    while changes:
+    is_changed = True
+    while is_changed:
         ends = [
             node for node in inside
             if (kinds[node] is NodeCost.FREE and not any(user in inside for user in node.users))
-            or ((kinds[node] is NodeCost.FREE or is_part(node)) and not any(each in inside for each in node.all_input_nodes))
+            or ((kinds[node] is NodeCost.FREE or selects_result(node)) and not any(n in inside for n in node.all_input_nodes))
         ]  # fmt: skip
-        changes = bool(ends)
+        is_changed = bool(ends)
         for node in ends:
             del inside[node]
     return list(inside)
 
 
 def is_convex(nodes: Collection[fx.Node], order: dict[fx.Node, int]) -> bool:
-    """True if no path leaves some nodes and comes back.
-
-    Args:
-        order: the place of each node in the graph.
-    """
+    """True if no path leaves the nodes and returns; ``order`` has the index of each node in the graph."""
     last = max(order[node] for node in nodes)
     stack = [user for node in nodes for user in node.users if user not in nodes]
     seen = set(stack)
@@ -229,50 +216,48 @@ def is_convex(nodes: Collection[fx.Node], order: dict[fx.Node, int]) -> bool:
     return True
 
 
-class _Cut:
-    """Sets of nodes in the making."""
-
+class _RegionBuilder:
     def __init__(self, graph: fx.Graph, members: Sequence[fx.Node], group: Callable[[fx.Node], Hashable]) -> None:
-        self._order = {node: place for place, node in enumerate(graph.nodes)}
+        self._order = {node: index for index, node in enumerate(graph.nodes)}
         self._members = dict.fromkeys(members)
         self._groups = {node: group(node) for node in members}
         self._set: dict[fx.Node, list[fx.Node]] = {}
         depths: dict[fx.Node, int] = {}
         for node in graph.nodes:
-            leaves = [each in self._members and not self._are_alike(each, node) for each in node.all_input_nodes]
-            steps = zip(node.all_input_nodes, leaves, strict=True)
-            depths[node] = max((depths[each] + leaving for each, leaving in steps), default=0)
+            is_leaving = [operand in self._members and not self._share_group(operand, node) for operand in node.all_input_nodes]
+            steps = zip(node.all_input_nodes, is_leaving, strict=True)
+            depths[node] = max((depths[operand] + step for operand, step in steps), default=0)
         for node in members:
             self._set[node] = [node]
-            for each in node.all_input_nodes:
-                if self._are_alike(each, node) and depths[each] == depths[node]:
-                    self._join(each, node)
+            for operand in node.all_input_nodes:
+                if self._share_group(operand, node) and depths[operand] == depths[node]:
+                    self._join(operand, node)
 
-    def _are_alike(self, one: fx.Node, other: fx.Node) -> bool:
-        return one in self._members and other in self._members and self._groups[one] == self._groups[other]
+    def _share_group(self, first: fx.Node, second: fx.Node) -> bool:
+        return first in self._members and second in self._members and self._groups[first] == self._groups[second]
 
-    def _join(self, one: fx.Node, other: fx.Node) -> None:
-        if self._set[one] is not self._set[other]:
-            both = self._set[one] + self._set[other]
-            for node in both:
-                self._set[node] = both
+    def _join(self, first: fx.Node, second: fx.Node) -> None:
+        if self._set[first] is not self._set[second]:
+            union = self._set[first] + self._set[second]
+            for node in union:
+                self._set[node] = union
 
     def join_across_depths(self) -> None:
-        """Joins a set with the only one that reads it."""
+        """Joins each set with its reader set, if there is only one and the union is convex."""
         for node in self._members:
             readers = [
                 user
-                for each in self._set[node]
-                for user in each.users
+                for member in self._set[node]
+                for user in member.users
                 if user not in self._members or self._set[user] is not self._set[node]
             ]
             if not readers or any(user not in self._members or self._set[user] is not self._set[readers[0]] for user in readers):
                 continue
-            both = {*self._set[node], *self._set[readers[0]]}
-            if self._are_alike(node, readers[0]) and is_convex(both, self._order):
+            union = {*self._set[node], *self._set[readers[0]]}
+            if self._share_group(node, readers[0]) and is_convex(union, self._order):
                 self._join(node, readers[0])
 
     def sets(self) -> list[list[fx.Node]]:
-        """All sets, each in the order of the graph, by their first nodes."""
-        found = {id(nodes): sorted(nodes, key=self._order.__getitem__) for nodes in self._set.values()}
-        return sorted(found.values(), key=lambda nodes: self._order[nodes[0]])
+        """The sets in the order of their first nodes; each is sorted by the graph's order."""
+        sorted_sets = {id(nodes): sorted(nodes, key=self._order.__getitem__) for nodes in self._set.values()}
+        return sorted(sorted_sets.values(), key=lambda nodes: self._order[nodes[0]])

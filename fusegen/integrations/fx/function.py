@@ -1,4 +1,4 @@
-"""A region as a function of ordinary torch: its text, its parameters and its results."""
+"""Regions as Python functions of torch: source text, parameters and results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.overrides import resolve_name
 
 IMPORTS = ("import torch", "import torch.nn.functional as F", "from torch import Tensor")
 _RESERVED = {"torch", "F", "Tensor", "fg"}
-_MOST_NAMED = 3  # functions in a region's name
+_MOST_NAMED = 3  # functions in the name of a region
 _LONGEST = 120  # characters of a line
 _files = itertools.count()
 
@@ -30,12 +30,11 @@ class RegionFunction:
     """A function that computes a region.
 
     Attributes:
-        name: of it, by the functions that it calls.
-        parameters: names by the nodes that it reads, in order.
+        parameters: names by the nodes that the region reads, in order.
         body: its lines, without ``def``.
-        results: the nodes that it returns: one alone, or several as a tuple.
-        names: of all its values.
-        numbers: the types of parameters that are no tensors, by their names.
+        results: the nodes that it returns, alone or as a tuple.
+        names: of all values.
+        numbers: the types of scalar parameters, by name.
     """
 
     name: str
@@ -47,7 +46,6 @@ class RegionFunction:
 
     @property
     def text(self) -> str:
-        """Its source, without imports."""
         parameters = ", ".join(f"{name}: {self.numbers.get(name, 'Tensor')}" for name in self.parameters.values())
         result = "Tensor" if len(self.results) == 1 else f"tuple[{', '.join(['Tensor'] * len(self.results))}]"
         head = f"def {self.name}({parameters}) -> {result}:"
@@ -55,33 +53,32 @@ class RegionFunction:
         return "\n".join([head, *(f"    {line}" for line in self.body)])
 
     def function(self) -> Callable[..., Any]:
-        """It, as Python runs it."""
+        """Compiles the source and registers its lines in `linecache`."""
         file = f"<fusegen region {next(_files)}>"
         linecache.cache[file] = (len(self.text), None, self.text.splitlines(keepends=True), file)
         names: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
         exec(compile(self.text, file, "exec"), names)
-        found: Callable[..., Any] = names[self.name]
-        return found
+        compiled: Callable[..., Any] = names[self.name]
+        return compiled
 
 
 def region_function(nodes: Sequence[fx.Node], results: Sequence[fx.Node], parameter: str = "") -> RegionFunction:
     """The function of a region.
 
     Args:
-        nodes: what it computes, in order.
-        results: the nodes among them that others read.
-        parameter: the name of all parameters, which get numbers; by default they are named for what they are. Functions of equal
-            regions have equal texts then.
+        nodes: of the region, in order.
+        results: the nodes that others read.
+        parameter: a prefix of all parameter names, so that equal regions get equal texts; by default names are descriptive.
 
     Raises:
-        Unwritable: something in it has no text.
+        Unwritable: a node has no source text.
     """
     names = _Names()
     name = names.take(_name_of([function_name(node) for node in nodes]))
-    inside = set(nodes)
-    read = dict.fromkeys(each for node in nodes for each in node.all_input_nodes if each not in inside)
-    sizes = _sizes(read)
-    parameters = {node: names.take(parameter or _name_of_parameter(node)) for node in read if node not in sizes}
+    members = set(nodes)
+    inputs = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in members)
+    sizes = _sizes(inputs)
+    parameters = {node: names.take(parameter or _name_of_parameter(node)) for node in inputs if node not in sizes}
     values, body = dict(parameters), []
     for node, (tensor, dim) in sizes.items():
         values[node] = names.take("size")
@@ -96,14 +93,13 @@ def region_function(nodes: Sequence[fx.Node], results: Sequence[fx.Node], parame
 
 
 def type_name(node: fx.Node) -> str:
-    """The type of a number."""
     value = node.meta.get("val", node.meta.get("example_value"))
     return "float" if isinstance(value, (float, torch.SymFloat)) else "int"
 
 
-def _sizes(read: Iterable[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
-    """Symbolic sizes among the nodes that a region reads, each with a tensor among them that has it, and its dim there."""
-    values = {node: node.meta.get("val", node.meta.get("example_value")) for node in read}
+def _sizes(inputs: Iterable[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
+    """Symbolic sizes among the inputs, each with an input tensor that has the size, and the dim."""
+    values = {node: node.meta.get("val", node.meta.get("example_value")) for node in inputs}
     dims = {
         str(size): (node, dim)
         for node, value in values.items() if isinstance(value, Tensor)
@@ -113,12 +109,11 @@ def _sizes(read: Iterable[fx.Node]) -> dict[fx.Node, tuple[fx.Node, int]]:
 
 
 def is_tensor(node: fx.Node) -> bool:
-    """True if a node's value is a tensor."""
     return isinstance(node.meta.get("val", node.meta.get("example_value")), Tensor)
 
 
 def _joined(body: Sequence[str], returned: str) -> Iterator[str]:
-    """The lines, with the last value returned as it is computed where it is the only result."""
+    """The body with a ``return``; the last assignment becomes the return value if it is the only result."""
     name, _, text = body[-1].partition(" = ")
     if name == returned:
         yield from body[:-1]
@@ -129,12 +124,12 @@ def _joined(body: Sequence[str], returned: str) -> Iterator[str]:
 
 
 def _name_of(functions: Sequence[str]) -> str:
-    """The functions that say something, each once; of many the first two and the last."""
-    found = list(dict.fromkeys(name for name in functions if name not in _PLAIN)) or list(functions)
-    telling = [name for name in found if name not in _ARITHMETIC]
-    if len(found) > _MOST_NAMED and telling:
-        found = telling if len(telling) > 1 else list(dict.fromkeys([found[0], *telling, found[-1]]))
-    return "_".join(found if len(found) <= _MOST_NAMED else [*found[: _MOST_NAMED - 1], "to", found[-1]])
+    """Joins the characteristic functions, each once; of many, the first two and the last."""
+    distinct = list(dict.fromkeys(name for name in functions if name not in _PLAIN)) or list(functions)
+    characteristic = [name for name in distinct if name not in _ARITHMETIC]
+    if len(distinct) > _MOST_NAMED and characteristic:
+        distinct = characteristic if len(characteristic) > 1 else list(dict.fromkeys([distinct[0], *characteristic, distinct[-1]]))
+    return "_".join(distinct if len(distinct) <= _MOST_NAMED else [*distinct[: _MOST_NAMED - 1], "to", distinct[-1]])
 
 
 _PLAIN = frozenset(
@@ -154,58 +149,56 @@ _PLAIN = frozenset(
         "view",
     ]
 )
-"""Functions that say nothing of what a region computes."""
+"""Functions that do not characterize a region."""
 
 _ARITHMETIC = ("add", "div", "mul", "neg", "pow", "sub", "truediv")
 
 
 def _name_of_parameter(node: fx.Node) -> str:
-    """The last part of a tensor's path, or the function that makes it."""
+    """The last component of a tensor's path, or the function that computes it."""
     if node.op in ("placeholder", "get_attr"):
         last = re.sub(r"_+$", "", str(node.target)).rpartition(".")[2]
-        found = re.search(r"(?:parameters|buffers|modules)_(\w+)$", last)
-        return (found[1].rpartition("_")[2] if found else last) or "x"
+        match = re.search(r"(?:parameters|buffers|modules)_(\w+)$", last)
+        return (match[1].rpartition("_")[2] if match else last) or "x"
     return function_name(node)
 
 
 class _Names:
-    """Gives names that are not taken."""
-
     def __init__(self) -> None:
         self.taken = set(_RESERVED)
 
-    def take(self, wanted: str) -> str:
-        """The name, or with a number behind it."""
-        wanted = re.sub(r"\W", "_", wanted).strip("_") or "value"
-        wanted = f"{wanted}_" if keyword.iskeyword(wanted) else f"value_{wanted}" if wanted[0].isdigit() else wanted
-        found = next(
-            name for name in itertools.chain([wanted], (f"{wanted}_{n}" for n in itertools.count(1))) if name not in self.taken
+    def take(self, base: str) -> str:
+        """The name, with a number if it is taken."""
+        base = re.sub(r"\W", "_", base).strip("_") or "value"
+        base = f"{base}_" if keyword.iskeyword(base) else f"value_{base}" if base[0].isdigit() else base
+        unique = next(
+            name for name in itertools.chain([base], (f"{base}_{n}" for n in itertools.count(1))) if name not in self.taken
         )
-        self.taken.add(found)
-        return found
+        self.taken.add(unique)
+        return unique
 
 
-# A call of a torch function as a Python expression that a person would write.
+# Calls of torch functions as readable Python expressions.
 
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "truediv": "/", "true_divide": "/", "floordiv": "//", "mod": "%", "matmul": "@",
     "pow": "**", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "&", "or": "|", "xor": "^",
 }  # fmt: skip
-"""Operators of Python by the names of functions of two operands, without underscores."""
+"""Python's operators by the names of functions of two operands, without underscores."""
 
 _REFLECTED = {"radd": "+", "rsub": "-", "rmul": "*", "rdiv": "/", "rtruediv": "/", "rpow": "**", "rmatmul": "@"}
-"""The same where the first operand is the one on the right."""
+"""Operators whose first operand is on the right."""
 
-_HOMES = (("torch.nn.functional.", "F."), ("torch.Tensor.", ""), ("torch.", "torch."))
+_PREFIXES = (("torch.nn.functional.", "F."), ("torch.Tensor.", ""), ("torch.", "torch."))
 
 
 class Unwritable(Exception):
-    """A call that is not one of a function of torch with a name, or has an argument that no text stands for."""
+    """A call of something other than a named torch function, or with an argument that has no source text."""
 
 
 def function_name(node: fx.Node) -> str:
-    """The name of the function that a node calls, without underscores around it: ``layer_norm``, ``add``."""
+    """The name of a node's function without leading and trailing underscores, for instance ``layer_norm``."""
     target = node.target
     if isinstance(target, str):
         return target.strip("_")
@@ -215,11 +208,7 @@ def function_name(node: fx.Node) -> str:
 
 
 def expression(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
-    """The expression of a node.
-
-    Args:
-        node: a ``call_function`` or ``call_method``.
-        names: of the nodes that it reads.
+    """The expression of a ``call_function`` or ``call_method`` node, given the names of its inputs.
 
     Raises:
         Unwritable: there is none.
@@ -241,7 +230,7 @@ def expression(node: fx.Node, names: Mapping[fx.Node, str]) -> str:
 
 
 def _is_default(function: Any, name: str, value: Any) -> bool:
-    """True if an argument is what the function takes without it, or is of torch's own bookkeeping."""
+    """True if an argument equals the function's default, or is internal to torch."""
     if name.startswith("_"):
         return True
     if not inspect.isfunction(function) or isinstance(value, fx.Node):
@@ -261,12 +250,11 @@ def _infix(name: str, args: Sequence[str], target: Callable[..., Any]) -> str:
 
 
 def _operand(text: str) -> str:
-    """An operand: a negative number in parentheses."""
     return f"({text})" if text.startswith("-") else text
 
 
 def _is_operator(target: Callable[..., Any]) -> bool:
-    """True if a function is an operator of Python's: of the module of this name, or a tensor's."""
+    """True if a function is of Python's module ``operator``, or a tensor's method."""
     return getattr(operator, getattr(target, "__name__", ""), None) is target or (resolve_name(target) or "").startswith(
         "torch.Tensor."
     )
@@ -274,16 +262,16 @@ def _is_operator(target: Callable[..., Any]) -> bool:
 
 def _call(function: Callable[..., Any], args: Sequence[str], named: Sequence[str]) -> str:
     path = resolve_name(function) or ""
-    home = next(((start, short) for start, short in _HOMES if path.startswith(start)), None)
-    if home is None:
+    match = next(((prefix, short) for prefix, short in _PREFIXES if path.startswith(prefix)), None)
+    if match is None:
         raise Unwritable(str(function))
-    start, short = home
-    name = path.removeprefix(start)
+    prefix, short = match
+    name = path.removeprefix(prefix)
     if name.endswith(".__get__"):
         return f"{args[0]}.{name.removesuffix('.__get__')}"
-    if start == "torch.Tensor.":
+    if prefix == "torch.Tensor.":
         return _method(name, args, named)
-    if not all(part.isidentifier() and not part.startswith("_") for part in name.split(".")):
+    if not all(component.isidentifier() and not component.startswith("_") for component in name.split(".")):
         raise Unwritable(path)
     return f"{short}{name}({', '.join((*args, *named))})"
 
@@ -296,9 +284,9 @@ def _method(name: str, args: Sequence[str], named: Sequence[str]) -> str:
 
 def _index(value: Any, names: Mapping[fx.Node, str]) -> str:
     if isinstance(value, tuple) and value:
-        return ", ".join(_index(each, names) for each in value) + ("," if len(value) == 1 else "")
+        return ", ".join(_index(item, names) for item in value) + ("," if len(value) == 1 else "")
     if isinstance(value, slice):
-        start, stop, step = ("" if each is None else _text(each, names) for each in (value.start, value.stop, value.step))
+        start, stop, step = ("" if item is None else _text(item, names) for item in (value.start, value.stop, value.step))
         return f"{start}:{stop}{f':{step}' if step else ''}"
     return "..." if value is Ellipsis else _text(value, names)
 
@@ -306,11 +294,11 @@ def _index(value: Any, names: Mapping[fx.Node, str]) -> str:
 def _text(value: Any, names: Mapping[fx.Node, str]) -> str:
     if isinstance(value, fx.Node):
         return names[value]
-    if isinstance(value, (tuple, list)):  # named tuples and torch.Size are plain ones here
-        items = ", ".join(_text(each, names) for each in value)
+    if isinstance(value, (tuple, list)):  # named tuples and torch.Size become plain tuples
+        items = ", ".join(_text(item, names) for item in value)
         return f"[{items}]" if isinstance(value, list) else f"({items}{',' if len(value) == 1 else ''})"
     if isinstance(value, slice):
-        return f"slice({', '.join(_text(each, names) for each in (value.start, value.stop, value.step))})"
+        return f"slice({', '.join(_text(item, names) for item in (value.start, value.stop, value.step))})"
     if isinstance(value, float):
         return repr(float(value)) if math.isfinite(value) else f'float("{float(value)}")'
     if value is Ellipsis:

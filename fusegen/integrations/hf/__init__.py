@@ -1,4 +1,4 @@
-"""The official doors of ``transformers``: an attention function by name, and layers through the package ``kernels``.
+"""Extension points of ``transformers``: an attention function by name, and layers for the package ``kernels``.
 
 `fusegen.patch` needs neither.
 """
@@ -22,7 +22,7 @@ from fusegen.specs.attention import flash_attention
 __all__ = ["attention", "kernel_mapping", "register_attention"]
 
 
-_LEAST = -1e30  # added to scores of keys that are not seen
+_LEAST = -1e30  # the score of masked keys
 
 
 @fg.kernel
@@ -38,17 +38,17 @@ def _attention(
     sinks: Tensor | None,
     p: float,
 ) -> Tensor:
-    """(batch, positions, heads, channels), as models go on with it."""
+    """Returns (batch, queries, heads, channels), contiguous, as models read it."""
     if bias is not None:
         mask = bias if mask is None else torch.where(mask, bias, _LEAST) if mask.dtype == torch.bool else mask + bias
     if softcap is None and sinks is None:
-        found = F.scaled_dot_product_attention(query, key, value, mask, p, is_causal, scale=scaling, enable_gqa=True)
+        result = F.scaled_dot_product_attention(query, key, value, mask, p, is_causal, scale=scaling, enable_gqa=True)
     else:
-        if mask is not None and mask.dtype == torch.bool:  # a query that sees nothing, as a padded one, has no NaN
+        if mask is not None and mask.dtype == torch.bool:  # finite scores: a fully masked query, as of padding, gives no NaN
             mask = torch.where(mask, 0.0, _LEAST)
         attend = partial(flash_attention.function, softcap=softcap, sinks=sinks, p=p, training=p > 0)
-        found = cast(Tensor, attend(query, key, value, mask, scaling, is_causal))
-    return found.transpose(1, 2).contiguous()
+        result = cast(Tensor, attend(query, key, value, mask, scaling, is_causal))
+    return result.transpose(1, 2).contiguous()
 
 
 def attention(
@@ -65,20 +65,19 @@ def attention(
     s_aux: Tensor | None = None,
     **_kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function as ``transformers`` calls it; a soft cap and sinks, which its "sdpa" refuses, are part of the kernel.
+    """An attention function with the signature of ``transformers``. Unlike "sdpa", it supports a soft cap and attention sinks.
 
     Args:
-        module: the attention module; its ``is_causal`` counts where the call says nothing.
+        module: its ``is_causal`` is the default of the argument.
         query: (batch, heads, queries, channels).
         key, value: (batch, kv_heads, keys, channels).
-        attention_mask: floats that are added, or booleans that are True where a key is seen; broadcast to the scores. A window is
-            part of it.
-        dropout: the probability with which a weight becomes 0.
+        attention_mask: added floats, or booleans that are True for visible keys; broadcast to the scores. It includes windows.
+        dropout: the probability of a weight to become 0.
         scaling: of the scores; 1/√channels by default.
-        is_causal: True if, without a mask, a query sees no later keys.
-        position_bias: is added to the scores.
+        is_causal: True for a causal mask, if there is no other mask.
+        position_bias: added to the scores.
         softcap: scores become softcap·tanh(scores/softcap).
-        s_aux: (heads), sinks: scores that take part in the softmax without a value.
+        s_aux: (heads), attention sinks: scores that take part in the softmax without a value.
 
     Returns:
         (batch, queries, heads, channels), and None for the weights.
@@ -86,7 +85,7 @@ def attention(
     count = query.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(causal) and count > 1 and attention_mask is None
-    if causal and key.shape[2] > count:  # the places of a cache that nothing is in yet
+    if causal and key.shape[2] > count:  # unused entries of a static cache
         key, value = key[:, :, :count], value[:, :, :count]
         position_bias = None if position_bias is None else position_bias[..., :count]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -94,7 +93,7 @@ def attention(
 
 
 def register_attention(name: str = "fusegen") -> None:
-    """Makes fusegen's attention known to ``transformers``: ``from_pretrained(..., attn_implementation="fusegen")``.
+    """Registers fusegen's attention with ``transformers``: ``from_pretrained(..., attn_implementation="fusegen")``.
 
     Raises:
         ToolNotFoundError: transformers is not installed.
@@ -104,8 +103,8 @@ def register_attention(name: str = "fusegen") -> None:
     masks.AttentionMaskInterface.register(name, masks.sdpa_mask)
 
 
-# Layers for the package ``kernels`` of Hugging Face, which ``transformers`` puts into models. A class has nothing but ``forward``:
-# this method reads the attributes of the module that it is put into.
+# Layers for Hugging Face's package ``kernels``. ``transformers`` copies their ``forward`` into modules of a model, so a class has
+# no state: ``forward`` reads the attributes of the module.
 
 
 class _Layer(nn.Module):
@@ -114,14 +113,14 @@ class _Layer(nn.Module):
 
 
 class RMSNorm(_Layer):
-    """weight·x/√(mean(x²) + ε), rounded before the weight, as Llama has it."""
+    """weight·x/√(mean(x²) + ε), rounded before the multiplication by the weight, as in Llama."""
 
     weight: Tensor
     variance_epsilon: float
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        found = ops.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon, casting_mode="llama")
-        return cast(Tensor, found)
+        result = ops.rms_norm(hidden_states, self.weight.shape, self.weight, self.variance_epsilon, casting_mode="llama")
+        return cast(Tensor, result)
 
 
 class SiLU(_Layer):
@@ -146,11 +145,11 @@ class GeluTanh(_Layer):
 
 
 class NewGELU(GeluTanh):
-    """The same, as GPT-2 has it."""
+    """The tanh approximation, as in GPT-2."""
 
 
 class FastGELU(GeluTanh):
-    """The same, as written with √(2/π) as 0.7978845608."""
+    """The tanh approximation, with √(2/π) written as 0.7978845608."""
 
 
 class QuickGELU(_Layer):
@@ -161,17 +160,17 @@ class QuickGELU(_Layer):
 
 
 LAYERS = (RMSNorm, SiLU, GeLU, GeluTanh, NewGELU, FastGELU, QuickGELU)
-"""All of them."""
+"""All layers."""
 
 
 HUB = Path(__file__).with_name("hub")
-"""A folder that `kernels.LocalLayerRepository` takes for a kernel's."""
+"""A folder in the format of `kernels.LocalLayerRepository`."""
 
 
 def kernel_mapping() -> dict[str, dict[str, Any]]:
-    """Layers for ``kernels.register_kernel_mapping``, from files of this package: nothing is downloaded.
+    """The layers for ``kernels.register_kernel_mapping``, from files of this package; nothing is downloaded.
 
-    ``transformers`` puts them into models with ``use_kernels=True``, or by ``model.kernelize()``.
+    ``transformers`` uses them with ``use_kernels=True``, or after ``model.kernelize()``.
 
     Raises:
         ToolNotFoundError: kernels is not installed.
@@ -181,11 +180,6 @@ def kernel_mapping() -> dict[str, dict[str, Any]]:
 
 
 def _installed(name: str) -> Any:
-    """A module of a package that fusegen works with and does not need.
-
-    Raises:
-        ToolNotFoundError: the package is not installed.
-    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

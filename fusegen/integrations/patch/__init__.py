@@ -1,5 +1,4 @@
-"""Models that run as kernels without a change of their source: their modules keep their classes and all that they hold, and their
-forward passes are replaced (`patch`)."""
+"""`patch`: replaces the forward passes of a model's modules with kernels. The modules keep their classes and parameters."""
 
 from fusegen.integrations.patch.replacement import patch, unpatch
 from fusegen.integrations.patch.report import Report, ReportRow

@@ -1,6 +1,6 @@
-"""Caches of keys and values, as ``transformers`` has them: objects that change, as a kernel's arguments do not.
+"""Key-value caches of ``transformers``. They are mutable, unlike a kernel's arguments.
 
-A layer whose cache is empty and only grows is one kernel, which returns its keys and values. With another cache it is two.
+A layer with an empty, growing cache is one kernel, which returns its keys and values. With any other cache it is two kernels.
 """
 
 from __future__ import annotations
@@ -33,58 +33,50 @@ CacheFunction: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class CacheArgument:
-    """The argument of a call that is a cache.
-
-    Attributes:
-        key: its position or name.
-    """
+    """The argument of a call that is a cache; ``key`` is its position or name."""
 
     key: int | str
     kind: type
 
-    def put(self, value: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with another value there."""
+    def substitute(self, value: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if isinstance(self.key, int):
             return (*args[: self.key], value, *args[self.key + 1 :]), dict(kwargs)
         return tuple(args), {**kwargs, self.key: value}
 
 
 def cache_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CacheArgument, Any] | None:
-    """The argument of a call that is a cache, if there is one."""
     module = sys.modules.get(_CACHES)
     if module is None:
         return None
-    for name, value in numbered(args, kwargs):
+    for name, value in keyed_arguments(args, kwargs):
         if isinstance(value, module.Cache):
             return CacheArgument(name, type(value)), value
     return None
 
 
-def numbered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, Any]]:
-    """The arguments of a call with their positions and names."""
+def keyed_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, Any]]:
     yield from enumerate(args)
     yield from kwargs.items()
 
 
 def layer_indices(module: nn.Module) -> frozenset[int]:
-    """The places in a cache of a module and of those inside of it."""
-    return frozenset(index for each in module.modules() if isinstance(index := getattr(each, "layer_idx", None), int))
+    return frozenset(index for submodule in module.modules() if isinstance(index := getattr(submodule, "layer_idx", None), int))
 
 
-def place_in(cache: Any, indices: frozenset[int], name: str) -> int:
-    """The one place that a module has in a cache.
+def layer_index_in(cache: Any, indices: frozenset[int], name: str) -> int:
+    """The only index of a module's layers in a cache.
 
     Raises:
-        UnsupportedError: it has several, or the cache is several that hold something there.
+        UnsupportedError: there are several, or the cache is a pair and both caches have entries at the index.
     """
-    if len(indices) != 1 or (is_pair(cache) and not any(fresh_parts(cache, next(iter(indices))))):
-        raise UnsupportedError(f"{name} reads more than one place of its {type(cache).__name__}")
+    if len(indices) != 1 or (is_pair(cache) and not any(fresh_flags(cache, next(iter(indices))))):
+        raise UnsupportedError(f"{name} uses more than one layer of its {type(cache).__name__}")
     (index,) = indices
     return index
 
 
-def fresh_parts(cache: Any, index: int) -> tuple[bool, ...]:
-    """For a cache, or each of two, whether it is fresh."""
+def fresh_flags(cache: Any, index: int) -> tuple[bool, ...]:
+    """A flag per cache, two for a pair, that is True if the cache is fresh."""
     if not is_pair(cache):
         return (is_fresh(cache, index),)
     is_filled = bool(cache.is_updated.get(index))
@@ -92,38 +84,33 @@ def fresh_parts(cache: Any, index: int) -> tuple[bool, ...]:
 
 
 def is_fresh(cache: Any, index: int) -> bool:
-    """True if a cache holds nothing yet, and will give back what it is given: by the code of ``transformers``, which classes and
-    objects may have replaced."""
-    known, layers = sys.modules[_CACHES], cache.layers
-    if cache.offloading or not _is_of(known, cache, "update"):
+    """True if a cache is empty and returns its new entries unchanged: its class and methods are those of ``transformers``."""
+    caches, layers = sys.modules[_CACHES], cache.layers
+    if cache.offloading or not _is_defined_in(caches, cache, "update"):
         return False
     layer = layers[index] if index < len(layers) else cache.layer_class_to_replicate
-    kind = type(layer) if index < len(layers) else layer
-    if kind not in (known.DynamicLayer, known.DynamicSlidingWindowLayer) or (kind is not layer and layer.is_initialized):
+    cls = type(layer) if index < len(layers) else layer
+    if cls not in (caches.DynamicLayer, caches.DynamicSlidingWindowLayer) or (cls is not layer and layer.is_initialized):
         return False
-    return all(_is_of(known, layer, name) for name in ("update", "lazy_initialization"))
+    return all(_is_defined_in(caches, layer, name) for name in ("update", "lazy_initialization"))
 
 
 def is_pair(cache: object) -> bool:
-    """True for a cache of two: one of a decoder's own keys, and one of its encoder's."""
+    """True for a pair of caches, of a decoder's own keys and its encoder's."""
     return isinstance(cache, sys.modules[_CACHES].EncoderDecoderCache)
 
 
-def _is_of(module: ModuleType, owner: object, name: str) -> bool:
-    """True if the code of a method stands in a module's file."""
+def _is_defined_in(module: ModuleType, owner: object, name: str) -> bool:
     method = getattr(owner, name)
     code = getattr(getattr(method, "__func__", method), "__code__", None)
     return code is not None and code.co_filename == module.__file__
 
 
-class HandedCache:
-    """Stands for a cache while a layer is traced.
-
-    Args:
-        kind: the class that it says to be of.
+class CacheStandIn:
+    """Stands for a cache while a layer is traced, as an instance of ``kind``.
 
     Attributes:
-        update_call: what the layer has called `update` with, keys and values first.
+        update_call: the arguments of the layer's call of `update`, keys and values first.
     """
 
     def __init__(self, kind: type) -> None:
@@ -135,7 +122,7 @@ class HandedCache:
         return self._kind
 
     def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """The new keys and values."""
+        """Records the call, and returns the new keys and values."""
         if self.update_call is not None:
             raise UnsupportedError("the layer updates its cache more than once")
         self.update_call = (keys, values, *args), kwargs
@@ -144,103 +131,85 @@ class HandedCache:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnsupportedError(f"the layer asks its cache for {name!r}, which differs from call to call")
+        raise UnsupportedError(f"the layer reads {name!r} of its cache, which differs from call to call")
 
     def __len__(self) -> NoReturn:
         self.__getattr__("len")
 
 
-class EmptyCache(HandedCache):
-    """Stands for a cache that holds nothing yet."""
-
+class EmptyCacheStandIn(CacheStandIn):
     def get_seq_length(self, *_: Any) -> int:
-        """The number of keys that it holds."""
         return 0
 
-    def taken(self) -> Any:
-        """The keys and values that it is to take, or None."""
+    def new_entries(self) -> Any:
+        """The keys and values that the layer adds, or None."""
         return None if self.update_call is None else self.update_call[0][:2]
 
 
-class UnreadCache(EmptyCache):
-    """Stands for a cache that a layer has no business with."""
+class UnusedCacheStandIn(EmptyCacheStandIn):
+    """Stands for a cache that a layer must not use."""
 
     def update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuses."""
         self.__getattr__("update")
 
     def get_seq_length(self, *_: Any) -> Any:
-        """Something that is no number."""
-        return object()
+        return object()  # not a number
 
 
-class HandedPair(EmptyCache):
-    """Stands for a cache of two, one of a decoder's own keys and one of its encoder's.
-
-    Args:
-        are_fresh: for each, whether it holds nothing yet.
-    """
+class CachePairStandIn(EmptyCacheStandIn):
+    """Stands for a pair of caches; ``are_fresh`` says for each if it is empty."""
 
     def __init__(self, kind: type, are_fresh: Sequence[bool]) -> None:
         super().__init__(kind)
-        part = sys.modules[_CACHES].DynamicCache
-        parts = [(EmptyCache if is_empty else UnreadCache)(part) for is_empty in are_fresh]
-        self.self_attention_cache, self.cross_attention_cache = parts
+        dynamic = sys.modules[_CACHES].DynamicCache
+        stand_ins = [(EmptyCacheStandIn if is_empty else UnusedCacheStandIn)(dynamic) for is_empty in are_fresh]
+        self.self_attention_cache, self.cross_attention_cache = stand_ins
         self.is_updated: dict[int, bool] = {}
         self.get_seq_length = self.self_attention_cache.get_seq_length  # type: ignore[method-assign]
 
-    def taken(self) -> Any:
-        """The arguments of both."""
-        return self.self_attention_cache.taken(), self.cross_attention_cache.taken()
+    def new_entries(self) -> Any:
+        return self.self_attention_cache.new_entries(), self.cross_attention_cache.new_entries()
 
 
-def fill(cache: Any, index: int, results: tuple[Any, Any]) -> Any:
-    """The result of a layer, whose keys and values its cache takes."""
-    result, taken = results
+def fill_cache(cache: Any, index: int, results: tuple[Any, Any]) -> Any:
+    """Adds the new entries to the cache, and returns the layer's result."""
+    result, entries = results
     if not is_pair(cache):
-        if taken is not None:
-            cache.update(*taken, index)
+        if entries is not None:
+            cache.update(*entries, index)
         return result
-    own, of_encoder = taken
-    if own is not None:
-        cache.self_attention_cache.update(*own, index)
-    if of_encoder is not None:
-        cache.cross_attention_cache.update(*of_encoder, index)
-        cache.is_updated[index] = True  # as a decoder does which fills it
+    own_entries, encoder_entries = entries
+    if own_entries is not None:
+        cache.self_attention_cache.update(*own_entries, index)
+    if encoder_entries is not None:
+        cache.cross_attention_cache.update(*encoder_entries, index)
+        cache.is_updated[index] = True  # as a decoder does itself
     return result
 
 
-def filling(function: CacheFunction, place: CacheArgument, are_fresh: Sequence[bool]) -> CacheFunction:
-    """A layer's function that returns its result, and what the empty cache in this place is to take: keys and values, or None; of
-    a cache of two, that of both.
-
-    Args:
-        are_fresh: for each part of the cache, whether it is empty.
-    """
+def with_empty_cache(function: CacheFunction, argument: CacheArgument, are_fresh: Sequence[bool]) -> CacheFunction:
+    """A layer's function that also returns the new entries of its empty cache: keys and values, or None; two for a pair."""
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        handed = EmptyCache(place.kind) if len(are_fresh) == 1 else HandedPair(place.kind, are_fresh)
-        given, named = place.put(handed, args, kwargs)
-        return function(module, *given, **named), handed.taken()
+        stand_in = EmptyCacheStandIn(argument.kind) if len(are_fresh) == 1 else CachePairStandIn(argument.kind, are_fresh)
+        positional, named = argument.substitute(stand_in, args, kwargs)
+        return function(module, *positional, **named), stand_in.new_entries()
 
     return call
 
 
-# A layer as two kernels, before and behind its attention.
+# A layer as two kernels, before and after its attention.
 #
-# Between them its cache and the model's own attention function run as they are. So the kernels know no length that grows from token
-# to token, and the cache may be of any kind.
+# Between them, its cache and the model's attention function run in Python. So no kernel depends on the growing length, and the
+# cache may be of any class.
 
 
 @dataclass(frozen=True)
 class _Argument:
-    """An argument of the layer's call, by position or name."""
-
     key: int | str
 
 
 def mask_position(function: CacheFunction) -> int | None:
-    """The position of the mask of attention among the arguments of a module's function."""
     names = list(inspect.signature(function).parameters)[1:]
     return names.index(_MASK) if _MASK in names else None
 
@@ -248,8 +217,7 @@ def mask_position(function: CacheFunction) -> int | None:
 def without_mask(
     position: int | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The arguments of a call with a stand-in for the mask of attention, whose shape changes from token to token, and which no
-    kernel before or behind attention reads.
+    """A call's arguments with a stand-in for the attention mask, whose shape changes for each token and which neither kernel reads.
 
     Args:
         position: of the mask.
@@ -265,19 +233,17 @@ _MASK_ARGUMENT = _Argument(_MASK)
 
 
 @dataclass(frozen=True)
-class _Result:
-    """A result of the kernel before attention."""
-
+class _KernelResult:
     number: int
 
 
 @dataclass(frozen=True, repr=False)
-class Between:
-    """The calls between both kernels: a constant of the first one's trace, which comes back with its results.
+class AttentionCalls:
+    """The calls between the two kernels: a constant of the first kernel's trace, which is part of its results.
 
     Attributes:
-        update: arguments of the cache's `update`, by position and by name.
-        arguments: of it, likewise; behind the module, query, keys and values.
+        update: further positional and named arguments of the cache's `update`.
+        arguments: further arguments of the attention function, after the module, query, keys and values.
     """
 
     update: tuple[tuple[Any, ...], dict[str, Any]]
@@ -289,57 +255,57 @@ class Between:
         """The result of attention, (batch, positions, heads, channels).
 
         Args:
-            results: of the kernel before: query, keys, values, and what else is needed.
+            results: of the first kernel: query, keys, values, and further arguments.
             args, kwargs: of the layer's call.
         """
 
-        def value(each: Any) -> Any:
-            if isinstance(each, _Argument):
-                return args[each.key] if isinstance(each.key, int) else kwargs[each.key]
-            return results[each.number] if isinstance(each, _Result) else each
+        def value(argument: Any) -> Any:
+            if isinstance(argument, _Argument):
+                return args[argument.key] if isinstance(argument.key, int) else kwargs[argument.key]
+            return results[argument.number] if isinstance(argument, _KernelResult) else argument
 
         query, keys, values = results[:3]
-        given, named = tree_map(value, self.update)
-        keys, values = cache.update(keys, values, *given, **named)
-        given, named = tree_map(value, self.arguments)
-        found: Tensor = self.attention(self.module, query, keys, values, *given, **named)[0]
-        return found
+        positional, named = tree_map(value, self.update)
+        keys, values = cache.update(keys, values, *positional, **named)
+        positional, named = tree_map(value, self.arguments)
+        attended: Tensor = self.attention(self.module, query, keys, values, *positional, **named)[0]
+        return attended
 
     def __repr__(self) -> str:
-        """Text that no other calls have: kernels are told apart by what comes back with their results."""
-        parts = (self.attention, self.module, *tree_leaves((self.update, self.arguments)))
-        return f"Between({', '.join(repr(each) if is_plain(each) else f'{type(each).__name__} {id(each)}' for each in parts)})"
+        """A text that is unique to these calls, because it is part of the key of a trace."""
+        leaves = (self.attention, self.module, *tree_leaves((self.update, self.arguments)))
+        names = (repr(leaf) if is_plain(leaf) else f"{type(leaf).__name__} {id(leaf)}" for leaf in leaves)
+        return f"AttentionCalls({', '.join(names)})"
 
 
 @dataclass(frozen=True)
-class Handed:
-    """The results of the kernel before attention.
+class AttentionInputs:
+    """The results of the first kernel.
 
     Attributes:
-        tensors: query, keys, values, and what else the calls between need.
-        between: the calls.
+        tensors: query, keys, values, and further arguments of the calls.
     """
 
     tensors: tuple[Any, ...]
-    between: Between
+    calls: AttentionCalls
 
 
 register_pytree_node(
-    Handed, lambda handed: (handed.tensors, handed.between), lambda tensors, between: Handed(tuple(tensors), between)
+    AttentionInputs, lambda inputs: (inputs.tensors, inputs.calls), lambda tensors, calls: AttentionInputs(tuple(tensors), calls)
 )
 
 
-class _Reached(BaseException):
-    """A layer that is traced has come to its attention; no handler of the model's may catch that."""
+class _AttentionReached(BaseException):
+    """A traced layer has reached its attention. A BaseException, so that the model's handlers do not catch it."""
 
 
 @dataclass
-class _Handing:
-    """A trace that stops at attention, or goes on with a result that it is given.
+class _AttentionTrace:
+    """The trace of a layer that stops at attention, or continues with a given result.
 
     Attributes:
-        result: what attention gives; None where the trace ends there.
-        calls: the arguments of the attention function, with the function first.
+        result: of attention; None stops the trace.
+        calls: of the attention function: the function and its arguments.
     """
 
     result: Any = None
@@ -347,96 +313,90 @@ class _Handing:
 
 
 class _Thread(threading.local):
-    handing: _Handing | None = None
+    attention_trace: _AttentionTrace | None = None
 
 
 _THREAD = _Thread()
 
 
-def is_handing() -> bool:
-    """True if a layer's code runs in this thread with stand-ins for its cache and its attention."""
-    return _THREAD.handing is not None
+def is_tracing_attention() -> bool:
+    """True if this thread runs a layer with stand-ins for its cache and attention."""
+    return _THREAD.attention_trace is not None
 
 
 @contextmanager
-def _handing(result: Any) -> Iterator[_Handing]:
-    given = _THREAD.handing
-    _THREAD.handing = handing = _Handing(result)
+def _tracing_attention(result: Any) -> Iterator[_AttentionTrace]:
+    previous = _THREAD.attention_trace
+    _THREAD.attention_trace = current = _AttentionTrace(result)
     try:
-        yield handing
+        yield current
     finally:
-        _THREAD.handing = given
+        _THREAD.attention_trace = previous
 
 
-class HandedAttention:
-    """An attention function of transformers that a trace may stop at; in all other calls the function itself."""
+class InterceptedAttention:
+    """An attention function of transformers at which a trace can stop; other calls run the function itself."""
 
     def __init__(self, function: CacheFunction) -> None:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result and the weights, which are None where they are not wanted."""
-        handing = None if is_compiling() else _THREAD.handing
-        if handing is None:
+        current = None if is_compiling() else _THREAD.attention_trace
+        if current is None:
             return self.function(*args, **kwargs)
-        handing.calls.append((self.function, args, kwargs))
-        if len(handing.calls) > 1:
+        current.calls.append((self.function, args, kwargs))
+        if len(current.calls) > 1:
             raise UnsupportedError("the layer computes attention more than once")
-        if handing.result is None:
-            raise _Reached
-        return handing.result, None
+        if current.result is None:
+            raise _AttentionReached
+        return current.result, None
 
 
-def hand_attention() -> None:
-    """Lets traces stop at all attention functions that transformers, where it is imported, knows by name."""
+def intercept_attention() -> None:
+    """Wraps all attention functions that transformers, if it is imported, knows by name."""
     module = sys.modules.get(_MODELS)
     mapping = {} if module is None else module.AttentionInterface._global_mapping
     for name, function in mapping.items():
-        if not isinstance(function, HandedAttention):
-            mapping[name] = HandedAttention(function)
+        if not isinstance(function, InterceptedAttention):
+            mapping[name] = InterceptedAttention(function)
 
 
-def before_attention(function: CacheFunction, place: CacheArgument) -> CacheFunction:
-    """A layer's function up to its attention, which gives a `Handed`.
-
-    Args:
-        function: of the layer.
-        place: of the cache.
-    """
+def before_attention(function: CacheFunction, argument: CacheArgument) -> CacheFunction:
+    """A layer's function up to its attention, which returns `AttentionInputs`."""
 
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        handed = HandedCache(place.kind)
-        given, named = place.put(handed, args, kwargs)
-        with _handing(None) as handing:
+        stand_in = CacheStandIn(argument.kind)
+        positional, named = argument.substitute(stand_in, args, kwargs)
+        with _tracing_attention(None) as current:
             try:
-                function(module, *given, **named)
-            except _Reached:
+                function(module, *positional, **named)
+            except _AttentionReached:
                 pass
             except Exception as error:
-                if handed.update_call is None or handing.calls:
+                if stand_in.update_call is None or current.calls:
                     raise
                 raise _own_attention() from error
             else:
                 raise _own_attention()
-        if handed.update_call is None:
+        if stand_in.update_call is None:
             raise UnsupportedError("the layer does not update its cache before its attention")
-        return _handed(handed.update_call, handing.calls[0], args, kwargs)
+        return _attention_inputs(stand_in.update_call, current.calls[0], args, kwargs)
 
     return call
 
 
 def _own_attention() -> UnsupportedError:
-    what = "the layer does not compute attention by a function that transformers knows by name"
+    what = "the layer does not compute attention with a function that transformers knows by name"
     return UnsupportedError(what, hint='model.set_attn_implementation("sdpa")')
 
 
-def behind_attention(function: CacheFunction, place: CacheArgument) -> CacheFunction:
-    """The rest of a layer's function, of the module, the result of attention, and the layer's arguments."""
+def after_attention(function: CacheFunction, argument: CacheArgument) -> CacheFunction:
+    """A layer's function after its attention; it takes the module, the result of attention, and the layer's arguments."""
 
     def call(module: nn.Module, attended: Any, *args: Any, **kwargs: Any) -> Any:
-        given, named = place.put(HandedCache(place.kind), args, kwargs)
-        with _handing(attended):
-            return function(module, *given, **named)
+        positional, named = argument.substitute(CacheStandIn(argument.kind), args, kwargs)
+        with _tracing_attention(attended):
+            return function(module, *positional, **named)
 
     return call
 
@@ -445,34 +405,34 @@ _TENSORS = (TracedTensor, Tensor)
 _VALUES = (*_TENSORS, TracedScalar, SymbolicSize)
 
 
-def _handed(
+def _attention_inputs(
     update: tuple[tuple[Any, ...], dict[str, Any]],
     attention: tuple[CacheFunction, tuple[Any, ...], dict[str, Any]],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-) -> Handed:
-    """The calls between both kernels, with the results of the first that they need."""
-    function, (owner, query, keys, values, *others), named = attention
+) -> AttentionInputs:
+    """The calls between the kernels, with the results of the first kernel that they need."""
+    function, (owner, query, keys, values, *further), named = attention
     (new_keys, new_values, *update_args), update_named = update
     if keys is not new_keys or values is not new_values:
-        raise UnsupportedError("the layer changes what its cache gives before its attention")
+        raise UnsupportedError("the layer changes the keys or values from its cache before its attention")
     results: list[Any] = [query, keys, values]
-    known = {id(value): _Argument(key) for key, value in numbered(args, kwargs) if isinstance(value, _VALUES)}
+    layer_arguments = {id(value): _Argument(key) for key, value in keyed_arguments(args, kwargs) if isinstance(value, _VALUES)}
 
     def stand_in(value: Any) -> Any:
-        if id(value) in known:
-            return known[id(value)]
+        if id(value) in layer_arguments:
+            return layer_arguments[id(value)]
         if not isinstance(value, _VALUES):
             return value
         if not isinstance(value, _TENSORS):
-            raise UnsupportedError("the layer computes a number that its attention or its cache takes")
+            raise UnsupportedError("the layer computes a number that is an argument of its attention or cache")
         results.append(value)
-        return _Result(len(results) - 1)
+        return _KernelResult(len(results) - 1)
 
-    between = Between(
+    calls = AttentionCalls(
         update=tree_map(stand_in, (tuple(update_args), update_named)),
         attention=function,
         module=owner,
-        arguments=tree_map(stand_in, (tuple(others), named)),
+        arguments=tree_map(stand_in, (tuple(further), named)),
     )
-    return Handed(tuple(results), between)
+    return AttentionInputs(tuple(results), calls)

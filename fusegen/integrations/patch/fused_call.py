@@ -1,4 +1,4 @@
-"""A function of a model that runs as one kernel where its calls can be traced, and as it is elsewhere."""
+"""A model's function that runs as one kernel if its call can be traced, else unchanged."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class PreparedCall:
     """A call as a kernel of tensors and plain values.
 
     Attributes:
-        args, kwargs: of its call.
-        finish: makes the result of the kernel's. It may change what the caller holds, so the function does not run after it.
-        function: the same in torch, where the kernel's own does more.
+        args, kwargs: of the kernel.
+        finish: computes the result from the kernel's. It may change the caller's state, so the function does not run afterwards.
+        function: the equivalent in torch, if the kernel's function does more.
     """
 
     kernel: Kernel[..., Any]
@@ -49,13 +49,13 @@ class PreparedCall:
 
 @dataclass(frozen=True)
 class FusedFacts:
-    """The facts of a kind of call that is one kernel.
+    """The costs of a kind of call that is one kernel.
 
     Attributes:
-        launches: of its forward pass where no gradients are wanted.
-        function: the same in torch.
-        args, kwargs: of a call, with tensors that hold nothing.
-        lowered: the kind of device, and the dtype, of the autocast that was on.
+        launches: of a forward pass without gradients.
+        function: the equivalent in torch.
+        args, kwargs: of a call, with meta tensors.
+        lowered: device type and dtype of the active autocast, or None.
     """
 
     launches: int
@@ -66,9 +66,8 @@ class FusedFacts:
 
     @classmethod
     def of(cls, call: PreparedCall) -> FusedFacts:
-        """The facts of a call that has run."""
         launches = call.kernel.lower(*call.args, **call.kwargs).step_count
-        args, kwargs = tree_map_only(Tensor, _emptied, (call.args, dict(call.kwargs)))
+        args, kwargs = tree_map_only(Tensor, _to_meta, (call.args, dict(call.kwargs)))
         kind = next((leaf.device.type for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Tensor)), "cpu")
         lower = autocast_dtype(kind)
         lowered = None if lower is None else (kind, lower)
@@ -76,44 +75,43 @@ class FusedFacts:
 
     @cached_property
     def eager_launches(self) -> int | None:
-        """The launches of the same call in torch eager; None where they cannot be counted."""
+        """The launches of the call in torch eager; None if they cannot be counted."""
         cost = eager_cost(inlined(partial(self.function, *self.args, **self.kwargs)), {}, self.lowered)
         return None if cost is None else cost.launches
 
 
-def _emptied(tensor: Tensor) -> Tensor:
+def _to_meta(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 class FusedCall:
-    """Stands in the place of a function. A kind of call that cannot be traced runs the function as it is.
+    """Replaces a function. Calls of a kind that cannot be traced run the function itself.
 
     Attributes:
-        module: the module that holds it.
-        kinds: for each kind of call that was met, the facts of its kernel, or why there is none.
-        watched_by: the last reason for which a call ran as it is, though it might be a kernel.
-        graphs: of calls with gradients; None where they are launched kernel by kernel.
-        layers: those of the model that are like the module.
+        module: that has the function.
+        kinds: the facts of the kernel, or the reason why there is none, for each kind of call so far.
+        own_code: the latest reason why a call ran the function itself although it may be a kernel.
+        graphs: for calls with gradients; None if kernels are launched one by one.
+        layers: progress over the layers of the same class.
     """
 
     __guarded__: tuple[str, ...] = ("module",)
     module: nn.Module
     graphs: KernelGraphs | None = None
     layers: Layers | None = None
-    watched_by: str = ""
-    _watched_last = "it was patched behind its forward pass"  # by what, in the last call outside of a backward pass
+    own_code: str = ""
+    _last_reason = "it was patched after its forward pass"  # of the last call outside of a backward pass
 
     def __init__(self) -> None:
         self.kinds: dict[CallKind, FusedFacts | str] = {}
-        self._refuses = False  # any kind
-        self._has_changed = False  # in the call before: what it found missing, such as a table of its own, may be there now
+        self._refuses = False  # True after any kind was refused
+        self._has_changed = False  # the last call changed state, for instance filled a missing table: the next may be traceable
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of the function."""
         if is_tracing() or is_compiling():
             return self.original(*args, **kwargs)
-        if watcher := self._watcher_of_forward_pass():
-            self.watched_by = watcher
+        if reason := self._own_code_reason():
+            self.own_code = reason
             return self.original(*args, **kwargs)
         kind = self._kind(args, kwargs) if self._refuses or not self.kinds else None
         if kind is not None and isinstance(self.kinds.get(kind), str):
@@ -134,10 +132,10 @@ class FusedCall:
                 raise
             is_first = isinstance(error, ChangeError) and not self._has_changed
         if refusal:
-            result = self.original(*args, **kwargs)  # should the function itself be wrong, it says so itself
+            result = self.original(*args, **kwargs)  # raises its own error if the function itself is wrong
             self._has_changed = is_first
             if is_first:
-                self._watched_last = refusal
+                self._last_reason = refusal
             else:
                 self.refuse(args, kwargs, refusal)
             return result
@@ -145,62 +143,53 @@ class FusedCall:
         if call.finish is not None:
             result = call.finish(result)
         if kind is not None and kind not in self.kinds:
-            self._count()
+            self._count_first_call()
             self._learn(kind, call)
         return result
 
     def refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> None:
-        """Runs later calls of this kind as they are."""
-        self._count()
+        """Makes later calls of this kind run the function itself."""
+        self._count_first_call()
         self.kinds[self._kind(args, kwargs)] = reason
         self._refuses = True
 
     @property
     def original(self) -> Callable[..., Any]:
-        """The function as it is."""
         raise NotImplementedError
 
     def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PreparedCall:
-        """A call as a kernel.
-
-        Raises:
-            UnsupportedError: it cannot be one.
-        """
+        """The call as a kernel; raises `UnsupportedError` if it cannot be one."""
         raise NotImplementedError
 
-    def watcher(self) -> str:
-        """The reason why the function must run as it is now: something looks into it. Empty if nothing does."""
+    def own_code_reason(self) -> str:
+        """The reason why the function itself must run now, for instance hooks; empty if there is none."""
         return ""
 
-    def _watcher_of_forward_pass(self) -> str:
-        """The same; in a backward pass, where checkpoints call again, as in the forward pass: both must draw the same masks."""
+    def _own_code_reason(self) -> str:
+        """In a backward pass, a checkpoint's second call gets the same reason as the first, so that both draw the same masks."""
         if torch._C._current_graph_task_id() < 0:
-            self._watched_last = self.watcher()
-        return self._watched_last
+            self._last_reason = self.own_code_reason()
+        return self._last_reason
 
     def mode(self) -> CallKind:
-        """The state that tells kinds of calls apart beside their arguments."""
+        """State that distinguishes kinds of calls besides the arguments."""
         return ()
 
     @property
     def name(self) -> str:
-        """The name of what it stands for."""
         return type(self.module).__name__
 
     def put(self) -> None:
-        """Takes the function's place."""
         raise NotImplementedError
 
     def remove(self) -> None:
-        """Puts back what was there."""
         raise NotImplementedError
 
     def _kind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallKind:
         named = ((name, type(value)) for name, value in sorted(kwargs.items()))
         return (*self.mode(), *map(type, args), *named)
 
-    def _count(self) -> None:
-        """The first call is behind: there is one layer less to wait for."""
+    def _count_first_call(self) -> None:
         if self.layers is not None and not self.kinds:
             self.layers.done += 1
             tell_of(None)
@@ -208,33 +197,33 @@ class FusedCall:
     def _learn(self, kind: CallKind, call: PreparedCall) -> None:
         try:
             self.kinds[kind] = FusedFacts.of(call)
-        except FusegenError:  # a call under a transform of torch, which ran as torch runs it
+        except FusegenError:  # torch ran the call, under one of its transforms
             return
 
 
 def _require_derivative(call: PreparedCall) -> None:
-    """Refuses a call that a reentrant checkpoint makes without gradients, and could not make again with them.
+    """Refuses a call that a reentrant checkpoint makes without gradients, if it could not be repeated with gradients.
 
     Raises:
         UnsupportedError: an operation has no derivative.
     """
-    with torch.enable_grad(), suppress(ArgumentError, GradientError):  # nothing requires a gradient
+    with torch.enable_grad(), suppress(ArgumentError, GradientError):  # nothing may require a gradient
         vjp(call.kernel, *call.args, **call.kwargs)
 
 
 def refusal_of(error: Exception) -> str:
-    """The reason why a call cannot be a kernel; empty where the error is the caller's."""
+    """The reason why a call cannot be a kernel; empty if the error is the caller's."""
     is_refusal = isinstance(error, FusegenError) and not isinstance(error, IndexRangeError)
-    return words(error) if is_refusal or _is_of_trace(error) else ""
+    return one_line(error) if is_refusal or _is_of_trace(error) else ""
 
 
 def _is_of_trace(error: Exception) -> bool:
-    """True if an error was raised while the function ran on traced values, where anything may happen."""
+    """True if the error was raised while the function ran on traced values, where any error may occur."""
     return any(frame.f_code is trace.__code__ for frame, _ in walk_tb(error.__traceback__))
 
 
-def words(error: Exception) -> str:
-    """An error on one line, with the name of its file alone: a report cuts long ones."""
+def one_line(error: Exception) -> str:
+    """An error on one line, with the file's name instead of its path, because reports cut long lines."""
     if not isinstance(error, FusegenError):
         return f"{type(error).__name__}: {error}"
     file, _, line = (error.where or "").partition(":")

@@ -1,4 +1,4 @@
-"""The kernels that a patched model runs: a row for each group of modules that are alike."""
+"""The report of a patched model: a row for each group of modules with equal results."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from fusegen.graphs.graphed import GraphedForward, KernelGraphs, describe_graphs
 from fusegen.integrations.patch.forward import FusedForward
 from fusegen.integrations.patch.fused_call import FusedCall, FusedFacts
 
-_WIDTH = 100  # of a reason
+_WIDTH = 100  # characters of a reason
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """Modules of one class that fare alike.
+    """Modules of one class with equal results.
 
     Attributes:
-        path: in the model; ``{0-11}`` stands for several numbers.
+        path: in the model; ``{0-11}`` stands for several indices.
         kind: the class.
-        count: the number of modules.
         fused: True if calls are one kernel each.
-        before, after: launches of all of them in a forward pass; None where that is not known.
-        reason: why they are not fused, or what of their calls is not.
+        before, after: launches of all of them in a forward pass; None if unknown.
+        reason: why they, or some of their calls, are not fused.
     """
 
     path: str
@@ -38,11 +37,11 @@ class ReportRow:
 class Report:
     """The modules that `patch` replaced.
 
-    It is read when it is asked for: launches are those of calls that have happened, of a forward pass without gradients.
+    The rows describe calls so far; launches are those of a forward pass without gradients.
 
     Args:
         model: the name of its class.
-        calls: what was replaced, by path.
+        calls: the replaced functions, by path.
         graphs: the model's forward pass as CUDA graphs.
     """
 
@@ -52,24 +51,25 @@ class Report:
 
     @property
     def cuda_graphs(self) -> bool:
-        """True if calls are recorded as CUDA graphs and replayed: of the model without gradients, of its layers with gradients.
-        It may be set."""
+        """True if calls are recorded as CUDA graphs and replayed: of the model, or with gradients of its layers. It can be set."""
         return self._graphs.is_put
 
     @cuda_graphs.setter
-    def cuda_graphs(self, wanted: bool) -> None:
-        if wanted == self._graphs.is_put:
+    def cuda_graphs(self, enabled: bool) -> None:
+        if enabled == self._graphs.is_put:
             return
-        if wanted:
+        if enabled:
             self._graphs.put()
         else:
             self._graphs.remove()
         for call in self._layers:
-            has_parts = next(call.module.children(), None) is not None  # else a graph's copies cost as much as its launches
-            call.graphs = KernelGraphs(self._graphs.pools) if wanted and has_parts else None
+            has_parts = (
+                next(call.module.children(), None) is not None
+            )  # otherwise, copies into the graph cost as much as its launches
+            call.graphs = KernelGraphs(self._graphs.pools) if enabled and has_parts else None
 
     def undo(self) -> None:
-        """Puts back everything as it was."""
+        """Restores the model."""
         self.cuda_graphs = False
         for call in self._calls.values():
             call.remove()
@@ -78,26 +78,26 @@ class Report:
     @property
     def rows(self) -> list[ReportRow]:
         """The modules that were replaced, and those that were not, with the reason."""
-        return list(_grouped(self._single()))
+        return list(_grouped(self._ungrouped_rows()))
 
     @property
     def before(self) -> int:
-        """Launches of torch eager in the place of all kernels."""
+        """Launches of torch eager for all fused modules."""
         return sum(row.before or 0 for row in self.rows if row.fused and row.after is not None)
 
     @property
     def after(self) -> int:
-        """Launches of all kernels."""
+        """Launches of fusegen for all fused modules."""
         return sum(row.after or 0 for row in self.rows if row.fused and row.before is not None)
 
-    def _single(self) -> Iterator[ReportRow]:
-        """A row for each module that was called on its own, or that no other holds."""
+    def _ungrouped_rows(self) -> Iterator[ReportRow]:
+        """A row for each module that was called by itself, or that is in no fused module."""
         covered: list[str] = []
         for path, call in self._calls.items():
             inside = any(path.startswith(f"{outer}.") or not outer for outer in covered)
             if not call.kinds:
-                if call.watched_by:
-                    yield ReportRow(path, call.name, 1, False, None, None, f"as it is: {call.watched_by}")
+                if call.own_code:
+                    yield ReportRow(path, call.name, 1, False, None, None, f"not fused: {call.own_code}")
                 elif not inside:
                     covered.append(path)
                     yield ReportRow(path, call.name, 1, False, None, None, "not called yet")
@@ -109,27 +109,24 @@ class Report:
 
     def __str__(self) -> str:
         rows = self.rows
-        graphs = self._of_graphs() if self.cuda_graphs else []
+        graphs = self._graph_lines() if self.cuda_graphs else []
         if not rows:
             return "\n".join([f"{self._model}: nothing is replaced", *graphs])
         cells = [
             (row.path or "(model)", f"{row.kind}{f' ×{row.count}' if row.count > 1 else ''}", _launches(row), row.reason)
             for row in rows
         ]
-        widths = [max(len(each[column]) for each in cells) for column in range(3)]
+        widths = [max(len(row_cells[column]) for row_cells in cells) for column in range(3)]
         lines = [
-            "  ".join([*(text.ljust(width) for text, width in zip(each, widths, strict=False)), each[3]]).rstrip() for each in cells
+            "  ".join([*(text.ljust(width) for text, width in zip(row_cells, widths, strict=False)), row_cells[3]]).rstrip()
+            for row_cells in cells
         ]
-        total = (
-            f"launches of these in a forward pass: {self.before} before, {self.after} now"
-            if self.after
-            else "no kernel has run yet"
-        )
+        total = f"launches in a forward pass: {self.before} before, {self.after} now" if self.after else "no kernel has run yet"
         if self.after:
             total += f" ({100 * (self.before - self.after) / self.before:.0f}% fewer)" if self.before > self.after else ""
         return "\n".join([f"{self._model}, patched:", *(f"  {line}" for line in lines), total, *graphs])
 
-    def _of_graphs(self) -> list[str]:
+    def _graph_lines(self) -> list[str]:
         layers = describe_graphs(graph for call in self._layers for graph in (call.graphs or {}).values())
         return [f"CUDA graphs of the model: {self._graphs}", f"CUDA graphs of layers, with gradients: {layers}"]
 
@@ -141,9 +138,9 @@ def _row(path: str, call: FusedCall) -> ReportRow:
     reasons = list(dict.fromkeys(kind for kind in call.kinds.values() if isinstance(kind, str)))
     reason = "; ".join(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…" for text in reasons)
     if not fused:
-        return ReportRow(path, call.name, 1, False, None, None, f"as it is: {reason}")
+        return ReportRow(path, call.name, 1, False, None, None, f"not fused: {reason}")
     return ReportRow(
-        path, call.name, 1, True, fused[0].eager_launches, fused[0].launches, f"in part as it is: {reason}" if reason else ""
+        path, call.name, 1, True, fused[0].eager_launches, fused[0].launches, f"partly fused: {reason}" if reason else ""
     )
 
 
@@ -155,29 +152,27 @@ def _launches(row: ReportRow) -> str:
 
 
 def _grouped(rows: Iterator[ReportRow]) -> Iterator[ReportRow]:
-    """Rows of modules that differ in one number of their paths as one."""
     groups: dict[tuple[object, ...], list[ReportRow]] = {}
     for row in rows:
         groups.setdefault(
             (re.sub(r"(?<![^.])\d+(?=\.|$)", "#", row.path), row.kind, row.fused, row.before, row.after, row.reason), []
         ).append(row)
-    for same in groups.values():
-        yield _together(same) if len(same) > 1 else same[0]
+    for members in groups.values():
+        yield _merged(members) if len(members) > 1 else members[0]
 
 
-def _together(rows: Sequence[ReportRow]) -> ReportRow:
+def _merged(rows: Sequence[ReportRow]) -> ReportRow:
     first, count = rows[0], len(rows)
-    before, after = (None if each is None else each * count for each in (first.before, first.after))
+    before, after = (None if launches is None else launches * count for launches in (first.before, first.after))
     return replace(first, path=_span([row.path for row in rows]), count=count, before=before, after=after)
 
 
 def _span(paths: Sequence[str]) -> str:
-    """Paths as one, with ``{0-11}`` where they differ."""
-    parts = list(zip(*(path.split(".") for path in paths), strict=True))
-    return ".".join(each[0] if len(set(each)) == 1 else _range(each) for each in parts)
+    columns = list(zip(*(path.split(".") for path in paths), strict=True))
+    return ".".join(column[0] if len(set(column)) == 1 else _range(column) for column in columns)
 
 
 def _range(texts: Sequence[str]) -> str:
     numbers = sorted(set(map(int, texts)))
-    whole = numbers == list(range(numbers[0], numbers[-1] + 1))
-    return f"{{{numbers[0]}-{numbers[-1]}}}" if whole else "{" + ",".join(map(str, numbers)) + "}"
+    is_contiguous = numbers == list(range(numbers[0], numbers[-1] + 1))
+    return f"{{{numbers[0]}-{numbers[-1]}}}" if is_contiguous else "{" + ",".join(map(str, numbers)) + "}"

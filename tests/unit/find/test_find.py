@@ -181,7 +181,7 @@ def test_a_batch_is_a_tensor_a_tuple_or_a_dict() -> None:
 def test_nothing_worth_fusing_is_said() -> None:
     found = fg.find(nn.Linear(64, 64), torch.randn(8, 64))
     assert len(found) == 0
-    assert str(found).startswith("nothing that is worth fusing was found")
+    assert str(found).startswith("no chain worth fusing was found")
 
 
 def test_a_report_has_the_table_and_each_declaration() -> None:
@@ -195,10 +195,10 @@ def test_a_report_has_the_table_and_each_declaration() -> None:
 
 def test_sources_that_cannot_be_looked_at_are_refused() -> None:
     wrong = [
-        (lambda: fg.find(Mlp()), "nothing is known of the arguments of Mlp"),
-        (lambda: fg.find(Mlp(), torch.randn(3)), "Mlp cannot be run on this batch"),
-        (lambda: fg.find(3), "looks at a model"),
-        (lambda: fg.find(Mlp(), batch(), target="cpu"), "compares launches of GPUs"),
+        (lambda: fg.find(Mlp()), "the arguments of Mlp are unknown"),
+        (lambda: fg.find(Mlp(), torch.randn(3)), "Mlp does not run on this batch"),
+        (lambda: fg.find(3), "needs a model"),
+        (lambda: fg.find(Mlp(), batch(), target="cpu"), "compares launches on GPUs"),
     ]
     for call, text in wrong:
         with case(text), pytest.raises(fg.FusegenError, match=text):
@@ -215,7 +215,7 @@ def test_a_batch_that_does_not_fit_is_logged_by_nobody() -> None:
     handler, logger = Handler(), logging.getLogger("torch._subclasses.fake_tensor")
     logger.addHandler(handler)
     try:
-        with pytest.raises(BatchError, match="Linear cannot be run on this batch"):
+        with pytest.raises(BatchError, match="Linear does not run on this batch"):
             fg.find(nn.Linear(8, 8), torch.randn(4, 9))
     finally:
         logger.removeHandler(handler)

@@ -151,7 +151,7 @@ def test_what_cannot_be_traced_runs_as_it_is_with_its_parts_fused() -> None:
     report = fg.patch(model)
     torch.testing.assert_close(model(x), expected)
     assert _is_fused(report) == {"layers.{0-1}": False, "layers.{0-1}.mlp": True, "layers.{0-1}.norm": True}
-    assert "as it is: a branch on a tensor's value cannot be traced" in str(report)
+    assert "not fused: a branch on a tensor's value cannot be traced" in str(report)
 
 
 def test_an_error_of_the_model_is_its_own() -> None:
@@ -176,7 +176,7 @@ def test_chosen_modules_and_those_that_are_left_out() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"only": "Mpl"}, "no module of the model is 'Mpl'"), ({"exclude": 3}, "neither a module's class nor its name")],
+    [({"only": "Mpl"}, "the model has no module 'Mpl'"), ({"exclude": 3}, "neither a module's class nor its name")],
 )
 def test_a_choice_of_nothing_is_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
@@ -221,7 +221,7 @@ def test_the_report_names_hooks_that_look_into_a_module() -> None:
         layer.mlp.down.register_forward_hook(lambda _module, _args, _result: None)
     model(x)
     reasons = {row.path: row.reason for row in report.rows if not row.fused}
-    hooked = "as it is: a module inside of it has hooks"
+    hooked = "not fused: one of its submodules has hooks"
     assert reasons == {"layers.{0-1}": hooked, "layers.{0-1}.mlp": hooked}
 
 

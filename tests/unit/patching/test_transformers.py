@@ -245,7 +245,7 @@ def test_attention_by_a_models_own_code_stays_with_its_cache() -> None:
     report = fg.patch(model)
     assert torch.equal(generated(model), expected)
     (row,) = [row for row in report.rows if row.kind == "LlamaDecoderLayer"]
-    assert "does not compute attention by a function that transformers knows by name" in row.reason
+    assert "does not compute attention with a function that transformers knows by name" in row.reason
 
 
 _TINY: dict[str, Any] = {

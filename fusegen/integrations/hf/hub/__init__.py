@@ -1,5 +1,4 @@
-"""A folder as ``kernels`` reads it: `layers` has the classes whose forward passes take the place of others'. ``kernels`` imports it
-from its path, under the id in `metadata.json`."""
+"""A kernel folder in the format of ``kernels``, which imports it by path, under the id in `metadata.json`."""
 
 from fusegen.integrations import hf as layers
 
