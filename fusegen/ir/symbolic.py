@@ -55,7 +55,7 @@ class Modulo(sympy.Function):  # type: ignore[misc]
 
 
 class IndexValue(sympy.Function):  # type: ignore[misc]
-    """The run-time index ``IndexValue(node, extent, *index)`` of a gather: the index tensor's value at the element ``index`` of ``node``.
+    """The run-time index of a gather: IndexValue(node, extent, *index) is the index value of its element index.
 
     The kernel reads it and checks that it is below the extent.
     """
