@@ -273,9 +273,6 @@ def _require_distinct(builder: GraphBuilder, place: int, root: int) -> None:
             )
 
 
-# What torch copies.
-
-
 def lies_in(builder: GraphBuilder, position: int, memory: TracedMemory, *, contiguous: bool = False) -> bool:
     """True if a view, or a reshape, of a declared parameter is a view for torch, which copies where strides cannot say it.
 

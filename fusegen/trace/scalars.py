@@ -256,9 +256,6 @@ for _name, _op in {"neg": Op.NEG, "abs": Op.ABS}.items():
     setattr(TracedScalar, f"__{_name}__", _unary(_op))
 
 
-# Sizes.
-
-
 def stale() -> TraceError:
     """The error of a value that is used outside of the trace that it belongs to."""
     return TraceError(
