@@ -149,7 +149,7 @@ def _with_own_memory(name: str, result: Any, args: Sequence[Any], before: Sequen
     if is_tensor and name in ("contiguous", "ravel"):
         memory, position = result._memory, result._position
         if not memory.declared and not memory.parameter and position != memory.value:  # a view of unknown strides
-            return result._tracer.value(position, TracedMemory.beside(memory, position))
+            return result._tracer.value(position, TracedMemory.possible_alias(memory, position))
         is_copied = is_argument and result._tracer.is_copied(position, memory, contiguous=True)
     if not is_argument or (name in _ITSELF_OR_VIEWS and not is_copied):
         return result

@@ -19,7 +19,7 @@ from fusegen.ir.infer import MismatchError, broadcast
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.program.numbers import ERRORS
-from fusegen.trace.memory import TracedMemory, lies_in, require_current, require_filled, store
+from fusegen.trace.memory import TracedMemory, is_torch_view, require_current, require_filled, store
 from fusegen.trace.modes import flat, require_wide, without_overflow
 from fusegen.trace.scalars import Fact, NeedsFact, SizeSum, SymbolicSize, TracedScalar, stale
 from fusegen.trace.user import CallerTensor, here, location
@@ -193,7 +193,7 @@ class Tracer:
 
         With a size of 1 it may be a view, so guards exclude sizes of 1.
         """
-        if not memory.declared or lies_in(self.builder, position, memory, contiguous=contiguous):
+        if not memory.declared or is_torch_view(self.builder, position, memory, contiguous=contiguous):
             return False
         dims = self.builder.nodes[memory.version].shape
         for symbol in sorted({s for dim in dims for s in getattr(dim, "free_symbols", ())}, key=str):

@@ -90,7 +90,7 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: scripted(x), "a function of TorchScript"),
     (lambda x: x + "a", "a str cannot take part"),
     (lambda x: x.long() + 2**70, "does not fit 64 bits"),
-    (lambda x: x.reshape(2.0, -1), "2.0 is no size"),
+    (lambda x: x.reshape(2.0, -1), "2.0 is not a size"),
     (lambda x: x.reshape(x.sum(), -1), "used as a size"),
     (lambda x: x.int().mean(), "mean of"),
     (lambda x: (x > 0) - (x > 1), "subtraction of bools"),
