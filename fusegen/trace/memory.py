@@ -148,7 +148,7 @@ def put(target: _Value, region: int, result: _Value) -> None:
     if 0 in builder.nodes[region].shape or result._position == region:
         return
     _require_distinct(builder, region, memory.value)
-    memory.lose_others()
+    memory.invalidate_aliases()
     if not memory.declared and not _are_views(builder, target._position, memory.value, written=True):
         _give_own_memory(target, with_value(builder, region, target._position, result._position))
         return
@@ -297,7 +297,7 @@ class _Nodes:
     line: Location | None
 
     def add(self, op: Op, *args: int, **attrs: object) -> int:
-        return self.builder.add(op, args, location=self.where, **attrs)
+        return self.builder.add(op, args, location=self.line, **attrs)
 
     def shape(self, position: int) -> Shape:
         return self.builder.nodes[position].shape
