@@ -36,20 +36,17 @@ class Blocks:
 
     @property
     def operands(self) -> tuple[InputSpec, ...]:
-        """The body's inputs that are operands."""
         return self.body.inputs[: len(self.body.inputs) - len(self.sums)]
 
     @property
     def results(self) -> tuple[InputSpec, ...]:
-        """The body's inputs that are results."""
         return self.body.inputs[len(self.body.inputs) - len(self.sums) :]
 
 
 def start_of(depth: int) -> sympy.Symbol:
-    """Returns the symbol of a block's first row, at a loop nesting depth."""
+    """Returns the symbol of a block's first row; `depth` counts enclosing loops."""
     return sympy.Symbol(f"block_start_{depth}", integer=True, nonnegative=True)
 
 
 def rows_of(depth: int) -> sympy.Symbol:
-    """Returns the symbol of a block's number of rows, at a loop nesting depth."""
     return size_symbol(f"block_rows_{depth}")

@@ -34,14 +34,12 @@ def _formula(expr: sympy.Expr) -> Formula:
 
 
 def ceil_div(expr: Dim, divisor: int) -> Formula:
-    """Returns expr / divisor, rounded up."""
     if isinstance(expr, int):
         return formula_of(-(-expr // divisor))
     return formula(expr) if divisor == 1 else formula(expr + (divisor - 1)) // divisor
 
 
 def relation(relation: sympy.Basic) -> Relation:
-    """Converts a relation of sizes."""
     if isinstance(relation, sympy.Not):
         (inner,) = relation.args
         return Relation(formula(inner.args[0]), _OPPOSITE[_SIGNS[type(inner)]], formula(inner.args[1]))
@@ -50,7 +48,6 @@ def relation(relation: sympy.Basic) -> Relation:
 
 
 def integer_text(expr: Index, division: str = "//") -> str:
-    """Formats an integer expression."""
     return formula(expr).text(division)
 
 
@@ -64,7 +61,6 @@ def _signed(term: sympy.Expr) -> Formula:
 
 
 def _term(expr: sympy.Expr) -> Formula:
-    """A term of a sum; a power becomes repeated factors."""
     factors = [f for arg in sorted(sympy.Mul.make_args(expr), key=_order) for f in _factors(arg)]
     return factors[0] if len(factors) == 1 else Formula(FormulaKind.PRODUCT, tuple(factors))
 
@@ -113,7 +109,6 @@ def _renumbered(node: Node, indices: Mapping[int, int]) -> Node:
 
 
 def numbers_of(program: ScalarProgram) -> Numbers:
-    """Converts a program to plain data."""
     return Numbers(tuple(map(_instruction, program.nodes)), program.results)
 
 
@@ -128,11 +123,7 @@ def _instruction(node: Node) -> NumberLeaf | Operation:
 
 
 def evaluate(nodes: Sequence[Node], position: int, scalars: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-    """Evaluates one node.
-
-    Raises:
-        ArithmeticError, ValueError, TypeError: the errors of Python's operators.
-    """
+    """Evaluates one node; raises the errors of Python's operators."""
     program = extract(nodes, [("value", position)])
     values: list[Any] = []
     for node in program.nodes:

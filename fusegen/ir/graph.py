@@ -36,7 +36,6 @@ class Node:
     Attributes:
         args: indices of the operands in the graph: tensors, then the run-time numbers named by `numbers`.
         attrs: the operation's further arguments, sorted by name.
-        shape: sizes, literal or symbolic.
         dtype: the logical element type, as torch defines it.
         weak: True for a Python number, which does not promote the tensors that it is combined with.
     """
@@ -53,7 +52,6 @@ class Node:
 
     @property
     def family(self) -> Family:
-        """The family of the operation."""
         return self.op.family
 
     @property
@@ -64,12 +62,10 @@ class Node:
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """Indices of the tensor operands."""
         return self.args[: len(self.args) - len(self.numbers)]
 
     @property
     def number(self) -> float | int | bool:
-        """The value of a constant."""
         text = str(self.attr("value"))
         if text in ("True", "False"):
             return text == "True"
@@ -81,7 +77,6 @@ class InputSpec:
     """The known facts about an input tensor.
 
     Attributes:
-        name: the parameter's name.
         strides: in elements, one per dim: expressions of sizes if the layout implies them, else symbols of their own.
         alignment: bytes, up to 16, that divide the address and every stride of an outer dim.
         hidden: True if the function captures the tensor instead of taking it as a parameter.
@@ -99,19 +94,14 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class ScalarProgram:
-    """Scalar arithmetic that the host evaluates before a launch, by Python's rules (`ir.formula`).
-
-    Attributes:
-        nodes: leaves and operations in topological order.
-        results: the node index of each result, by name.
-    """
+    """Scalar arithmetic that the host evaluates before a launch, by Python's rules (`ir.formula`); `results` are node indices by
+    name."""
 
     nodes: tuple[Node, ...] = ()
     results: tuple[tuple[str, int], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The scalars that the program reads."""
         return tuple(dict.fromkeys(str(n.attr("name")) for n in self.nodes if n.op is Op.SCALAR))
 
 
@@ -124,7 +114,6 @@ class Graph:
 
     Attributes:
         inputs: tensors, in the order of their parameters.
-        scalars: names of the run-time scalars, with their dtypes.
         nodes: all values, in topological order.
         outputs: indices of the results; a `PUT` result is the caller's tensor itself.
         locations: the source line of each node; ignored by equality.
@@ -165,7 +154,6 @@ class Graph:
 
     @cached_property
     def operations(self) -> frozenset[Op]:
-        """The set of operations in the graph."""
         return frozenset(node.op for node in self.nodes)
 
     @cached_property
@@ -183,12 +171,10 @@ class Graph:
 
     @cached_property
     def puts(self) -> tuple[int, ...]:
-        """All writes, in order."""
         return tuple(p for p, node in self if node.op is Op.PUT) if self.writes else ()
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that read each node."""
         users: list[list[int]] = [[] for _ in self.nodes]
         for position, node in enumerate(self.nodes):
             for a in dict.fromkeys(node.args):
@@ -197,10 +183,7 @@ class Graph:
 
     @cached_property
     def post_dominators(self) -> tuple[int, ...]:
-        """The immediate post-dominator of each node; the number of nodes if it has none.
-
-        Cooper, Harvey and Kennedy, A Simple, Fast Dominance Algorithm (2001), on an acyclic graph.
-        """
+        """The immediate post-dominator of each node, or the number of nodes. Cooper, Harvey and Kennedy (2001)."""
         end = len(self.nodes)
         dominators = [end] * end
         results = frozenset(self.outputs)
@@ -240,9 +223,6 @@ class GraphBuilder:
 
         Args:
             args: tensor operands, then the numbers named by the attribute ``numbers``, which do not affect shape or dtype.
-
-        Raises:
-            ShapeError: if the operands' shapes do not fit the operation.
         """
         count = len(args) - len(cast(tuple[str, ...], attrs.get("numbers", ())))
         operands = [self.nodes[a] for a in args[:count]]
@@ -259,18 +239,15 @@ class GraphBuilder:
         return self.add(Op.CONSTANT, value=repr(value), dtype=dtype or kind, weak=dtype is None)
 
     def size(self, size: Dim) -> int:
-        """Adds a size as a number."""
         if isinstance(size, int):
             return self.constant(size)
         return self.put(Node(Op.SIZE, (), (("size", size),), (), DType.INT64, weak=True), None)
 
     def input(self, spec: InputSpec) -> int:
-        """Adds an input tensor."""
         self.inputs.append(spec)
         return self.put(Node(Op.INPUT, (), (("name", spec.name),), spec.shape, spec.dtype), None)
 
     def scalar(self, name: str, dtype: DType) -> int:
-        """Adds a run-time scalar."""
         self.scalars.append((name, dtype))
         return self.put(Node(Op.SCALAR, (), (("name", name),), (), dtype, weak=True), None)
 
@@ -366,15 +343,7 @@ _MOST_A_VALUE = 8  # a long graph without recomputation compiles in linear time
 
 
 def check_spread(graph: Graph, elements: int) -> None:
-    """Refuses a kernel that reads its values at too many indices.
-
-    Args:
-        graph: in primitives.
-        elements: (value, index) pairs seen so far.
-
-    Raises:
-        UnsupportedError: if there are too many.
-    """
+    """Raises `UnsupportedError` if a kernel reads its values at too many indices: `elements` counts (value, index) pairs."""
     values = len(graph.nodes)
     _refuse_above(
         _MOST,
@@ -386,15 +355,7 @@ def check_spread(graph: Graph, elements: int) -> None:
 
 
 def check_repetition(graph: Graph, computed: int) -> None:
-    """Refuses a program whose kernels recompute the same values too often.
-
-    Args:
-        graph: in primitives.
-        computed: nodes computed by the kernels found so far, counted once per computation.
-
-    Raises:
-        UnsupportedError: if there are too many.
-    """
+    """Raises `UnsupportedError` if kernels recompute values too often: `computed` counts each computation of a node."""
     values = len(graph.nodes)
     _refuse_above(
         _MOST_IN_ALL,

@@ -69,9 +69,7 @@ class ElementSource:
 def sources(graph: Graph, position: int, index: Position, axes: Axes) -> tuple[ElementSource, ...]:
     """Returns the operand elements that the element ``index`` of a pointwise, view or indexing node reads.
 
-    Args:
-        index: one expression per dim.
-        axes: the iteration space of the expressions.
+    Index expressions are over the iteration space `axes`.
     """
     node = graph.nodes[position]
     if node.family is Family.POINTWISE:
@@ -246,7 +244,6 @@ def are_apart(graph: Graph, put: int, other_put: int) -> bool:
 
 
 def _are_disjoint_slices(one: Node, other: Node) -> bool:
-    """Compares the ranges of two slices of a dim with literal bounds."""
     starts, ends = [], []
     for node in (one, other):
         numbers = [literal(cast(Dim, node.attr(name))) for name in ("start", "length", "step")]
@@ -285,17 +282,14 @@ _NOT_IN_MEMORY = (Op.CONSTANT, Op.SCALAR, Op.IOTA, Op.SIZE)
 
 
 def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Returns row-major strides."""
     return tuple(simplify_dim(product(shape[d + 1 :])) for d in range(len(shape)))
 
 
 def row_major(name: str, shape: Shape, dtype: DType) -> InputSpec:
-    """Returns a contiguous input."""
     return _in_row_major_order(InputSpec(name, dtype, shape, ()))
 
 
 def in_row_major_order(graph: Graph) -> Graph:
-    """Returns the graph with contiguous inputs."""
     return replace(graph, inputs=tuple(map(_in_row_major_order, graph.inputs)))
 
 

@@ -30,20 +30,13 @@ Attrs: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Operand:
-    """The shape, dtype and weakness of a node."""
-
     shape: Shape
     dtype: DType
     weak: bool = False
 
 
 def result(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Operand:
-    """Infers shape, dtype and weakness of an operation's result.
-
-    Raises:
-        ShapeError: if the operands do not fit the operation.
-        TraceError: if a float operation is applied to integers.
-    """
+    """Infers a result; raises `ShapeError` for operands that do not fit, `TraceError` for a float operation on integers."""
     weak = op.family is Family.POINTWISE and op is not Op.CAST and all(o.weak for o in operands)
     weak = weak or (op is Op.CONSTANT and bool(attrs.get("weak", True)))
     dtype = result_dtype(op, operands, attrs)
@@ -53,7 +46,6 @@ def result(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Operand:
 
 
 def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
-    """Returns the dtype of an operation's result."""
     rule = op.row.result
     if rule is DtypeRule.EXPLICIT:
         return cast(DType, attrs["dtype"])
@@ -95,11 +87,7 @@ def operand_types(op: Op, operands: Sequence[Operand], dtype: DType) -> list[DTy
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """Returns the broadcast shape, by torch's rule.
-
-    Raises:
-        ShapeError: if two sizes differ and neither is 1.
-    """
+    """Returns the broadcast shape by torch's rule, or raises `ShapeError`."""
     rank = max((len(s) for s in shapes), default=0)
     padded = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
     return tuple(_common(sizes, shapes) for sizes in zip(*padded, strict=True))

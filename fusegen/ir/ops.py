@@ -28,8 +28,6 @@ class Family(Enum):
 
 
 class DtypeRule(Enum):
-    """The rule for a result's dtype."""
-
     PROMOTE = "promote"  # the operands' common type
     FLOAT = "float"  # the common type, integers becoming float32
     FLOATING = "floating"  # the common type, which must be a float: torch does not define the operation for integers
@@ -103,8 +101,6 @@ def _normalization(name: str, result: DtypeRule = DtypeRule.FLOATING, numbers: t
 
 
 class Op(Enum):
-    """All operations of the graph."""
-
     # Leaves.
     INPUT = _leaf("input")
     SCALAR = _leaf("scalar")
@@ -284,18 +280,15 @@ class Op(Enum):
 
     @property
     def row(self) -> OpRow:
-        """The operation's row of the table."""
         row: OpRow = self.value
         return row
 
     @property
     def family(self) -> Family:
-        """The family of the operation."""
         return self.row.family
 
     @property
     def is_primitive(self) -> bool:
-        """True if the compiler emits the operation itself."""
         return self.row.primitive
 
     def __repr__(self) -> str:

@@ -41,12 +41,7 @@ def random_bits(key: int, stream: int, shape: Sequence[int], device: torch.devic
 
 
 def philox(counter: Sequence[Tensor], key: int) -> list[Tensor]:
-    """Returns four 32-bit words for each counter of four words, stored in int64.
-
-    Args:
-        counter: the lowest word first.
-        key: 64 bits, of either sign.
-    """
+    """Returns four 32-bit words in int64 for each counter of four words, the lowest first; the key has 64 bits of either sign."""
     a, b, c, d = counter
     low, high = key & _WORD, key >> 32 & _WORD
     for _ in range(_ROUNDS):

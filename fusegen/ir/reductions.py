@@ -18,19 +18,14 @@ from fusegen.ir.ops import Op
 
 @dataclass(frozen=True)
 class RuleValue:
-    """A value in a rule of the table: an operand, a number, or a pointwise operation on other values.
-
-    Attributes:
-        op: the operation; None for an operand, CONSTANT for a number.
-        text: the operand's name, or the number.
-    """
+    """A value in a rule of the table: an operand (`op` is None), a number, or a pointwise operation; `text` names or spells
+    leaves."""
 
     op: Op | None
     args: tuple[RuleValue, ...] = ()
     text: str = ""
 
     def apply(self, op: Op, *others: RuleValue | float) -> RuleValue:
-        """Applies an operation to this value and others."""
         return RuleValue(op, (self, *map(_lifted, others)))
 
     def __add__(self, other: RuleValue | float) -> RuleValue:
@@ -67,19 +62,13 @@ StateValues: TypeAlias = tuple[RuleValue, ...]
 
 @dataclass(frozen=True)
 class Component:
-    """One value of a state.
-
-    Attributes:
-        identity: the value for no elements, as text: for floats, and for integers.
-        is_index: True if it is an int64 index; else it has the elements' type.
-    """
+    """One value of a state; `identity` is the value for no elements, as text: for floats, and for integers."""
 
     name: str
     identity: tuple[str, str]
     is_index: bool = False
 
     def dtype(self, element: DType) -> DType:
-        """Returns the component's type."""
         return DType.INT64 if self.is_index else element
 
 
@@ -93,7 +82,6 @@ class Gathering:
 
     Attributes:
         pivot: the component that the sums are centred on.
-        count: the component that counts elements.
         sums: names of the sums, besides the count.
         lift: the sums of an element about a pivot.
         spread: the sums of a state about a pivot.
@@ -113,7 +101,6 @@ class Monoid:
     """A reduction.
 
     Attributes:
-        components: the components of the state, in order.
         combine: merges the states of two parts.
         lift: the state of an element and its index along the reduced dims.
         operation: the pointwise operation that combines one-component states; None if it takes more.
@@ -146,12 +133,9 @@ def _single(name: str, identity: tuple[str, str], op: Op) -> Monoid:
 
 
 def _with_index(loses: Op, identity: tuple[str, str], prefers: Op, nowhere: tuple[str, str]) -> Monoid:
-    """The best value and an index of it.
+    """The best value and an index of it; NaN beats every number.
 
-    Args:
-        loses: the comparison of a value with an equal or better one.
-        prefers: the comparison of a new index with the one that it replaces, for equal values.
-        nowhere: the index for no elements.
+    `loses` compares a value with an equal or better one, `prefers` a new index with the one that it replaces for equal values.
     """
 
     def beats(a: RuleValue, b: RuleValue) -> RuleValue:

@@ -41,9 +41,7 @@ def evaluate(
     Args:
         graph: as traced, before any pass.
         inputs: tensors of any float dtype by name; their values are only widened.
-        scalars: values of the run-time scalars.
         sizes: values of sizes that no input has.
-        key: the random key of the call.
         device: the device of the evaluation; a CPU by default, so that different hardware checks a GPU's results.
     """
     return Interpreter(graph, inputs, scalars or {}, torch.device(device), sizes, key).run()
@@ -62,7 +60,6 @@ def differentiate(
     """Computes gradients in float64, by torch's autograd through `evaluate`.
 
     Args:
-        graph, inputs, scalars, sizes, device: see `evaluate`.
         wrt: names of the inputs to differentiate by.
         given: the gradient of each result; None for none.
     """
@@ -98,7 +95,6 @@ class Interpreter:
         }
 
     def run(self) -> tuple[Tensor, ...]:
-        """Evaluates all results and writes."""
         values: dict[int, Tensor] = {}
         requested = (*self.graph.outputs, *self.graph.writes)
         last_use = {a: position for position, _ in self.graph for a in self._needs(position)}

@@ -24,10 +24,8 @@ Index: TypeAlias = int | sympy.Expr
 
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """Integer division of non-negative operands; evaluated for literals, else not simplified.
-
-    Division by 0 gives 0: it only occurs in indices of empty tensors, which are never read.
-    """
+    """Integer division of non-negative operands; evaluated for literals. Division by 0, in unused indices of empty tensors,
+    gives 0."""
 
     nargs = (2,)
     is_integer = True
@@ -41,8 +39,6 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
 
 
 class Modulo(sympy.Function):  # type: ignore[misc]
-    """The remainder of `FloorDiv`."""
-
     nargs = (2,)
     is_integer = True
     is_nonnegative = True
@@ -55,22 +51,17 @@ class Modulo(sympy.Function):  # type: ignore[misc]
 
 
 class IndexValue(sympy.Function):  # type: ignore[misc]
-    """The run-time index of a gather: IndexValue(node, extent, *index) is the index value of its element index.
-
-    The kernel reads it and checks that it is below the extent.
-    """
+    """The index ``IndexValue(node, extent, *index)`` that the kernel reads for a gather's element, checked against the extent."""
 
     is_integer = True
     is_nonnegative = True
 
     @property
     def node(self) -> int:
-        """The gather's node."""
         return int(self.args[0])
 
     @property
     def index(self) -> tuple[sympy.Expr, ...]:
-        """The element of the gather."""
         return tuple(self.args[2:])
 
 
@@ -80,7 +71,6 @@ def size_symbol(name: str) -> sympy.Symbol:
 
 
 def axis_symbol(name: str) -> sympy.Symbol:
-    """Returns the symbol of an iteration axis."""
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
@@ -98,7 +88,6 @@ class RunTimeNumber(sympy.Symbol):  # type: ignore[misc]
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """Returns the product of sizes; 1 for no sizes."""
     return reduce(mul, dims, 1)
 
 
@@ -161,7 +150,6 @@ class Axes:
         object.__setattr__(self, "_bounds", dict(zip(self.symbols, self.extents, strict=True)))
 
     def floor_div(self, a: Index, b: Dim) -> Index:
-        """Returns a // b, simplified by the axes' ranges."""
         if isinstance(a, int) and isinstance(b, int):
             return a // b
         if b == 1:
@@ -172,7 +160,6 @@ class Axes:
         return simplify_dim(quotient + FloorDiv(sympy.sympify(remaining), sympy.sympify(b)))
 
     def modulo(self, a: Index, b: Dim) -> Index:
-        """Returns a % b, simplified by the axes' ranges."""
         if isinstance(a, int) and isinstance(b, int):
             return a % b
         if b == 1:
@@ -206,7 +193,6 @@ class Axes:
         return (quotients, remaining) if quotients == 0 or self.is_nonnegative(remaining) else (sympy.Integer(0), sympy.expand(a))
 
     def is_nonnegative(self, index: sympy.Expr) -> bool:
-        """True if a sum is certainly at least 0."""
         least: sympy.Expr = sympy.Integer(0)
         for term in sympy.Add.make_args(index):
             most = sympy.Integer(0) if term.is_nonnegative else self._greatest(-term)

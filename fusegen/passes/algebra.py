@@ -35,11 +35,9 @@ class Value:
         return [self.arg(number) for number in range(len(self.node.args))]
 
     def number(self, name: str) -> ValueLike:
-        """Returns a number argument: a literal, or a run-time operand."""
         return number(self.args, self.node, name)
 
     def apply(self, op: Op, *others: ValueLike, **attrs: object) -> Value:
-        """Applies an operation to this value and others."""
         args = [self.position, *(self.lift(o).position for o in others)]
         return Value(self.builder, self.builder.add(op, args, location=self.location, **attrs), self.location)
 
@@ -83,7 +81,6 @@ class Value:
         return self.apply(Op.WHERE, chosen, other)
 
     def reduce(self, op: Op, dims: tuple[int, ...], **attrs: object) -> Value:
-        """Reduces dims to extent 1."""
         return self.apply(op, dims=dims, **attrs)
 
     def unpermuted(self, order: Sequence[int]) -> Value:
@@ -111,7 +108,6 @@ class Value:
         return self / (size - correction).apply(Op.MAXIMUM, 0.0)
 
     def is_constant(self, value: float) -> bool:
-        """True for a Python number of this value."""
         return self.node.op is Op.CONSTANT and self.node.weak and float(self.node.number) == value
 
     @property

@@ -30,8 +30,6 @@ def _expands(op: Op) -> Callable[[ExpansionT], ExpansionT]:
 
 
 def _pointwise(op: Op) -> Callable[[Callable[[Value], Value]], Callable[[Value], Value]]:
-    """Registers a rule with one operand and no parameters."""
-
     def register(rule: Callable[[Value], Value]) -> Callable[[Value], Value]:
         EXPANSIONS[op] = lambda args, node: rule(args[0])
         return rule
@@ -423,13 +421,14 @@ def _log_softmax(args: Sequence[Value], node: Node) -> Value:
 
 
 def normalized_dims(node: Node) -> tuple[int, ...]:
-    """The dims along which a norm runs."""
+    """Returns the dims that a norm reduces."""
     rank = len(node.shape)
     return tuple(range(rank - cast(int, node.attr("count")), rank))
 
 
 def standardized(x: Value, node: Node, eps: ValueLike) -> tuple[Value, Value]:
-    """The factors of a norm: its operand, of a layer norm less the mean, and the reciprocal of its root mean square."""
+    """Returns the two factors of a norm: its operand (for layer norm minus the mean), and the reciprocal standard deviation or
+    root mean square."""
     dims = normalized_dims(node)
     centered = x - x.mean(dims) if node.op is Op.LAYER_NORM else x
     return centered, ((centered * centered).mean(dims) + eps).apply(Op.RSQRT)
@@ -447,7 +446,7 @@ def _layer_norm(args: Sequence[Value], node: Node) -> Value:
 
 
 def _in_dtype(value: Value, node: Node) -> Value:
-    """The value in a node's dtype, which wider weights do not change."""
+    """Casts to the node's dtype, since wider weights do not change it."""
     return value if value.dtype is node.dtype else value.apply(Op.CAST, dtype=node.dtype)
 
 

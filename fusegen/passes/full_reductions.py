@@ -52,12 +52,10 @@ class Cut:
 
     @property
     def extents(self) -> tuple[Dim, ...]:
-        """The symbolic extents of a row."""
         return tuple(extent for extent in self.shape[self.first :] if literal(extent) is None)
 
     @property
     def length(self) -> Dim:
-        """Elements per row."""
         return product(self.shape[self.first :])
 
 
@@ -66,20 +64,13 @@ Cuts: TypeAlias = tuple[tuple[int, Cut], ...]
 
 
 def cuts_of(graph: Graph, sizes: Mapping[str, int], processors: int) -> Cuts:
-    """Returns the rows of each reduction that has fewer results than the GPU has SMs and combines many elements.
-
-    Args:
-        sizes: values of all sizes.
-        processors: the number of SMs.
-    """
+    """Returns the rows of each reduction that has fewer results than the GPU has SMs and combines many elements."""
     reductions = (position for position, node in graph if node.op in _REDUCTIONS)
     cuts = ((position, _Cutting(graph, position, sizes, processors).cut()) for position in reductions)
     return tuple((position, cut) for position, cut in cuts if cut is not None)
 
 
 def by_rows(graph: Graph, cuts: Cuts) -> Graph:
-    """Splits some reductions into two steps."""
-
     cuts_by_node = dict(cuts)
 
     def replaced(builder: GraphBuilder, indices: Sequence[int], position: int) -> int | None:
@@ -93,8 +84,6 @@ def by_rows(graph: Graph, cuts: Cuts) -> Graph:
 
 @dataclass(frozen=True)
 class _InTwoSteps:
-    """Builds the reduction of rows, and of their results."""
-
     graph: Graph
     builder: GraphBuilder
     indices: Sequence[int]
@@ -102,15 +91,12 @@ class _InTwoSteps:
     cut: Cut
 
     def alike(self) -> Value:
-        """Applies the same operation in both steps."""
         node = self.graph.nodes[self.position]
         return self._rows(node.args[0]).reduce(node.op, self.cut.row).reduce(node.op, self.cut.outer)
 
     def spread(self) -> Value | None:
-        """Splits a sum of squares about the mean (Chan, Golub and LeVeque, 1979, equation 2.1); None for other reductions.
-
-        Each row is read once, and nothing cancels.
-        """
+        """Splits a sum of squares about the mean (Chan, Golub and LeVeque, 1979, equation 2.1): reads rows once, and nothing
+        cancels."""
         deviation = deviations(self.graph, self.position)
         if deviation is None:
             return None
@@ -163,7 +149,6 @@ class _Cutting:
         return (1 if rows >= self._processors else 3), length
 
     def _is_of_several(self, cut: Cut) -> bool:
-        """True if a result combines several rows."""
         return 1 < self._length(cut) < self._elements
 
     def _length(self, cut: Cut) -> int:

@@ -21,7 +21,6 @@ _STAY = (Op.CONSTANT, Op.SIZE)
 
 
 def hoist(graph: Graph) -> Graph:
-    """Returns the graph without arithmetic on numbers."""
     hoisting = _Hoist(graph)
     return hoisting.finished(rebuilt(graph, hoisting.replaced))
 
@@ -84,7 +83,6 @@ class _Hoist:
         return self.builder.put(node, None)
 
     def _name(self, position: int) -> str:
-        """The user's name for a scalar that is passed in one type; else a new name."""
         node = self.graph.nodes[position]
         user_name = str(node.attr("name")) if node.op is Op.SCALAR else ""
         if user_name.isidentifier() and user_name not in self.hoisted.values():

@@ -41,12 +41,10 @@ class _Layout:
         return tuple(1 if same(extent, 1) else part for extent, parts in zip(shape, self.splits, strict=True) for part in parts)
 
     def arranged(self, shape: Shape) -> Shape:
-        """Splits and permutes the dims of a shape."""
         split = self.split(shape)
         return tuple(split[dim] for dim in self.order)
 
     def dims_of(self, dims: Collection[int]) -> tuple[int, ...]:
-        """The new dims of some old dims."""
         owners = [dim for dim, split in enumerate(self.splits) for _ in split]
         return tuple(new for new, old in enumerate(self.order) if owners[old] in dims)
 
@@ -173,7 +171,6 @@ def _only_view(graph: Graph, position: int) -> int | None:
 
 
 def _is_read_pointwise(graph: Graph, view: int) -> bool:
-    """True if a pointwise node reads the view."""
     stack = [view]
     while stack:
         families = [(user, graph.nodes[user].family) for user in graph.users[stack.pop()]]

@@ -24,14 +24,6 @@ cluster."""
 
 @dataclass(frozen=True)
 class _MomentsComponent:
-    """A component of the moments.
-
-    Attributes:
-        name: the component's name.
-        rows: the operand.
-        dims: the reduced dims.
-    """
-
     name: str
     rows: int
     dims: tuple[int, ...]
@@ -53,7 +45,6 @@ def with_moments(graph: Graph) -> Graph:
 
 
 def _components(graph: Graph) -> Iterator[tuple[int, _MomentsComponent]]:
-    """The mean of long rows, and the sum of their squared deviations."""
     for position, _ in graph:
         deviation = deviations(graph, position)
         if deviation is not None and is_of_16_bits(graph, deviation.rows) and _is_long(graph, deviation):
@@ -76,14 +67,7 @@ def _is_long(graph: Graph, deviation: Deviations) -> bool:
 
 @dataclass(frozen=True)
 class Deviations:
-    """A sum of squared deviations from the mean.
-
-    Attributes:
-        rows: the operand.
-        dims: the reduced dims.
-        mean: the mean of the rows.
-        centered, square: the differences and their squares.
-    """
+    """A sum of squared deviations of `rows` from their `mean` along `dims`; `centered` and `square` are its intermediates."""
 
     rows: int
     dims: tuple[int, ...]
@@ -93,7 +77,6 @@ class Deviations:
 
 
 def deviations(graph: Graph, position: int) -> Deviations | None:
-    """Matches a sum of squared deviations; else None."""
     nodes, node = graph.nodes, graph.nodes[position]
     square = nodes[node.args[0]] if node.op is Op.SUM else None
     if square is None or square.op is not Op.MUL or len(set(square.args)) > 1 or nodes[square.args[0]].op is not Op.SUB:
@@ -148,9 +131,9 @@ def with_peaks(graph: Graph) -> Graph:
 def with_capped_peaks(graph: Graph) -> Graph:
     """Replaces the max of soft-capped input rows by the cap of their max, if only a softmax reads it.
 
-    The cap is increasing in x for either sign of s. Its rounding may not be monotonic, so an element may exceed the computed max by
-    a few units in the last place. That is harmless for a softmax and its logarithm, which do not depend on the subtracted number;
-    other readers rely on the exact max.
+    The cap is increasing in x for either sign of s, but its rounding may not be: an element may exceed the computed max by a few
+    units in the last place. A softmax and its logarithm do not depend on the subtracted number; other readers rely on the exact
+    max.
     """
     maxima = {
         p: capped for p, node in graph if node.op is Op.AMAX and (capped := _cap(graph, node.args[0])) and _is_of_softmax(graph, p)

@@ -26,11 +26,7 @@ OUT = -1
 
 
 def rebuilt(graph: Graph, replaced: Replace, further: Sequence[int] = ()) -> Graph:
-    """Returns the graph with replacements.
-
-    Args:
-        further: indices in the new graph, appended to by `replaced`: additional results after the graph's own.
-    """
+    """Returns the graph with replacements, and `further` new nodes, to which `replaced` may append, as additional results."""
     builder = GraphBuilder.like(graph)
     indices: list[int] = []
     for position, node in graph:
@@ -57,13 +53,7 @@ def part_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...
 def moved_after_operands(
     position: int, indices: dict[int, int], operands: Callable[[int], Sequence[int]], make: Callable[[int], int]
 ) -> int:
-    """Returns the index of a value in a new graph, after adding missing operands first.
-
-    Args:
-        indices: known new indices; grows.
-        operands: the operands of a value, in the old graph.
-        make: adds a value whose operands are present.
-    """
+    """Returns the index of a value in a new graph, adding it after its missing operands; `indices` grows."""
     stack = [position]
     while stack:
         last = stack[-1]
@@ -78,11 +68,7 @@ def moved_after_operands(
 
 
 def rewritten(graph: Graph, rule: LocalRewrite) -> Graph:
-    """Applies a rule to all nodes until none changes: each node is rebuilt on rewritten operands first.
-
-    Raises:
-        VerificationError: if the rule changed the type of a result.
-    """
+    """Applies a rule to all nodes until none changes. A changed result type raises `VerificationError`."""
     settling = _Fixpoint(rule, GraphBuilder.like(graph))
     builder = settling.builder
     indices: list[int] = []
@@ -110,22 +96,14 @@ def _result(builder: GraphBuilder, graph: Graph, output: int, index: int) -> int
 
 @dataclass
 class _Fixpoint:
-    """Rewrites nodes as they are built.
-
-    Attributes:
-        known: replacements of earlier nodes, since a replacement may use any of them.
-    """
+    """Rewrites nodes as they are built; `known` holds replacements of earlier nodes, since a replacement may use any of them."""
 
     rule: LocalRewrite
     builder: GraphBuilder
     known: dict[int, int] = field(default_factory=dict)
 
     def settled(self, position: int, first: int, location: Location | None) -> int:
-        """Rewrites a node and the new nodes of its replacement, to a fixed point.
-
-        Args:
-            first: the first new node.
-        """
+        """Rewrites a node, then the nodes of its replacement from `first` on, to a fixed point."""
         if position in self.known:
             return self.known[position]
         replacement = self.rule(Value(self.builder, position, location))

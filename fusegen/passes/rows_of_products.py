@@ -16,7 +16,6 @@ from fusegen.passes.rewrite import rebuilt
 
 
 def with_views_below_products(graph: Graph) -> Graph:
-    """Moves row views below matmuls and their pointwise users."""
     return rebuilt(graph, lambda builder, indices, position: _moved_below(graph, builder, indices, position))
 
 
@@ -39,12 +38,7 @@ class _RowView:
         self._location = graph.locations[view]
 
     def over(self, old: int, new: int) -> int | None:
-        """The view applied to a value with no other reader; None if there is no matmul below it.
-
-        Args:
-            old: the value in the old graph.
-            new: the value in the new graph.
-        """
+        """The view applied to a value with no other reader, by its old and new index; None if there is no matmul below it."""
         node = self._builder.nodes[new]
         if len(self._graph.users[old]) > 1 or old in self._graph.outputs:
             return None
@@ -65,7 +59,6 @@ class _RowView:
         return len(shape) <= len(self._view.shape) and all(same(dim, 1) for dim in shape[:-1])
 
     def _viewed(self, position: int) -> int:
-        """The view applied to rows of another width."""
         node, attrs = self._builder.nodes[position], dict(self._view.attrs)
         shape = (*self._view.shape[:-1], node.shape[-1])
         if "shape" in attrs:

@@ -59,7 +59,6 @@ def _softmax_of(weights: Value) -> Value | None:
 
 
 def _minus_row_max(x: Value) -> Value | None:
-    """Matches ``y - max(y)`` along the last dim and returns y."""
     if x.node.op is not Op.SUB:
         return None
     y, largest = x.arg(0), x.arg(1)
@@ -83,8 +82,6 @@ Rewrite: TypeAlias = Callable[[Value], Value | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """A named rewrite of one operation or family."""
-
     name: str
     op: Op | Family
     rewrite: Rewrite
@@ -170,7 +167,6 @@ def _is_power_of_two(value: float) -> bool:
 
 
 def _choice_of_one(value: Value) -> Value | None:
-    """WHERE with equal branches."""
     chosen, alternative = value.arg(1), value.arg(2)
     is_same = chosen.position == alternative.position and chosen.node.shape == value.node.shape and chosen.dtype is value.dtype
     return chosen if is_same else None
@@ -218,7 +214,6 @@ def _reciprocal_sqrt(x: Value) -> Value | None:
 
 
 def _concat_of_nothing(x: Value) -> Value | None:
-    """Drops empty operands of a concatenation."""
     dim = cast(int, x.node.attr("dim"))
     operands = [x.arg(n) for n in range(len(x.node.args)) if not same(x.arg(n).node.shape[dim], 0)]
     if len(operands) == len(x.node.args) > 1 or not operands or operands[0].dtype is not x.dtype:
@@ -246,7 +241,6 @@ def _product_of_widened_views(x: Value) -> Value | None:
 
 
 def _widened_behind_views(x: Value) -> Value | None:
-    """Turns a view of a cast from 16 bits into a cast of a view."""
     views: list[Value] = []
     source = x
     while source.node.family is Family.VIEW and len(source.node.args) == 1:
@@ -286,7 +280,6 @@ def _without_ones(shape: Shape) -> Shape:
 
 
 def _in_shape(x: Value, shape: Shape) -> Value:
-    """Reshapes a value, or undoes its reshape from this shape."""
     if x.node.op is Op.RESHAPE and x.arg(0).node.shape == shape:
         return x.arg(0)
     return x.apply(Op.RESHAPE, shape=shape)
@@ -331,7 +324,6 @@ _BY_OP: dict[Op, tuple[Rule, ...]] = {op: tuple(r for r in RULES if r.op in (op,
 
 
 def simplify(value: Value) -> Value:
-    """Applies the first matching rule; operands are already simplified."""
     if value.node.weak:
         return value  # arithmetic on numbers is the host's
     for rule in _BY_OP[value.node.op]:

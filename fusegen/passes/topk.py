@@ -151,13 +151,11 @@ def _is_below(index: Value, length: int) -> bool:
 
 
 def _columns(few: Value, count: int) -> list[Value]:
-    """The separate columns of the top k."""
     last = len(few.node.shape) - 1
     return [few] if count == 1 else [few.apply(Op.SLICE, dim=last, start=n, length=1, step=1) for n in range(count)]
 
 
 def _key_of(index: Value) -> Value | None:
-    """The sort key that an index was extracted from."""
     if index.node.op is Op.SLICE:
         key = _key_of(index.arg(0))
         return None if key is None else key.apply(Op.SLICE, **dict(index.node.attrs))
@@ -168,14 +166,11 @@ def _key_of(index: Value) -> Value | None:
 
 @dataclass(frozen=True)
 class _Order:
-    """An order of rows."""
-
     rows: int
     descending: bool
 
 
 def _order_of(key: Value) -> _Order | None:
-    """The order in which a key is one of the first."""
     while key.node.op in (Op.SLICE, Op.CONCAT):
         key = key.arg(0)
     if key.node.op is not Op.AMIN:

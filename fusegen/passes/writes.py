@@ -53,8 +53,7 @@ class WriteTimes:
 def separate_writes(graph: Graph) -> Graph:
     """Adds two copies after each written value, and copies of values that a write would overwrite too early.
 
-    The second copy is the store. The first one may be materialized, if fusion finds that the value must be complete before the
-    store.
+    The second copy is the store. Fusion may materialize the first one, if the value must be complete before the store.
     """
     if not graph.writes:
         return graph
@@ -70,7 +69,6 @@ class _Copies:
         }
 
     def replaced(self, builder: GraphBuilder, index: Sequence[int], position: int) -> int:
-        """A node on its operands, some of them copied."""
         self._builder, self._indices, node = builder, index, self._graph.nodes[position]
         args = tuple(self._argument(position, number) for number in range(len(node.args)))
         self._until.append(self._last_moment(position))
@@ -103,7 +101,6 @@ class _Copies:
         return self._times.latest[operand] < self._until[operand] <= moment
 
     def _last_moment(self, position: int) -> int:
-        """The first write that overwrites an operand of the value."""
         node = self._graph.nodes[position]
         if node.op is Op.PUT or node.op is Op.INPUT:
             return self._times.deadline.get(position, NEVER)

@@ -12,8 +12,6 @@ R = TypeVar("R")
 
 
 class _Running(threading.local):
-    """The number of nested traces in this thread."""
-
     count = 0
 
 

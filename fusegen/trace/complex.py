@@ -34,8 +34,6 @@ def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 class ComplexTensor(Composite):
-    """A complex tensor."""
-
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
             what = f"a complex number of {real.dtype} and {imag.dtype}"
@@ -43,11 +41,7 @@ class ComplexTensor(Composite):
         self.real, self.imag = real, imag
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the handler of a torch function.
-
-        Raises:
-            UnsupportedError: if the function is not supported for complex tensors.
-        """
+        """Returns the handler of a torch function, or raises `UnsupportedError`."""
         rule = _RULES.get(function)
         if rule is None:
             what = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
@@ -162,7 +156,6 @@ for _function in twins(("stack", "cat", "concat")):
 
 @_rule("mul", "multiply")
 def mul(input: Any, other: Any) -> ComplexTensor:
-    """Multiplies; a real factor scales both parts."""
     (a, b), (c, d) = _parts(input), _parts(other)
     if b is None:
         return ComplexTensor(a * c, a * d)
@@ -186,7 +179,6 @@ def sub(input: Any, other: Any) -> ComplexTensor:
 
 @_rule("div", "divide", "true_divide")
 def div(input: ComplexTensor, other: Any) -> ComplexTensor:
-    """Divides by a real number."""
     if isinstance(other, (ComplexTensor, complex)):
         hint = "multiply by the divisor's conjugate, and divide by its squared magnitude"
         raise UnsupportedError("division by complex numbers cannot be traced", where=here(), hint=hint)
@@ -236,5 +228,4 @@ def is_complex(input: ComplexTensor) -> bool:
 
 @_rule("view_as_real")
 def view_as_real(input: ComplexTensor) -> Any:
-    """Stacks both parts along a new last dim."""
     return torch.stack([input.real, input.imag], -1)

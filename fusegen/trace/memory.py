@@ -34,7 +34,6 @@ class TracedMemory:
         position: the node of the parameter or of the computed value.
 
     Attributes:
-        writes: the number of writes.
         value: the node that holds the current contents.
         version: the node stored in the caller's memory; differs from `value` while a write is deferred.
     """
@@ -82,11 +81,7 @@ class _Value(Protocol):
 
 
 def require_current(value: _Value) -> None:
-    """Updates a value after a write through an alias.
-
-    Raises:
-        UnsupportedError: if torch may have copied, so that the elements are ambiguous.
-    """
+    """Updates a value after a write through an alias; refuses it if torch may have copied."""
     memory = value._memory
     if value._writes == memory.writes and not memory.is_ambiguous:
         return
@@ -108,11 +103,7 @@ def require_filled(value: _Value) -> None:
 
 
 def overwrite(target: _Value, result: _Value) -> None:
-    """Writes a result to a value.
-
-    Raises:
-        UnsupportedError: if the target aliases a parameter that the kernel does not declare to mutate.
-    """
+    """Writes a result to a value; refuses undeclared parameters."""
     require_current(target)
     put(target, target._position, result)
 
@@ -136,9 +127,6 @@ def put(target: _Value, region: int, result: _Value) -> None:
         target: a value in that memory.
         region: the node that reads the region: views and gathers of the current contents.
         result: the written value, of the region's shape and dtype.
-
-    Raises:
-        UnsupportedError: if elements of the region alias each other, or the target is an undeclared parameter.
     """
     builder, memory = target._tracer.builder, target._memory
     if not memory.declared:
@@ -172,9 +160,6 @@ def with_value(builder: GraphBuilder, region: int, root: int, value: int) -> int
         region: views and gathers of the tensor.
         root: the tensor.
         value: the written value, of the region's shape and dtype.
-
-    Raises:
-        UnsupportedError: if a view cannot be inverted.
     """
     if 0 in builder.nodes[region].shape:
         return root
@@ -209,11 +194,7 @@ def _give_own_memory(target: _Value, value: int) -> None:
 
 
 def _are_views(builder: GraphBuilder, position: int, root: int, *, written: bool = False) -> bool:
-    """True if a value is a view of a computed tensor for any strides, or empty.
-
-    Args:
-        written: True if the view must also be writable.
-    """
+    """True if a value is empty or a (writable) view of a computed tensor for any strides."""
     steps = _views(builder, position, root)
     if steps is None:
         return 0 in builder.nodes[position].shape
@@ -271,11 +252,7 @@ def _require_distinct(builder: GraphBuilder, region: int, root: int) -> None:
 
 
 def is_torch_view(builder: GraphBuilder, position: int, memory: TracedMemory, *, contiguous: bool = False) -> bool:
-    """True if torch implements a view or reshape of a declared parameter as a view instead of a copy.
-
-    Args:
-        contiguous: True if it must also be contiguous.
-    """
+    """True if torch implements a view or reshape of a declared parameter as a (contiguous) view instead of a copy."""
     if _views(builder, position, memory.value) is None:
         return True
     rebased = _rebased(builder, position, memory.value, memory.version)
@@ -335,7 +312,6 @@ def _slice(nodes: _Nodes, node: Node, operand: int, value: int) -> int:
 
 
 def _takes_one_per_block(size: Dim, start: Dim, length: Dim, step: int) -> bool:
-    """True if a slice takes one element of each block of `step` elements."""
     known = literal(start)
     return step > 1 and known is not None and known < step and same(simplify_dim(length * step), size)
 
@@ -432,7 +408,6 @@ def _select(nodes: _Nodes, operand: int, dim: int, last: int, value: int) -> int
 
 
 def _write_elements(nodes: _Nodes, node: Node, operand: int, value: int) -> int:
-    """Writes single elements by their row-major numbers."""
     dim, shape = cast(int, node.attr("dim")), nodes.shape(operand)
     index = nodes.reshaped(node.args[1], (simplify_dim(product(node.shape)),))
     number = nodes.reshaped(_checked_index(nodes, index, shape[dim], wraps=bool(node.attr("wraps"))), node.shape)

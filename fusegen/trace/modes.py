@@ -128,7 +128,6 @@ def tracer_among(values: Iterable[Any]) -> Tracer | None:
 
 
 def flat(values: Iterable[Any]) -> Iterator[Any]:
-    """Flattens nested lists and tuples."""
     for value in values:
         if isinstance(value, (tuple, list)):
             yield from flat(value)
@@ -208,9 +207,7 @@ def _switched_off(kind: str) -> Iterator[None]:
 class GradientState(Protocol):
     """The gradient state of a tracer.
 
-    Attributes:
-        records: True if autograd records operations at the call of the kernel.
-        switches_gradients: True if it records something that the graph does not show.
+    `records` is True if autograd records at the kernel's call, `switches_gradients` if it records something that the graph lacks.
     """
 
     records: bool
@@ -230,11 +227,8 @@ _OUTERMOST = str(Path(__file__).with_name("run.py")), "trace"
 
 
 def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
-    """Detaches a function's result if gradients are off inside of the kernel, but on at its call.
-
-    Args:
-        before: the write count of each argument before the call.
-    """
+    """Detaches results if gradients are off inside of the kernel, but on at its call; `before` holds the arguments' write
+    counts."""
     if isinstance(result, (tuple, list)):
         results = [as_recorded(name, element, args, before) for element in result]
         return result if all(map(operator.is_, results, result)) else type(result)(results)
@@ -286,7 +280,6 @@ _FLOAT8_FAMILIES = frozenset({Family.LEAF, Family.VIEW, Family.INDEXING, Family.
 
 
 def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
-    """Refuses arithmetic on 8-bit floats."""
     narrow = next((dtype for dtype in dtypes if dtype.is_float8), None)
     if narrow is None or op in _FLOAT8_OPS or op.family in _FLOAT8_FAMILIES:
         return
@@ -296,7 +289,6 @@ def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
 
 
 def no_arithmetic(name: str, dtype: DType) -> TraceError:
-    """Returns the error for arithmetic on 8-bit floats."""
     return TraceError(f"{name} of {dtype}, which is only stored, moved and converted", hint="convert first: x.float()")
 
 

@@ -47,8 +47,6 @@ def implements(*names: str) -> Callable[[Handler], Handler]:
 
 
 def creates(*names: str) -> Callable[[Handler], Handler]:
-    """Registers a handler for torch functions that create tensors; its first argument is the tracer."""
-
     def register(handler: Handler) -> Handler:
         for name in names:
             CREATORS[getattr(torch, name)] = handler
@@ -58,7 +56,6 @@ def creates(*names: str) -> Callable[[Handler], Handler]:
 
 
 def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Returns the handler of a torch function, or None."""
     try:
         return _HANDLERS.get(function)
     except TypeError:  # an unhashable callable
@@ -79,12 +76,7 @@ class Composite:
 
 
 def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Traces a call of a torch function.
-
-    Raises:
-        UnsupportedError: if the function is not in the table.
-        TraceError: if the arguments do not fit the function; names the user's line.
-    """
+    """Traces a call of a torch function, or raises `UnsupportedError`; errors name the user's line."""
     composite = next((value for value in flat((*args, *kwargs.values())) if isinstance(value, Composite)), None)
     handler = handler_of(function) if composite is None else composite.rule_of(function)
     name = name_of(function)

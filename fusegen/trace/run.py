@@ -127,10 +127,7 @@ class _Mode(TorchFunctionMode):
 
 @contextmanager
 def _without_modes() -> Iterator[None]:
-    """Suspends the caller's function modes and saved-tensor hooks, because the graph is reused by later calls.
-
-    The mode that sets the device of new tensors (the lowest one) stays.
-    """
+    """Suspends the caller's function modes and saved-tensor hooks, because later calls reuse the graph. The device mode stays."""
     modes = [pop_mode() for _ in range(function_modes())]
     if modes and isinstance(modes[-1], DeviceContext):
         push_mode(modes.pop())
@@ -156,11 +153,7 @@ _RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tenso
 
 
 def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
-    """Runs a function on traced values.
-
-    Raises:
-        TraceError: if the function does something that a kernel cannot do.
-    """
+    """Runs a function on traced values; raises `TraceError` for anything that a kernel cannot do."""
     try:
         return _traced(tracer, function, args, kwargs)
     except Exception:

@@ -39,7 +39,6 @@ class NeedsFact(Exception):
     Args:
         fact: "static" to specialize scalars, "sizes" to turn ints into size symbols, "tied" to let these share symbols with dims of
             equal size, "literal" to make a size literal.
-        names: the scalars, or the size.
         total: a sum that can replace the literal size, if a parameter's dim has that size.
     """
 
@@ -97,7 +96,6 @@ class TracedScalar:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The number's own type, for ``isinstance``."""
         return number_type(self)
 
     @classmethod
@@ -114,7 +112,6 @@ class TracedScalar:
         self.number()
 
     def number(self, *args: object, **kwargs: object) -> NoReturn:
-        """Specializes the number."""
         require_static(self)
         self._tracer.refuse_number(self._position)
 
@@ -293,7 +290,6 @@ class SymbolicSize:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """An int, for ``isinstance``, like torch's sizes."""
         return int if self.tracer.finished else _INT
 
     def _size(self, value: Dim) -> int | SymbolicSize:
@@ -356,7 +352,6 @@ class SymbolicSize:
         return self if self >= 0 else -self
 
     def bit_length(self) -> int:
-        """Like ``int.bit_length``; binds the variant to the value."""
         return int(self).bit_length()
 
     def _number(self, op: Op, function: Callable[..., Any], other: object, *, swapped: bool = False) -> Any:
@@ -406,7 +401,6 @@ class SymbolicSize:
         return hash(int(self))
 
     def __index__(self) -> int:
-        """Returns the number; binds the variant to the value."""
         return self.tracer.specialize(self.expr)
 
     __int__ = __index__
@@ -436,8 +430,6 @@ class SymbolicSize:
 
 
 def _on_bits(function: Callable[[Any, Any], int], *, swapped: bool = False) -> Callable[[SymbolicSize, Any], int]:
-    """A bitwise operation; binds the variant to the value."""
-
     def apply(self: SymbolicSize, other: Any) -> int:
         return function(other, int(self)) if swapped else function(int(self), other)
 
@@ -451,7 +443,6 @@ for _name in ("and_", "or_", "xor", "lshift", "rshift"):
 
 
 def _plain(value: object) -> object:
-    """Converts bools and numpy scalars to Python numbers."""
     if isinstance(value, np.generic):
         value = value.item()
     return int(value) if isinstance(value, bool) else value

@@ -40,14 +40,8 @@ def _hooks_on_saved() -> object:
 
 
 class Outside(Protocol):
-    """The captured tensors of a function."""
-
     def input_of(self, tensor: torch.Tensor) -> InputSpec:
-        """Returns a captured tensor as an input.
-
-        Raises:
-            TraceError: if later calls cannot find the tensor again.
-        """
+        """Returns a captured tensor as an input; raises `TraceError` if later calls cannot find it again."""
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Records what torch answered about captured tensors during the trace: their sizes, or values."""
@@ -100,22 +94,12 @@ class Tracer:
     # Values.
 
     def value(self, position: int, memory: TracedMemory | None = None) -> TracedTensor:
-        """Wraps a node for the user's function.
-
-        Args:
-            memory: the aliased memory of a view.
-        """
+        """Wraps a node for the user's function; `memory` is the aliased memory of a view."""
         kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
         return kind(self, position, memory)
 
     def parameter(self, spec: InputSpec, argument: CallerTensor, *, declared: bool) -> TracedTensor:
-        """Adds a tensor parameter.
-
-        Args:
-            spec: its sizes, dtype and strides.
-            argument: the properties of the caller's tensor.
-            declared: True if the kernel declares that it mutates the tensor.
-        """
+        """Adds a tensor parameter; `declared` means that the kernel declares to mutate it."""
         position = self.builder.input(spec)
         self.memories.append(TracedMemory(argument.parameter, declared=declared, position=position))
         value = self.value(position, self.memories[-1])
@@ -142,14 +126,12 @@ class Tracer:
         return answer
 
     def stored(self) -> list[int]:
-        """Returns the last version of each mutated parameter."""
         for memory in self.memories:
             if memory.value != memory.version:
                 store(self.builder, memory)
         return [memory.version for memory in self.memories if memory.is_written]
 
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
-        """Adds an operation and returns its value."""
         if self.finished or any(a._tracer is not self for a in args):
             raise stale()
         if self._hooks is not _UNASKED and self._hooks != _hooks_on_saved():
@@ -189,10 +171,7 @@ class Tracer:
         return None if op is Op.RESHAPE and self.is_copied(position, memory) else memory
 
     def is_copied(self, position: int, memory: TracedMemory, *, contiguous: bool = False) -> bool:
-        """True if torch copies a view of a declared parameter to reshape it or to make it contiguous.
-
-        With a size of 1 it may be a view, so guards exclude sizes of 1.
-        """
+        """True if torch copies a view of a declared parameter to reshape it or make it contiguous; guards exclude sizes of 1."""
         if not memory.declared or is_torch_view(self.builder, position, memory, contiguous=contiguous):
             return False
         dims = self.builder.nodes[memory.version].shape
@@ -207,7 +186,6 @@ class Tracer:
         return self.value(self.builder.add(Op.EXPAND, [zero], shape=shape))
 
     def new_stream(self) -> int:
-        """Returns the stream number of a new random tensor under the call's key."""
         return next(self._streams)
 
     def lift(self, value: object) -> TracedTensor:
@@ -257,16 +235,13 @@ class Tracer:
     # Numbers.
 
     def scalar(self, value: object) -> TracedScalar:
-        """Returns a number, or a size as a number."""
         return value if type(value) is TracedScalar else TracedScalar(self, self.lift(value)._position)
 
     def as_scalar(self, value: object) -> TracedScalar | None:
-        """Converts a run-time or Python number; returns None for anything else."""
         is_number = type(value) in (TracedScalar, SymbolicSize, int, float)
         return self.scalar(value) if is_number else None
 
     def is_tensor(self, value: object) -> bool:
-        """True for a tensor operand."""
         return isinstance(value, (TracedTensor, torch.Tensor))
 
     def add_number(self, op: Op, *positions: int) -> int:
@@ -286,11 +261,9 @@ class Tracer:
         return holds
 
     def conditions(self) -> ScalarProgram:
-        """The recorded conditions on numbers, in order."""
         return extract(self.builder.nodes, [(str(number), position) for number, position in enumerate(self._conditions)])
 
     def refuse_number(self, position: int) -> NoReturn:
-        """Refuses a number that has no value during the trace."""
         raise TraceError(
             f"a run-time size is used as a number: {self.builder.nodes[position].op!r}",
             where=here(),
@@ -323,11 +296,7 @@ class Tracer:
         return SymbolicSize(self, dim) if value is None else value
 
     def divide(self, a: Dim, b: Dim) -> Dim:
-        """Divides sizes with Python's rounding; exact if that can be proved.
-
-        Raises:
-            ZeroDivisionError: for a division by 0.
-        """
+        """Divides sizes with Python's rounding and errors; exact if that can be proved."""
         if same(b, 0):
             raise ZeroDivisionError("integer division or modulo by zero")
         quotient = exact_quotient(a, b)
@@ -401,7 +370,6 @@ class Tracer:
             self.require_literal(sympy.Symbol(name))
 
     def common_shape(self, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Returns the broadcast shape."""
         try:
             return broadcast([tuple(shape) for shape in shapes])
         except MismatchError as error:
@@ -409,10 +377,7 @@ class Tracer:
             raise
 
     def require_equal(self, sizes: Sequence[tuple[Dim, Dim]]) -> None:
-        """Makes sizes that are equal in this call provably equal: as sums of each other, or as literals.
-
-        If they differ, that becomes a guard, because the function may catch the error that follows.
-        """
+        """Makes sizes that are equal in this call provably equal: as sums of each other, or as literals; else adds a guard."""
         if not self._are_known(itertools.chain(*sizes)):
             return
         for left, right in sizes:
@@ -446,7 +411,7 @@ def _require_numbers(values: Iterable[object]) -> None:
 def _sum_of(left: Dim, right: Dim) -> SizeSum | None:
     """Expresses one of two different sizes as the sum that the other one is.
 
-    None if neither is a sum: a literal that equals a single symbol is a coincidence or a feature's extent.
+    A literal that equals a single symbol is a coincidence, or a feature's extent.
     """
     for size, total in ((right, left), (left, right)):
         terms = sympy.Add.make_args(sympy.sympify(total))

@@ -57,7 +57,6 @@ class TracedTensor:
 
     @property
     def shape(self) -> TracedShape:
-        """Sizes: ints if literal, else symbolic."""
         return TracedShape(self._tracer.size(d) for d in self._node.shape)
 
     def size(self, dim: int | None = None) -> Any:
@@ -78,7 +77,6 @@ class TracedTensor:
     ndimension, nelement = dim, numel
 
     def element_size(self) -> int:
-        """Bytes per element."""
         return self._node.dtype.itemsize
 
     @property
@@ -91,7 +89,6 @@ class TracedTensor:
 
     @property
     def device(self) -> torch.device:
-        """The device that the kernel is traced for."""
         return self._tracer.device
 
     @property
@@ -111,7 +108,6 @@ class TracedTensor:
         return self._node.dtype.is_float
 
     def is_complex(self) -> bool:
-        """Always False: complex tensors are `ComplexTensor`."""
         return False
 
     def __getattr__(self, name: str) -> Any:
@@ -233,8 +229,6 @@ for _name, _function in _OTHER_OPERATORS.items():
 
 
 class TracedShape(tuple[Any, ...]):
-    """A ``torch.Size`` whose elements may be run-time sizes."""
-
     __slots__ = ()
 
     def numel(self) -> Any:
@@ -281,7 +275,6 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> NoReturn:
-        """Refuses operations that bypass ``__torch_function__``."""
         raise UnsupportedError(
             f"torch's {func} needs a tensor's elements while tracing, when there are none",
             where=here(),
@@ -296,7 +289,6 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         return registry.call(torch.clone, (self,), {}) if self._memory.declared else self
 
     def __format__(self, spec: str) -> str:
-        """Formats like ``repr``; a format spec needs a number."""
         return format(repr(self), spec) if not spec else self._refused(f"the format {spec!r} of a tensor")
 
     def __setattr__(self, name: str, value: object) -> None:

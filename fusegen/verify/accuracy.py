@@ -48,12 +48,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rule's verdict on one result.
-
-    Attributes:
-        failure: describes the failure; empty if there is none.
-        overflows: True if deviations are excused because eager is NaN, infinite or meaningless at the same elements.
-    """
+    """The rule's verdict on one result; `overflows` excuses deviations because eager overflows or is meaningless there."""
 
     errors: Errors
     failure: str = ""
@@ -61,7 +56,6 @@ class Verdict:
 
 
 def rms_bound(dtype: torch.dtype) -> float:
-    """Returns the largest ratio to eager's root mean square error."""
     return 1.25 if dtype is torch.float32 else 1.1
 
 
@@ -78,9 +72,7 @@ def judge(
     """Judges one result.
 
     Args:
-        got: the result.
-        eager: torch's result on the same inputs.
-        exact: in float64, on the same device.
+        got, eager, exact: the result, torch's on the same inputs, and the float64 result on the same device.
         wider: computes torch's result in float32, cast to the same dtype; replaces an eager result that overflows.
         may_overflow: True if eager may be meaningless for these inputs.
         through: a narrower dtype of intermediates, to which kernels may or may not round.
@@ -135,14 +127,12 @@ class _Comparison:
         self.different = ours.numel() // _repetitions(exact)
 
     def failure(self) -> str:
-        """Describes the first failure; empty if there is none."""
         nonfinite = self.nonfinite_mismatch()
         if self.is_narrow:
             return nonfinite or self._misrounding()
         return nonfinite or self._worst(self.ours, self.expected) or self._rms() or self._unmeasured()
 
     def eager_is_meaningless(self) -> bool:
-        """True if eager is meaningless as a reference."""
         finite = self.eager.isfinite()
         exact = self.exact[finite]
         return _rms(self.eager[finite].double() - exact) > _MEANINGLESS * _rms(exact)
@@ -161,7 +151,6 @@ class _Comparison:
         return f"{count} elements are NaN or infinite where they should not be, or the reverse: {self._at(first)}"
 
     def _misrounding(self) -> str:
-        """Checks the rounding of 8-bit elements."""
         got, eager, rounded = self.got[self.finite], self.eager[self.finite], self.rounded[self.finite]
         steps = self.info.eps * rounded.abs().clamp(min=self.info.tiny)
         return misrounding(got, eager, rounded, steps)
@@ -201,12 +190,7 @@ class _Comparison:
 
 
 def misrounding(got: Tensor, eager: Tensor, rounded: Tensor, steps: Tensor) -> str:
-    """Describes 8-bit results that are rounded wrongly too often, or by more than a step; empty if neither.
-
-    Args:
-        got, eager, rounded: the result, eager's, and the exact one rounded; finite elements only.
-        steps: the distance of each element to its neighbours.
-    """
+    """Describes 8-bit results (finite elements only) that are rounded wrongly too often, or by more than one of the `steps`."""
     ours, theirs = (got - rounded).abs(), (eager - rounded).abs()
     misrounded, eager_misrounded = int((ours > 0).sum()), int((theirs > 0).sum())
     chance = 1 + 3 * math.sqrt(eager_misrounded)  # random variation of the counts
@@ -232,7 +216,6 @@ def judge_any(got: Tensor, eager: Tensor, exact: Tensor, *, is_quantized: bool =
     """Judges a result of any dtype: integers and booleans must equal those of float64 or of eager.
 
     Args:
-        got, eager, exact: see `judge`.
         is_quantized: True if 8-bit integers are rounded floats, judged like 8-bit floats.
         settings: further arguments of `judge`, for floats.
     """

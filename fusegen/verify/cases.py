@@ -34,12 +34,7 @@ Fill: TypeAlias = Callable[[tuple[int, ...]], Tensor]
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A tensor without its values.
-
-    Attributes:
-        strides: in elements; 0 along an expanded dim.
-        offset: of the first element in the storage, in elements.
-    """
+    """A tensor without its values; strides and offset in elements."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -52,7 +47,6 @@ class TensorLayout:
 
     @property
     def stored(self) -> int:
-        """Elements of the storage."""
         if 0 in self.shape:
             return 0
         return self.offset + 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
@@ -64,20 +58,15 @@ class TensorLayout:
         return text + (f" offset {self.offset}" if self.offset else "")
 
     def stand_in(self) -> Tensor:
-        """Returns a tensor with this layout and without values, for lowering.
-
-        Meta tensors have no address, so host memory stands for a tensor with an offset.
-        """
+        """Returns a tensor with this layout and without values. Meta tensors have no address: with an offset it is in host
+        memory."""
         device = "cpu" if self.offset else "meta"
         storage = torch.empty(self.stored, dtype=self.dtype, device=device)
         return storage.as_strided(self.shape, self.strides, self.offset)
 
     def tensor(self, fill: Fill, device: torch.device) -> Tensor:
-        """Returns a tensor with values. The rest of its storage is NaN (for integers, the maximum), to reveal reads out of bounds.
-
-        Args:
-            fill: creates the values; an expanded dim has one.
-        """
+        """Returns a tensor with values by `fill` (one along an expanded dim); the rest of its storage is NaN, to reveal reads
+        out of bounds."""
         values = fill(tuple(1 if stride == 0 else size for size, stride in zip(self.shape, self.strides, strict=True)))
         if self == TensorLayout(self.dtype, self.shape, row_major(self.shape)):
             return values
@@ -93,36 +82,26 @@ class TensorLayout:
         return replace(self, offset=self.offset + 1)
 
     def padded(self, amount: int) -> TensorLayout:
-        """Pads rows by some elements."""
         return replace(self, strides=row_major(self.shape, row=self.shape[-1] + amount))
 
     def stepped(self) -> TensorLayout:
-        """Uses every second element of a row."""
         return replace(self, strides=row_major(self.shape, step=2))
 
     def swapped(self, first: int, second: int) -> TensorLayout:
-        """Swaps two dims in memory."""
         order = list(range(len(self.shape)))
         order[first], order[second] = order[second], order[first]
         inner = row_major(tuple(self.shape[d] for d in order))
         return replace(self, strides=tuple(inner[order.index(d)] for d in range(len(order))))
 
     def expanded(self) -> TensorLayout:
-        """Expands the first dim from one element."""
         return replace(self, strides=(0, *self.strides[1:]))
 
     def far_apart(self, stride: int) -> TensorLayout:
-        """Sets the stride of the first dim."""
         return replace(self, strides=(stride, *self.strides[1:]))
 
 
 def row_major(shape: tuple[int, ...], step: int = 1, row: int | None = None) -> tuple[int, ...]:
-    """Returns the strides of a contiguous tensor.
-
-    Args:
-        step: the stride of the last dim.
-        row: the stride between rows, if rows are padded.
-    """
+    """Returns row-major strides with a stride `step` of the last dim, and `row` between padded rows."""
     strides: list[int] = []
     stride = step
     for dim in reversed(range(len(shape))):
@@ -160,11 +139,7 @@ _LARGE = 2.0**56  # 2^112 squared; 2^14 of those stay below float32's 2^128
 def draw(
     values: DataValues, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> Tensor:
-    """Returns a contiguous random tensor; 8-bit dtypes get ordinary numbers, converted.
-
-    Args:
-        generator: a generator of the device.
-    """
+    """Returns a contiguous random tensor; 8-bit dtypes get ordinary numbers, converted."""
     if dtype.itemsize == 1:
         return (16 * torch.randn(shape, device=device, generator=generator)).to(dtype)
     normal = torch.randn(shape, dtype=dtype, device=device, generator=generator)
@@ -172,7 +147,6 @@ def draw(
 
 
 def _signed(normal: Tensor, low: float, high: float) -> Tensor:
-    """Magnitudes between two bounds, with random signs."""
     spread = (normal.double().abs() / 4).clamp(max=1)
     return ((low + (high - low) * spread) * normal.double().sign()).to(normal.dtype)
 
@@ -242,10 +216,8 @@ class Case:
     """A call of a spec.
 
     Attributes:
-        name: unique among the spec's cases.
         arguments: by parameter: layouts, tensors whose values matter, static values.
         data: parameters that get the case's values.
-        values: the values of the data.
         before: arguments of an earlier call of the same kernel, which makes lengths symbolic.
     """
 
@@ -256,7 +228,6 @@ class Case:
     before: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
-        """Formats the arguments."""
         shown = [f"{name}: {value}" for name, value in self.arguments.items() if isinstance(value, TensorLayout)]
         shown += [self.values.value] if self.values is not DataValues.ORDINARY else []
         shown += [f"after {name}: {'x'.join(map(str, shape))}" for name, shape in _shapes(self.before).items()]
@@ -269,7 +240,6 @@ class Case:
 
 
 def cases(spec: Spec, dtype: DType) -> tuple[Case, ...]:
-    """Returns all cases of a spec for an element type."""
     is_narrowest = dtype is spec.dtypes[-1]
     result = list(_Cases(spec, dtype).all() if is_narrowest else _Cases(spec, dtype).few())
     for name in spec.variants:
@@ -279,7 +249,6 @@ def cases(spec: Spec, dtype: DType) -> tuple[Case, ...]:
 
 
 def sized_case(spec: Spec, dtype: DType, sizes: NamedSizes) -> Case:
-    """Returns the example at given sizes."""
     return _Cases(spec, dtype).case("sized", sizes)
 
 
@@ -293,7 +262,6 @@ class _Cases:
 
     @cached_property
     def counted(self) -> int:
-        """The product of the count sizes, which are not varied."""
         return prod(self.spec.sizes[name] for name in self.spec.sizes if name not in self.varied)
 
     @cached_property
@@ -301,7 +269,6 @@ class _Cases:
         return kinds(self.spec)
 
     def all(self) -> Iterator[Case]:
-        """Every case; the canonical one first."""
         yield self.case(CANONICAL, self.spec.sizes)
         if self.spec.sizes:
             yield from self.lengths()
@@ -396,7 +363,6 @@ class _Cases:
     # Memory.
 
     def layouts(self) -> Iterator[Case]:
-        """Sliced and transposed tensors."""
         sizes = self.sized(rows=_EVEN)
         yield self.case("unaligned", sizes, self.of_rank(1, TensorLayout.shifted))
         yield self.case("padded rows", sizes, self.of_rank(2, lambda layout: layout.padded(8)))
@@ -409,7 +375,6 @@ class _Cases:
             yield self.case("packed", sizes, packed)
 
     def hard_values(self) -> Iterator[Case]:
-        """Numerically hard values."""
         sizes = self.sized(rows=_EVEN)
         for values in DataValues:
             if values is not DataValues.ORDINARY:
@@ -418,7 +383,6 @@ class _Cases:
     # Helpers.
 
     def wide(self, parts: int, more: int) -> dict[str, int]:
-        """A fraction of the canonical features, plus a constant."""
         return {name: self.spec.sizes[name] // parts + more for name in self.features}
 
     def sized(self, overrides: NamedSizes | None = None, rows: tuple[int, ...] = _FEW) -> dict[str, int]:
@@ -462,7 +426,6 @@ def dependencies(spec: Spec) -> Mapping[str, tuple[set[str], ...]]:
 
 
 def feature_sizes(spec: Spec) -> tuple[str, ...]:
-    """Returns the sizes that last dims depend on."""
     last: set[str] = set().union(*(dims[-1] for dims in dependencies(spec).values()))
     return tuple(name for name in spec.sizes if name in last and name not in COUNTS)
 

@@ -42,12 +42,9 @@ _MOST_ON_CPU = 1 << 21  # larger tensors take too long on a CPU
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a case for a target.
+    """The outcome of a case for a target: a verdict per result, an error, or the reason for skipping.
 
     Attributes:
-        verdicts: one per result.
-        error: an exception raised instead of results.
-        skipped: the reason for skipping the case; empty if it ran.
         approximate: True if errors are measured but not judged, because the kernel uses fast math.
     """
 
@@ -65,12 +62,10 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """True if the case ran without failure."""
         return not self.skipped and not self.failure
 
     @property
     def word(self) -> str:
-        """The outcome in a word or two."""
         if not self.passed:
             return "failed" if self.failure else "skipped"
         passed = "measured" if self.approximate else "passed"
@@ -81,15 +76,9 @@ class Outcome:
 
 
 class _Call:
-    """A call of a kernel, and its traced graph.
+    """A call of a kernel, and its traced graph. An empty call, which torch handles, has no variant.
 
     Its operands are contiguous: strides do not affect the reference, and cuBLAS makes illegal accesses at strides of 2^30.
-
-    Args:
-        dispatcher: the dispatcher that traced the call.
-        variant: the call's variant; None for an empty call, which torch handles.
-        arguments: tensors and numbers by parameter.
-        captured: the captured tensors.
     """
 
     def __init__(
@@ -117,13 +106,11 @@ class _Call:
 
     @property
     def traced(self) -> Graph:
-        """The graph of a non-empty call."""
         assert self.graph is not None
         return self.graph
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """The graph's input tensors, by name."""
         return {spec.name: self.named[spec.name] for spec in self.traced.inputs}
 
     @property
@@ -136,7 +123,6 @@ class _Call:
         return [*_tensors(function(**{**arguments, **copies})), *copies.values()]
 
     def reference(self, eager: list[Tensor], values: DataValues = DataValues.ORDINARY) -> _Reference:
-        """The reference for results, given eager's."""
         if self.graph is None:
             return _Reference(eager, [result.double() for result in eager], values, is_empty=True)
         graph, positions = self.graph, (*self.graph.outputs, *self.puts.values())
@@ -157,11 +143,9 @@ class _Reference:
     """Reference results by torch and float64.
 
     Attributes:
-        values: the values that the case is filled with.
         below: the ancestor nodes of each result; empty for gradients.
         wider: computes torch's results in float32.
         approximate: errors are not judged.
-        is_empty: the results are empty.
     """
 
     eager: Sequence[Tensor]
@@ -222,12 +206,7 @@ def _tensors(results: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def check(spec: Spec, case: Case, prepared: Sequence[LoweredCase], device: torch.device) -> tuple[Outcome, ...]:
-    """Runs a case for several targets on the same inputs.
-
-    Args:
-        spec: the spec of the case.
-        prepared: the case, lowered for each target.
-    """
+    """Runs a case for several targets on the same inputs."""
     layouts = [value for value in case.arguments.values() if isinstance(value, TensorLayout)]
     if device.type == "cpu" and any(layout.stored > _MOST_ON_CPU for layout in layouts):
         return tuple(Outcome(skipped="too large for a CPU") for _ in prepared)
@@ -297,7 +276,6 @@ def case_arguments(case: Case, device: torch.device) -> Arguments:
 
 
 def _outcomes(prepared: Sequence[LoweredCase], arguments: Arguments, call: _Call, reference: _Reference) -> Iterator[Outcome]:
-    """One outcome per target; identical launches run once."""
     known: dict[tuple[tuple[str, ...], str], Outcome] = {}
     for lowered in prepared:
         key = lowered.digests, lowered.launches

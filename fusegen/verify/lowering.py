@@ -46,12 +46,7 @@ _DIGITS = 32  # per digest in a record
 
 @dataclass(frozen=True)
 class LoweredCase:
-    """A lowered case; nothing is compiled yet.
-
-    Attributes:
-        dispatcher: a dispatcher for this case alone.
-        variant: None for an empty case, which torch handles.
-    """
+    """A lowered case, not compiled, with a dispatcher of its own; an empty case, which torch handles, has no variant."""
 
     case: Case
     target: Target
@@ -64,7 +59,6 @@ class LoweredCase:
 
     @property
     def graph(self) -> Graph | None:
-        """The traced graph."""
         return self.variant.traced if self.variant else None
 
     @property
@@ -87,7 +81,6 @@ class LoweredCase:
 
     @cached_property
     def plan(self) -> tuple[str, ...]:
-        """Each step as text."""
         return recorded_plan(self.program) if self.program else ("nothing to compute",)
 
     def run(self, arguments: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
@@ -95,9 +88,6 @@ class LoweredCase:
 
         On the device's own target the kernel is called like by a user. Text for another target is compiled for the device and
         launched.
-
-        Raises:
-            VerificationError: the call runs a specialization other than the lowered one.
         """
         own = target_of(device)
         if self.variant is None or own.name == self.target.name:
@@ -126,7 +116,6 @@ def _shortened(text: str) -> str:
 
 
 def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
-    """Lowers a case from its layouts alone."""
     function = spec.kernel.function
     dispatcher = Dispatcher(function, function.__name__, spec.kernel.options)
     traced_device = torch.device(target.device)
@@ -138,7 +127,6 @@ def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
 
 
 def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces layouts by tensors without values."""
     return {name: value.stand_in() if isinstance(value, TensorLayout) else value for name, value in arguments.items()}
 
 
@@ -156,7 +144,6 @@ def can_run(target: Target, own: Target) -> bool:
 
 
 def recorded_plan(program: Program) -> tuple[str, ...]:
-    """Formats a plan, one line per step."""
     return tuple(map(_planned_step, program.steps))
 
 
@@ -191,11 +178,7 @@ def _plan_field(name: str, value: object) -> str:
 
 
 def call_description(call: LaunchPlan, sizes: NamedSizes) -> Iterator[str]:
-    """Yields a line per buffer, host-computed number, and step; equal lines mean equal calls of equal kernels.
-
-    Args:
-        sizes: values of all sizes and strides.
-    """
+    """Yields a line per buffer, host-computed number, and step; equal lines mean equal calls of equal kernels."""
     for buffer in call.buffers:
         yield f"{buffer.key}: {buffer.role.value} {buffer.dtype.short}{_numbers(buffer.shape, sizes)}"
     for name, index in call.scalars.results:

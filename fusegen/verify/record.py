@@ -40,13 +40,7 @@ _HEADING = f"# What no GPU has verified yet, as target, spec, dtype. Written by 
 
 @dataclass(frozen=True)
 class Where:
-    """The machine and software of an entry.
-
-    Attributes:
-        target: the GPU's own target; text for older targets was compiled for it.
-        driver, cuda, nvrtc, torch, fusegen: versions.
-        time: of the run, in UTC.
-    """
+    """The machine and software of an entry: the GPU and its own target, versions, and the time in UTC."""
 
     gpu: str
     target: str
@@ -60,14 +54,11 @@ class Where:
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """A case that passed.
+    """A case that passed; arguments, plan and verdict as text.
 
     Attributes:
-        arguments: as text.
-        plan: each step as text.
         sources: digests of the launched texts and compiler flags.
         results: errors of each result, and eager's.
-        verdict: in a word or two.
         launches: digest of the launch parameters and library calls; empty in older records.
     """
 
@@ -86,8 +77,6 @@ class CaseRecord:
 
 @dataclass(frozen=True)
 class DtypeRecord:
-    """A spec that passed all cases of an element type."""
-
     environment: Where
     cases: Mapping[str, CaseRecord]
 
@@ -101,7 +90,6 @@ def _rounded(value: float) -> float:
 
 
 def where(device: torch.device) -> Where:
-    """Describes a GPU and its software."""
     current = environment(device, "")
     versions = (current.driver, current.cuda, compiler_version(), current.torch, current.fusegen)
     return Where(current.device, target_of(device).name, *versions, current.date)
@@ -115,11 +103,7 @@ def path_of(folder: Path, target: str, spec: str) -> Path:
 
 
 def read(path: Path) -> SpecRecord:
-    """Reads a record; empty if there is none.
-
-    Raises:
-        ArgumentError: the file cannot be read, or has another format.
-    """
+    """Reads a record; empty if there is none. Raises `ArgumentError` for an unreadable file."""
     if not path.is_file():
         return {}
     return read_json(path, "verification record", FORMAT, _entries, f"delete it, and run {COMMAND}")
@@ -135,11 +119,7 @@ def _entry(data: Mapping[str, Any]) -> DtypeRecord:
 
 
 def merge(path: Path, target: str, spec: str, entries: SpecRecord) -> None:
-    """Writes entries into a record atomically; entries of other element types stay.
-
-    Raises:
-        ArgumentError: the existing record cannot be read, or the new one cannot be written.
-    """
+    """Writes entries into a record atomically; entries of other element types stay. Raises `ArgumentError`."""
     known = read(path) | entries
     order = [dtype.short for dtype in DType if dtype.short in known]
     text = render(target, spec, {dtype: known[dtype] for dtype in order})
@@ -147,7 +127,6 @@ def merge(path: Path, target: str, spec: str, entries: SpecRecord) -> None:
 
 
 def render(target: str, spec: str, record: SpecRecord) -> str:
-    """Formats a record as JSON, one line per case."""
     head = json.dumps({"format": FORMAT, "target": target, "spec": spec}, indent=1)[:-2]
     return f'{head},\n "dtypes": {_object([(name, _entry_text(entry)) for name, entry in record.items()], 1)}\n}}\n'
 
@@ -183,11 +162,7 @@ def _package() -> Path:
 
 
 def folder_to_write(requested: Path | None) -> Path | None:
-    """Returns the folder for records: the user's, else the checkout's; None for a wheel.
-
-    Raises:
-        ArgumentError: the folder belongs to an installation, or is not a folder.
-    """
+    """Returns the folder for records: the user's, else the checkout's; None for a wheel. Raises `ArgumentError` if unusable."""
     if requested is None:
         return None if is_installed() else own_folder()
     folder = requested.expanduser().resolve()
@@ -220,10 +195,8 @@ def listed(folder: Path) -> frozenset[tuple[str, ...]]:
 
 
 def unverified_text(folder: Path) -> str:
-    """Formats the list."""
     return _HEADING + "".join(f"{' '.join(row)}\n" for row in unverified(folder))
 
 
 def write_unverified(folder: Path) -> None:
-    """Updates the list."""
     write_atomically(folder / LIST, unverified_text(folder).encode())

@@ -54,12 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class SpecResult:
-    """The results of a spec in an element type for a target.
-
-    Attributes:
-        cases: the cases that ran.
-        kept: recorded cases that are still valid.
-    """
+    """The cases of a spec in an element type that ran for a target, and the recorded ones that are still valid (`kept`)."""
 
     spec: Spec
     dtype: DType
@@ -69,7 +64,6 @@ class SpecResult:
 
     @property
     def passed(self) -> bool:
-        """True if every case that ran passed."""
         return all(outcome.passed for _, outcome in self.cases)
 
     @property
@@ -166,11 +160,7 @@ def _checked(job: Job, prepared: Sequence[LoweredCase], device: torch.device, sa
 def store(rows: Sequence[SpecResult], folder: Path, device: torch.device) -> list[Path]:
     """Writes the records of specs and targets whose cases all passed, and updates the list of unverified kernels.
 
-    Returns:
-        The written files.
-
-    Raises:
-        ArgumentError: a file cannot be written.
+    Returns the written files; raises `ArgumentError` if one cannot be written.
     """
     environment = where(device)
     together: dict[tuple[str, str], list[SpecResult]] = {}
@@ -199,9 +189,6 @@ class Compilation:
     """Compiles sources that are not cached, in one process per processor, while the caller continues lowering.
 
     Compile errors are ignored here: the launch raises them again.
-
-    Args:
-        architecture: the compilation target.
     """
 
     def __init__(self, architecture: str) -> None:
@@ -216,17 +203,12 @@ class Compilation:
         self._pool.shutdown(cancel_futures=True)
 
     def add(self, sources: Iterable[Source]) -> None:
-        """Starts compiling sources; equal texts are compiled once."""
         for source in sources:
             if source.digest not in self._pending:
                 self._pending[source.digest] = self._pool.submit(_compile, source, self._architecture)
 
     def finish(self) -> Iterator[int]:
-        """Waits for all compilations.
-
-        Yields:
-            The number of finished ones.
-        """
+        """Waits for all compilations; yields the number of finished ones."""
         for done, future in enumerate(as_completed(self._pending.values()), 1):
             future.result()
             yield done
@@ -247,9 +229,6 @@ def problems(spec: Spec, target: Target, folder: Path, dtypes: Collection[DType]
 
     Problems are cases that differ from the emitted text, element types without a record or list entry, and listed types with a
     valid record.
-
-    Raises:
-        ArgumentError: the file cannot be read, or has another format.
     """
     record = read(path_of(folder, target.name, spec.name))
     named = listed(folder)
@@ -295,13 +274,7 @@ _WORTH_PROCESSES = 8  # requests per call: a process takes seconds to start
 
 @dataclass(frozen=True)
 class Emitted:
-    """The digests of a lowered case.
-
-    Attributes:
-        arguments: as text.
-        sources: digests of the launched texts and compiler flags.
-        launches: digest of the launch parameters and library calls.
-    """
+    """Text and digests of a lowered case; see `CaseRecord`."""
 
     arguments: str
     sources: tuple[str, ...]
@@ -312,11 +285,7 @@ SpecOnTarget: TypeAlias = tuple[Spec, DType, Target]
 
 
 def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted]:
-    """Returns the digests of all cases of a spec, by name.
-
-    Raises:
-        FusegenError: a case cannot be lowered.
-    """
+    """Returns the digests of all cases of a spec, by name."""
     known = _recall(spec, dtype, target)
     if known is not None:
         return known
@@ -351,7 +320,6 @@ def _lower_every_case(spec: str, requested: Iterable[tuple[DType, str]]) -> None
 
 
 def _is_shipped(spec: Spec) -> bool:
-    """True for a prebuilt spec, whose digests depend on the package alone."""
     return SPECS.get(spec.name) is spec
 
 

@@ -21,22 +21,16 @@ from fusegen.passes.rewrite import moved_after_operands
 
 @dataclass(frozen=True)
 class InBlocks:
-    """A graph with loops.
-
-    Attributes:
-        graph: the graph.
-        large: element counts of the values that are no longer materialized.
-    """
+    """A graph with loops; `large` holds the element counts of the values that are no longer materialized."""
 
     graph: Graph
     large: tuple[Dim, ...]
 
 
 def in_blocks(graph: Graph, elsewhere: Collection[int], depth: int) -> InBlocks | None:
-    """Moves large values of a graph into loops; None if there are none.
+    """Moves large values of a graph (in primitives) into loops; None if there are none.
 
     Args:
-        graph: in primitives.
         elsewhere: matmuls that kernels compute without materializing them.
         depth: the number of enclosing loops, which are over other dims.
     """
@@ -52,12 +46,7 @@ def in_blocks(graph: Graph, elsewhere: Collection[int], depth: int) -> InBlocks 
 
 
 class _WithLoop:
-    """Replaces a region by a loop.
-
-    Attributes:
-        graph: the new graph.
-        moved: new indices of the old nodes.
-    """
+    """Replaces a region by a loop; `moved` maps old nodes to new ones."""
 
     def __init__(self, graph: Graph, loop: GraphLoop) -> None:
         self._before, self._loop = graph, loop

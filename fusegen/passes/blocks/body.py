@@ -18,12 +18,7 @@ _BROADCAST = 8  # ratio of elements to the largest operand's
 
 @dataclass(frozen=True)
 class GraphLoop:
-    """A loop of a graph.
-
-    Attributes:
-        operands: the values that the loop reads, in the order of `Blocks.operands`.
-        results: the values that it computes, in the order of `Blocks.results`, possibly in a wider dtype there.
-    """
+    """A loop of a graph, and the values that it reads and computes, in the order of `Blocks`; results may be wider there."""
 
     blocks: Blocks
     operands: tuple[int, ...]
@@ -31,12 +26,7 @@ class GraphLoop:
 
 
 def loop_of(graph: Graph, region: BlockRegion, name: str, depth: int) -> GraphLoop:
-    """Converts a region to a loop.
-
-    Args:
-        name: the name of the body.
-        depth: the number of enclosing loops.
-    """
+    """Converts a region to a loop; `depth` is the number of enclosing loops."""
     body = _Body(graph, region, name, depth)
     rows = [p for p in sorted(region.dims) if body.is_read_outside(p)]
     sums = sorted(region.sums)
@@ -47,13 +37,6 @@ def loop_of(graph: Graph, region: BlockRegion, name: str, depth: int) -> GraphLo
 
 
 class _Body:
-    """Builds the body.
-
-    Attributes:
-        operands: values of the graph that are inputs of the body.
-        start, rows: size symbols of a block.
-    """
-
     def __init__(self, graph: Graph, region: BlockRegion, name: str, depth: int) -> None:
         self.graph, self.region = graph, region
         self.start, self.rows = start_of(depth), rows_of(depth)
@@ -67,7 +50,6 @@ class _Body:
             self._blocks[position] = self._block(position)
 
     def is_read_outside(self, position: int) -> bool:
-        """True if the value is read outside of the loop."""
         users = self.graph.users[position]
         return position in self.graph.outputs or any(u not in self._blocks for u in users)
 

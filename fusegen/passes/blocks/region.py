@@ -37,7 +37,6 @@ class BlockRegion:
         return _NEAR * _elements(graph.nodes[position].shape) >= self.count
 
     def large(self, graph: Graph) -> tuple[int, ...]:
-        """The large nodes of the region."""
         return tuple(p for p in self.dims if self.is_large(graph, p))
 
 
@@ -51,10 +50,9 @@ class Impossible(Exception):
 
 
 def regions(graph: Graph, elsewhere: Collection[int] = (), outer: Collection[Dim] = ()) -> Iterator[BlockRegion]:
-    """Yields the possible loops, in the order of their matmuls.
+    """Yields the possible loops of a graph (in primitives), in the order of their matmuls.
 
     Args:
-        graph: in primitives.
         elsewhere: matmuls that kernels compute without materializing them.
         outer: block rows of enclosing loops.
     """
@@ -122,11 +120,7 @@ class _Growing:
         self._add(seed, dim)
 
     def grow(self) -> None:
-        """Adds all required nodes.
-
-        Raises:
-            Impossible: if one of them cannot be computed row by row.
-        """
+        """Adds all required nodes, or raises `Impossible`."""
         while self._new:
             position = self._new.pop()
             self._take_operands(position)
@@ -198,11 +192,8 @@ class _Growing:
 
 
 def operand_dim(graph: Graph, position: int, slot: int, dim: int) -> int | None:
-    """Returns the dim of an operand that is blocked when a node's dim is; None if the complete operand is read.
-
-    Raises:
-        Impossible: if neither applies.
-    """
+    """Returns the dim of an operand that is blocked when a node's dim is; None if the complete operand is read; or raises
+    `Impossible`."""
     node, operand = graph.nodes[position], graph.nodes[graph.nodes[position].args[slot]]
     if operand.weak or not operand.shape:
         return None
@@ -221,17 +212,13 @@ def operand_dim(graph: Graph, position: int, slot: int, dim: int) -> int | None:
     raise Impossible
 
 
-def _along(node: Node, dim: int, result: int) -> int:
-    """Checks that a node treats the rows along a dim independently.
-
-    Raises:
-        Impossible: if it does not.
-    """
+def _along(node: Node, dim: int, row_dim: int) -> int:
+    """Returns `row_dim` if the node treats the rows along a dim independently, else raises `Impossible`."""
     dims = cast(tuple[int, ...], dict(node.attrs).get("dims", ())) if node.family is Family.REDUCTION else ()
     is_indexed = dict(node.attrs).get("dim") == dim or (node.family is Family.SCAN and dim == len(node.shape) - 1)
     if is_indexed or dim in dims:
         raise Impossible
-    return result
+    return row_dim
 
 
 def _matmul_dim(node: Node, operand: Node, slot: int, dim: int) -> int | None:
@@ -252,11 +239,7 @@ def _reshaped_dim(node: Node, operand: Node, dim: int) -> int:
 
 
 def summed_dim(graph: Graph, position: int, slot: int, dims: Mapping[int, int]) -> int | None:
-    """Returns the dim of an operand that a node sums over all rows.
-
-    Args:
-        dims: the row dims of the region's nodes.
-    """
+    """Returns the dim of an operand that a node sums over all rows."""
     node = graph.nodes[position]
     operand = node.args[slot]
     if node.op is Op.MATMUL:
@@ -265,11 +248,7 @@ def summed_dim(graph: Graph, position: int, slot: int, dims: Mapping[int, int]) 
 
 
 def result_dim(graph: Graph, position: int, operand: int, dim: int) -> int | None:
-    """Returns the dim of a node that corresponds to a dim of its operand; None if the node sums over it.
-
-    Raises:
-        Impossible: if there is none.
-    """
+    """Returns the dim of a node that corresponds to a dim of its operand; None if it sums over it; or raises `Impossible`."""
     slots = [slot for slot, a in enumerate(graph.nodes[position].args) if a == operand]
     first, *remaining = (_result_dim_of(graph, position, slot, dim) for slot in slots)
     if any(result != first for result in remaining):
