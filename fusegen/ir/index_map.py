@@ -223,7 +223,7 @@ def gathers(graph: Graph, put: int) -> tuple[int, ...]:
     return tuple(p for p in chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].family is Family.INDEXING)
 
 
-def chosen(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[int, int, Position], ...]:
+def gather_indices(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[int, int, Position], ...]:
     """Returns the gathers in the target of a write, each with its index tensor and the index into that tensor."""
     result: list[tuple[int, int, Position]] = []
     for position in chain(graph, graph.nodes[put].args[0])[:-1]:
@@ -233,7 +233,7 @@ def chosen(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[i
     return tuple(result)
 
 
-def are_apart(graph: Graph, put: int, other_put: int) -> bool:
+def are_disjoint(graph: Graph, put: int, other_put: int) -> bool:
     """True if two writes to one memory certainly have no element in common: equal views lead to disjoint slices."""
     chains = [reversed(chain(graph, graph.nodes[p].args[0])[:-1]) for p in (put, other_put)]
     for position, other_position in zip(*chains, strict=False):
@@ -329,19 +329,19 @@ def buffer_strides(graph: Graph, position: int) -> tuple[Dim, ...]:
 
 def strided_view(graph: Graph, position: int) -> StridedView:
     """Returns the node as a strided view of the furthest buffer that it is a view of; of its own buffer if no other works."""
-    if position not in graph.known_views:
+    if position not in graph.view_cache:
         shape = graph.nodes[position].shape
         axes = identity_axes(shape)
-        graph.known_views[position] = next(view for view in _views(graph, position, axes.symbols, axes) if view is not None)
-    return cast(StridedView, graph.known_views[position])
+        graph.view_cache[position] = next(view for view in _views(graph, position, axes.symbols, axes) if view is not None)
+    return cast(StridedView, graph.view_cache[position])
 
 
 def repeated_view(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:
     """Returns a node that repeats each index of a dim ``count`` times as a strided view without the repetitions; else None."""
     key = position, dim, count
-    if key not in graph.known_views:
-        graph.known_views[key] = _without_repetitions(graph, position, dim, count)
-    return cast("StridedView | None", graph.known_views[key])
+    if key not in graph.view_cache:
+        graph.view_cache[key] = _without_repetitions(graph, position, dim, count)
+    return cast("StridedView | None", graph.view_cache[key])
 
 
 def _without_repetitions(graph: Graph, position: int, dim: int, count: int) -> StridedView | None:

@@ -67,7 +67,7 @@ class _Relayout:
     results: frozenset[int] = field(repr=False)
 
 
-def canonicalized(graph: Graph) -> Graph:
+def canonicalize_layouts(graph: Graph) -> Graph:
     """Computes reductions and values that depend on them in the layout of their pointwise users."""
     relayouts = list(_moves(graph))
     return rebuilt(graph, _Canonicalized(graph, relayouts).replaced) if relayouts else graph

@@ -29,7 +29,7 @@ class _MomentsComponent:
     dims: tuple[int, ...]
 
 
-def with_moments(graph: Graph) -> Graph:
+def combine_moments(graph: Graph) -> Graph:
     """Combines the mean and the squared deviations of long rows. Not for CPUs, where one thread computes a row."""
     components = dict(_components(graph))
     if not components:
@@ -47,12 +47,12 @@ def with_moments(graph: Graph) -> Graph:
 def _components(graph: Graph) -> Iterator[tuple[int, _MomentsComponent]]:
     for position, _ in graph:
         deviation = deviations(graph, position)
-        if deviation is not None and is_of_16_bits(graph, deviation.rows) and _is_long(graph, deviation):
+        if deviation is not None and has_16_bits(graph, deviation.rows) and _is_long(graph, deviation):
             yield deviation.mean, _MomentsComponent("mean", deviation.rows, deviation.dims)
             yield position, _MomentsComponent("m2", deviation.rows, deviation.dims)
 
 
-def is_of_16_bits(graph: Graph, rows: int) -> bool:
+def has_16_bits(graph: Graph, rows: int) -> bool:
     """True if rows have 16 bits, or had before a cast."""
     node = graph.nodes[rows]
     return node.dtype.itemsize == 2 or (node.op is Op.CAST and graph.nodes[node.args[0]].dtype.itemsize == 2)
@@ -105,7 +105,7 @@ _LONGEST_HELD = 32768
 """Longest row, in elements, that fits the registers or the shared memory of an SM."""
 
 
-def with_peaks(graph: Graph) -> Graph:
+def split_normalizers(graph: Graph) -> Graph:
     """Computes normalizers of rows that fit on chip in two steps. Not for CPUs, where a thread reads a row once."""
     if not any(_is_held(graph, node) for node in graph.nodes):
         return graph
@@ -115,7 +115,7 @@ def with_peaks(graph: Graph) -> Graph:
         if not _is_held(graph, node):
             return None
         (rows,) = node.args
-        is_widened = graph.nodes[rows].op is Op.CAST and is_of_16_bits(graph, rows)
+        is_widened = graph.nodes[rows].op is Op.CAST and has_16_bits(graph, rows)
         source = indices[graph.nodes[rows].args[0] if is_widened else rows]  # other nodes read the uncast row
         normalizer = _held_normalizer(Value(builder, source, graph.locations[position]), node)
         return (normalizer if normalizer.dtype is node.dtype else normalizer.apply(Op.CAST, dtype=node.dtype)).position
@@ -128,7 +128,7 @@ def with_peaks(graph: Graph) -> Graph:
 # max: one tanh per row instead of one per element.
 
 
-def with_capped_peaks(graph: Graph) -> Graph:
+def cap_row_max(graph: Graph) -> Graph:
     """Replaces the max of soft-capped input rows by the cap of their max, if only a softmax reads it.
 
     The cap is increasing in x for either sign of s, but its rounding may not be: an element may exceed the computed max by a few

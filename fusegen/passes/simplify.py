@@ -15,10 +15,10 @@ from fusegen.dtypes import DType
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Shape, same
 from fusegen.passes.algebra import Value
-from fusegen.passes.topk import at_few, first_few, reduced_few
+from fusegen.passes.topk import gathered_topk, reduced_topk, topk_as_reductions
 
 
-def softmax_beside_a_sink(x: Value) -> Value | None:
+def softmax_with_sink(x: Value) -> Value | None:
     """Softmax of scores concatenated with an attention sink, of which a slice keeps the scores: avoids the concatenation."""
     weights = _below_casts(x.arg(0))
     concatenated = _softmax_of(weights)
@@ -300,7 +300,7 @@ RULES: tuple[Rule, ...] = (
     Rule("product-of-widened-views", Op.MATMUL, _product_of_widened_views),
     Rule("product-of-permuted-rows", Op.MATMUL, _product_of_permuted_rows),
     Rule("whole-slice", Op.SLICE, _whole_slice),
-    Rule("softmax-beside-a-sink", Op.SLICE, softmax_beside_a_sink),
+    Rule("softmax-beside-a-sink", Op.SLICE, softmax_with_sink),
     Rule("concat-of-nothing", Op.CONCAT, _concat_of_nothing),
     Rule("pow-of-literal", Op.POW, _pow_of_literal),
     Rule("one-plus-tanh", Op.ADD, _one_plus_tanh),
@@ -314,9 +314,9 @@ RULES: tuple[Rule, ...] = (
     Rule("absolute-of-negation", Op.ABS, _absolute_of_negation),
     Rule("sum-of-log-softmax", Op.SUM, _sum_of_log_softmax),
     Rule("reciprocal-sqrt", Op.DIV, _reciprocal_sqrt),
-    Rule("first-few", Op.TOPK, first_few),
-    Rule("reduced-few", Family.REDUCTION, reduced_few),
-    Rule("at-few", Op.GATHER, at_few),
+    Rule("first-few", Op.TOPK, topk_as_reductions),
+    Rule("reduced-few", Family.REDUCTION, reduced_topk),
+    Rule("at-few", Op.GATHER, gathered_topk),
     Rule("in-dims-of-a-statistic", Family.POINTWISE, _in_dims_of_a_statistic),
 )
 

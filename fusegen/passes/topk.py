@@ -36,7 +36,7 @@ _ABOVE = 0x7F800002 << 32
 _EXTREMES = (Op.MAX, Op.MIN)
 
 
-def is_of_few(nodes: Sequence[Node], position: int) -> bool:
+def is_from_topk(nodes: Sequence[Node], position: int) -> bool:
     """True if a value is computed pointwise from concatenated row reductions, like the result of top-k."""
     last = len(nodes[position].shape) - 1
     stack, seen = [position], set[int]()
@@ -57,7 +57,7 @@ def _is_number_of_row(node: Node, last: int) -> bool:
     return len(node.shape) == last + 1 and same(node.shape[last], 1) and node.family is Family.REDUCTION
 
 
-def first_few(x: Value) -> Value | None:
+def topk_as_reductions(x: Value) -> Value | None:
     """Top-k of short rows with values that float32 holds."""
     rows, count = x.arg(0), literal(x.node.shape[-1])
     length = literal(rows.node.shape[-1])
@@ -73,7 +73,7 @@ def first_few(x: Value) -> Value | None:
     return _index(first) if x.node.attr("result") else _value(first, x.dtype, descending=descending)
 
 
-def put_in_order(x: Value) -> Value:
+def sort_rows(x: Value) -> Value:
     """Sorts short rows with values that float32 holds; other values are unchanged."""
     length = literal(x.node.shape[-1]) if x.node.op is Op.TOPK else None
     if length is None or not 0 < length <= _LONGEST_ORDER:
@@ -105,19 +105,19 @@ def _value(key: Value, dtype: DType, *, descending: bool) -> Value:
     return value if dtype is DType.FLOAT32 else value.apply(Op.CAST, dtype=dtype)
 
 
-def reduced_few(x: Value) -> Value | None:
+def reduced_topk(x: Value) -> Value | None:
     """Turns a reduction of the top k into math on each element."""
     few, op = x.arg(0), operation_of(x.node.op)
     last = len(few.node.shape) - 1
     count = literal(few.node.shape[-1]) if few.node.shape else None
     if op is None or x.node.attr("dims") != (last,) or count is None or count > MOST or not few.dtype.is_float:
         return None
-    if not count > 1 or not is_of_few(few.builder.nodes, few.position):
+    if not count > 1 or not is_from_topk(few.builder.nodes, few.position):
         return None
     return reduce(lambda a, b: a.apply(op, b), _columns(few, count))
 
 
-def at_few(x: Value) -> Value | None:
+def gathered_topk(x: Value) -> Value | None:
     """Turns a gather of a row at its top-k indices into reductions that select the element with that index."""
     rows, index = x.arg(0), x.arg(1)
     last = len(x.node.shape) - 1

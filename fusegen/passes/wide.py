@@ -17,7 +17,7 @@ SPREADS = (Op.VAR, Op.STD)
 RUNNING = (Op.CUMSUM, Op.CUMPROD, Op.LOGCUMSUMEXP)
 
 
-def with_wide_sums(graph: Graph) -> Graph:
+def sum_in_float64(graph: Graph) -> Graph:
     """Computes variances, the means of the same rows, and running sums and products in float64."""
     narrow = [node for _, node in graph if node.args and graph.nodes[node.args[0]].dtype is DType.FLOAT32]
     variance_rows = {_rows(node) for node in narrow if node.op in SPREADS}

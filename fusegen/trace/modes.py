@@ -218,7 +218,7 @@ _MAY_RETURN_INPUT = """
     contiguous to type type_as positive __pos__ conj resolve_conj resolve_neg dropout float half double bfloat16 int long short bool
     real atleast_1d atleast_2d atleast_3d
 """
-GIVES_ITSELF = frozenset(_MAY_RETURN_INPUT.split())
+MAY_RETURN_INPUT = frozenset(_MAY_RETURN_INPUT.split())
 """Functions that return the tensor itself, with its history, if there is nothing to do."""
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
@@ -236,7 +236,7 @@ def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[in
         return result
     value = cast("TracedTensor", result)
     written = [argument for argument, writes in zip(args, before, strict=True) if argument is value and writes != value._writes]
-    is_itself = bool(written) or (name in GIVES_ITSELF and any(argument is value for argument in args))
+    is_itself = bool(written) or (name in MAY_RETURN_INPUT and any(argument is value for argument in args))
     tracer = value._tracer
     if is_itself or _is_constant(value._node):
         return value

@@ -12,7 +12,7 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.trace.memory import TracedMemory, require_current
-from fusegen.trace.modes import GIVES_ITSELF, as_recorded, flat, twins, under_autocast
+from fusegen.trace.modes import MAY_RETURN_INPUT, as_recorded, flat, twins, under_autocast
 from fusegen.trace.user import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -154,7 +154,7 @@ _VIEWS = """
     permute transpose t T mT adjoint movedim moveaxis swapaxes swapdims narrow chunk split unbind diagonal data select
     linalg_diagonal unfold meshgrid broadcast_tensors
 """
-_ITSELF_OR_VIEWS = GIVES_ITSELF.union(_VIEWS.split())
+_ITSELF_OR_VIEWS = MAY_RETURN_INPUT.union(_VIEWS.split())
 """Functions that may return the tensor itself, or a view of all of it."""
 
 

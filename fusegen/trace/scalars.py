@@ -75,7 +75,7 @@ def require_static(value: _Traced) -> None:
     leaves = leaves_of(value)
     names = sorted({str(leaf.attr("name")) for leaf in leaves if leaf.op is Op.SCALAR})
     if names:
-        value._tracer.start_again("static", *names)
+        value._tracer.restart("static", *names)
     for leaf in leaves:
         if leaf.op is Op.SIZE:
             value._tracer.require_literal(cast(Dim, leaf.attr("size")))
@@ -108,7 +108,7 @@ class TracedScalar:
         """Turns the ints that the number depends on into sizes if possible, else specializes them."""
         names = {str(leaf.attr("name")) for leaf in leaves_of(self) if leaf.op is Op.SCALAR}
         if names and self._tracer.can_be_sizes(names):
-            self._tracer.start_again("sizes", *sorted(names))
+            self._tracer.restart("sizes", *sorted(names))
         self.number()
 
     def number(self, *args: object, **kwargs: object) -> NoReturn:

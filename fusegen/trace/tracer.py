@@ -270,7 +270,7 @@ class Tracer:
             hint="compute from a literal size (the last dim), or pass the number as a scalar parameter",
         )
 
-    def start_again(self, fact: Fact, *names: str, total: SizeSum | None = None) -> NoReturn:
+    def restart(self, fact: Fact, *names: str, total: SizeSum | None = None) -> NoReturn:
         """Aborts the trace, to be restarted with a fact. If the function catches the exception, the trace fails at its end."""
         need = NeedsFact(fact, names, total)
         self.needs = self.needs or need
@@ -284,7 +284,7 @@ class Tracer:
         """Specializes int parameters that are used as sizes, because their values are needed."""
         symbols = {str(s) for s in getattr(expr, "free_symbols", ())} & self.parameter_sizes.keys()
         if symbols:
-            self.start_again("static", *sorted(self.parameter_sizes[name] for name in symbols))
+            self.restart("static", *sorted(self.parameter_sizes[name] for name in symbols))
 
     # Sizes.
 
@@ -336,14 +336,14 @@ class Tracer:
         """Makes sizes with known values literal. First, ints among them share the symbols of dims, which may suffice."""
         size = self._to_be_literal(dims)
         if size is not None:
-            self.start_again("literal", size)
+            self.restart("literal", size)
 
     def _to_be_literal(self, dims: Sequence[Dim]) -> str | None:
         """A symbolic input size with a known value that occurs in some dims."""
         symbols = {str(symbol) for dim in dims for symbol in getattr(dim, "free_symbols", ())}
         untied = {name for symbol, name in self.parameter_sizes.items() if symbol in symbols} - self.tied
         if untied:
-            self.start_again("tied", *sorted(untied))
+            self.restart("tied", *sorted(untied))
         for dim in dims:
             self.require_no_parameter(dim)
             for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
@@ -386,7 +386,7 @@ class Tracer:
                 return
         size = self._to_be_literal(list(itertools.chain(*sizes)))
         if size is not None:
-            self.start_again("literal", size, total=next(filter(None, itertools.starmap(_sum_of, sizes)), None))
+            self.restart("literal", size, total=next(filter(None, itertools.starmap(_sum_of, sizes)), None))
 
     def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]

@@ -335,7 +335,7 @@ class _Cases:
         for rows in (1000, 3000):
             yield self.case(f"product of {rows} rows", self.sized(dict.fromkeys(self.features, 1536) | {self.rows[-1]: rows}))
         yield self.case("product of many rows", self.sized(dict.fromkeys(self.features, 64) | {self.rows[-1]: 10000}))
-        for rows in form_rows(self.spec):
+        for rows in specialization_rows(self.spec):
             yield self.case(f"plan for {rows} rows", {**dict.fromkeys(self.rows, 1), self.rows[-1]: rows})
         square = dict.fromkeys(self.varied, 192)
         transposed = self.of_rank(2, lambda layout: layout.swapped(-2, -1))
@@ -445,7 +445,7 @@ def kinds(spec: Spec) -> frozenset[GroupKind]:
 
 
 @lru_cache(maxsize=256)
-def form_rows(spec: Spec) -> tuple[int, ...]:
+def specialization_rows(spec: Spec) -> tuple[int, ...]:
     """Returns the largest row count of each specialization of the canonical example, in 16 bits on the largest target."""
     low = spec.lower(spec.dtypes[-1].torch, _SHAPED_BY)
     last = {numbers[-1] for form in low.plans for numbers in form.rows.values()}
