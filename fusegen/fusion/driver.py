@@ -15,7 +15,7 @@ from fusegen.fusion.groups import Group, Materialized, computed, is_stored_elsew
 from fusegen.fusion.grow import absorb, alongside, grow
 from fusegen.fusion.matcher import Matcher, asked
 from fusegen.fusion.order import addressed, first_of, hindered, in_order
-from fusegen.ir.graph import Graph, Node, check_total_recompute
+from fusegen.ir.graph import Graph, Node, check_repetition
 from fusegen.ir.ops import Family, Op
 from fusegen.passes.writes import WriteTimes
 from fusegen.target import Target
@@ -81,7 +81,7 @@ def _groups(graph: Graph, target: Target, families: Sequence[Matcher], apart: Ma
         group = absorb(graph, group, sorted(others, reverse=True), families, decision.kept, times, groups)
         groups.append(group)
         count += len(computed(graph, group))
-        check_total_recompute(graph, count)
+        check_repetition(graph, count)
         done |= {root, *group.outputs}
         wanted |= {strip_views(graph, p) for p in group.inputs if not is_stored_elsewhere(graph, p)}
     groups = _read(graph, alongside(graph, groups, families, decision, times))

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 from fusegen.dtypes import DType
 from fusegen.fusion.groups import READ, Domain
-from fusegen.ir.graph import Graph, Node, check_recompute
+from fusegen.ir.graph import Graph, Node, check_spread
 from fusegen.ir.index_map import Bounds, ElementSource, Position, holds, identity_axes, index_values, sources
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Axes, same
@@ -72,7 +72,7 @@ def walk(
         element = stack.pop()
         if element not in seen:
             seen.add(element)
-            check_recompute(graph, len(seen))
+            check_spread(graph, len(seen))
             stack += visit.below(element)
     producers.visited += len(seen)
 

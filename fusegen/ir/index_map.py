@@ -223,7 +223,7 @@ def gathers(graph: Graph, put: int) -> tuple[int, ...]:
     return tuple(p for p in chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].family is Family.INDEXING)
 
 
-def gather_indices(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[int, int, Position], ...]:
+def chosen(graph: Graph, put: int, index: Position, axes: Axes) -> tuple[tuple[int, int, Position], ...]:
     """Returns the gathers in the target of a write, each with its index tensor and the index into that tensor."""
     result: list[tuple[int, int, Position]] = []
     for position in chain(graph, graph.nodes[put].args[0])[:-1]:

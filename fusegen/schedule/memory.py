@@ -14,8 +14,8 @@ from fusegen.ir.index_map import (
     Position,
     address,
     buffer_strides,
+    chosen,
     flat_offset,
-    gather_indices,
     identity_axes,
     memory_shape,
     memory_strides,
@@ -179,7 +179,7 @@ class Memory:
             return Store(key, self._offset(node, position, index, axes))
         moved = self._through_views(self.graph.nodes[node].args[1], position, index, axes)
         offset = flat_offset(address(self.graph, node, moved, axes), buffer_strides(self.graph, node))
-        return Store(key, offset, gather_indices(self.graph, node, moved, axes))
+        return Store(key, offset, chosen(self.graph, node, moved, axes))
 
     def _offset(self, node: int, position: int, index: Position, axes: Axes) -> Index:
         """The offset in a node's buffer of an element of the value that it is a view of."""
