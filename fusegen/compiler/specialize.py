@@ -30,7 +30,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Family, Op
 from fusegen.ir.symbolic import Dim, literal, product, same
 from fusegen.passes.blocks import InBlocks, in_blocks
-from fusegen.passes.full_reductions import Cuts, cuts_of, reduce_in_two_steps
+from fusegen.passes.full_reductions import Cuts, by_rows, cuts_of
 from fusegen.program.call import ROOM, LaunchPlan, Role, rows_of_block
 from fusegen.program.formula import Formula
 from fusegen.schedule.context import Bodies, Pins
@@ -394,7 +394,7 @@ class GraphChoices:
             def bodies(sizes: SizeValues) -> Bodies:
                 return {blocks: self._program(blocks, sizes, is_general=facts is None) for blocks in loops}
 
-            known = reduce_in_two_steps(_knowing(graph, facts or ()), cuts)
+            known = by_rows(_knowing(graph, facts or ()), cuts)
             self._known[key] = Specializer(known, self._target, wide=self._wide, bodies=bodies, lock=self._lock)
         return self._known[key]
 

@@ -70,7 +70,7 @@ def cuts_of(graph: Graph, sizes: Mapping[str, int], processors: int) -> Cuts:
     return tuple((position, cut) for position, cut in cuts if cut is not None)
 
 
-def reduce_in_two_steps(graph: Graph, cuts: Cuts) -> Graph:
+def by_rows(graph: Graph, cuts: Cuts) -> Graph:
     cuts_by_node = dict(cuts)
 
     def replaced(builder: GraphBuilder, indices: Sequence[int], position: int) -> int | None:
