@@ -366,9 +366,9 @@ def check_repetition(graph: Graph, computed: int) -> None:
     )
 
 
-def _refuse_above(most: int, count: int, values: int, what: str) -> None:
+def _refuse_above(most: int, count: int, values: int, message: str) -> None:
     if count > most and count > _MOST_A_VALUE * values:
-        raise UnsupportedError(what, hint="split it into several kernels, so that intermediate values are materialized")
+        raise UnsupportedError(message, hint="split it into several kernels, so that intermediate values are materialized")
 
 
 # Graphs as text: one line per node, in the graph's order.

@@ -223,10 +223,10 @@ def _from_nearest(x: Value) -> Value:
 def _log_gamma_slope(x: Value) -> Value:
     is_small = x.apply(Op.LT, float(_STEPS))
     skipped_terms = _recurrence_sum(x)
-    moved = is_small.where(x + float(_STEPS), x)
-    inverse = 1.0 / moved
+    argument = is_small.where(x + float(_STEPS), x)
+    inverse = 1.0 / argument
     square = inverse * inverse
-    series = moved.apply(Op.LOG) - inverse * 0.5 - square * _polynomial(square, _DIGAMMA)
+    series = argument.apply(Op.LOG) - inverse * 0.5 - square * _polynomial(square, _DIGAMMA)
     return is_small.where(series - skipped_terms, series)
 
 

@@ -19,7 +19,7 @@ from fusegen.passes.topk import gathered_topk, reduced_topk, topk_as_reductions
 
 
 def softmax_with_sink(x: Value) -> Value | None:
-    """Softmax of scores concatenated with an attention sink, of which a slice keeps the scores: avoids the concatenation."""
+    """Softmax of scores concatenated with an attention sink, followed by a slice of the scores: avoids the concatenation."""
     weights = _below_casts(x.arg(0))
     concatenated = _softmax_of(weights)
     operands = None if concatenated is None else _scores_and_sink(concatenated, x)

@@ -36,17 +36,17 @@ def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 class ComplexTensor(Composite):
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
-            what = f"a complex number of {real.dtype} and {imag.dtype}"
-            raise TraceError(what, where=here(), hint="make its parts float32, or float64")
+            message = f"a complex number of {real.dtype} and {imag.dtype}"
+            raise TraceError(message, where=here(), hint="make its parts float32, or float64")
         self.real, self.imag = real, imag
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the handler of a torch function, or raises `UnsupportedError`."""
         rule = _RULES.get(function)
         if rule is None:
-            what = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
+            message = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
             hint = "use products, sums, conj, abs, real, imag, views, or compute with torch.view_as_real(z)"
-            raise UnsupportedError(what, where=here(), hint=hint)
+            raise UnsupportedError(message, where=here(), hint=hint)
         return rule
 
     @classmethod
@@ -142,8 +142,8 @@ def _on_lists(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
 
     def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexTensor:
         if not all(isinstance(tensor, ComplexTensor) for tensor in tensors):
-            what = f"{registry.name_of(function)} of complex and real tensors"
-            raise UnsupportedError(what, where=here(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
+            message = f"{registry.name_of(function)} of complex and real tensors"
+            raise UnsupportedError(message, where=here(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
         parts = ([tensor.real for tensor in tensors], [tensor.imag for tensor in tensors])
         return ComplexTensor(*(registry.call(function, (part, *args), kwargs) for part in parts))
 

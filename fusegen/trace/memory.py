@@ -87,7 +87,7 @@ def require_current(value: _Value) -> None:
         return
     if memory.is_ambiguous or not (memory.declared or _are_views(value._tracer.builder, value._position, value._root)):
         raise UnsupportedError(
-            "a tensor is used after a view of it, or what it is a view of, was changed in place, which torch may have copied",
+            "a tensor is used after an alias of it was changed in place, and torch may have copied one of them",
             where=here(),
             hint="write y = y + 1 in place of y += 1, or reshape the tensor after the change",
         )
@@ -98,8 +98,8 @@ def require_current(value: _Value) -> None:
 def require_filled(value: _Value) -> None:
     """Refuses to read uninitialized memory of ``torch.empty``."""
     if value._memory.unfilled:
-        what = "a tensor from torch.empty, empty_like or new_empty is read before it is written"
-        raise UnsupportedError(what, where=here(), hint="write to it first, or use torch.zeros")
+        message = "a tensor from torch.empty, empty_like or new_empty is read before it is written"
+        raise UnsupportedError(message, where=here(), hint="write to it first, or use torch.zeros")
 
 
 def overwrite(target: _Value, result: _Value) -> None:
@@ -110,11 +110,11 @@ def overwrite(target: _Value, result: _Value) -> None:
 
 def require_own(memory: TracedMemory) -> None:
     if memory.captured:
-        what = f"the kernel writes to {memory.parameter!r}, which it closes over"
-        raise UnsupportedError(what, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+        message = f"the kernel writes to the captured tensor {memory.parameter!r}"
+        raise UnsupportedError(message, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
     if memory.parameter:
         raise UnsupportedError(
-            f"the kernel writes to its parameter {memory.parameter!r}, and does not say so",
+            f"the kernel writes to its parameter {memory.parameter!r} without declaring it",
             where=here(),
             hint=f"declare it: @fg.kernel(mutates=({memory.parameter!r},)), or compute a new value: y = x + 1 in place of x += 1",
         )
@@ -245,9 +245,9 @@ def _require_distinct(builder: GraphBuilder, region: int, root: int) -> None:
         node = builder.nodes[view]
         if node.op is Op.EXPAND and node.shape != builder.nodes[node.args[0]].shape:
             raise UnsupportedError(
-                "several elements of an expanded tensor are one in memory, which cannot be written to",
+                "cannot write to an expanded tensor: several of its elements share one memory location",
                 where=here(),
-                hint="write to the tensor before it is expanded, as torch asks as well",
+                hint="write to the tensor before it is expanded, as torch requires too",
             )
 
 

@@ -149,8 +149,8 @@ def _conversion(tracer: Tracer, function: Callable[..., Any], arguments: Sequenc
 def _dtype(tracer: Tracer, policy: Policy, lower: DType, arguments: Sequence[Any]) -> DType | None:
     """The dtype that floats are converted to; None for no conversion."""
     if policy is Policy.REFUSED:
-        what = "binary_cross_entropy is unsafe under torch.autocast, which refuses it"
-        raise TraceError(what, hint="use binary_cross_entropy_with_logits, on the input of the sigmoid")
+        message = "binary_cross_entropy is unsafe under torch.autocast, which refuses it"
+        raise TraceError(message, hint="use binary_cross_entropy_with_logits, on the input of the sigmoid")
     if policy is Policy.FLOAT32_BY_DEFAULT and any(isinstance(value, torch.dtype) for value in arguments):
         return None
     if policy is Policy.FLOAT32_RECIPROCAL and isinstance(arguments[0], torch.Tensor):
@@ -166,8 +166,8 @@ def _widest(lower: DType, dtypes: Iterable[DType]) -> DType:
         if DType.FLOAT32 in (widest, dtype):
             widest = DType.FLOAT32
         elif dtype is not lower:
-            what = f"torch.autocast to {lower} does not convert {dtype}"
-            raise TraceError(what, hint=f"convert it to {lower} or float32")
+            message = f"torch.autocast to {lower} does not convert {dtype}"
+            raise TraceError(message, hint=f"convert it to {lower} or float32")
     return widest
 
 

@@ -160,8 +160,8 @@ _ITSELF_OR_VIEWS = MAY_RETURN_INPUT.union(_VIEWS.split())
 
 def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     if kwargs["out"] is not None:
-        what = f"{name}: out= would write to a tensor, which cannot be traced"
-        raise UnsupportedError(what, where=here(), hint="use what the function returns")
+        message = f"{name}: out= would write to a tensor, which cannot be traced"
+        raise UnsupportedError(message, where=here(), hint="use what the function returns")
     return {key: value for key, value in kwargs.items() if key != "out"}
 
 

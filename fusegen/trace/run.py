@@ -108,8 +108,8 @@ class _Mode(TorchFunctionMode):
         if name == "requires_grad_" and args[0].requires_grad is [*args[1:], *(kwargs or {}).values(), True][0]:
             written = []  # no change
         if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
-            what = f"{name} would write to a tensor that the kernel closes over"
-            raise UnsupportedError(what, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+            message = f"{name} would write to a captured tensor"
+            raise UnsupportedError(message, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
         if any(isinstance(a, torch.Tensor) for a in tree_leaves(args)):
             twin = registry.PROPERTIES.get(func, func)
             traced = OPERATORS.get(func) if registry.handler_of(twin) is None else registry.calling(twin)
@@ -117,8 +117,8 @@ class _Mode(TorchFunctionMode):
                 lifted = tree_map(lambda a: self.tracer.lift(a) if isinstance(a, torch.Tensor) else a, args)
                 return traced(*lifted, **(kwargs or {}))
         if name in _DRAWING:
-            what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
-            raise UnsupportedError(what, where=here(), hint="draw outside of the kernel, and pass the tensor")
+            message = f"torch.{func.__name__} draws random numbers, which kernels do not support yet"
+            raise UnsupportedError(message, where=here(), hint="draw outside of the kernel, and pass the tensor")
         result = func(*args, **(kwargs or {}))
         if not any(isinstance(a, (TracedTensor, registry.Composite)) for a in (*args, *(kwargs or {}).values())):
             self.tracer.outside.observe(func, args, kwargs or {}, result)
@@ -178,15 +178,15 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
             if "SymbolicSize" in str(error):
                 tracer.require_literal_features()
             raise TraceError(
-                f"a function got a value of the trace that it cannot take: {error}",
+                f"a function does not accept a traced value: {error}",
                 where=raised_at(error),
                 hint="use torch's functions on tensors",
             ) from error
         except RuntimeError as error:
             if "TorchScript interpreter" not in str(error) or not str(error).rstrip().endswith("RuntimeError:"):
                 raise
-            hint = "call the Python function that it was made of, or call it outside of the kernel"
-            raise TraceError("a function of TorchScript got a value of the trace", where=raised_at(error), hint=hint) from None
+            hint = "call the Python function that it was compiled from, or call it outside of the kernel"
+            raise TraceError("a TorchScript function was called with a traced value", where=raised_at(error), hint=hint) from None
         finally:
             RUNNING.count -= 1
     writes = tracer.stored()
@@ -217,7 +217,7 @@ def _require_plain(returned: object) -> None:
     """Refuses results with attributes, or with one tensor twice, because a kernel returns distinct plain tensors."""
     names = {name for value in tree_leaves(returned) if isinstance(value, TracedTensor) for name in vars(value)} - _OWN_ATTRIBUTES
     if names:
-        raise UnsupportedError(f"it sets {min(names)!r} of its result, which a kernel's result does not have")
+        raise UnsupportedError(f"it sets the attribute {min(names)!r} of its result, which a kernel's result does not have")
     elements = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, (tuple, list)) else ()
     tensors = [id(value) for value in elements if isinstance(value, TracedTensor)]
     if len(set(tensors)) < len(tensors):
@@ -246,8 +246,8 @@ def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> Trac
     require_filled(result)
     shape = tuple(simplify_dim(d) for d in result._node.shape)
     if result._node.weak:
-        what = "the kernel returns a number, not a tensor"
-        raise TraceError(what, where=returned_at(function), hint="return a tensor that depends on an input")
+        message = "the kernel returns a number, not a tensor"
+        raise TraceError(message, where=returned_at(function), hint="return a tensor that depends on an input")
     return result if shape == result._node.shape else tracer.add(Op.RESHAPE, result, shape=shape)
 
 

@@ -256,8 +256,8 @@ for _name, _op in {"neg": Op.NEG, "abs": Op.ABS}.items():
 def stale() -> TraceError:
     """Returns the error for a value that is used outside of its trace."""
     return TraceError(
-        "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and means "
-        "nothing afterwards",
+        "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and is "
+        "invalid afterwards",
         where=here(),
         hint="return it from the kernel, and store the call's result",
     )

@@ -209,7 +209,7 @@ class Tracer:
             return self.value(self.builder.constant(value))
         if isinstance(value, torch.Tensor):
             return self._capture(value)
-        raise TraceError(f"a {type(value).__name__} cannot take part in a kernel", where=here(), hint="pass a tensor or a number")
+        raise TraceError(f"a {type(value).__name__} cannot be used in a kernel", where=here(), hint="pass a tensor or a number")
 
     def _capture(self, tensor: torch.Tensor) -> TracedTensor:
         if self.finished:
@@ -254,8 +254,8 @@ class Tracer:
         except ERRORS:
             condition.number()
         except KeyError as missing:
-            what = f"the function needs the value of {missing}, which has none here"
-            raise TraceError(what, where=here(), hint="lower with example tensors and numbers") from None
+            message = f"the function needs the value of {missing}, which is unknown here"
+            raise TraceError(message, where=here(), hint="lower with example tensors and numbers") from None
         position = condition._position if holds else self.add_number(Op.LOGICAL_NOT, condition._position)
         self._conditions[position] = None
         return holds
@@ -431,5 +431,5 @@ def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTens
     if value._node.dtype is not DType.FLOAT32 or value._node.weak or op.row.result is DtypeRule.EXPLICIT:
         return
     if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
-        what = f"{op.row.name} of integers gives torch's default dtype, which is {torch.get_default_dtype()} here"
-        raise TraceError(what, where=here(), hint="cast first: .to(torch.float32), or the dtype that you want")
+        message = f"{op.row.name} of integers gives torch's default dtype, which is {torch.get_default_dtype()} here"
+        raise TraceError(message, where=here(), hint="cast first: .to(torch.float32), or the dtype that you want")

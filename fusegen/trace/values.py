@@ -127,8 +127,8 @@ class TracedTensor:
             return
         argument = self._argument
         if name in argument.attributes:
-            what = f"the kernel reads the attribute {name!r} that the argument {argument.name!r} carries, which is not traced"
-            raise UnsupportedError(what, where=here(), hint=f"pass {argument.name}.{name} as a parameter of its own")
+            message = f"the kernel reads the attribute {name!r} of the argument {argument.name!r}, which is not traced"
+            raise UnsupportedError(message, where=here(), hint=f"pass {argument.name}.{name} as a parameter of its own")
         self._tracer.outside.argument_asked(argument.name, name, False)
 
     def __getitem__(self, key: Any) -> Any:
@@ -238,8 +238,8 @@ class TracedShape(tuple[Any, ...]):
         try:
             sizes = super().__getitem__(key)
         except IndexError:
-            what = f"the size of dim {key} of a tensor of {len(self)} dims"
-            raise IndexRangeError(what, where=here(), hint="pass a tensor that has the dim") from None
+            message = f"the size of dim {key} of a tensor of {len(self)} dims"
+            raise IndexRangeError(message, where=here(), hint="pass a tensor that has the dim") from None
         return TracedShape(sizes) if isinstance(key, slice) else sizes
 
     def __add__(self, other: Any) -> Any:
@@ -298,8 +298,8 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
             self._refused(f"setting Tensor.{name}")
         object.__setattr__(self, name, value)
 
-    def _refused(self, what: str) -> NoReturn:
-        raise UnsupportedError(f"{what} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes")
+    def _refused(self, message: str) -> NoReturn:
+        raise UnsupportedError(f"{message} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes")
 
     # Constant properties: kernel tensors are dense and have no gradient history.
 
@@ -324,12 +324,12 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTensor:
     """Performs an in-place operation: all aliases of the target refer to a new value of the same shape and dtype."""
     if not torch.can_cast(result.dtype, target.dtype):
-        what = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
-        raise TraceError(what, where=here(), hint="write x = x + y, or convert an operand, as torch asks as well")
+        message = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
+        raise TraceError(message, where=here(), hint="write x = x + y, or convert an operand, as torch requires too")
     shapes = result._node.shape, target._node.shape
     if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
-        what = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
-        raise ShapeError(what, where=here(), hint="write x = x + y")
+        message = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
+        raise ShapeError(message, where=here(), hint="write x = x + y")
     overwrite(target, registry.call(torch.Tensor.to, (result, target.dtype), {}))
     return target
 

@@ -168,8 +168,8 @@ class _Comparison:
         if not over.numel() or not bool((over > 0).any()):
             return ""
         index = int(over.argmax())
-        what = f"an error of {ours[index].item():.3e} at {expected[index].item():.6g}"
-        return f"{what} is more than twice eager's greatest, {self.errors.eager_worst:.3e}, plus 2 units in the last place"
+        message = f"an error of {ours[index].item():.3e} at {expected[index].item():.6g}"
+        return f"{message} is more than twice eager's greatest, {self.errors.eager_worst:.3e}, plus 2 units in the last place"
 
     def _unmeasured(self) -> str:
         """Checks elements where only eager is not finite, against its error elsewhere."""

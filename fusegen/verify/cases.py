@@ -382,8 +382,8 @@ class _Cases:
 
     # Helpers.
 
-    def wide(self, parts: int, more: int) -> dict[str, int]:
-        return {name: self.spec.sizes[name] // parts + more for name in self.features}
+    def wide(self, divisor: int, more: int) -> dict[str, int]:
+        return {name: self.spec.sizes[name] // divisor + more for name in self.features}
 
     def sized(self, overrides: NamedSizes | None = None, rows: tuple[int, ...] = _FEW) -> dict[str, int]:
         """Half the canonical features and few rows, with overrides."""

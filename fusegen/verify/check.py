@@ -331,11 +331,11 @@ def _own_outcomes(kernel: fg.Kernel[..., Any], arguments: Arguments, device: tor
 
 def _require_comparable(call: _Call, variant: Variant) -> None:
     if variant.program.call.draws:
-        what = f"{call.name} draws random numbers, which no other run reproduces"
-        raise ArgumentError(what, hint="verify it without random numbers, or with fg.dropout(x, p, seed=…)")
+        message = f"{call.name} draws random numbers, which no other run reproduces"
+        raise ArgumentError(message, hint="verify it without random numbers, or with fg.dropout(x, p, seed=…)")
     if any(call.traced.nodes[position].dtype.torch is torch.float64 for position in call.traced.outputs):
-        what = f"{call.name} has a float64 result, and there is no more exact reference"
-        raise ArgumentError(what, hint="make it float32: with --dtype f32, or without .double() in the function")
+        message = f"{call.name} has a float64 result, and there is no more exact reference"
+        raise ArgumentError(message, hint="make it float32: with --dtype f32, or without .double() in the function")
 
 
 @torch.no_grad()
@@ -396,13 +396,13 @@ def _of_torch(call: _Call, run: Callable[[], list[Tensor]]) -> list[Tensor]:
     except FusegenError:
         raise
     except Exception as error:
-        what = f"torch cannot run {call.name}: {one_line(error)}"
-        raise VerificationError(what, hint="call the plain function with these arguments") from error
+        message = f"torch cannot run {call.name}: {one_line(error)}"
+        raise VerificationError(message, hint="call the plain function with these arguments") from error
 
 
 def _judged(call: _Call, names: list[str], got: Sequence[Tensor], reference: _Reference) -> dict[str, Outcome]:
     if not len(names) == len(got) == len(reference.eager) == len(reference.exact):
-        what = f"{call.name} returns {len(got)} tensors, torch {len(reference.eager)}"
-        raise VerificationError(what, hint="please report the declaration and its shapes")
+        message = f"{call.name} returns {len(got)} tensors, torch {len(reference.eager)}"
+        raise VerificationError(message, hint="please report the declaration and its shapes")
     verdicts = [reference.judge(number, tensor) for number, tensor in enumerate(got)]
     return {n: Outcome((v,), approximate=reference.approximate) for n, v in zip(names, verdicts, strict=True)}

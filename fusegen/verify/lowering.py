@@ -94,7 +94,7 @@ class LoweredCase:
             with untuned():  # records are of untuned plans
                 results = self.dispatcher.call((), arguments)
             if self.variant is not None and self._variant(arguments, device).form is not self.variant.form:
-                raise VerificationError("a call runs another variant than was lowered", where=self.dispatcher.name)
+                raise VerificationError("the call runs a specialization other than the lowered one", where=self.dispatcher.name)
         else:
             results = self._foreign(self.variant, arguments, device)
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)

@@ -170,7 +170,7 @@ def folder_to_write(requested: Path | None) -> Path | None:
     if is_package or {"site-packages", "dist-packages"} & set(folder.parts):
         raise ArgumentError(f"{requested} belongs to an installation", hint="--record with a folder of yours")
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"{requested} is no folder", hint="--record with a folder of yours")
+        raise ArgumentError(f"{requested} is not a folder", hint="--record with a folder of yours")
     return folder
 
 

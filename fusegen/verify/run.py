@@ -129,12 +129,12 @@ def _job(
     targets: Sequence[Target],
     say: Say,
     only: Sequence[str],
-    kept: Mapping[str, Mapping[str, CaseRecord]],
+    reused: Mapping[str, Mapping[str, CaseRecord]],
 ) -> Job:
     say(f"lowering {spec.name} {dtype.short}")
     selected = [case for case in cases(spec, dtype) if not only or case.name in only]
-    pending = [(case, [t for t in targets if case.name not in kept[t.name]]) for case in selected]
-    return Job(spec, dtype, tuple(tuple(prepare(spec, case, t) for t in named) for case, named in pending if named), kept)
+    pending = [(case, [t for t in targets if case.name not in reused[t.name]]) for case in selected]
+    return Job(spec, dtype, tuple(tuple(prepare(spec, case, t) for t in named) for case, named in pending if named), reused)
 
 
 def _rows(job: Job, targets: Sequence[Target], device: torch.device, say: Say) -> list[SpecResult]:
@@ -244,7 +244,7 @@ def _problems(spec: Spec, dtype: DType, target: Target, entry: DtypeRecord | Non
     if entry is None:
         return [] if is_listed else ["no record"]
     lines = [f"the case {name!r} {change}" for name, change in changes(spec, dtype, target, entry).items()]
-    lines += [f"there is no case {name!r} any more" for name in entry.cases.keys() - every_case(spec, dtype, target)]
+    lines += [f"the case {name!r} no longer exists" for name in entry.cases.keys() - every_case(spec, dtype, target)]
     return lines or ([f"verified, but {LIST} names it"] if is_listed else [])
 
 

@@ -87,8 +87,8 @@ def scripted(x: Tensor) -> Tensor:
 VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x if x.sum() > 0 else -x, "branch on a tensor's value"),
     (lambda x: x * x.sum().item(), "value is needed"),
-    (lambda x: scripted(x), "a function of TorchScript"),
-    (lambda x: x + "a", "a str cannot take part"),
+    (lambda x: scripted(x), "a TorchScript function"),
+    (lambda x: x + "a", "a str cannot be used"),
     (lambda x: x.long() + 2**70, "does not fit 64 bits"),
     (lambda x: x.reshape(2.0, -1), "2.0 is not a size"),
     (lambda x: x.reshape(x.sum(), -1), "used as a size"),

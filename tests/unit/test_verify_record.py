@@ -124,7 +124,7 @@ def test_an_installation_is_never_written_to(tmp_path: Path, monkeypatch: pytest
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match="is no folder"):
+    with pytest.raises(ArgumentError, match="is not a folder"):
         folder_to_write(tmp_path / "file")
 
 
@@ -157,7 +157,7 @@ def test_every_case_must_be_there_as_it_is_called(tmp_path: Path) -> None:
     good = path.read_text()
     for old, new, problem in (
         ('"odd"', '"old"', "the case 'odd' is missing"),
-        ('"odd"', '"old"', "there is no case 'old' any more"),
+        ('"odd"', '"old"', "the case 'old' no longer exists"),
         ("67x2049", "67x2051", "the case 'odd' has other arguments"),
         ('"verdict": "passed"', '"verdict": "failed"', "has the verdict 'failed'"),
     ):
