@@ -109,7 +109,7 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: fg.dropout(x, 0.5, seed=2.0), "a seed of float"),
     (lambda x: x.to("cuda"), "cannot move"),
     (lambda x: x + torch.arange(0, 4, -1), "arange from 0 to 4 with the step -1"),
-    (lambda x: x * len("".join([x.shape[0]])), "cannot take"),
+    (lambda x: x * len("".join([x.shape[0]])), "does not accept"),
     (lambda x: torch.where(x, x, x), "not bool"),
 ]
 UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
