@@ -173,7 +173,7 @@ def _polynomial(x: Value, coefficients: Sequence[float]) -> Value:
     return result
 
 
-_SHARE = math.sqrt(math.pi) / 2.0
+_HALF_SQRT_PI = math.sqrt(math.pi) / 2.0
 
 
 def _erfinv(x: Value) -> Value:
@@ -190,7 +190,7 @@ def _erfinv(x: Value) -> Value:
     inverse = (magnitude > 0.7).where(far_above / far_below, magnitude * (above / below))
     for _ in range(2):
         error = (magnitude > 0.5).where(complement - inverse.apply(Op.ERFC), inverse.apply(Op.ERF) - magnitude)
-        step = error * (inverse * inverse).apply(Op.EXP) * _SHARE
+        step = error * (inverse * inverse).apply(Op.EXP) * _HALF_SQRT_PI
         inverse = inverse - step / (1.0 + inverse * step)
     inverse = magnitude.apply(Op.EQ, 1.0).where(math.inf, inverse)
     return x.apply(Op.EQ, 0.0).where(x, (x > 0.0).where(inverse, -inverse))
@@ -295,15 +295,15 @@ def _huber(args: Sequence[Value], node: Node) -> Value:
 
 @_pointwise(Op.ASIN)
 def _asin(x: Value) -> Value:
-    return x.apply(Op.ATAN2, _other_leg(x))
+    return x.apply(Op.ATAN2, _sqrt_one_minus_square(x))
 
 
 @_pointwise(Op.ACOS)
 def _acos(x: Value) -> Value:
-    return _other_leg(x).apply(Op.ATAN2, x)
+    return _sqrt_one_minus_square(x).apply(Op.ATAN2, x)
 
 
-def _other_leg(x: Value) -> Value:
+def _sqrt_one_minus_square(x: Value) -> Value:
     """sqrt(1 - x^2), without cancellation near 1."""
     return ((1.0 - x) * (x + 1.0)).apply(Op.SQRT)
 

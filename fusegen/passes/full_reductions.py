@@ -66,7 +66,7 @@ Cuts: TypeAlias = tuple[tuple[int, Cut], ...]
 def cuts_of(graph: Graph, sizes: Mapping[str, int], processors: int) -> Cuts:
     """Returns the rows of each reduction that has fewer results than the GPU has SMs and combines many elements."""
     reductions = (position for position, node in graph if node.op in _REDUCTIONS)
-    cuts = ((position, _Cutting(graph, position, sizes, processors).cut()) for position in reductions)
+    cuts = ((position, _RowChooser(graph, position, sizes, processors).cut()) for position in reductions)
     return tuple((position, cut) for position, cut in cuts if cut is not None)
 
 
@@ -76,25 +76,25 @@ def by_rows(graph: Graph, cuts: Cuts) -> Graph:
     def replaced(builder: GraphBuilder, indices: Sequence[int], position: int) -> int | None:
         if (cut := cuts_by_node.get(position)) is None:
             return None
-        steps = _InTwoSteps(graph, builder, indices, position, cut)
-        return steps.shaped(steps.spread() or steps.alike(), graph.nodes[position].shape).position
+        steps = _TwoStepReduction(graph, builder, indices, position, cut)
+        return steps.shaped(steps.sum_of_squares() or steps.same_operation(), graph.nodes[position].shape).position
 
     return rebuilt(graph, replaced) if cuts else graph
 
 
 @dataclass(frozen=True)
-class _InTwoSteps:
+class _TwoStepReduction:
     graph: Graph
     builder: GraphBuilder
     indices: Sequence[int]
     position: int
     cut: Cut
 
-    def alike(self) -> Value:
+    def same_operation(self) -> Value:
         node = self.graph.nodes[self.position]
         return self._rows(node.args[0]).reduce(node.op, self.cut.row).reduce(node.op, self.cut.outer)
 
-    def spread(self) -> Value | None:
+    def sum_of_squares(self) -> Value | None:
         """Splits a sum of squares about the mean (Chan, Golub and LeVeque, 1979, equation 2.1): reads rows once, and nothing
         cancels."""
         deviation = deviations(self.graph, self.position)
@@ -119,7 +119,7 @@ class _InTwoSteps:
         return Value(self.builder, self.indices[position], self.graph.locations[self.position])
 
 
-class _Cutting:
+class _RowChooser:
     """Chooses the row length for a reduction's operand at given sizes."""
 
     def __init__(self, graph: Graph, position: int, sizes: Mapping[str, int], processors: int) -> None:
@@ -137,7 +137,7 @@ class _Cutting:
         """The best rows; None if a result is little work, or if there are enough results."""
         if self._elements <= (FEW if self._results == 1 else _FEW_OF_SEVERAL) or 1 < self._results >= self._processors:
             return None
-        existing_rows = filter(self._is_of_several, self._own_rows())
+        existing_rows = filter(self._is_of_several, self._existing_rows())
         return next(existing_rows, None) or min(filter(self._is_of_several, self._candidates()), key=self._rank, default=None)
 
     def _rank(self, cut: Cut) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class _Cutting:
         outer = (*(dim for dim in self._dims if dim < self._last), *range(self._last, len(shape)))
         return Cut(shape, first, outer)
 
-    def _own_rows(self) -> Iterator[Cut]:
+    def _existing_rows(self) -> Iterator[Cut]:
         """Rows that the operand is already reduced along, e.g. in a norm, so that one kernel computes both."""
         for position in sorted(self._graph.ancestors[self._operand]):
             node = self._graph.nodes[position]

@@ -17,7 +17,7 @@ from fusegen.ir.ops import Op
 from fusegen.passes.rewrite import OUT, rebuilt
 from fusegen.program.numbers import ERRORS
 
-_STAY = (Op.CONSTANT, Op.SIZE)
+_NOT_HOISTED = (Op.CONSTANT, Op.SIZE)
 
 
 def hoist(graph: Graph) -> Graph:
@@ -33,7 +33,7 @@ class _Hoist:
 
     def replaced(self, builder: GraphBuilder, indices: Sequence[int], position: int) -> int:
         self.builder, self.indices, node = builder, indices, self.graph.nodes[position]
-        if node.weak and node.op not in _STAY:
+        if node.weak and node.op not in _NOT_HOISTED:
             return OUT
         args = tuple(self._operand(node, number) for number in range(len(node.args)))
         return builder.put(replace(node, args=args), self.graph.locations[position])
@@ -46,7 +46,7 @@ class _Hoist:
     def _operand(self, node: Node, number: int) -> int:
         position = node.args[number]
         operand = self.graph.nodes[position]
-        if not operand.weak or operand.op in _STAY:
+        if not operand.weak or operand.op in _NOT_HOISTED:
             return self.indices[position]
         if not any(self.graph.nodes[p].op in (Op.SCALAR, Op.SIZE) for p in (position, *self.graph.ancestors[position])):
             return self._folded_constant(position)

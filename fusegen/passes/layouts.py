@@ -79,7 +79,7 @@ def _moves(graph: Graph) -> Iterator[_Relayout]:
             continue
         arrangement = _arranged(graph, position)  # rare and cheap; the backward walk below visits all ancestors
         if arrangement is not None and _is_read_pointwise(graph, arrangement[0]):
-            inside = _made_of_reductions(graph, position)
+            inside = _reduction_subgraph(graph, position)
             if inside:
                 yield _Relayout(position, *arrangement, inside, _results_read(graph, position, inside, arrangement[1]))
 
@@ -88,7 +88,7 @@ def _is_internal(graph: Graph, position: int) -> bool:
     return position not in graph.outputs and position not in graph.writes
 
 
-def _made_of_reductions(graph: Graph, end: int) -> frozenset[int]:
+def _reduction_subgraph(graph: Graph, end: int) -> frozenset[int]:
     """A value, the row reductions that it depends on, and the nodes between them; empty if other nodes read these."""
     shape = graph.nodes[end].shape
     dims: set[object] = set()

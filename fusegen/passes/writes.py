@@ -63,7 +63,7 @@ def separate_writes(graph: Graph) -> Graph:
 class _Copies:
     def __init__(self, graph: Graph) -> None:
         self._graph, self._times = graph, WriteTimes.of(graph)
-        self._until: list[int] = []  # for each node, the first write after which it cannot be recomputed
+        self._deadlines: list[int] = []  # for each node, the first write after which it cannot be recomputed
         self._gather_times = {
             g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in gathers(graph, put)
         }
@@ -71,7 +71,7 @@ class _Copies:
     def replaced(self, builder: GraphBuilder, index: Sequence[int], position: int) -> int:
         self._builder, self._indices, node = builder, index, self._graph.nodes[position]
         args = tuple(self._argument(position, number) for number in range(len(node.args)))
-        self._until.append(self._last_moment(position))
+        self._deadlines.append(self._deadline(position))
         return builder.put(replace(node, args=args), self._graph.locations[position])
 
     def _argument(self, position: int, number: int) -> int:
@@ -98,13 +98,13 @@ class _Copies:
     def _is_late(self, operand: int, user: int) -> bool:
         """True if an operand is overwritten before its user is computed; the index of a write is used at the write."""
         moment = max(self._times.latest[user], self._gather_times.get(user, 0))
-        return self._times.latest[operand] < self._until[operand] <= moment
+        return self._times.latest[operand] < self._deadlines[operand] <= moment
 
-    def _last_moment(self, position: int) -> int:
+    def _deadline(self, position: int) -> int:
         node = self._graph.nodes[position]
         if node.op is Op.PUT or node.op is Op.INPUT:
             return self._times.deadline.get(position, NEVER)
-        return min((self._until[a] for a in node.args if not self._is_late(a, position)), default=NEVER)
+        return min((self._deadlines[a] for a in node.args if not self._is_late(a, position)), default=NEVER)
 
     def _copy(self, index: int, position: int, role: str) -> int:
         number = 0 if role == BEFORE else self._times.latest[position]  # distinguishes values written to different targets

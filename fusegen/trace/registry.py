@@ -28,7 +28,7 @@ PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 """Torch functions equivalent to property getters."""
 
-_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
+_ARGUMENT_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
 """Errors that a handler raises for unexpected arguments."""
 
 
@@ -120,7 +120,7 @@ def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs:
         raise
     except FusegenError:  # some are also TypeErrors or ValueErrors
         raise
-    except _MISTAKES as error:
+    except _ARGUMENT_ERRORS as error:
         _require_numbers((*args, *kwargs.values()))
         raise TraceError(
             f"{name}: {error or type(error).__name__}",

@@ -63,7 +63,7 @@ register_pytree_node(
 )
 
 
-def _marked(value: object) -> object:
+def _mark_leaves(value: object) -> object:
     if value is None:
         return Nothing()
     return ComplexResult(torch.view_as_real(value)) if isinstance(value, registry.Composite) else value  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
         finally:
             RUNNING.count -= 1
     writes = tracer.stored()
-    results, structure = tree_flatten(returned if returned is None else tree_map(_marked, returned))
+    results, structure = tree_flatten(returned if returned is None else tree_map(_mark_leaves, returned))
     if returned is None and writes:
         results = []  # the writes are its only effect
     elif not results and not writes:

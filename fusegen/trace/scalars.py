@@ -182,7 +182,7 @@ _COMPARISONS: dict[str, tuple[Op, Callable[..., Any]]] = {
     "gt": (Op.GT, torch.gt),
     "ge": (Op.GE, torch.ge),
 }
-_OF_INTS = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGHT_SHIFT)
+_INTEGER_OPS = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGHT_SHIFT)
 
 
 def _operator(op: Op, function: Callable[..., Any], *, swapped: bool = False) -> Callable[[TracedScalar, Any], Any]:
@@ -212,7 +212,7 @@ def _number(scalar: TracedScalar, other: Any) -> TracedScalar | None:
 def computed(op: Op, *operands: TracedScalar) -> Any:
     """Computes an operation of numbers: a number, or the truth of a comparison."""
     tracer = operands[0]._tracer
-    if op in _OF_INTS and any(o._node.dtype.is_float for o in operands):
+    if op in _INTEGER_OPS and any(o._node.dtype.is_float for o in operands):
         operands[0].number()
     if op is Op.POW:
         operands = (_base(*operands), operands[1])

@@ -25,13 +25,13 @@ from fusegen.trace.scalars import Fact, NeedsFact, SizeSum, SymbolicSize, Traced
 from fusegen.trace.user import CallerTensor, here, location
 from fusegen.trace.values import StrongTracedTensor, TracedTensor
 
-_OF_NUMBERS = frozenset(
+_NOT_FOR_BOOL = frozenset(
     {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
 )
 """Operations that are undefined for bool; torch refuses most of them as well."""
 
 
-_UNASKED = object()
+_UNCHECKED = object()
 
 
 def _hooks_on_saved() -> object:
@@ -83,7 +83,7 @@ class Tracer:
         self._conditions: dict[int, None] = {}
         self.switches_gradients = False
         self.records = torch.is_grad_enabled()
-        self._hooks: object = _UNASKED
+        self._hooks: object = _UNCHECKED
         self.finished = False  # its traced values are invalid from then on
         self._streams = itertools.count()
 
@@ -109,10 +109,10 @@ class Tracer:
     def requires_grad(self, position: int) -> bool:
         """True if autograd records a value, because a tensor that it depends on requires a gradient."""
         sources = dependencies(self.builder.nodes, position)
-        answers = [self._asks_for_gradient(source) for source in sources]
+        answers = [self._leaf_requires_grad(source) for source in sources]
         return any(answers) and (position in sources or torch.is_grad_enabled())
 
-    def _asks_for_gradient(self, source: int) -> bool:
+    def _leaf_requires_grad(self, source: int) -> bool:
         if source in self._arguments:
             argument = self._arguments[source]
             self.outside.argument_asked(argument.name, "requires_grad", argument.requires_grad)
@@ -134,7 +134,7 @@ class Tracer:
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
         if self.finished or any(a._tracer is not self for a in args):
             raise stale()
-        if self._hooks is not _UNASKED and self._hooks != _hooks_on_saved():
+        if self._hooks is not _UNCHECKED and self._hooks != _hooks_on_saved():
             raise UnsupportedError(
                 "tensors that it saves are checkpointed, or have hooks", where=here(), hint="apply them outside of the kernel"
             )
@@ -159,7 +159,7 @@ class Tracer:
             raise
         if torch.get_default_dtype() is not torch.float32:
             _check_default_dtype(op, args, value)
-        if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
+        if op in _NOT_FOR_BOOL and all(a._node.dtype is DType.BOOL for a in args):
             raise TraceError(f"{op.row.name} of bool", where=here(), hint="convert to a number dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
 
@@ -319,7 +319,7 @@ class Tracer:
             raise stale()
         if relation in (sympy.true, sympy.false):
             return bool(relation)
-        holds = relation_of(relation)(self._hinted(relation))
+        holds = relation_of(relation)(self._known_sizes(relation))
         self.guards[relation if holds else sympy.Not(relation)] = None
         return holds
 
@@ -328,17 +328,17 @@ class Tracer:
         if self.finished:
             raise stale()
         self.require_no_parameter(expr)
-        value = formula(expr)(self._hinted(expr))
+        value = formula(expr)(self._known_sizes(expr))
         self.guards[sympy.Eq(expr, value)] = None
         return value
 
     def require_literal(self, *dims: Dim) -> None:
         """Makes sizes with known values literal. First, ints among them share the symbols of dims, which may suffice."""
-        size = self._to_be_literal(dims)
+        size = self._size_to_make_literal(dims)
         if size is not None:
             self.restart("literal", size)
 
-    def _to_be_literal(self, dims: Sequence[Dim]) -> str | None:
+    def _size_to_make_literal(self, dims: Sequence[Dim]) -> str | None:
         """A symbolic input size with a known value that occurs in some dims."""
         symbols = {str(symbol) for dim in dims for symbol in getattr(dim, "free_symbols", ())}
         untied = {name for symbol, name in self.parameter_sizes.items() if symbol in symbols} - self.tied
@@ -384,11 +384,11 @@ class Tracer:
             if formula(left)(self.hints) != formula(right)(self.hints):
                 self.decide(sympy.Eq(left, right))
                 return
-        size = self._to_be_literal(list(itertools.chain(*sizes)))
+        size = self._size_to_make_literal(list(itertools.chain(*sizes)))
         if size is not None:
             self.restart("literal", size, total=next(filter(None, itertools.starmap(_sum_of, sizes)), None))
 
-    def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
+    def _known_sizes(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]
         if missing:
             raise TraceError(

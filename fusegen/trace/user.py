@@ -19,9 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fusegen.ir.graph import Location
 
-_OURS = Path(__file__).parents[1]  # unresolved, as frames report it
-_NOT_THE_USERS = (f"{_OURS}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
-_DECLARATIONS = tuple(f"{_OURS / room}{os.sep}" for room in ("specs", "nn", "parallel"))
+_PACKAGE = Path(__file__).parents[1]  # unresolved, as frames report it
+_NOT_USER_CODE = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
+_DECLARATIONS = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("specs", "nn", "parallel"))
 
 
 def user_frame() -> FrameType | None:
@@ -33,7 +33,7 @@ def user_frame() -> FrameType | None:
 
 
 def _is_user(filename: str) -> bool:
-    return filename.startswith(_DECLARATIONS) or not filename.startswith(_NOT_THE_USERS)
+    return filename.startswith(_DECLARATIONS) or not filename.startswith(_NOT_USER_CODE)
 
 
 def is_shown_to_user() -> bool:
@@ -42,7 +42,7 @@ def is_shown_to_user() -> bool:
     while frame is not None and frame.f_code.co_name in ("_shown", "__repr__", "__format__"):
         frame = frame.f_back
     file = "" if frame is None else frame.f_code.co_filename
-    return file.startswith(_DECLARATIONS) or not file.startswith(_NOT_THE_USERS[0])
+    return file.startswith(_DECLARATIONS) or not file.startswith(_NOT_USER_CODE[0])
 
 
 def location() -> Location | None:

@@ -130,7 +130,7 @@ class _Comparison:
         nonfinite = self.nonfinite_mismatch()
         if self.is_narrow:
             return nonfinite or self._misrounding()
-        return nonfinite or self._worst(self.ours, self.expected) or self._rms() or self._unmeasured()
+        return nonfinite or self._check_worst(self.ours, self.expected) or self._rms() or self._check_unmeasured()
 
     def eager_is_meaningless(self) -> bool:
         finite = self.eager.isfinite()
@@ -148,7 +148,7 @@ class _Comparison:
         if not count:
             return ""
         first = tuple(mismatched.nonzero()[0].tolist())
-        return f"{count} elements are NaN or infinite where they should not be, or the reverse: {self._at(first)}"
+        return f"{count} elements are NaN or infinite where they should not be, or the reverse: {self._describe_element(first)}"
 
     def _misrounding(self) -> str:
         got, eager, rounded = self.got[self.finite], self.eager[self.finite], self.rounded[self.finite]
@@ -162,7 +162,7 @@ class _Comparison:
             return ""
         return f"root mean square error {self.errors.rms:.3e} is more than {bound} × eager's {self.errors.eager_rms:.3e}"
 
-    def _worst(self, ours: Tensor, expected: Tensor) -> str:
+    def _check_worst(self, ours: Tensor, expected: Tensor) -> str:
         bound = _GREATEST * self.errors.eager_worst
         over = ours - _UNITS * self._unit(expected) - self.on_the_way * expected.abs() - bound
         if not over.numel() or not bool((over > 0).any()):
@@ -171,7 +171,7 @@ class _Comparison:
         message = f"an error of {ours[index].item():.3e} at {expected[index].item():.6g}"
         return f"{message} is more than twice eager's greatest, {self.errors.eager_worst:.3e}, plus 2 units in the last place"
 
-    def _unmeasured(self) -> str:
+    def _check_unmeasured(self) -> str:
         """Checks elements where only eager is not finite, against its error elsewhere."""
         alone = self.rounded.isfinite() & self.got.isfinite() & ~self.eager.isfinite()
         if not bool(alone.any()):
@@ -179,12 +179,12 @@ class _Comparison:
         if not self.errors.compared:
             return "eager has nothing finite to compare with"
         expected = self.exact[alone]
-        return self._worst((self.got[alone].double() - expected).abs(), expected)
+        return self._check_worst((self.got[alone].double() - expected).abs(), expected)
 
     def _unit(self, expected: Tensor) -> Tensor:
         return self.info.eps * expected.abs().clamp(min=self.info.tiny)
 
-    def _at(self, index: tuple[int, ...]) -> str:
+    def _describe_element(self, index: tuple[int, ...]) -> str:
         ours, theirs, exact = (t[index].item() for t in (self.got, self.eager, self.exact))
         return f"at {index} it is {ours:.6g}, eager {theirs:.6g}, exact {exact:.6g}"
 

@@ -205,10 +205,10 @@ Move: TypeAlias = Callable[[TensorLayout], TensorLayout]
 CANONICAL = "canonical"
 """The name of the case that is the spec's example."""
 
-_SHAPED_BY = "sm_90a"  # the target with all kernel templates
-_FAR = 1 << 30  # elements; the third row starts at 2^31
-_FEW = (3, 2, 61, 67)  # row sizes, the innermost last: primes
-_EVEN = (3, 2, 56, 72)  # row sizes that are valid strides of TMA descriptors
+_LARGEST_TARGET = "sm_90a"  # the target with all kernel templates
+_FAR_STRIDE = 1 << 30  # elements; the third row starts at 2^31
+_PRIME_ROWS = (3, 2, 61, 67)  # row sizes, the innermost last: primes
+_EVEN_ROWS = (3, 2, 56, 72)  # row sizes that are valid strides of TMA descriptors
 
 
 @dataclass(frozen=True)
@@ -284,14 +284,14 @@ class _Cases:
         """The cases that depend on the element type: vector widths and hard values; the canonical one first."""
         yield self.case(CANONICAL, self.spec.sizes)
         yield self.case("odd", self.sized(self.wide(4, 1)))
-        yield self.case("unaligned", self.sized(rows=_EVEN), self.of_rank(1, TensorLayout.shifted))
+        yield self.case("unaligned", self.sized(rows=_EVEN_ROWS), self.of_rank(1, TensorLayout.shifted))
         yield from self.hard_values()
 
     def fewest(self, is_narrowest: bool) -> Iterator[Case]:
         yield self.case(CANONICAL, self.spec.sizes)
         if is_narrowest:
             yield self.case("odd", self.sized(self.wide(4, 1)))
-            yield self.case("unaligned", self.sized(rows=_EVEN), self.of_rank(1, TensorLayout.shifted))
+            yield self.case("unaligned", self.sized(rows=_EVEN_ROWS), self.of_rank(1, TensorLayout.shifted))
 
     # Sizes.
 
@@ -355,15 +355,15 @@ class _Cases:
 
     def far_apart(self) -> Case:
         """Rows so far apart that indices need 64 bits."""
-        sizes = self.sized({self.rows[0]: 3}, rows=_EVEN)
+        sizes = self.sized({self.rows[0]: 3}, rows=_EVEN_ROWS)
         first = {name for name, dims in dependencies(self.spec).items() if dims[0] == {self.rows[0]}}
-        moves: dict[str, Move] = dict.fromkeys(first & self.data, lambda layout: layout.far_apart(_FAR))
+        moves: dict[str, Move] = dict.fromkeys(first & self.data, lambda layout: layout.far_apart(_FAR_STRIDE))
         return self.case("64-bit", sizes, moves)
 
     # Memory.
 
     def layouts(self) -> Iterator[Case]:
-        sizes = self.sized(rows=_EVEN)
+        sizes = self.sized(rows=_EVEN_ROWS)
         yield self.case("unaligned", sizes, self.of_rank(1, TensorLayout.shifted))
         yield self.case("padded rows", sizes, self.of_rank(2, lambda layout: layout.padded(8)))
         yield self.case("rows of odd strides", sizes, self.of_rank(2, lambda layout: layout.padded(1)))
@@ -375,7 +375,7 @@ class _Cases:
             yield self.case("packed", sizes, packed)
 
     def hard_values(self) -> Iterator[Case]:
-        sizes = self.sized(rows=_EVEN)
+        sizes = self.sized(rows=_EVEN_ROWS)
         for values in DataValues:
             if values is not DataValues.ORDINARY:
                 yield self.case(values.value, sizes, values=values)
@@ -385,7 +385,7 @@ class _Cases:
     def wide(self, divisor: int, more: int) -> dict[str, int]:
         return {name: self.spec.sizes[name] // divisor + more for name in self.features}
 
-    def sized(self, overrides: NamedSizes | None = None, rows: tuple[int, ...] = _FEW) -> dict[str, int]:
+    def sized(self, overrides: NamedSizes | None = None, rows: tuple[int, ...] = _PRIME_ROWS) -> dict[str, int]:
         """Half the canonical features and few rows, with overrides."""
         few_rows = dict(zip(self.rows, rows[-len(self.rows) :], strict=True)) if self.rows else {}
         sizes = few_rows | self.wide(2, 0) | dict(overrides or {})
@@ -440,14 +440,14 @@ def data_parameters(spec: Spec) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def kinds(spec: Spec) -> frozenset[GroupKind]:
     """Returns the families of the canonical example's kernels, in 16 bits on the largest target."""
-    low = spec.lower(spec.dtypes[-1].torch, _SHAPED_BY)
+    low = spec.lower(spec.dtypes[-1].torch, _LARGEST_TARGET)
     return frozenset(group.kind for group in low.groups)
 
 
 @lru_cache(maxsize=256)
 def specialization_rows(spec: Spec) -> tuple[int, ...]:
     """Returns the largest row count of each specialization of the canonical example, in 16 bits on the largest target."""
-    low = spec.lower(spec.dtypes[-1].torch, _SHAPED_BY)
+    low = spec.lower(spec.dtypes[-1].torch, _LARGEST_TARGET)
     last = {numbers[-1] for form in low.plans for numbers in form.rows.values()}
     return tuple(sorted(last)[:-1])
 

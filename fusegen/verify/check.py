@@ -165,7 +165,7 @@ class _Reference:
             wider=None if wider is None else lambda: wider()[number].to(eager.dtype),
             may_overflow=self.values.may_overflow(eager.dtype),
             is_quantized=self._is_quantized(number),
-            through=self._through(number),
+            through=self._intermediate_dtype(number),
             approximate=self.approximate,
         )
         return replace(verdict, errors=Errors()) if self.is_empty else verdict
@@ -174,7 +174,7 @@ class _Reference:
         """True if a result depends on floats cast to 8-bit integers."""
         return bool(self.below) and any(n.op is Op.CAST and n.dtype is DType.INT8 for n in self.below[number])
 
-    def _through(self, number: int) -> torch.dtype | None:
+    def _intermediate_dtype(self, number: int) -> torch.dtype | None:
         """The 16-bit dtype of an intermediate of a float32 result; None if there is none."""
         nodes = self.below[number] if self.below else ()
         halves = (n.dtype.torch for n in nodes if n.dtype.is_half and n.family is not Family.LEAF)

@@ -96,13 +96,13 @@ class LoweredCase:
             if self.variant is not None and self._variant(arguments, device).form is not self.variant.form:
                 raise VerificationError("the call runs a specialization other than the lowered one", where=self.dispatcher.name)
         else:
-            results = self._foreign(self.variant, arguments, device)
+            results = self._run_other_target(self.variant, arguments, device)
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def _variant(self, arguments: Mapping[str, Any], device: torch.device) -> Variant:
         return self.dispatcher.variants.of(self.dispatcher.arguments((), arguments), self.target, device)[0]
 
-    def _foreign(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
+    def _run_other_target(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
         values = self.dispatcher.arguments((), arguments)
         sizes = self.dispatcher.variants.sizes(variant, values, ())
         scalars = scalars_of(variant.call.scalars, sizes, self.dispatcher.parameters.names)

@@ -39,7 +39,7 @@ _HEADING = f"# What no GPU has verified yet, as target, spec, dtype. Written by 
 
 
 @dataclass(frozen=True)
-class Where:
+class Environment:
     """The machine and software of an entry: the GPU and its own target, versions, and the time in UTC."""
 
     gpu: str
@@ -77,7 +77,7 @@ class CaseRecord:
 
 @dataclass(frozen=True)
 class DtypeRecord:
-    environment: Where
+    environment: Environment
     cases: Mapping[str, CaseRecord]
 
 
@@ -89,10 +89,10 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
-def where(device: torch.device) -> Where:
+def environment_of(device: torch.device) -> Environment:
     current = environment(device, "")
     versions = (current.driver, current.cuda, compiler_version(), current.torch, current.fusegen)
-    return Where(current.device, target_of(device).name, *versions, current.date)
+    return Environment(current.device, target_of(device).name, *versions, current.date)
 
 
 # Files.
@@ -115,7 +115,7 @@ def _entries(data: Mapping[str, Any]) -> SpecRecord:
 
 def _entry(data: Mapping[str, Any]) -> DtypeRecord:
     cases = {name: CaseRecord(**case) for name, case in data["cases"].items()}
-    return DtypeRecord(Where(**data["environment"]), cases)
+    return DtypeRecord(Environment(**data["environment"]), cases)
 
 
 def merge(path: Path, target: str, spec: str, entries: SpecRecord) -> None:

@@ -31,7 +31,18 @@ from fusegen.target import Target
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, check, is_alive
 from fusegen.verify.lowering import LoweredCase, prepare
-from fusegen.verify.record import LIST, CaseRecord, DtypeRecord, Where, listed, merge, path_of, read, where, write_unverified
+from fusegen.verify.record import (
+    LIST,
+    CaseRecord,
+    DtypeRecord,
+    Environment,
+    environment_of,
+    listed,
+    merge,
+    path_of,
+    read,
+    write_unverified,
+)
 
 Say = Callable[[str], None]
 """Reports progress."""
@@ -117,7 +128,7 @@ def _valid_records(
         return valid
     for target in targets:
         entry = read(path_of(known, target.name, spec.name)).get(dtype.short)
-        if entry is not None and replace(entry.environment, time="") == replace(where(device), time=""):
+        if entry is not None and replace(entry.environment, time="") == replace(environment_of(device), time=""):
             stale = changes(spec, dtype, target, entry).keys()
             valid[target.name] = {name: entry.cases[name] for name in every_case(spec, dtype, target) if name not in stale}
     return valid
@@ -162,7 +173,7 @@ def store(rows: Sequence[SpecResult], folder: Path, device: torch.device) -> lis
 
     Returns the written files; raises `ArgumentError` if one cannot be written.
     """
-    environment = where(device)
+    environment = environment_of(device)
     together: dict[tuple[str, str], list[SpecResult]] = {}
     for row in rows:
         together.setdefault((row.target.name, row.spec.name), []).append(row)
@@ -176,7 +187,7 @@ def store(rows: Sequence[SpecResult], folder: Path, device: torch.device) -> lis
     return written
 
 
-def _record_entry(row: SpecResult, environment: Where) -> DtypeRecord:
+def _record_entry(row: SpecResult, environment: Environment) -> DtypeRecord:
     cases_by_name = dict(row.kept) | {prepared.case.name: CaseRecord.of(prepared, outcome) for prepared, outcome in row.cases}
     order = [case.name for case in cases(row.spec, row.dtype) if case.name in cases_by_name]
     return DtypeRecord(environment, {name: cases_by_name[name] for name in order})
@@ -269,7 +280,7 @@ def _change(emitted: Emitted, recorded: CaseRecord | None) -> str:
 # Digests of lowered cases, cached on disk while the package, its templates and libraries do not change: lowering every case of
 # every spec takes minutes of CPU time.
 
-_WORTH_PROCESSES = 8  # requests per call: a process takes seconds to start
+_LEAST_PARALLEL = 8  # requests per call: a process takes seconds to start
 
 
 @dataclass(frozen=True)
@@ -286,21 +297,21 @@ SpecOnTarget: TypeAlias = tuple[Spec, DType, Target]
 
 def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted]:
     """Returns the digests of all cases of a spec, by name."""
-    known = _recall(spec, dtype, target)
+    known = _load_cached(spec, dtype, target)
     if known is not None:
         return known
     lowered = (prepare(spec, case, target) for case in cases(spec, dtype))
     digests = {item.case.name: Emitted(str(item.case), item.digests, item.launches) for item in lowered}
-    _remember(spec, dtype, target, digests)
+    _store_cached(spec, dtype, target, digests)
     return digests
 
 
 def ask_for_every_case(questions: Iterable[SpecOnTarget]) -> None:
     """Computes `every_case` for many arguments in parallel, one process per processor."""
-    unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and _recall(s, d, t) is None]
+    unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and _load_cached(s, d, t) is None]
     specs = dict.fromkeys(s.name for s, _, _ in reversed(unknown))  # the last in the list of specs take longest
     workers = min(processors(), len(specs))
-    if workers < 2 or len(unknown) < _WORTH_PROCESSES:
+    if workers < 2 or len(unknown) < _LEAST_PARALLEL:
         return
     requests = [(name, [(d, t.name) for s, d, t in unknown if s.name == name]) for name in specs]
     # The garbage collector takes an eighth of the time and is disabled: the processes are short and need half a gigabyte.
@@ -327,7 +338,7 @@ def _path(spec: Spec, dtype: DType, target: Target) -> Path:
     return cache_folder("emitted") / f"{target.name}-{spec.name}-{dtype.short}.json"
 
 
-def _recall(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted] | None:
+def _load_cached(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted] | None:
     """The cached cases of a spec; None if there are none for this version of the package."""
     if not _is_shipped(spec):
         return None
@@ -339,7 +350,7 @@ def _recall(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted] |
         return None
 
 
-def _remember(spec: Spec, dtype: DType, target: Target, cases_by_name: Mapping[str, Emitted]) -> None:
+def _store_cached(spec: Spec, dtype: DType, target: Target, cases_by_name: Mapping[str, Emitted]) -> None:
     if not _is_shipped(spec):
         return
     text = json.dumps({"generator": generator(), "cases": {name: asdict(emitted) for name, emitted in cases_by_name.items()}})

@@ -23,7 +23,7 @@ from fusegen.verify.lowering import LoweredCase, can_run, prepare
 from fusegen.verify.record import (
     LIST,
     DtypeRecord,
-    Where,
+    Environment,
     folder_to_write,
     merge,
     own_folder,
@@ -34,7 +34,7 @@ from fusegen.verify.record import (
 from fusegen.verify.run import SpecResult, problems, store
 from tests.unit.commands import Run
 
-WHERE = Where("NVIDIA H200", "sm_90a", "580.1", "13.0", "13.0", "2.11", "0.1.0", "2026-01-01T00:00:00+00:00")
+WHERE = Environment("NVIDIA H200", "sm_90a", "580.1", "13.0", "13.0", "2.11", "0.1.0", "2026-01-01T00:00:00+00:00")
 GELU, HOPPER = SPECS["gelu"], target("sm_90a")
 RIGHT = Outcome((Verdict(Errors(1.23456e-3, 1e-3, 1e-4, 1e-4, 100)),))
 WRONG = Outcome((Verdict(Errors(), "an error"),))
@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not there to be asked."""
-    monkeypatch.setattr(verification, "where", lambda device: WHERE)
+    monkeypatch.setattr(verification, "environment_of", lambda device: WHERE)
 
 
 @lru_cache

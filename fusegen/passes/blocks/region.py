@@ -74,25 +74,25 @@ def _row_dims(node: Node) -> Iterable[int]:
 
 
 def _region(graph: Graph, seed: int, dim: int) -> BlockRegion | None:
-    growing = _Growing(graph, seed, dim)
+    growing = _RegionBuilder(graph, seed, dim)
     try:
         growing.grow()
     except Impossible:
         return None
     region = growing.region
     large = region.large(graph)
-    if any(p in graph.outputs for p in large) or _draws(graph, region):
+    if any(p in graph.outputs for p in large) or _draws_key(graph, region):
         return None
-    return region if any(_meets_rows(graph, region.dims, p) for p in large) else None
+    return region if any(_uses_row_statistic(graph, region.dims, p) for p in large) else None
 
 
-def _draws(graph: Graph, region: BlockRegion) -> bool:
+def _draws_key(graph: Graph, region: BlockRegion) -> bool:
     """True if the region depends on a random key drawn by the call, which each block would draw anew."""
     inside = frozenset[int]().union(*(graph.ancestors[p] for p in region.dims))
     return any(graph.nodes[p].op is Op.RANDOM and not graph.nodes[p].args for p in inside)
 
 
-def _meets_rows(graph: Graph, dims: Mapping[int, int], large: int) -> bool:
+def _uses_row_statistic(graph: Graph, dims: Mapping[int, int], large: int) -> bool:
     """True if rows of a value are reduced to a statistic or combined with one, unlike those of a hidden layer."""
     node = graph.nodes[large]
     if any(graph.nodes[user].family is Family.REDUCTION and user in dims for user in graph.users[large]):
@@ -106,7 +106,7 @@ def _is_statistic(node: Node, dim: int, operand: Node) -> bool:
     return row_dim >= 0 and not same(operand.shape[row_dim], 1) and same(operand.shape[-1], 1)
 
 
-class _Growing:
+class _RegionBuilder:
     """Grows a region: all users of its large values, and all nodes between them."""
 
     def __init__(self, graph: Graph, seed: int, dim: int) -> None:
@@ -123,13 +123,13 @@ class _Growing:
         """Adds all required nodes, or raises `Impossible`."""
         while self._new:
             position = self._new.pop()
-            self._take_operands(position)
+            self._add_operands(position)
             if position in self.dims and self._is_large(position):
                 for user in self.graph.users[position]:
-                    self._take_user(position, user)
+                    self._add_user(position, user)
             if not self._new:  # operands may depend on nodes that were added later
                 for added in (*self.dims, *self.sums):
-                    self._take_operands(added)
+                    self._add_operands(added)
 
     @property
     def region(self) -> BlockRegion:
@@ -147,7 +147,7 @@ class _Growing:
                 heavy.add(position)
         return frozenset(heavy)
 
-    def _is_of_large(self, position: int) -> bool:
+    def _reduces_large(self, position: int) -> bool:
         """True for a reduction of a large value that each block recomputes: it is reduced there as well."""
         node = self.graph.nodes[position]
         return node.family is Family.REDUCTION and self._is_large(node.args[0])
@@ -159,7 +159,7 @@ class _Growing:
             raise Impossible
         self._new.append(position)
 
-    def _take_user(self, operand: int, user: int) -> None:
+    def _add_user(self, operand: int, user: int) -> None:
         """Adds a node that reads a large one: row by row, or as a sum over all rows."""
         if user in self.dims or user in self.sums:
             return
@@ -170,14 +170,14 @@ class _Growing:
             self.sums[user] = None
             self._new.append(user)
 
-    def _take_operands(self, position: int) -> None:
+    def _add_operands(self, position: int) -> None:
         """Adds operands that depend on the region, or are as large and as expensive."""
         for slot, a in enumerate(self.graph.nodes[position].args):
             dim = self._requested_dim(position, slot)
             if a in self.dims:
                 if dim != self.dims[a]:
                     raise Impossible
-            elif a in self._heavy or self._is_of_large(a) or not self.graph.ancestors[a].isdisjoint(self.dims):
+            elif a in self._heavy or self._reduces_large(a) or not self.graph.ancestors[a].isdisjoint(self.dims):
                 if dim is None:
                     raise Impossible
                 self._add(a, dim)
