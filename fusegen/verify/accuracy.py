@@ -102,7 +102,7 @@ def _comparable(result: Tensor) -> Tensor:
 
 
 def _repetitions(exact: Tensor) -> int:
-    """How often a result repeats itself along expanded dims; repeated rounding errors are not independent."""
+    """The number of repetitions of a result along expanded dims; repeated rounding errors are not independent."""
     return math.prod(extent for dim, extent in enumerate(exact.shape) if extent and bool((exact == exact.narrow(dim, 0, 1)).all()))
 
 

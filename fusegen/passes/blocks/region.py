@@ -74,12 +74,12 @@ def _row_dims(node: Node) -> Iterable[int]:
 
 
 def _region(graph: Graph, seed: int, dim: int) -> BlockRegion | None:
-    growing = _RegionBuilder(graph, seed, dim)
+    builder = _RegionBuilder(graph, seed, dim)
     try:
-        growing.grow()
+        builder.grow()
     except Impossible:
         return None
-    region = growing.region
+    region = builder.region
     large = region.large(graph)
     if any(p in graph.outputs for p in large) or _draws_key(graph, region):
         return None
