@@ -19,7 +19,7 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, broadcast_index, strided_view
 from fusegen.ir.ops import Family
 from fusegen.ir.symbolic import Shape, literal, nominal, same
-from fusegen.passes.topk import is_from_topk
+from fusegen.passes.topk import is_of_few
 
 _LONGEST_SUMMED_ROW = 16384
 """Columns up to which a kernel that reduces along rows can also keep column sums in its registers."""
@@ -227,7 +227,7 @@ def merge_rows(graph: Graph, group: Group, other: int, kept: Materialized) -> Gr
     domain = group.domain
     if sums_columns(graph, other, domain):
         columns.append(other)
-    elif graph.nodes[other].family in _OF_ROWS or is_from_topk(graph.nodes, other):
+    elif graph.nodes[other].family in _OF_ROWS or is_of_few(graph.nodes, other):
         rows.append(other)
     else:
         return None
