@@ -19,13 +19,13 @@ from fusegen.ir.graph import Graph
 from fusegen.ir.ops import Op
 from fusegen.passes.expand import EXPANSIONS, expand
 from fusegen.passes.hoist import hoist
-from fusegen.passes.layouts import ORDERLESS, canonicalized
-from fusegen.passes.moments import with_capped_peaks, with_moments, with_peaks
+from fusegen.passes.layouts import ORDERLESS, canonicalize_layouts
+from fusegen.passes.moments import cap_row_max, combine_moments, split_normalizers
 from fusegen.passes.rewrite import rewritten
 from fusegen.passes.rows_of_products import with_views_below_products
 from fusegen.passes.simplify import simplify
-from fusegen.passes.topk import put_in_order
-from fusegen.passes.wide import RUNNING, SPREADS, with_wide_sums
+from fusegen.passes.topk import sort_rows
+from fusegen.passes.wide import RUNNING, SPREADS, sum_in_float64
 from fusegen.passes.writes import separate_writes
 from fusegen.target import Target
 
@@ -88,7 +88,7 @@ PASSES = (
     Pass(
         "views below products", Stage.TRACED, lambda graph, _: with_views_below_products(graph), (_PRODUCTS, (Op.RESHAPE, Op.SLICE))
     ),
-    Pass("wide sums", Stage.TRACED, lambda graph, _: with_wide_sums(graph), ((*SPREADS, *RUNNING),), warps=False),
+    Pass("wide sums", Stage.TRACED, lambda graph, _: sum_in_float64(graph), ((*SPREADS, *RUNNING),), warps=False),
     Pass(
         "library attention",
         Stage.LIBRARY,
@@ -99,15 +99,15 @@ PASSES = (
     Pass("simplify", Stage.PRIMITIVE, lambda graph, _: rewritten(graph, simplify)),
     Pass("attention in four dims", Stage.PRIMITIVE, lambda graph, _: _four_dims(graph), (_PRODUCTS, (Op.AMAX,), (Op.DIV,))),
     Pass("hoist", Stage.PRIMITIVE, lambda graph, _: hoist(graph)),
-    Pass("rows in order", Stage.READY, lambda graph, _: rewritten(graph, put_in_order), ((Op.TOPK,),), warps=True),
-    Pass("canonical layouts", Stage.READY, lambda graph, _: canonicalized(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),
+    Pass("rows in order", Stage.READY, lambda graph, _: rewritten(graph, sort_rows), ((Op.TOPK,),), warps=True),
+    Pass("canonical layouts", Stage.READY, lambda graph, _: canonicalize_layouts(graph), (ORDERLESS, (Op.RESHAPE, Op.PERMUTE))),
     Pass("split products", Stage.READY, lambda graph, rules: split_products(graph, rules.target), (_PRODUCTS, (Op.SLICE,))),
     Pass("separate writes", Stage.READY, lambda graph, _: separate_writes(graph), ((Op.PUT,),)),
     Pass("copied rows", Stage.FUSION, lambda graph, rules: with_copied_rows(graph, rules.target), (_PRODUCTS,)),
     Pass("tiles", Stage.FUSION, lambda graph, rules: reduced_by_tiles(graph, rules.target, families.FAMILIES), (_PRODUCTS, TILED)),
-    Pass("moments", Stage.FUSION, lambda graph, _: with_moments(graph), ((Op.SUM,), (Op.SUB,)), warps=True),
-    Pass("peaks", Stage.FUSION, lambda graph, _: with_peaks(graph), ((Op.NORMALIZER,),), warps=True),
-    Pass("capped peaks", Stage.FUSION, lambda graph, _: with_capped_peaks(graph), ((Op.TANH,), (Op.AMAX,))),
+    Pass("moments", Stage.FUSION, lambda graph, _: combine_moments(graph), ((Op.SUM,), (Op.SUB,)), warps=True),
+    Pass("peaks", Stage.FUSION, lambda graph, _: split_normalizers(graph), ((Op.NORMALIZER,),), warps=True),
+    Pass("capped peaks", Stage.FUSION, lambda graph, _: cap_row_max(graph), ((Op.TANH,), (Op.AMAX,))),
 )
 
 

@@ -1,1 +1,1 @@
-"""The graph: one table of operations, symbolic shapes, index maps, and the float64 oracle."""
+"""The graph: the table of operations, symbolic shapes, index maps, and the float64 oracle."""

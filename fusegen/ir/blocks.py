@@ -1,4 +1,4 @@
-"""Loops over blocks of rows: what a `BLOCKS` node does with each block, as a graph of its own."""
+"""Loops over blocks of rows: the body of a `BLOCKS` node, as a graph of its own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Blocks:
     """A loop over blocks of rows.
 
     Attributes:
-        body: what is done with a block. Its inputs are the loop's operands, whole, and behind them its results, to which it writes.
-        extent: rows of all blocks.
-        start, rows: sizes of the body: a block's first row, and how many it has.
-        sums: for each result, whether blocks add to it, so that it starts from zeros; else each writes rows of its own.
+        body: the computation of one block. Its inputs are the loop's complete operands, then its results, to which it writes.
+        extent: the total number of rows.
+        start, rows: size symbols of the body: a block's first row and its number of rows.
+        sums: for each result, True if blocks add to it (it starts from zeros); False if each block writes its own rows.
     """
 
     body: Graph
@@ -31,29 +31,22 @@ class Blocks:
         return self.body.name
 
     def first(self, rows: int) -> dict[str, int]:
-        """The further sizes of the first block.
-
-        Args:
-            rows: that it has.
-        """
+        """Returns the values of `start` and `rows` for a first block with this number of rows."""
         return {self.start.name: 0, self.rows.name: rows}
 
     @property
     def operands(self) -> tuple[InputSpec, ...]:
-        """The body's inputs that are operands."""
         return self.body.inputs[: len(self.body.inputs) - len(self.sums)]
 
     @property
     def results(self) -> tuple[InputSpec, ...]:
-        """The body's inputs that are results."""
         return self.body.inputs[len(self.body.inputs) - len(self.sums) :]
 
 
 def start_of(depth: int) -> sympy.Symbol:
-    """The first row of a block, in a loop inside of so many others."""
+    """Returns the symbol of a block's first row; `depth` counts enclosing loops."""
     return sympy.Symbol(f"block_start_{depth}", integer=True, nonnegative=True)
 
 
 def rows_of(depth: int) -> sympy.Symbol:
-    """The number of rows of a block, likewise."""
     return size_symbol(f"block_rows_{depth}")

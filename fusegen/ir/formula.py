@@ -1,4 +1,4 @@
-"""From symbolic sizes to formulas, which need no computer algebra (`program.formula`), and numbers of a graph as data."""
+"""Converts symbolic sizes to formulas without computer algebra (`program.formula`), and scalar programs to plain data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
 
 def formula(expr: Index) -> Formula:
-    """The formula of an expression; sums in the order of their terms' text, so that it is the same everywhere."""
+    """Returns the formula of an expression; terms are sorted by text, so that the order is reproducible."""
     return _formula(sympy.sympify(expr))
 
 
@@ -29,19 +29,17 @@ def formula(expr: Index) -> Formula:
 def _formula(expr: sympy.Expr) -> Formula:
     if not isinstance(expr, sympy.Add):
         return _term(expr)
-    first, *others = sorted(expr.args, key=_order)
-    return Formula(FormulaKind.SUM, (_term(first), *map(_signed, others)))
+    first, *terms = sorted(expr.args, key=_order)
+    return Formula(FormulaKind.SUM, (_term(first), *map(_signed, terms)))
 
 
 def ceil_div(expr: Dim, divisor: int) -> Formula:
-    """expr / divisor, rounded up."""
     if isinstance(expr, int):
         return formula_of(-(-expr // divisor))
     return formula(expr) if divisor == 1 else formula(expr + (divisor - 1)) // divisor
 
 
 def relation(relation: sympy.Basic) -> Relation:
-    """A relation of sizes."""
     if isinstance(relation, sympy.Not):
         (inner,) = relation.args
         return Relation(formula(inner.args[0]), _OPPOSITE[_SIGNS[type(inner)]], formula(inner.args[1]))
@@ -50,7 +48,6 @@ def relation(relation: sympy.Basic) -> Relation:
 
 
 def integer_text(expr: Index, division: str = "//") -> str:
-    """An integer expression as text."""
     return formula(expr).text(division)
 
 
@@ -59,12 +56,11 @@ def _order(expr: sympy.Expr) -> tuple[bool, str]:
 
 
 def _signed(term: sympy.Expr) -> Formula:
-    """A term of a sum that is not the first: subtracted where it has a minus."""
+    """A later term of a sum; a negative one becomes a negation."""
     return Formula(FormulaKind.NEGATION, (_term(-term),)) if term.could_extract_minus_sign() else _term(term)
 
 
 def _term(expr: sympy.Expr) -> Formula:
-    """A term of a sum; a power is a product."""
     factors = [f for arg in sorted(sympy.Mul.make_args(expr), key=_order) for f in _factors(arg)]
     return factors[0] if len(factors) == 1 else Formula(FormulaKind.PRODUCT, tuple(factors))
 
@@ -85,17 +81,17 @@ def _atom(expr: sympy.Expr) -> Formula:
         return Formula(operator, tuple(map(formula, expr.args)))
     if isinstance(expr, sympy.Add):
         return formula(expr)
-    raise VerificationError(f"{expr} is no integer expression of sizes", hint="please report the declaration and its shapes")
+    raise VerificationError(f"{expr} is not an integer expression of sizes", hint="please report the declaration and its shapes")
 
 
-# Arithmetic of numbers alone, taken out of graphs: what the host computes before a launch, as data (`program.numbers`).
+# Scalar programs: arithmetic that the host evaluates before a launch, as data (`program.numbers`).
 #
-# A program is nodes of the graph (scalars, sizes, constants and pointwise operations on these) and what is wanted of them.
+# A program contains graph nodes (scalars, sizes, constants and pointwise operations on these) and the indices of its results.
 
 
-def extract(nodes: Sequence[Node], wanted: Iterable[tuple[str, int]]) -> ScalarProgram:
-    """The program of some nodes of a graph, with what they are made of and nothing else."""
-    results = tuple(wanted)
+def extract(nodes: Sequence[Node], requested: Iterable[tuple[str, int]]) -> ScalarProgram:
+    """Returns the program of some nodes: the nodes and their transitive operands."""
+    results = tuple(requested)
     needed: set[int] = set()
     stack = [position for _, position in results]
     while stack:
@@ -103,21 +99,20 @@ def extract(nodes: Sequence[Node], wanted: Iterable[tuple[str, int]]) -> ScalarP
         if position not in needed:
             needed.add(position)
             stack += nodes[position].args
-    place = {old: new for new, old in enumerate(sorted(needed))}
-    kept = tuple(_moved(nodes[old], place) for old in place)
-    return ScalarProgram(kept, tuple((name, place[position]) for name, position in results))
+    indices = {old: new for new, old in enumerate(sorted(needed))}
+    selected = tuple(_renumbered(nodes[old], indices) for old in indices)
+    return ScalarProgram(selected, tuple((name, indices[position]) for name, position in results))
 
 
-def _moved(node: Node, place: Mapping[int, int]) -> Node:
-    return Node(node.op, tuple(place[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
+def _renumbered(node: Node, indices: Mapping[int, int]) -> Node:
+    return Node(node.op, tuple(indices[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
 
 
 def numbers_of(program: ScalarProgram) -> Numbers:
-    """A program as data."""
-    return Numbers(tuple(map(_line, program.nodes)), program.results)
+    return Numbers(tuple(map(_instruction, program.nodes)), program.results)
 
 
-def _line(node: Node) -> NumberLeaf | Operation:
+def _instruction(node: Node) -> NumberLeaf | Operation:
     if node.op is Op.SCALAR:
         return Scalar(str(node.attr("name")))
     if node.op is Op.SIZE:
@@ -128,11 +123,7 @@ def _line(node: Node) -> NumberLeaf | Operation:
 
 
 def evaluate(nodes: Sequence[Node], position: int, scalars: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-    """The value of one node.
-
-    Raises:
-        ArithmeticError, ValueError, TypeError: as Python's operators do.
-    """
+    """Evaluates one node; raises the errors of Python's operators."""
     program = extract(nodes, [("value", position)])
     values: list[Any] = []
     for node in program.nodes:
@@ -148,5 +139,5 @@ def evaluate(nodes: Sequence[Node], position: int, scalars: Mapping[str, Any], s
 
 
 def operation(op: Op) -> Callable[..., Any]:
-    """An operation as a function of Python numbers."""
+    """Returns an operation as a function of Python numbers."""
     return numbers.operation(op.row.name)

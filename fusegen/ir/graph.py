@@ -1,7 +1,7 @@
-"""The graph: frozen nodes in topological order, pure nodes hash-consed, source locations beside them.
+"""The graph: frozen nodes in topological order, pure nodes hash-consed, source locations in a parallel tuple.
 
-A node refers to its operands by their position in ``Graph.nodes``, so that graphs compare, hash and print by value.
-`GraphBuilder` is the only way to make one: it infers shape and dtype from the operation's row.
+A node refers to its operands by their index in ``Graph.nodes``, so graphs compare, hash and print by value.
+Only `GraphBuilder` builds graphs: it infers shape and dtype from the operation's row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Attribute: TypeAlias = object
 
 @dataclass(frozen=True)
 class Location:
-    """A place in the user's code: the function's file, the line relative to its first one, and the line's text."""
+    """A line of the user's code: the function's file, the line relative to its first one, and the line's text."""
 
     file: str
     line: int
@@ -34,12 +34,10 @@ class Node:
     """One value: an operation on earlier nodes.
 
     Attributes:
-        op: the operation.
-        args: positions of the operands in the graph: tensors, and behind them the run-time numbers that `numbers` names.
+        args: indices of the operands in the graph: tensors, then the run-time numbers named by `numbers`.
         attrs: the operation's further arguments, sorted by name.
-        shape: sizes, literal or symbolic.
-        dtype: the logical element type, as torch would give.
-        weak: whether it is a Python number, which does not widen what it meets.
+        dtype: the logical element type, as torch defines it.
+        weak: True for a Python number, which does not promote the tensors that it is combined with.
     """
 
     op: Op
@@ -50,28 +48,24 @@ class Node:
     weak: bool = False
 
     def attr(self, name: str) -> Attribute:
-        """An argument by name."""
         return dict(self.attrs)[name]
 
     @property
     def family(self) -> Family:
-        """The operation's treatment of indices."""
         return self.op.family
 
     @property
     def numbers(self) -> dict[str, int]:
-        """Positions of further arguments (`Row.numbers`) that are known at each call only, by name."""
+        """Maps the names of run-time number arguments (`OpRow.numbers`) to node indices."""
         names = cast(tuple[str, ...], dict(self.attrs).get("numbers", ()))
         return dict(zip(names, self.args[len(self.args) - len(names) :], strict=True))
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """Positions of the other operands."""
         return self.args[: len(self.args) - len(self.numbers)]
 
     @property
     def number(self) -> float | int | bool:
-        """The value of a constant."""
         text = str(self.attr("value"))
         if text in ("True", "False"):
             return text == "True"
@@ -83,14 +77,10 @@ class InputSpec:
     """The known facts about an input tensor.
 
     Attributes:
-        name: the parameter's name.
-        dtype: its element type.
-        shape: its sizes.
-        strides: elements from one index to the next, a dim each; expressions of sizes where the layout implies them,
-            symbols of their own elsewhere.
+        strides: in elements, one per dim: expressions of sizes if the layout implies them, else symbols of their own.
         alignment: bytes, up to 16, that divide the address and every stride of an outer dim.
-        hidden: whether the function closes over it instead of taking it as a parameter.
-        given_away: whether nobody else needs it, so that it may be let go before the call ends.
+        hidden: True if the function captures the tensor instead of taking it as a parameter.
+        given_away: True if nothing else uses the tensor, so that it can be freed before the call ends.
     """
 
     name: str
@@ -104,19 +94,14 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class ScalarProgram:
-    """Numbers that the host computes of others, by Python's rules (`ir.formula`).
-
-    Attributes:
-        nodes: leaves and operations, operands before their users.
-        results: positions of what is wanted, by name.
-    """
+    """Scalar arithmetic that the host evaluates before a launch, by Python's rules (`ir.formula`); `results` are node indices by
+    name."""
 
     nodes: tuple[Node, ...] = ()
     results: tuple[tuple[str, int], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The scalars that it reads."""
         return tuple(dict.fromkeys(str(n.attr("name")) for n in self.nodes if n.op is Op.SCALAR))
 
 
@@ -128,18 +113,16 @@ class Graph:
     """The computation of a function.
 
     Attributes:
-        name: the function's name.
         inputs: tensors, in the order of their parameters.
-        scalars: names of the run-time scalars, with their dtypes.
-        nodes: all values, operands before their users.
-        outputs: positions of the results; one that is a `PUT` is the caller's tensor itself.
-        locations: for each node, where the user wrote it; not part of equality.
-        multiples: what is known to divide a symbolic size, by the symbol's name.
-        bounds: what a symbolic size is known not to pass, likewise.
-        derived: what the kernels' scalars are made of; before `passes.hoist`, nothing, and they are the function's own.
-        writes: the last version of each input that is written to, a `PUT`.
-        fast_math: True if its float32 math may use the hardware's approximate functions, and contract products into sums.
-        padded: nodes in memory of the call's own whose rows are padded there (`ir.index_map.memory_shape`).
+        nodes: all values, in topological order.
+        outputs: indices of the results; a `PUT` result is the caller's tensor itself.
+        locations: the source line of each node; ignored by equality.
+        multiples: a known divisor of a symbolic size, by the symbol's name.
+        bounds: a known upper bound of a symbolic size, by the symbol's name.
+        derived: computes the kernels' scalars on the host; empty before `passes.hoist`, when kernels take the function's scalars.
+        writes: the last functionalized write (`PUT`) of each mutated input.
+        fast_math: True if float32 math may use approximate hardware functions and fused multiply-add.
+        padded: nodes in the call's own memory whose rows are padded there (`ir.index_map.memory_shape`).
     """
 
     name: str
@@ -159,44 +142,39 @@ class Graph:
         return iter(enumerate(self.nodes))
 
     def operands(self, position: int) -> tuple[Node, ...]:
-        """The nodes that a node reads."""
         return tuple(self.nodes[a] for a in self.nodes[position].args)
 
     def input_spec(self, name: str) -> InputSpec:
-        """The input of a name."""
         return next(spec for spec in self.inputs if spec.name == name)
 
     @property
     def facts(self) -> str:
-        """All that equality compares, as a text that is the same in all processes, for digests."""
-        return repr(tuple(getattr(self, each.name) for each in fields(self) if each.compare))
+        """All fields that equality compares, as text that is stable across processes, for digests."""
+        return repr(tuple(getattr(self, field_.name) for field_ in fields(self) if field_.compare))
 
     @cached_property
     def operations(self) -> frozenset[Op]:
-        """All that the nodes do."""
         return frozenset(node.op for node in self.nodes)
 
     @cached_property
     def ancestors(self) -> tuple[frozenset[int], ...]:
-        """For each node, everything that it depends on."""
+        """All transitive operands of each node."""
         result: list[frozenset[int]] = []
         for node in self.nodes:
             result.append(frozenset(node.args).union(*(result[a] for a in node.args)))
         return tuple(result)
 
     @cached_property
-    def known_views(self) -> dict[object, object]:
-        """The strided views that `ir.index_map` has found, by node, and what repeats: fusion asks for them again and again."""
+    def view_cache(self) -> dict[object, object]:
+        """Caches the strided views that `ir.index_map` computes, because fusion requests them repeatedly."""
         return {}
 
     @cached_property
     def puts(self) -> tuple[int, ...]:
-        """All writes, in order."""
         return tuple(p for p, node in self if node.op is Op.PUT) if self.writes else ()
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """For each node, the nodes that read it."""
         users: list[list[int]] = [[] for _ in self.nodes]
         for position, node in enumerate(self.nodes):
             for a in dict.fromkeys(node.args):
@@ -205,31 +183,28 @@ class Graph:
 
     @cached_property
     def post_dominators(self) -> tuple[int, ...]:
-        """For each node, the first one that every way from it to a result passes; the number of nodes where there is none.
-
-        Cooper, Harvey and Kennedy, A Simple, Fast Dominance Algorithm (2001), on a graph without cycles.
-        """
+        """The immediate post-dominator of each node, or the number of nodes. Cooper, Harvey and Kennedy (2001)."""
         end = len(self.nodes)
-        found = [end] * end
+        dominators = [end] * end
         results = frozenset(self.outputs)
         for position in range(end - 1, -1, -1):
-            after = [end] if position in results else list(self.users[position])
-            meeting = after[0] if after else end
-            for other in after[1:]:
-                while meeting != other:
-                    if meeting < other:
-                        meeting = found[meeting]
+            successors = [end] if position in results else list(self.users[position])
+            common = successors[0] if successors else end
+            for successor in successors[1:]:
+                while common != successor:
+                    if common < successor:
+                        common = dominators[common]
                     else:
-                        other = found[other]
-            found[position] = meeting
-        return tuple(found)
+                        successor = dominators[successor]
+            dominators[position] = common
+        return tuple(dominators)
 
     def __repr__(self) -> str:
         return graph_text(self)
 
 
 class GraphBuilder:
-    """Makes a graph node by node; equal pure nodes become one."""
+    """Builds a graph node by node; equal pure nodes are shared."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -244,15 +219,10 @@ class GraphBuilder:
         self._known: dict[Node, int] = {}
 
     def add(self, op: Op, args: Sequence[int] = (), *, location: Location | None = None, **attrs: Attribute) -> int:
-        """A node of an operation on earlier nodes; its shape and dtype follow from the operation's row.
+        """Adds an operation on earlier nodes; its shape and dtype follow from the operation's row.
 
         Args:
-            op: the operation.
-            args: its operands; behind the tensors, the numbers that the attribute ``numbers`` names. They are no part of the shape
-                or the dtype.
-
-        Raises:
-            ShapeError: when the operands' shapes do not fit the operation.
+            args: tensor operands, then the numbers named by the attribute ``numbers``, which do not affect shape or dtype.
         """
         count = len(args) - len(cast(tuple[str, ...], attrs.get("numbers", ())))
         operands = [self.nodes[a] for a in args[:count]]
@@ -261,31 +231,28 @@ class GraphBuilder:
         return self.put(node, location)
 
     def constant(self, value: float | int | bool, *, dtype: DType | None = None) -> int:
-        """A literal: a Python number, or a zero-dimensional tensor's value when a dtype is given."""
+        """Adds a literal: a Python number, or a zero-dimensional tensor's value if a dtype is given."""
         plain = bool if isinstance(value, bool) else int if isinstance(value, int) else float
-        value = plain(value)  # of a subclass, such as an enumeration or numpy's, the text is another
+        value = plain(value)  # the repr of a subclass (an enum, a numpy scalar) differs
         kind = DType.BOOL if plain is bool else DType.INT64 if plain is int else DType.FLOAT64
         # As text, since 0.0 == -0.0 and nan != nan would merge or split values wrongly.
         return self.add(Op.CONSTANT, value=repr(value), dtype=dtype or kind, weak=dtype is None)
 
     def size(self, size: Dim) -> int:
-        """A size as a number."""
         if isinstance(size, int):
             return self.constant(size)
         return self.put(Node(Op.SIZE, (), (("size", size),), (), DType.INT64, weak=True), None)
 
     def input(self, spec: InputSpec) -> int:
-        """An input tensor."""
         self.inputs.append(spec)
         return self.put(Node(Op.INPUT, (), (("name", spec.name),), spec.shape, spec.dtype), None)
 
     def scalar(self, name: str, dtype: DType) -> int:
-        """A run-time scalar."""
         self.scalars.append((name, dtype))
         return self.put(Node(Op.SCALAR, (), (("name", name),), (), dtype, weak=True), None)
 
     def put(self, node: Node, location: Location | None) -> int:
-        """A node whose shape and dtype are known already."""
+        """Adds a node of known shape and dtype."""
         if node in self._known:
             return self._known[node]
         self._known[node] = len(self.nodes)
@@ -295,32 +262,28 @@ class GraphBuilder:
 
     @classmethod
     def like(cls, graph: Graph, name: str | None = None) -> GraphBuilder:
-        """A builder with a graph's inputs, scalars, rule of precision and what is known of its sizes, and without nodes.
-
-        Args:
-            name: of the new graph; by default the same.
-        """
+        """Returns an empty builder with a graph's inputs, scalars, precision and facts about sizes."""
         builder = cls(graph.name if name is None else name)
         builder.inputs, builder.scalars, builder.derived = list(graph.inputs), list(graph.scalars), graph.derived
         builder.multiples, builder.bounds, builder.fast_math = graph.multiples, graph.bounds, graph.fast_math
         return builder
 
     def build(self, outputs: Sequence[int], writes: Sequence[int] = ()) -> Graph:
-        """The graph of some results and writes, without what none of them needs (inputs stay)."""
+        """Returns the graph of some results and writes, without dead nodes; all inputs stay."""
         alive = self._alive([*outputs, *writes])
-        position = {old: new for new, old in enumerate(alive)}
-        nodes = tuple(_renumber(self.nodes[old], position) for old in alive)
+        indices = {old: new for new, old in enumerate(alive)}
+        nodes = tuple(_renumber(self.nodes[old], indices) for old in alive)
         return Graph(
             name=self.name,
             inputs=tuple(self.inputs),
             scalars=tuple(self.scalars),
             nodes=nodes,
-            outputs=tuple(position[o] for o in outputs),
+            outputs=tuple(indices[o] for o in outputs),
             locations=tuple(self.locations[old] for old in alive),
             multiples=self.multiples,
             bounds=self.bounds,
             derived=self.derived,
-            writes=tuple(position[w] for w in writes),
+            writes=tuple(indices[w] for w in writes),
             fast_math=self.fast_math,
         )
 
@@ -335,118 +298,104 @@ class GraphBuilder:
         return sorted(alive)
 
 
-def _renumber(node: Node, position: dict[int, int]) -> Node:
-    return Node(node.op, tuple(position[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
+def _renumber(node: Node, indices: dict[int, int]) -> Node:
+    return Node(node.op, tuple(indices[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
 
 
-# Values that depend on others in a way that has derivatives.
+# Differentiable dependencies.
 
 
 def dependent(graph: Graph, origins: Collection[int]) -> set[int]:
-    """Floats that depend on some nodes through floats alone."""
-    found = set(origins)
+    """Returns the float nodes that depend on some nodes through floats alone."""
+    dependents = set(origins)
     for position, node in graph:
-        if node.dtype.is_float and not node.weak and node.op is not Op.DETACH and not found.isdisjoint(node.args):
-            found.add(position)
-    return found
+        if node.dtype.is_float and not node.weak and node.op is not Op.DETACH and not dependents.isdisjoint(node.args):
+            dependents.add(position)
+    return dependents
 
 
 def dependencies(nodes: Sequence[Node], position: int) -> set[int]:
-    """Nodes without operands that a node depends on through floats that are not detached."""
-    found, stack, seen = set[int](), [position], set[int]()
+    """Returns the leaves that a node depends on through floats that are not detached."""
+    leaves, stack, seen = set[int](), [position], set[int]()
     while stack:
-        each = stack.pop()
-        node = nodes[each]
-        if each in seen or not node.dtype.is_float or node.op is Op.DETACH:
+        current = stack.pop()
+        node = nodes[current]
+        if current in seen or not node.dtype.is_float or node.op is Op.DETACH:
             continue
-        seen.add(each)
+        seen.add(current)
         stack += node.args
         if not node.args:
-            found.add(each)
-    return found
+            leaves.add(current)
+    return leaves
 
 
-# How many elements of a graph's values kernels compute, and when that is too many.
+# Recompute limits.
 #
-# A kernel computes everything between memory and a result at each point. Where values are read at several places and these again (a
-# stencil of a stencil, a network of sorting), elements multiply, and so does the text that a compiler must take.
+# A kernel recomputes all values between memory and a result for each element. Where values are read at several indices, and their
+# operands again (a stencil of a stencil, a sorting network), the recomputed elements multiply, and so does the emitted text.
 
 
 # Measured with g++ -O3 and NVRTC: 1400 to 1500 elements of 35 values (four steps of a stencil, prefix sums of 256) take half a
 # minute to compile, and the time grows with the square.
 _MOST = 1600
 _MOST_IN_ALL = 4000  # over all kernels of a program, which are compiled as one text
-_MOST_A_VALUE = 8  # what is long without multiplying compiles in time proportional to its length
+_MOST_A_VALUE = 8  # a long graph without recomputation compiles in linear time
 
 
 def check_spread(graph: Graph, elements: int) -> None:
-    """Refuses a kernel whose values are needed at too many places.
-
-    Args:
-        graph: in primitives.
-        elements: pairs of a value and an index that were seen up to now.
-
-    Raises:
-        UnsupportedError: they are too many.
-    """
+    """Raises `UnsupportedError` if a kernel reads its values at too many indices: `elements` counts (value, index) pairs."""
     values = len(graph.nodes)
     _refuse_above(
         _MOST,
         elements,
         values,
-        f"{graph.name} needs more than {elements - 1} elements of its {values} values at each point:"
-        " values that are read at several places are made of values that are read at several places",
+        f"{graph.name} needs more than {elements - 1} elements of its {values} values for each output element:"
+        " values read at several indices depend on values read at several indices",
     )
 
 
 def check_repetition(graph: Graph, computed: int) -> None:
-    """Refuses a program whose kernels compute the same values over and over.
-
-    Args:
-        graph: in primitives.
-        computed: nodes that the kernels found up to now compute, each as often as it is computed.
-
-    Raises:
-        UnsupportedError: they are too many.
-    """
+    """Raises `UnsupportedError` if kernels recompute values too often: `computed` counts each computation of a node."""
     values = len(graph.nodes)
     _refuse_above(
         _MOST_IN_ALL,
         computed,
         values,
-        f"{graph.name} needs more than {computed - 1} values in its kernels, though it has {values}: each kernel computes again"
-        " what those before it have computed",
+        f"{graph.name} needs more than {computed - 1} values in its kernels, though it has {values}: each kernel recomputes"
+        " values of the kernels before it",
     )
 
 
-def _refuse_above(most: int, count: int, values: int, what: str) -> None:
+def _refuse_above(most: int, count: int, values: int, message: str) -> None:
     if count > most and count > _MOST_A_VALUE * values:
-        raise UnsupportedError(what, hint="split it into several kernels, so that values in between lie in memory")
+        raise UnsupportedError(message, hint="split it into several kernels, so that intermediate values are materialized")
 
 
-# Graphs as text: one line a node, in the order of the graph.
+# Graphs as text: one line per node, in the graph's order.
 
 
 _INLINE = (Op.INPUT, Op.SCALAR, Op.CONSTANT)
 
 
 def graph_text(graph: Graph) -> str:
-    """The graph as a person reads it: inputs, a line a node with the user's line beside it, results."""
+    """Formats the graph: inputs, one line per node with the user's line as a comment, results."""
     lines = [
         f"{graph.name}({', '.join(map(_input_text, graph.inputs))}{_scalars_text(graph)}){' fast_math' if graph.fast_math else ''}"
     ]
     names = {p: _inline_text(node) for p, node in graph if node.op in _INLINE}
-    shown = [(_named(f"  %{p}; = {_node_text(node)}", names), _place(graph, p)) for p, node in graph if node.op not in _INLINE]
-    width = max((len(text) for text, _ in shown), default=0)
+    rows = [
+        (_with_names(f"  %{p}; = {_node_text(node)}", names), _comment(graph, p)) for p, node in graph if node.op not in _INLINE
+    ]
+    width = max((len(text) for text, _ in rows), default=0)
     lines += _host_lines(graph)
-    lines += [f"{text:<{width}}  {place}".rstrip() for text, place in shown]
-    writes = [_named("  leave " + ", ".join(f"%{w};" for w in graph.writes), names)] if graph.writes else []
+    lines += [f"{text:<{width}}  {comment}".rstrip() for text, comment in rows]
+    writes = [_with_names("  leave " + ", ".join(f"%{w};" for w in graph.writes), names)] if graph.writes else []
     results = ", ".join(f"%{o};" for o in graph.outputs)
-    return "\n".join([*lines, *writes, _named(f"  return {results}", names)])
+    return "\n".join([*lines, *writes, _with_names(f"  return {results}", names)])
 
 
 def type_text(dtype: DType, shape: Shape) -> str:
-    """A type such as ``bf16[rows, 4096]``."""
+    """Formats a type, e.g. ``bf16[rows, 4096]``."""
     return f"{dtype.short}[{', '.join(str(d) for d in shape)}]"
 
 
@@ -459,12 +408,12 @@ def _scalars_text(graph: Graph) -> str:
 
 
 def _host_lines(graph: Graph) -> list[str]:
-    """The lines that the host computes of the call's numbers; a scalar that is passed as it is needs no line."""
+    """Lines for the scalars that the host computes; a scalar passed unchanged needs no line."""
     nodes, results = graph.derived.nodes, graph.derived.results
-    made = {p: name for name, p in reversed(results) if nodes[p].args}
-    names = {p: made.get(p, f"n{p}") if node.args else _leaf_text(node) for p, node in enumerate(nodes)}
-    parts = [(p, f"{node.op.row.name}({', '.join(names[a] for a in node.args)})") for p, node in enumerate(nodes) if node.args]
-    lines = [f"  {names[p]} = {text} : {nodes[p].dtype.short}  # the host" for p, text in parts]
+    result_names = {p: name for name, p in reversed(results) if nodes[p].args}
+    names = {p: result_names.get(p, f"n{p}") if node.args else _leaf_text(node) for p, node in enumerate(nodes)}
+    computed = [(p, f"{node.op.row.name}({', '.join(names[a] for a in node.args)})") for p, node in enumerate(nodes) if node.args]
+    lines = [f"  {names[p]} = {text} : {nodes[p].dtype.short}  # the host" for p, text in computed]
     return lines + [f"  {name} = {names[p]}  # the host" for name, p in results if name != names[p]]
 
 
@@ -486,13 +435,13 @@ def _attr_text(name: str, value: object) -> str:
     return f"{name}={value}"
 
 
-def _named(line: str, names: dict[int, str]) -> str:
-    """Writes inputs and constants in place; every reference stands as ``%position;`` until here."""
+def _with_names(line: str, names: dict[int, str]) -> str:
+    """Replaces ``%position;`` references by the names of inputs and constants."""
     for position, name in names.items():
         line = line.replace(f"%{position};", name)
     return line.replace(";", "")
 
 
-def _place(graph: Graph, position: int) -> str:
+def _comment(graph: Graph, position: int) -> str:
     location: Location | None = graph.locations[position] if graph.locations else None
     return f"# line {location.line}: {location.text}" if location else ""

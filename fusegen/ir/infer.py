@@ -1,4 +1,4 @@
-"""Shapes and dtypes of results, one rule a family."""
+"""Shapes and dtypes of results, one rule per family."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ _Pairs: TypeAlias = Sequence[tuple[Dim, Dim]]
 
 
 class MismatchError(ShapeError):
-    """Sizes that are not known to be equal, though they may be for some values of their symbols.
-
-    Args:
-        sizes: the pairs.
-    """
+    """Sizes that are not provably equal, though they may be for some values of their symbols."""
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None, sizes: _Pairs = ()) -> None:
         self.sizes = sizes
@@ -34,30 +30,22 @@ Attrs: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Operand:
-    """The part of a node that inference sees."""
-
     shape: Shape
     dtype: DType
     weak: bool = False
 
 
 def result(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Operand:
-    """Shape, dtype and weakness of an operation's result.
-
-    Raises:
-        ShapeError: when the operands do not fit the operation.
-        TraceError: when the operation is one of floats only.
-    """
+    """Infers a result; raises `ShapeError` for operands that do not fit, `TraceError` for a float operation on integers."""
     weak = op.family is Family.POINTWISE and op is not Op.CAST and all(o.weak for o in operands)
     weak = weak or (op is Op.CONSTANT and bool(attrs.get("weak", True)))
     dtype = result_dtype(op, operands, attrs)
     if weak and dtype.is_float:
-        dtype = DType.FLOAT64  # among themselves, Python's floats have 64 bits
+        dtype = DType.FLOAT64  # arithmetic on Python floats has 64 bits
     return Operand(_SHAPES[op.family](op, operands, attrs), dtype, weak)
 
 
 def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
-    """The dtype of an operation's result."""
     rule = op.row.result
     if rule is DtypeRule.EXPLICIT:
         return cast(DType, attrs["dtype"])
@@ -78,7 +66,7 @@ def result_dtype(op: Op, operands: Sequence[Operand], attrs: Attrs) -> DType:
 
 
 def operand_dtype(op: Op, operands: Sequence[Operand]) -> DType:
-    """The common type of the operands; `where`'s condition does not take part."""
+    """Returns the common type of the operands, ignoring the condition of `where`."""
     values = operands[1:] if op is Op.WHERE else operands
     if op is Op.WHERE and not operands[0].weak and all(v.weak for v in values):  # numbers as a tensor
         return DType.FLOAT32 if any(v.dtype.is_float for v in values) else promote([v.dtype for v in values], [True, True])
@@ -86,7 +74,7 @@ def operand_dtype(op: Op, operands: Sequence[Operand]) -> DType:
 
 
 def operand_types(op: Op, operands: Sequence[Operand], dtype: DType) -> list[DType]:
-    """The computing type in which each operand of a pointwise operation takes part, whose result has this dtype."""
+    """Returns the computing type of each operand of a pointwise operation with a result of this dtype."""
     if op is Op.WHERE:
         return [DType.BOOL, dtype.compute, dtype.compute]
     if op in (Op.LOGICAL_AND, Op.LOGICAL_OR, Op.LOGICAL_XOR, Op.LOGICAL_NOT):
@@ -99,11 +87,7 @@ def operand_types(op: Op, operands: Sequence[Operand], dtype: DType) -> list[DTy
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The common shape of several, by torch's rule.
-
-    Raises:
-        ShapeError: when two sizes differ and neither is 1.
-    """
+    """Returns the broadcast shape by torch's rule, or raises `ShapeError`."""
     rank = max((len(s) for s in shapes), default=0)
     padded = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
     return tuple(_common(sizes, shapes) for sizes in zip(*padded, strict=True))
@@ -124,7 +108,6 @@ def _common(sizes: Sequence[Dim], shapes: Sequence[Shape]) -> Dim:
 
 
 def shape_text(shape: Sequence[Dim]) -> str:
-    """A shape as a user reads it."""
     return "(" + ", ".join(str(d) for d in shape) + ("," if len(shape) == 1 else "") + ")"
 
 
@@ -149,7 +132,7 @@ def _normalization(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
             fits = len(extra.shape) == count
             raise MismatchError(
                 f"{op.row.name}: weight or bias of shape {shape_text(extra.shape)} for an input of shape {shape_text(shape)}",
-                hint="give weight and bias the normalised dims' shape",
+                hint="weight and bias need the shape of the normalized dims",
                 sizes=tuple(zip(extra.shape, shape[len(shape) - count :], strict=True)) if fits else (),
             )
     return shape
@@ -199,16 +182,16 @@ def _slice(operands: Sequence[Operand], attrs: Attrs) -> Shape:
 def _concat(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     dim = cast(int, attrs["dim"])
     first = list(operands[0].shape)
-    for other in operands[1:]:
-        fits = len(other.shape) == len(first) and all(
-            same(a, b) for d, (a, b) in enumerate(zip(first, other.shape, strict=True)) if d != dim
+    for operand in operands[1:]:
+        fits = len(operand.shape) == len(first) and all(
+            same(a, b) for d, (a, b) in enumerate(zip(first, operand.shape, strict=True)) if d != dim
         )
         if not fits:
-            others = zip(first, other.shape, strict=False)
+            pairs = zip(first, operand.shape, strict=False)
             raise MismatchError(
                 f"cat of {', '.join(shape_text(o.shape) for o in operands)} along dim {dim}",
-                hint="all sizes but the one that is concatenated must be equal",
-                sizes=tuple((a, b) for d, (a, b) in enumerate(others) if d != dim) if len(other.shape) == len(first) else (),
+                hint="all sizes except the concatenated one must be equal",
+                sizes=tuple((a, b) for d, (a, b) in enumerate(pairs) if d != dim) if len(operand.shape) == len(first) else (),
             )
     total: sympy.Expr = sum((sympy.sympify(o.shape[dim]) for o in operands), sympy.Integer(0))
     first[dim] = simplify_dim(total)
@@ -246,17 +229,17 @@ def _library(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
 def _scatter_add(operands: Sequence[Operand], attrs: Attrs) -> Shape:
     rows, index = operands
     if len(rows.shape) != 2 or len(index.shape) != 1 or not same(rows.shape[0], index.shape[0]):
-        text = f"sums of rows of shape {shape_text(rows.shape)} by indices of shape {shape_text(index.shape)}"
+        text = f"index_add of rows of shape {shape_text(rows.shape)} with indices of shape {shape_text(index.shape)}"
         sizes = ((rows.shape[0], index.shape[0]),) if rows.shape and index.shape else ()
-        raise MismatchError(text, hint="give a matrix, and an index a row", sizes=sizes)
+        raise MismatchError(text, hint="pass a matrix, and one index per row", sizes=sizes)
     return cast(Dim, attrs["length"]), rows.shape[1]
 
 
 def _put(op: Op, operands: Sequence[Operand], attrs: Attrs) -> Shape:
-    place, value = operands
-    if len(place.shape) != len(value.shape) or not all(map(same, place.shape, value.shape)) or place.dtype is not value.dtype:
-        texts = (f"{o.dtype} of shape {shape_text(o.shape)}" for o in (value, place))
-        raise ShapeError(" written to ".join(texts), hint="write a value of the place's shape and dtype")
+    target, value = operands
+    if len(target.shape) != len(value.shape) or not all(map(same, target.shape, value.shape)) or target.dtype is not value.dtype:
+        texts = (f"{o.dtype} of shape {shape_text(o.shape)}" for o in (value, target))
+        raise ShapeError(" written to ".join(texts), hint="write a value of the target's shape and dtype")
     return cast(Shape, attrs["shape"])
 
 

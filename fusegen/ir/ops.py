@@ -1,9 +1,8 @@
-"""The one table of operations.
+"""The table of operations.
 
-Each row says what an operation *is* (its family, operands, result dtype) and which torch functions mean it. How it is
-computed stands elsewhere, one table an interpreter: `ir.reference` (the float64 oracle, every row), `passes.expand`
-(rows that are compositions), `ir.reductions` (the primitive reductions), `emit.cuda` and `emit.cpu` (the
-primitive pointwise rows).
+Each row defines an operation (its family, operands, result dtype) and lists the equivalent torch functions. Each interpreter has
+a table of implementations: `ir.reference` (the float64 oracle, every row), `passes.expand` (composite rows), `ir.reductions` (the
+primitive reductions), `emit.cuda` and `emit.cpu` (the primitive pointwise rows).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from enum import Enum
 
 
 class Family(Enum):
-    """The treatment of indices by an operation; shapes, fusion and lowering go by it."""
+    """Groups operations by their treatment of indices, which decides shapes, fusion and lowering."""
 
     LEAF = "leaf"
     POINTWISE = "pointwise"
@@ -21,24 +20,22 @@ class Family(Enum):
     INDEXING = "indexing"
     REDUCTION = "reduction"
     SCAN = "scan"
-    ORDER = "order"  # each row in another order
+    ORDER = "order"  # permutes each row
     CONTRACTION = "contraction"
-    LIBRARY = "library"  # torch computes it in a step of its own: its operands and what it gives lie in memory
+    LIBRARY = "library"  # computed by torch in its own step: operands and results are materialized
     NORMALIZATION = "normalization"
     WRITE = "write"
 
 
 class DtypeRule(Enum):
-    """The rule for a result's dtype."""
-
     PROMOTE = "promote"  # the operands' common type
     FLOAT = "float"  # the common type, integers becoming float32
-    FLOATING = "floating"  # the common type, which is a float: torch has no such operation of integers
+    FLOATING = "floating"  # the common type, which must be a float: torch does not define the operation for integers
     BOOL = "bool"
     SAME = "same"  # the first operand's type
     SUM = "sum"  # as SAME, integers and bool widening to int64
-    PART = "part"  # of the component of a state that the attribute names (`ir.reductions`)
-    EXPLICIT = "explicit"  # stands in the attributes
+    PART = "part"  # the type of the state component named by the attribute (`ir.reductions`)
+    EXPLICIT = "explicit"  # given by the attributes
 
 
 @dataclass(frozen=True)
@@ -47,14 +44,12 @@ class OpRow:
 
     Attributes:
         name: the field's standard name.
-        family: how it treats indices.
-        arity: number of tensor operands; None is any.
-        result: rule for the dtype of the result.
-        primitive: whether the compiler emits it as it stands; otherwise `passes.expand` says what it is made of.
-        twins: torch functions and methods of the same meaning: names in torch, torch.special, nn.functional, Tensor.
+        arity: number of tensor operands; None for any number.
+        primitive: True if the compiler emits the operation itself; else `passes.expand` decomposes it.
+        twins: equivalent functions and methods in torch, torch.special, nn.functional, Tensor.
         parameters: further arguments in torch's order, with their defaults.
-        numbers: names of further arguments that are numbers. A literal one is an attribute of a node; one that is known at each
-            call only is an operand behind the tensors (`Node.numbers`).
+        numbers: names of further number arguments. A literal number is an attribute of the node; a run-time number is an
+            operand after the tensors (`Node.numbers`).
     """
 
     name: str
@@ -85,7 +80,7 @@ def _composite(name: str, *twins: str, arity: int = 1, result: DtypeRule = Dtype
 
 
 def _composed(name: str, arity: int, result: DtypeRule = DtypeRule.PROMOTE, numbers: tuple[str, ...] = ()) -> OpRow:
-    """A composition with a handler of its own, as torch spells it in its own way."""
+    """A composition with its own handler, because torch's signature differs."""
     return OpRow(name, Family.POINTWISE, arity, result, primitive=False, numbers=numbers)
 
 
@@ -106,8 +101,6 @@ def _normalization(name: str, result: DtypeRule = DtypeRule.FLOATING, numbers: t
 
 
 class Op(Enum):
-    """Every operation of the graph."""
-
     # Leaves.
     INPUT = _leaf("input")
     SCALAR = _leaf("scalar")
@@ -115,7 +108,7 @@ class Op(Enum):
     IOTA = _leaf("iota")
     SIZE = _leaf("size")
 
-    # 16 bits for each element, of the key that it is called with (a number), or of one that a call draws; see `ir.random`.
+    # 16 random bits per element, from the key operand (a number) or from a key drawn at each call; see `ir.random`.
     RANDOM = OpRow("random", Family.LEAF, None, DtypeRule.EXPLICIT)
 
     # Pointwise primitives.
@@ -140,7 +133,7 @@ class Op(Enum):
     COS = _unary("cos")
     TANH = _unary("tanh")
     ERF = _unary("erf")
-    ONE_PLUS_ERF = OpRow("one_plus_erf", Family.POINTWISE, 1, DtypeRule.FLOAT)  # made of a sum, which would cancel
+    ONE_PLUS_ERF = OpRow("one_plus_erf", Family.POINTWISE, 1, DtypeRule.FLOAT)  # a sum would cancel
     ERFC = _unary("erfc")
     LGAMMA = _unary("lgamma", "gammaln")
     SIGMOID = _unary("sigmoid", "expit")
@@ -148,9 +141,7 @@ class Op(Enum):
     SUB = OpRow("sub", Family.POINTWISE, 2, DtypeRule.PROMOTE)
     MUL = _binary("mul", "multiply")
     DIV = OpRow("div", Family.POINTWISE, 2, DtypeRule.FLOAT)
-    EXP_BELOW = OpRow(
-        "exp_below", Family.POINTWISE, 2, DtypeRule.FLOAT
-    )  # e^(x - peak) of x up to the peak; 1 at it, infinite or not
+    EXP_BELOW = OpRow("exp_below", Family.POINTWISE, 2, DtypeRule.FLOAT)  # e^(x - max) for x <= max; 1 at x = max, also if infinite
     FLOOR_DIVIDE = _binary("floor_divide")
     REMAINDER = _binary("remainder")
     POW = _binary("pow")
@@ -172,11 +163,11 @@ class Op(Enum):
     LEFT_SHIFT = OpRow("bitwise_left_shift", Family.POINTWISE, 2, DtypeRule.PROMOTE)
     RIGHT_SHIFT = OpRow("bitwise_right_shift", Family.POINTWISE, 2, DtypeRule.PROMOTE)
     WHERE = OpRow("where", Family.POINTWISE, 3, DtypeRule.PROMOTE)
-    # (x, index): a number in the order of the float32 numbers x (NaN the greatest, -0 as 0), equal ones by their index below 2^31;
-    # and the x of such a number.
+    # (x, index): an integer key that orders float32 numbers (NaN greatest, -0 as 0), ties by an index below 2^31; SORTED_VALUE
+    # recovers x.
     SORT_KEY = OpRow("sort_key", Family.POINTWISE, 2, DtypeRule.EXPLICIT)
     SORTED_VALUE = OpRow("sorted_value", Family.POINTWISE, 1, DtypeRule.EXPLICIT)
-    COPY = OpRow("copy", Family.POINTWISE, 1, DtypeRule.SAME)  # its operand, in memory of its own: before a write changes it
+    COPY = OpRow("copy", Family.POINTWISE, 1, DtypeRule.SAME)  # a copy of its operand, before a write changes it
 
     # Pointwise compositions.
     RECIPROCAL = _composite("reciprocal", result=DtypeRule.FLOAT)
@@ -220,16 +211,16 @@ class Op(Enum):
     RESHAPE = _view("reshape")
     SLICE = _view("slice")
     CONCAT = _view("concat", None)
-    DETACH = OpRow("detach", Family.VIEW, 1, DtypeRule.SAME, primitive=False)  # its operand, of which it has no derivative
+    DETACH = OpRow("detach", Family.VIEW, 1, DtypeRule.SAME, primitive=False)  # its operand, with a zero derivative
 
-    # (x, index): x at the index's values along a dim, and at the same places along all others.
+    # (x, index): x at the index's values along a dim, like torch.gather.
     GATHER = OpRow("gather", Family.INDEXING, 2, DtypeRule.SAME)
 
-    # (place, value): the tensor that the place is a view of, or gathered from, once the value was written there. It lies in the
-    # memory of an input, of which it is the next version; what the place is made of is that input or an earlier version.
+    # (target, value): a functionalized write. The target is a view of, or a gather from, an input or its previous version;
+    # the result is that tensor after the write, stored in the input's memory.
     PUT = OpRow("put", Family.WRITE, 2, DtypeRule.SAME)
 
-    # Reductions over the dims in the attributes; a reduced dim is kept with extent 1. `ir.reductions` has a row for each primitive.
+    # Reductions over the dims in the attributes; a reduced dim stays with extent 1. `ir.reductions` defines each primitive.
     SUM = _reduction("sum", DtypeRule.SUM)
     PROD = _reduction("prod", DtypeRule.SUM)
     AMAX = _reduction("amax", DtypeRule.SAME)
@@ -244,64 +235,60 @@ class Op(Enum):
     VECTOR_NORM = _reduction("vector_norm", DtypeRule.FLOATING, primitive=False, numbers=("ord",))
     LOGSUMEXP = _reduction("logsumexp", DtypeRule.FLOATING, primitive=False)
 
-    # Scans along the last dim: what a reduction (`ir.reductions.SCANS`) gives of each element and those before it.
+    # Scans along the last dim: the reduction (`ir.reductions.SCANS`) of each prefix.
     CUMSUM = _scan("cumsum", DtypeRule.SUM)
     CUMPROD = _scan("cumprod", DtypeRule.SUM)
     CUMMAX = _scan("cummax", DtypeRule.SAME)
     CUMMIN = _scan("cummin", DtypeRule.SAME)
-    LAST_MAX = _scan("last_max", DtypeRule.PART)  # where the running extremum stands: the last of equal ones
+    LAST_MAX = _scan("last_max", DtypeRule.PART)  # the index of the running maximum: the last of equal ones
     LAST_MIN = _scan("last_min", DtypeRule.PART)
     LOGCUMSUMEXP = _scan("logcumsumexp", DtypeRule.FLOATING)
 
-    # (keys): each row (the last dim) of different integers in rising order.
+    # (keys): sorts each row (the last dim) of distinct integers in ascending order.
     SORTED = OpRow("sorted", Family.ORDER, 1, DtypeRule.SAME)
 
     # (…, m, k) @ (…, k, n), batch dims equal or 1.
     MATMUL = OpRow("matmul", Family.CONTRACTION, 2, DtypeRule.PROMOTE)
 
-    # (rows, index): (length, width) sums, of rows (n, width) those of which the index (n,) names the sum.
+    # (rows, index): adds each row of (n, width) to the row index[n] of a (length, width) result.
     SCATTER_ADD = OpRow("scatter_add", Family.LIBRARY, 2, DtypeRule.SAME)
 
-    # (index): of each number below the length, where the index (n,) has it last; -1 where it has not.
+    # (index): for each number below the length, its last position in the index (n,), or -1.
     LAST = OpRow("last", Family.LIBRARY, 1, DtypeRule.SAME)
 
-    # (x): the first `length` of each row (the last dim), the greatest first where `descending`, with NaN above all numbers; 0 as
-    # `result` is the values, 1 their indices. Equal values of whole rows keep their order.
+    # (x): the first `length` of each sorted row (the last dim), NaN above all numbers. `result` 0 is the values, 1 their indices.
+    # Sorting whole rows is stable.
     TOPK = OpRow("topk", Family.LIBRARY, 1, DtypeRule.EXPLICIT)
 
-    # (q, k, v[, bias]): softmax(scale q kᵀ + bias) v of (batch, head, position, channel); heads of q may share one of k and v, and
-    # `causal` leaves the keys up to the query's own position. `result` 0 is the values, 1 the logsumexp of each query's scores,
-    # which is any number where no score counts; `order` that of its dims. A share `dropout` of the weights is dropped, by bits that
-    # torch draws; 2 is the state of its generator.
+    # (q, k, v[, bias]): softmax(scale q kᵀ + bias) v over (batch, head, position, channel), with GQA groups and causal masking.
+    # `result` 0 is the values, 1 the logsumexp of each query's scores (undefined if all scores are masked), 2 the state of torch's
+    # generator, which draws the dropout mask of probability `dropout`; `order` permutes the result's dims.
     ATTENTION = OpRow("attention", Family.LIBRARY, None, DtypeRule.EXPLICIT)
 
-    # (gradient by the values, values, logsumexp, q, k, v[, bias or state]): that by q, k, v or bias, by the same attributes.
+    # (gradient of the values, values, logsumexp, q, k, v[, bias or state]): the gradient of q, k, v or bias; same attributes.
     ATTENTION_BACKWARD = OpRow("attention_backward", Family.LIBRARY, None, DtypeRule.EXPLICIT)
 
-    # (operands): a result of a loop over blocks of rows (`ir.blocks`), which the attribute `blocks` describes.
+    # (operands): a result of the loop over blocks of rows in the attribute `blocks` (`ir.blocks`).
     BLOCKS = OpRow("blocks", Family.LIBRARY, None, DtypeRule.EXPLICIT)
 
     # Compositions over the last dims.
     SOFTMAX = _normalization("softmax")
-    SAFE_SOFTMAX = _normalization("safe_softmax")  # 0, and not NaN, where all of a row are minus infinity
+    SAFE_SOFTMAX = _normalization("safe_softmax")  # 0, not NaN, for rows of -inf
     LOG_SOFTMAX = _normalization("log_softmax")
     LAYER_NORM = _normalization("layer_norm", DtypeRule.SAME, ("eps",))
     RMS_NORM = _normalization("rms_norm", DtypeRule.SAME, ("eps",))
 
     @property
     def row(self) -> OpRow:
-        """The operation's row of the table."""
         row: OpRow = self.value
         return row
 
     @property
     def family(self) -> Family:
-        """The operation's treatment of indices."""
         return self.row.family
 
     @property
     def is_primitive(self) -> bool:
-        """Tells if the compiler emits the operation as it stands."""
         return self.row.primitive
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Random bits as a pure function of a key and a place: Philox-4x32-10.
+"""Random bits as a pure function of a key and an element's index: Philox-4x32-10.
 
-Salmon, Moraes, Dror and Shaw, Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). One call gives 128 bits for a counter of 128
-bits and a key of 64; eight neighbouring elements share a call, 16 bits each. An element's bits depend on nothing but the key, the
-stream and its place in row-major order: neither on the machine nor on how work is shared out.
+Salmon, Moraes, Dror and Shaw, Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011). One call generates 128 bits from a 128-bit
+counter and a 64-bit key; eight neighbouring elements share a call, 16 bits each. An element's bits depend only on the key, the
+stream and its row-major index, not on the hardware or the launch configuration.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 DRAWS = 8
-"""Elements that share a call."""
+"""Elements that share a Philox call."""
 
 BITS = 16
-"""Random bits of an element."""
+"""Random bits per element."""
 
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -25,11 +25,11 @@ _WORD = 0xFFFFFFFF
 
 
 def random_bits(key: int, stream: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """Each element's bits, as int16 of this shape.
+    """Returns the random bits of each element, as int16 of this shape.
 
     Args:
-        key: of 64 bits, of either sign.
-        stream: which of the tensors of random bits of one key this is.
+        key: 64 bits, of either sign.
+        stream: the number of the random tensor among those with the same key.
     """
     count = 1
     for size in shape:
@@ -41,16 +41,11 @@ def random_bits(key: int, stream: int, shape: Sequence[int], device: torch.devic
 
 
 def philox(counter: Sequence[Tensor], key: int) -> list[Tensor]:
-    """Four words of 32 random bits for each counter of four words; words lie in int64.
-
-    Args:
-        counter: the lowest word first.
-        key: of 64 bits, of either sign.
-    """
+    """Returns four 32-bit words in int64 for each counter of four words, the lowest first; the key has 64 bits of either sign."""
     a, b, c, d = counter
     low, high = key & _WORD, key >> 32 & _WORD
     for _ in range(_ROUNDS):
-        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]  # the products' low 64 bits, which are all of them
+        left, right = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]  # fit in 64 bits
         a, b, c, d = _high(right) ^ b ^ low, right & _WORD, _high(left) ^ d ^ high, left & _WORD
         low, high = low + _WEYL[0] & _WORD, high + _WEYL[1] & _WORD
     return [a, b, c, d]

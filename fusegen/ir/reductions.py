@@ -1,9 +1,9 @@
-"""The table of reductions: what is carried from element to element, and how two such states become one.
+"""The table of reductions: the state that each one carries from element to element, and the rule that combines two states.
 
-A state has one or more components. `lift` makes the state of one element, `combine` the state of two parts, and the identity is
-that of no elements; the order of parts must not matter but for rounding. Each component is a result by itself: a node of a
-reduction with several names its own in the attribute ``part``, and nodes that agree in all else share one state in a kernel. What
-else a result takes is ordinary math on components, in `passes.expand`.
+A state has one or more components. `lift` makes the state of one element, `combine` merges the states of two parts, and the
+identity is the state of no elements; the order of parts only affects rounding. Each component is a separate result: a node names
+its component in the attribute ``part``, and nodes that differ in it alone share one state in a kernel. Further math on components
+is in `passes.expand`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,14 @@ from fusegen.ir.ops import Op
 
 @dataclass(frozen=True)
 class RuleValue:
-    """A value in a rule of the table: an operand, a number, or a pointwise operation on others.
-
-    Attributes:
-        op: the operation; None for an operand or a number.
-        args: what it is applied to.
-        text: the operand's name, or the number.
-    """
+    """A value in a rule of the table: an operand (`op` is None), a number, or a pointwise operation; `text` names or spells
+    leaves."""
 
     op: Op | None
     args: tuple[RuleValue, ...] = ()
     text: str = ""
 
     def apply(self, op: Op, *others: RuleValue | float) -> RuleValue:
-        """An operation on this value and others."""
         return RuleValue(op, (self, *map(_lifted, others)))
 
     def __add__(self, other: RuleValue | float) -> RuleValue:
@@ -50,12 +44,12 @@ class RuleValue:
         return self.apply(Op.NEG)
 
     def where(self, chosen: RuleValue | float, other: RuleValue | float) -> RuleValue:
-        """``chosen`` where this holds, ``other`` elsewhere; one of them is no number."""
+        """``chosen`` if this condition holds, else ``other``; at least one is a `RuleValue`."""
         return self.apply(Op.WHERE, chosen, other)
 
     @property
     def is_number(self) -> bool:
-        """Tells if this is a number, which takes the type of what it meets."""
+        """True for a number, which takes the type of the other operands."""
         return self.op is Op.CONSTANT
 
 
@@ -68,20 +62,13 @@ StateValues: TypeAlias = tuple[RuleValue, ...]
 
 @dataclass(frozen=True)
 class Component:
-    """One value of a state.
-
-    Attributes:
-        name: what its result is called.
-        identity: the value of no elements, as text: of floats, and of integers.
-        is_index: whether it numbers elements, in int64; else it has the elements' type.
-    """
+    """One value of a state; `identity` is the value for no elements, as text: for floats, and for integers."""
 
     name: str
     identity: tuple[str, str]
     is_index: bool = False
 
     def dtype(self, element: DType) -> DType:
-        """The type of a state's component."""
         return DType.INT64 if self.is_index else element
 
 
@@ -91,15 +78,14 @@ def _itself(element: RuleValue, _index: RuleValue) -> StateValues:
 
 @dataclass(frozen=True)
 class Gathering:
-    """The combination of states by additions alone, however many they are: as sums about a pivot, which is one of them.
+    """Combines any number of states by additions alone: sums about a pivot, which is one of the elements.
 
     Attributes:
-        pivot: the component of a state, and of an element's, that others are measured from.
-        count: the component that counts elements.
-        sums: names of what is added up, beside the count.
+        pivot: the component that the sums are centred on.
+        sums: names of the sums, besides the count.
         lift: the sums of an element about a pivot.
         spread: the sums of a state about a pivot.
-        settle: the state that a pivot, a count and sums about the pivot are: its components beside the count.
+        settle: the components (besides the count) from a pivot, a count and sums about the pivot.
     """
 
     pivot: str
@@ -115,12 +101,11 @@ class Monoid:
     """A reduction.
 
     Attributes:
-        components: of the state, in order.
-        combine: the state of two parts.
+        combine: merges the states of two parts.
         lift: the state of an element and its index along the reduced dims.
-        operation: the pointwise operation that combines states of one component by itself; None where it takes more.
-        approximable: whether kernels whose results end in 16 bits may combine by approximate functions.
-        gathering: how many states are combined with less than `combine` for each.
+        operation: the pointwise operation that combines one-component states; None if it takes more.
+        approximable: True if kernels with 16-bit results may combine with approximate functions.
+        gathering: combines many states at less cost than repeated `combine`.
     """
 
     components: tuple[Component, ...]
@@ -131,13 +116,13 @@ class Monoid:
     gathering: Gathering | None = None
 
     def number(self, part: object) -> int:
-        """The place of a component; of the only one where none is named."""
+        """Returns the index of a component; 0 if `part` is None."""
         names = [c.name for c in self.components]
         return 0 if part is None else names.index(str(part))
 
 
 SHORT_ROW = 4096
-"""Elements of a row up to which a kernel finds the first few of it, by as many reductions."""
+"""The row length up to which a kernel computes top-k for a small k by repeated reductions."""
 
 _ZERO, _ONE = ("0.0", "0"), ("1.0", "1")
 _LEAST, _GREATEST = ("-inf", str(-(2**63))), ("inf", str(2**63 - 1))
@@ -147,17 +132,13 @@ def _single(name: str, identity: tuple[str, str], op: Op) -> Monoid:
     return Monoid((Component(name, identity),), lambda a, b: (a[0].apply(op, b[0]),), operation=op)
 
 
-def _placed(loses: Op, identity: tuple[str, str], prefers: Op, nowhere: tuple[str, str]) -> Monoid:
-    """The best of all values, and an index at which it stands.
+def _with_index(loses: Op, identity: tuple[str, str], prefers: Op, nowhere: tuple[str, str]) -> Monoid:
+    """The best value and an index of it; NaN beats every number.
 
-    Args:
-        loses: a comparison with what is as good or better.
-        prefers: how the index of one value compares with that of another, as good one, which it replaces.
-        nowhere: the index of no element.
+    `loses` compares a value with an equal or better one, `prefers` a new index with the one that it replaces for equal values.
     """
 
     def beats(a: RuleValue, b: RuleValue) -> RuleValue:
-        """Tells if a is better than b; NaN is better than every number."""
         is_number = b.apply(Op.EQ, b)
         return a.apply(loses, b).apply(Op.LOGICAL_NOT).apply(Op.LOGICAL_AND, is_number)
 
@@ -172,51 +153,53 @@ def _placed(loses: Op, identity: tuple[str, str], prefers: Op, nowhere: tuple[st
 
 
 def _first(loses: Op, identity: tuple[str, str]) -> Monoid:
-    return _placed(loses, identity, Op.LT, _GREATEST)
+    return _with_index(loses, identity, Op.LT, _GREATEST)
 
 
 def _last(loses: Op, identity: tuple[str, str]) -> Monoid:
-    return _placed(loses, identity, Op.GT, _LEAST)
+    return _with_index(loses, identity, Op.GT, _LEAST)
 
 
 def _combined_logarithms(a: StateValues, b: StateValues) -> StateValues:
-    """log(e^a + e^b), by the greater one."""
+    """log(e^a + e^b), relative to the greater one."""
     distance = (a[0] - b[0]).apply(Op.ABS)
-    apart = a[0].apply(Op.EQ, b[0]).where(0.0, distance)  # two infinities have no difference
-    return (a[0].apply(Op.MAXIMUM, b[0]) + (-apart).apply(Op.EXP).apply(Op.LOG1P),)
+    gap = a[0].apply(Op.EQ, b[0]).where(0.0, distance)  # inf - inf is NaN
+    return (a[0].apply(Op.MAXIMUM, b[0]) + (-gap).apply(Op.EXP).apply(Op.LOG1P),)
 
 
 def _combined_moments(a: StateValues, b: StateValues) -> StateValues:
     """Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (1979), equation 2.1.
 
-    The mean is kept in two parts, the second of which is what rounding took from the first (Dekker 1971): where the mean is far
-    from zero, its rounding would be as large as the differences whose squares are summed.
+    The mean has two parts; the second is the rounding error of the first (Dekker 1971). If the mean is far from zero, its rounding
+    error would be as large as the summed differences.
     """
     (count_a, mean_a, rest_a, m2_a), (count_b, mean_b, rest_b, m2_b) = a, b
-    count, rest_apart = count_a + count_b, rest_b - rest_a
+    count, rest_delta = count_a + count_b, rest_b - rest_a
     share = count_b / count.apply(Op.MAXIMUM, 1.0)
-    apart = mean_b - mean_a
-    step = apart * share
+    delta = mean_b - mean_a
+    step = delta * share
     mean = mean_a + step
-    rest = rest_a + rest_apart * share + (step - (mean - mean_a))
-    difference = apart + rest_apart
+    rest = rest_a + rest_delta * share + (step - (mean - mean_a))
+    difference = delta + rest_delta
     return count, mean, rest, m2_a + m2_b + difference * (difference * (count_a * share))
 
 
 def _settled_moments(pivot: RuleValue, count: RuleValue, sums: StateValues) -> StateValues:
-    """The moments from sums of differences from a pivot and of their squares. Since the pivot is one of the n values (or the
-    mean of one of n parts), the sum of squares about it is at most n times that about the mean, so that no more is lost than n
-    roundings: Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance (1983), section 3."""
-    apart, squares = sums
-    step = apart / count.apply(Op.MAXIMUM, 1.0)
+    """The moments from sums of differences from a pivot and of their squares.
+
+    The pivot is one of the n values (or the mean of one of n parts), so the squares about it sum to at most n times those about the
+    mean, and at most n roundings are lost: Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance (1983), section 3.
+    """
+    differences, squares = sums
+    step = differences / count.apply(Op.MAXIMUM, 1.0)
     mean = pivot + step
-    return mean, step - (mean - pivot), (squares - apart * step).apply(Op.MAXIMUM, 0.0)
+    return mean, step - (mean - pivot), (squares - differences * step).apply(Op.MAXIMUM, 0.0)
 
 
 def _spread_moments(state: StateValues, pivot: RuleValue) -> StateValues:
     count, mean, rest, m2 = state
-    apart = (mean - pivot) + rest
-    return count * apart, m2 + count * apart * apart
+    difference = (mean - pivot) + rest
+    return count * difference, m2 + count * difference * difference
 
 
 _MOMENTS = Gathering(
@@ -230,10 +213,10 @@ _MOMENTS = Gathering(
 
 
 def _combined_normalizers(a: StateValues, b: StateValues) -> StateValues:
-    """Milakov and Gimelshein, Online normalizer calculation for softmax (arXiv 1805.02867): the lesser peak's mass is rescaled."""
+    """Milakov and Gimelshein, Online normalizer calculation for softmax (arXiv 1805.02867): rescales the smaller max's sum."""
     (peak_a, mass_a), (peak_b, mass_b) = a, b
     distance = (peak_a - peak_b).apply(Op.ABS)
-    scale = peak_a.apply(Op.EQ, peak_b).where(1.0, (-distance).apply(Op.EXP))  # two infinities have no difference
+    scale = peak_a.apply(Op.EQ, peak_b).where(1.0, (-distance).apply(Op.EXP))  # inf - inf is NaN
     mass = peak_a.apply(Op.GE, peak_b).where(mass_a + mass_b * scale, mass_a * scale + mass_b)
     return peak_a.apply(Op.MAXIMUM, peak_b), mass
 
@@ -264,11 +247,11 @@ REDUCTIONS: dict[Op, Monoid] = {
     Op.LAST_MIN: _last(Op.GE, _GREATEST),
     Op.LOGCUMSUMEXP: Monoid((Component("logarithm", _LEAST),), _combined_logarithms),
 }
-"""One row a primitive reduction, and one a scan of which nothing else is the reduction."""
+"""One row per primitive reduction, and per scan that is not the prefix of another reduction."""
 
 
 def operation_of(op: Op) -> Op | None:
-    """The pointwise operation that a reduction repeats; None for what is no reduction, or repeats more than one."""
+    """Returns the pointwise operation that a reduction repeats; None if there is no single one."""
     return REDUCTIONS[op].operation if op in REDUCTIONS else None
 
 
@@ -281,4 +264,4 @@ SCANS: dict[Op, Op] = {
     Op.LAST_MIN: Op.LAST_MIN,
     Op.LOGCUMSUMEXP: Op.LOGCUMSUMEXP,
 }
-"""For each scan, the reduction of each prefix."""
+"""The reduction that each scan applies to every prefix."""

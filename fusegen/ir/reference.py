@@ -1,7 +1,7 @@
-"""The oracle: a float64 interpreter of the graph as it was traced, by torch's own functions.
+"""The oracle: a float64 interpreter of the traced graph, built on torch's functions.
 
-It shares nothing with the compiler: compositions are evaluated whole (torch's gelu, softmax, layer_norm in float64), not
-by the compiler's expansions. Tests and verification compare against it.
+It shares no code with the compiler: compositions are evaluated directly (torch's gelu, softmax, layer_norm in float64) instead of
+through the compiler's expansions. Tests and verification compare against it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ def evaluate(
     key: int | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
-    """The graph's results in float64 (int64, bool), and behind them what is left in each input that is written to.
+    """Evaluates a graph in float64 (int64, bool): its results, then the final contents of each mutated input.
 
     Args:
         graph: as traced, before any pass.
-        inputs: a tensor an input, of any float dtype; values are taken as they are, only widened.
-        scalars: values of the run-time scalars.
+        inputs: tensors of any float dtype by name; their values are only widened.
         sizes: values of sizes that no input has.
-        key: the one that a call draws for its random bits.
-        device: where; not that of the inputs by itself, so that a GPU is checked by another machine unless there is too much to do.
+        device: the device of the evaluation; a CPU by default, so that different hardware checks a GPU's results.
     """
     return Interpreter(graph, inputs, scalars or {}, torch.device(device), sizes, key).run()
 
@@ -59,12 +57,11 @@ def differentiate(
     sizes: Mapping[str, int] | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[Tensor, ...]:
-    """Gradients in float64, by torch's autograd of the graph's evaluation.
+    """Computes gradients in float64, by torch's autograd through `evaluate`.
 
     Args:
-        graph, inputs, scalars, sizes, device: as of `evaluate`.
-        wrt: names of the inputs by which gradients are wanted.
-        given: the gradient by each result; None where there is none.
+        wrt: names of the inputs to differentiate by.
+        given: the gradient of each result; None for none.
     """
     interpreter = Interpreter(graph, inputs, scalars, torch.device(device), sizes)
     leaves = [interpreter.inputs[name].requires_grad_() for name in wrt]
@@ -72,13 +69,11 @@ def differentiate(
         results = interpreter.run()
     pairs = [(r, widen(g)) for r, g in zip(results, given, strict=False) if g is not None and r.requires_grad]
     outputs, seeds = zip(*pairs, strict=True)
-    found = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
-    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+    gradients = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
+    return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True))
 
 
 class Interpreter:
-    """Evaluates a graph node by node."""
-
     def __init__(
         self,
         graph: Graph,
@@ -100,32 +95,31 @@ class Interpreter:
         }
 
     def run(self) -> tuple[Tensor, ...]:
-        """All results."""
         values: dict[int, Tensor] = {}
-        wanted = (*self.graph.outputs, *self.graph.writes)
+        requested = (*self.graph.outputs, *self.graph.writes)
         last_use = {a: position for position, _ in self.graph for a in self._needs(position)}
-        with torch.device(self.device):  # whatever torch's default device is
+        with torch.device(self.device):  # overrides torch's default device
             for position, node in enumerate(self.graph.nodes):
                 if node.op is Op.PUT:
                     values[position] = self._put(position, values)
                 else:
                     values[position] = self._evaluate(node, [values[a] for a in node.args])
-                for done in {a for a in self._needs(position) if last_use[a] == position} - set(wanted):
-                    del values[done]  # scores of attention take gigabytes
-        return tuple(values[w] for w in wanted)
+                for dead in {a for a in self._needs(position) if last_use[a] == position} - set(requested):
+                    del values[dead]  # attention scores take gigabytes
+        return tuple(values[w] for w in requested)
 
     def _needs(self, position: int) -> tuple[int, ...]:
-        """The values that evaluating a node takes: of a place, all that it is made of."""
+        """The values that evaluating a node reads; for a write, all operands on the way to its target."""
         node = self.graph.nodes[position]
         if node.op is not Op.PUT:
             return node.args
-        places = chain(self.graph, node.args[0])
-        return (*node.args, *(a for place in places for a in self.graph.nodes[place].args))
+        targets = chain(self.graph, node.args[0])
+        return (*node.args, *(a for target in targets for a in self.graph.nodes[target].args))
 
     def _put(self, position: int, values: Mapping[int, Tensor]) -> Tensor:
-        """The version that a `PUT` makes: its place says of the numbers of all elements which ones are written."""
-        place, value = self.graph.nodes[position].args
-        *views, version = chain(self.graph, place)
+        """The input's version after a write: the target's views are applied to element numbers, which are then written to."""
+        target, value = self.graph.nodes[position].args
+        *views, version = chain(self.graph, target)
         numbers = torch.arange(values[version].numel()).view(values[version].shape)
         for view in reversed(views):
             node = self.graph.nodes[view]
@@ -139,7 +133,7 @@ class Interpreter:
         if node.family is Family.LEAF:
             return self._leaf(node)
         if node.op is Op.BLOCKS:
-            return self._looped(node, args)
+            return self._blocks(node, args)
         if node.weak and node.op in NUMBERS:
             return torch.tensor(NUMBERS[node.op](*(a.item() for a in args)), dtype=_wide(node.dtype))
         count = len(node.tensors)
@@ -157,20 +151,20 @@ class Interpreter:
             value = value.to(node.dtype.torch)  # integers wrap
         return value.to(_wide(node.dtype))
 
-    def _looped(self, node: Node, args: Sequence[Tensor]) -> Tensor:
-        """A result of a loop, with a row in each block."""
+    def _blocks(self, node: Node, args: Sequence[Tensor]) -> Tensor:
+        """A result of a loop, evaluated with blocks of one row."""
         blocks = cast(Blocks, node.attr("blocks"))
-        named = {spec.name: value for spec, value in zip(blocks.operands, args, strict=True)}
+        values = {spec.name: operand for spec, operand in zip(blocks.operands, args, strict=True)}
         for spec in blocks.results:
-            named[spec.name] = torch.zeros(self._concrete(spec.shape), dtype=_wide(spec.dtype))
+            values[spec.name] = torch.zeros(self._concrete(spec.shape), dtype=_wide(spec.dtype))
         for start in range(self._concrete(blocks.extent)):
             sizes = {**self.sizes, **blocks.first(1), blocks.start.name: start}
-            left = evaluate(blocks.body, named, self.scalars, sizes=sizes, key=self.key, device=self.device)
-            named |= dict(zip((spec.name for spec in blocks.results), left, strict=True))
-        return named[blocks.results[int(str(node.attr("result")))].name]
+            results = evaluate(blocks.body, values, self.scalars, sizes=sizes, key=self.key, device=self.device)
+            values |= dict(zip((spec.name for spec in blocks.results), results, strict=True))
+        return values[blocks.results[int(str(node.attr("result")))].name]
 
     def _compared(self, node: Node, args: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Operands of a comparison: a number takes part in the precision of the tensor that it is compared with."""
+        """Operands of a comparison: a number takes the precision of the tensor that it is compared with."""
         operands = [self.graph.nodes[a] for a in node.args]
         strong = [o.dtype for o in operands if not o.weak and o.dtype.is_float]
         if not strong:
@@ -179,7 +173,7 @@ class Interpreter:
         return [a.to(common).double() if o.weak else a for a, o in zip(args, operands, strict=True)]
 
     def wrapped(self, node: Node, args: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Operands of a pointwise node: whole numbers, and tensors without dims, wrap to the narrow integers that they meet."""
+        """Wraps integer numbers and zero-dimensional tensors to the narrow integer type of the tensors that they meet."""
         operands = [self.graph.nodes[a] for a in node.tensors]
         common = operand_dtype(node.op, [Operand(o.shape, o.dtype, o.weak) for o in operands])
         if common.is_float or common is DType.BOOL:
@@ -202,11 +196,10 @@ class Interpreter:
     def _random(self, node: Node, args: Sequence[Tensor]) -> Tensor:
         key = int(args[0].item()) if args else self.key
         if key is None:
-            raise ValueError("the graph has random bits of a key that is not given")
+            raise ValueError("the graph draws random bits, and no key is given")
         return widen(random_bits(key, int(str(node.attr("stream"))), self._concrete(node.shape), self.device))
 
     def _concrete(self, value: Any) -> Any:
-        """An attribute with its symbolic sizes replaced by their values."""
         if isinstance(value, tuple):
             return tuple(self._concrete(v) for v in value)
         if hasattr(value, "free_symbols"):
@@ -215,7 +208,7 @@ class Interpreter:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """A tensor in the oracle's type: float64, int64 or bool."""
+    """Converts a tensor to the oracle's type: float64, int64 or bool."""
     if tensor.dtype is torch.bool:
         return tensor
     return tensor.double() if tensor.is_floating_point() else tensor.long()
@@ -245,13 +238,13 @@ def _cast(x: Tensor, dtype: DType) -> Tensor:
 
 
 def _binary_cross_entropy(x: Tensor, y: Tensor) -> Tensor:
-    """By its formula: torch's function refuses what is no probability."""
+    """Uses the formula, because torch's function rejects inputs outside of [0, 1]."""
     return (y - 1) * torch.log1p(-x).clamp(min=-100) - y * torch.log(x).clamp(min=-100)
 
 
 def _slice(x: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
-    found: Tensor = x.index_select(dim, start + step * torch.arange(length, device=x.device))
-    return found
+    result: Tensor = x.index_select(dim, start + step * torch.arange(length, device=x.device))
+    return result
 
 
 def _concat(*tensors: Tensor, dim: int) -> Tensor:
@@ -259,12 +252,11 @@ def _concat(*tensors: Tensor, dim: int) -> Tensor:
 
 
 def _topk(x: Tensor, length: int, descending: bool, result: int, **_: DType) -> Tensor:
-    """The first values or indices of rows in stable order."""
     return torch.sort(x, stable=True, dim=-1, descending=descending)[result][..., :length]
 
 
 def _sort_key(x: Tensor, index: Tensor, **_: DType) -> Tensor:
-    """The bits of a float32 as an integer in its order, and behind them the index and whether it is -0."""
+    """The float32 bits as an order-preserving integer, then the index and a bit that marks -0."""
     bits = x.float().view(torch.int32).long()
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     ordered = torch.where(x == 0, 0, torch.where(x.isnan(), 0x7F800001, ordered))
@@ -291,8 +283,8 @@ def _std(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
 
 
 def _vector_norm(x: Tensor, dims: tuple[int, ...], ord: float) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(x, ord, dims, keepdim=True)
-    return found
+    result: Tensor = torch.linalg.vector_norm(x, ord, dims, keepdim=True)
+    return result
 
 
 def _layer_norm(x: Tensor, *affine: Tensor, count: int, eps: float, has_weight: bool, has_bias: bool) -> Tensor:
@@ -306,38 +298,37 @@ def _rms_norm(x: Tensor, *affine: Tensor, count: int, eps: float) -> Tensor:
 
 
 def _attention(
-    operands: Sequence[Tensor], scale: float, causal: bool, dropout: float, result: int, order: tuple[int, ...], **_others: object
+    operands: Sequence[Tensor], scale: float, causal: bool, dropout: float, result: int, order: tuple[int, ...], **_attrs: object
 ) -> Tensor:
     if dropout:
-        raise ValueError("the graph has random bits that torch draws")
+        raise ValueError("the graph has dropout with torch's random bits, which the oracle cannot reproduce")
     scores = _scores(operands, scale, causal)
     if result == 1:
         return scores.logsumexp(-1).permute(order)
     weights = scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, True), 0.0)
-    return (weights @ _of_each_head(operands[2], operands[0])).permute(order)
+    return (weights @ _repeat_heads(operands[2], operands[0])).permute(order)
 
 
 def _attention_backward(
-    operands: Sequence[Tensor], scale: float, causal: bool, dropout: float, result: int, order: tuple[int, ...], **_others: object
+    operands: Sequence[Tensor], scale: float, causal: bool, dropout: float, result: int, order: tuple[int, ...], **_attrs: object
 ) -> Tensor:
-    """By torch's autograd of the forward pass."""
-    gradient, _, _, *given = operands
+    gradient, _, _, *inputs = operands
     with torch.enable_grad():
-        given = [x.detach().requires_grad_() for x in given]
-        values = _attention(given, scale, causal, dropout, 0, (0, 1, 2, 3))
-    return torch.autograd.grad(values, given[result], gradient)[0].permute(order)
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        values = _attention(inputs, scale, causal, dropout, 0, (0, 1, 2, 3))
+    return torch.autograd.grad(values, inputs[result], gradient)[0].permute(order)
 
 
 def _scores(operands: Sequence[Tensor], scale: float, causal: bool) -> Tensor:
-    q, k, *rest = operands
-    scores = q @ _of_each_head(k, q).mT * scale
-    if len(rest) > 1:
-        scores = scores + rest[1]
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(hidden, -torch.inf) if causal else scores
+    q, k, *others = operands
+    scores = q @ _repeat_heads(k, q).mT * scale
+    if len(others) > 1:
+        scores = scores + others[1]
+    masked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(masked, -torch.inf) if causal else scores
 
 
-def _of_each_head(x: Tensor, q: Tensor) -> Tensor:
+def _repeat_heads(x: Tensor, q: Tensor) -> Tensor:
     return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
@@ -349,13 +340,13 @@ def _prod(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def _moments(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
     count = torch.ones_like(x).sum(dims, keepdim=True)
-    forms = {
+    parts = {
         "count": count,
         "mean": x.mean(dims, keepdim=True),
         "rest": 0 * count,
         "m2": x.var(dims, correction=0, keepdim=True) * count,
     }
-    return forms[part]
+    return parts[part]
 
 
 def _normalizer(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
@@ -364,7 +355,7 @@ def _normalizer(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
 
 
 def _extreme(function: Callable[..., tuple[Tensor, Tensor]]) -> OracleRule:
-    """The values or the indices along a dim; indices are those of the first of equal values, also where torch's may be others."""
+    """The values or the indices along a dim; the first index of equal values, which torch does not guarantee."""
 
     def rule(x: Tensor, dims: tuple[int, ...], part: str) -> Tensor:
         values = function(x, dims[0], keepdim=True)[0]
@@ -375,7 +366,7 @@ def _extreme(function: Callable[..., tuple[Tensor, Tensor]]) -> OracleRule:
     return rule
 
 
-def _kept(function: Callable[..., Tensor]) -> OracleRule:
+def _keepdim(function: Callable[..., Tensor]) -> OracleRule:
     return lambda x, dims: function(x, dims, keepdim=True)
 
 
@@ -390,7 +381,7 @@ NUMBERS: dict[Op, OracleRule] = {
     Op.REMAINDER: operator.mod,
     Op.POW: operator.pow,
 }
-"""Python's own operations, of numbers among themselves."""
+"""Python's operators, for operations on numbers alone."""
 
 RULES: dict[Op, OracleRule] = {
     Op.CAST: _cast,
@@ -490,17 +481,17 @@ RULES: dict[Op, OracleRule] = {
     Op.DETACH: torch.detach,
     Op.SUM: lambda x, dims: x.sum(dims, keepdim=True) if dims else x,
     Op.PROD: _prod,
-    Op.AMAX: _kept(torch.amax),
-    Op.AMIN: _kept(torch.amin),
+    Op.AMAX: _keepdim(torch.amax),
+    Op.AMIN: _keepdim(torch.amin),
     Op.MAX: _extreme(torch.max),
     Op.MIN: _extreme(torch.min),
     Op.MOMENTS: _moments,
     Op.NORMALIZER: _normalizer,
-    Op.MEAN: _kept(torch.mean),
+    Op.MEAN: _keepdim(torch.mean),
     Op.VAR: _var,
     Op.STD: _std,
     Op.VECTOR_NORM: _vector_norm,
-    Op.LOGSUMEXP: _kept(torch.logsumexp),
+    Op.LOGSUMEXP: _keepdim(torch.logsumexp),
     Op.CUMSUM: lambda x: x.cumsum(-1),
     Op.CUMPROD: lambda x: x.cumprod(-1),
     Op.CUMMAX: lambda x: x.cummax(-1).values,
@@ -521,4 +512,4 @@ RULES: dict[Op, OracleRule] = {
     Op.LAYER_NORM: _layer_norm,
     Op.RMS_NORM: _rms_norm,
 }
-"""One rule an operation, leaves and writes aside."""
+"""One rule per operation, except leaves and writes."""

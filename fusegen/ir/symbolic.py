@@ -1,7 +1,7 @@
-"""Symbolic integers: sizes and indices as sympy expressions, with the two divisions that index maps need.
+"""Symbolic integers: sizes and indices as sympy expressions, with integer division and remainder.
 
-`floor_div` and `modulo` simplify with the ranges of the axes that occur (an `Axes` value, passed explicitly), so that a
-reshape followed by its inverse disappears: with 0 <= j < n, (i*n + j) // n is i.
+`Axes.floor_div` and `Axes.modulo` simplify with the ranges of the axes, so that a reshape followed by its inverse disappears: with
+0 <= j < n, (i*n + j) // n is i.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ Index: TypeAlias = int | sympy.Expr
 
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
-    """Integer division of non-negative operands; of literals it is evaluated, else not simplified further.
-
-    What is divided by 0 is 0: an index into a tensor without elements, which nothing reads.
-    """
+    """Integer division of non-negative operands; evaluated for literals. Division by 0, in unused indices of empty tensors,
+    gives 0."""
 
     nargs = (2,)
     is_integer = True
@@ -35,92 +33,81 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]  # sympy has no types
 
     @classmethod
     def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
-        """The value of literals."""
         if b.is_zero:
             return sympy.Integer(0)
         return a // b if a.is_Integer and b.is_Integer else None
 
 
 class Modulo(sympy.Function):  # type: ignore[misc]
-    """Remainder of `FloorDiv`."""
-
     nargs = (2,)
     is_integer = True
     is_nonnegative = True
 
     @classmethod
     def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
-        """The value of literals."""
         if b.is_zero:
             return sympy.Integer(0)
         return a % b if a.is_Integer and b.is_Integer else None
 
 
 class IndexValue(sympy.Function):  # type: ignore[misc]
-    """The index of a gather in its operand: ``IndexValue(node, extent, *index)`` for the element ``index`` of the gather ``node``.
-
-    The kernel reads it, and checks that it is below the extent.
-    """
+    """The index ``IndexValue(node, extent, *index)`` that the kernel reads for a gather's element, checked against the extent."""
 
     is_integer = True
     is_nonnegative = True
 
     @property
     def node(self) -> int:
-        """The gather."""
         return int(self.args[0])
 
     @property
     def index(self) -> tuple[sympy.Expr, ...]:
-        """Its element."""
         return tuple(self.args[2:])
 
 
 def size_symbol(name: str) -> sympy.Symbol:
-    """The symbol of a run-time size; at least 1, since empty tensors never reach a kernel."""
+    """Returns the symbol of a run-time size; at least 1, because empty tensors never reach a kernel."""
     return sympy.Symbol(name, integer=True, positive=True)
 
 
 def axis_symbol(name: str) -> sympy.Symbol:
-    """The symbol of an axis of a kernel's iteration space."""
     return sympy.Symbol(name, integer=True, nonnegative=True)
 
 
 class Stride(sympy.Symbol):  # type: ignore[misc]
-    """An input's stride that no size implies: what is known of it is the input's alignment."""
+    """An input's stride that no size implies; only the input's alignment is known about it."""
 
 
 def stride_symbol(name: str) -> sympy.Symbol:
-    """The symbol of an input's stride that no size implies; it may be 0."""
+    """Returns the symbol of an input's stride that no size implies; it may be 0."""
     return Stride(name, integer=True, nonnegative=True)
 
 
 class RunTimeNumber(sympy.Symbol):  # type: ignore[misc]
-    """An integer that a call gives, by its scalar's name."""
+    """An integer scalar of a call, by the scalar's name."""
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """The product of sizes; 1 of none."""
     return reduce(mul, dims, 1)
 
 
 def literal(dim: Dim) -> int | None:
-    """The value of a literal size, None of a symbolic one."""
+    """Returns the value of a literal size, None for a symbolic one."""
     if isinstance(dim, int):
         return dim
     return int(dim) if dim.is_Integer else None
 
 
-_NOMINAL = 1024  # what a symbolic size counts as where bytes are compared
+_NOMINAL = 1024  # stands in for a symbolic size when bytes are compared
 
 
 def nominal(size: Dim) -> int:
-    """A size as a number, for decisions that cost or save bytes and change no result: symbolic ones count as large."""
+    """Returns a number for a size, for cost decisions that change no result; symbolic sizes count as large."""
     return size if isinstance(size, int) else int(size.subs(dict.fromkeys(size.free_symbols, _NOMINAL)))
 
 
 def simplify_dim(dim: Dim) -> Dim:
-    """A literal as an int, everything else expanded."""
+    """Expands an expression; literals become ints."""
     if isinstance(dim, int):
         return dim
     expanded = sympy.expand(dim)
@@ -131,15 +118,15 @@ _ATOMS = (int, sympy.Symbol, sympy.Integer)
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Tells if two sizes are equal for all values of their symbols."""
-    if isinstance(a, _ATOMS) and isinstance(b, _ATOMS):  # most are; there is nothing to expand
+    """True if two sizes are equal for all values of their symbols."""
+    if isinstance(a, _ATOMS) and isinstance(b, _ATOMS):  # the common case: nothing to expand
         return a is b or bool(a == b)
     return bool(a == b) or sympy.expand(a - b) == 0
 
 
 @lru_cache(maxsize=1 << 16, typed=True)
 def exact_quotient(a: Dim, b: Dim) -> Dim | None:
-    """a / b where it is an integer polynomial for all values, else None."""
+    """Returns a / b if it is an integer polynomial for all values, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
     quotient = sympy.sympify(a) / b
@@ -163,29 +150,27 @@ class Axes:
         object.__setattr__(self, "_bounds", dict(zip(self.symbols, self.extents, strict=True)))
 
     def floor_div(self, a: Index, b: Dim) -> Index:
-        """a // b, simplified by the axes' ranges."""
         if isinstance(a, int) and isinstance(b, int):
             return a // b
         if b == 1:
             return a
-        whole, rest = self._split(a, b)
-        if self.below(rest, b):
-            return simplify_dim(whole)
-        return simplify_dim(whole + FloorDiv(sympy.sympify(rest), sympy.sympify(b)))
+        quotient, remaining = self._split(a, b)
+        if self.below(remaining, b):
+            return simplify_dim(quotient)
+        return simplify_dim(quotient + FloorDiv(sympy.sympify(remaining), sympy.sympify(b)))
 
     def modulo(self, a: Index, b: Dim) -> Index:
-        """a % b, simplified by the axes' ranges."""
         if isinstance(a, int) and isinstance(b, int):
             return a % b
         if b == 1:
             return 0
-        _, rest = self._split(a, b)
-        if self.below(rest, b):
-            return simplify_dim(rest)
-        return Modulo(sympy.sympify(rest), sympy.sympify(b))
+        _, remaining = self._split(a, b)
+        if self.below(remaining, b):
+            return simplify_dim(remaining)
+        return Modulo(sympy.sympify(remaining), sympy.sympify(b))
 
     def below(self, index: Index, bound: Dim) -> bool:
-        """Tells if index < bound is certain."""
+        """True if index < bound is certain."""
         top = self._greatest(index)
         if top is None:
             return False
@@ -193,22 +178,21 @@ class Axes:
         return bool(slack.is_nonnegative)
 
     def _split(self, a: Index, b: Dim) -> tuple[sympy.Expr, sympy.Expr]:
-        """The terms of a that b divides (as their quotient), and the rest, which is not negative, as a is not."""
-        whole: sympy.Expr = sympy.Integer(0)
-        rest: sympy.Expr = sympy.Integer(0)
+        """The quotient of the terms of a that b divides, and the remaining terms, which are non-negative like a."""
+        quotients: sympy.Expr = sympy.Integer(0)
+        remaining: sympy.Expr = sympy.Integer(0)
         for term in sympy.Add.make_args(sympy.expand(a)):
             if isinstance(b, int) and term.is_Integer:
-                whole, rest = whole + int(term) // b, rest + int(term) % b
+                quotients, remaining = quotients + int(term) // b, remaining + int(term) % b
                 continue
             quotient = exact_quotient(term, b)
             if quotient is None:
-                rest += term
+                remaining += term
             else:
-                whole += quotient
-        return (whole, rest) if whole == 0 or self.is_nonnegative(rest) else (sympy.Integer(0), sympy.expand(a))
+                quotients += quotient
+        return (quotients, remaining) if quotients == 0 or self.is_nonnegative(remaining) else (sympy.Integer(0), sympy.expand(a))
 
     def is_nonnegative(self, index: sympy.Expr) -> bool:
-        """Tells if a sum is certainly not below 0."""
         least: sympy.Expr = sympy.Integer(0)
         for term in sympy.Add.make_args(index):
             most = sympy.Integer(0) if term.is_nonnegative else self._greatest(-term)
@@ -220,7 +204,7 @@ class Axes:
         return bool(sympy.expand(least).is_nonnegative)
 
     def _greatest(self, index: Index) -> sympy.Expr | None:
-        """An upper bound of a sum of products with non-negative coefficients; None where that does not apply."""
+        """An upper bound of a sum of products with non-negative coefficients; None if there is none."""
         total: sympy.Expr = sympy.Integer(0)
         for term in sympy.Add.make_args(sympy.expand(index)):
             bound = self._greatest_term(term)
@@ -242,7 +226,7 @@ class Axes:
         return sympy.expand(term.xreplace(bounded))
 
     def _greatest_quotient(self, term: sympy.Expr) -> sympy.Expr | None:
-        """An upper bound of coefficient * FloorDiv(a, b) for literals, where the exact one is known."""
+        """An upper bound of coefficient * FloorDiv(a, b) for literals; None if unknown."""
         calls = term.atoms(FloorDiv)
         if len(calls) != 1:
             return None
@@ -255,7 +239,7 @@ class Axes:
 
 
 def linearize(index: Sequence[Index], shape: Sequence[Dim]) -> Index:
-    """The row-major position of an index in a shape."""
+    """Returns the row-major offset of an index."""
     position: Index = 0
     for i, extent in zip(index, shape, strict=True):
         position = position * extent + i
@@ -263,22 +247,22 @@ def linearize(index: Sequence[Index], shape: Sequence[Dim]) -> Index:
 
 
 def recombined(index: Index) -> Index:
-    """An index in which a quotient and a remainder by the same number have come together again: b * (a // b) + a % b is a."""
-    found = True
-    while found and not isinstance(index, int) and index.has(FloorDiv):
-        found = False
-        for rest in index.atoms(Modulo):
-            a, b = rest.args
-            factor = index.coeff(rest)
-            whole = sympy.expand(factor * b * FloorDiv(a, b))
-            if factor != 0 and set(sympy.Add.make_args(whole)) <= set(sympy.Add.make_args(index)):
-                index, found = simplify_dim(index - factor * rest - whole + factor * a), True
+    """Simplifies b * (a // b) + a % b to a."""
+    changed = True
+    while changed and not isinstance(index, int) and index.has(FloorDiv):
+        changed = False
+        for remainder in index.atoms(Modulo):
+            a, b = remainder.args
+            factor = index.coeff(remainder)
+            quotient = sympy.expand(factor * b * FloorDiv(a, b))
+            if factor != 0 and set(sympy.Add.make_args(quotient)) <= set(sympy.Add.make_args(index)):
+                index, changed = simplify_dim(index - factor * remainder - quotient + factor * a), True
                 break
     return index
 
 
 def delinearize(position: Index, shape: Sequence[Dim], axes: Axes) -> tuple[Index, ...]:
-    """The index in a shape of a row-major position; inverse of `linearize`."""
+    """Returns the index of a row-major offset; the inverse of `linearize`."""
     if not shape:
         return ()
     index: list[Index] = []

@@ -1,1 +1,1 @@
-"""Rewrites of graphs, one file a pass: expansion, simplification, layouts, reductions, writes."""
+"""Graph rewrites, one file per pass: expansion, simplification, layouts, reductions, writes."""

@@ -1,4 +1,4 @@
-"""Arithmetic on nodes, for rules and expansions: ``0.5 * x * (1.0 + x.tanh())`` makes nodes of a graph in the making."""
+"""Arithmetic on graph nodes for rules and expansions: ``0.5 * x * (1.0 + x.tanh())`` adds nodes to a builder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ValueLike: TypeAlias = "Value | float"
 
 @dataclass(frozen=True)
 class Value:
-    """A node of a builder, with operators; new nodes inherit its place in the user's code."""
+    """A node of a builder, with operators; new nodes inherit its source location."""
 
     builder: GraphBuilder
     position: int
@@ -25,29 +25,23 @@ class Value:
 
     @property
     def node(self) -> Node:
-        """The node itself."""
         return self.builder.nodes[self.position]
 
     def arg(self, number: int) -> Value:
-        """An operand of the node."""
         return Value(self.builder, self.node.args[number], self.location)
 
     @property
     def args(self) -> list[Value]:
-        """The operands of the node."""
         return [self.arg(number) for number in range(len(self.node.args))]
 
     def number(self, name: str) -> ValueLike:
-        """A further argument of the node: a literal, or the operand that stands for it."""
         return number(self.args, self.node, name)
 
     def apply(self, op: Op, *others: ValueLike, **attrs: object) -> Value:
-        """An operation on this value and others."""
         args = [self.position, *(self.lift(o).position for o in others)]
         return Value(self.builder, self.builder.add(op, args, location=self.location, **attrs), self.location)
 
     def lift(self, other: ValueLike) -> Value:
-        """A number as a value."""
         if isinstance(other, Value):
             return other
         return Value(self.builder, self.builder.constant(other), self.location)
@@ -83,15 +77,14 @@ class Value:
         return self.apply(Op.GT, other)
 
     def where(self, chosen: ValueLike, other: ValueLike) -> Value:
-        """chosen where this holds, other elsewhere."""
+        """Returns ``chosen`` if this condition holds, else ``other``."""
         return self.apply(Op.WHERE, chosen, other)
 
     def reduce(self, op: Op, dims: tuple[int, ...], **attrs: object) -> Value:
-        """A reduction that keeps the dims with extent 1."""
         return self.apply(op, dims=dims, **attrs)
 
     def unpermuted(self, order: Sequence[int]) -> Value:
-        """The dims back where they were before they were put into an order."""
+        """Inverts a permutation of the dims."""
         return self.apply(Op.PERMUTE, dims=tuple(order.index(dim) for dim in range(len(order))))
 
     def count(self, dims: tuple[int, ...]) -> Dim:
@@ -103,29 +96,27 @@ class Value:
         return self.reduce(Op.SUM, dims).per(self.count(dims), correction)
 
     def per(self, count: Dim, correction: ValueLike = 0.0) -> Value:
-        """This / (count - correction), and / 0 where nothing is left of the count, which may be a run-time size."""
+        """This / max(count - correction, 0), for a literal or run-time count."""
         if isinstance(count, int) and not isinstance(correction, Value):
             return self * _reciprocal(count - correction)
         size = Value(self.builder, self.builder.size(count), self.location)
         if isinstance(correction, Value):
-            left = size - correction
-            return self / (left > 0.0).where(left, 0.0)  # not a maximum, which the host asks torch for
-        if correction <= 1.0:  # rows have an element at least
+            divisor = size - correction
+            return self / (divisor > 0.0).where(divisor, 0.0)  # not a maximum, which the host would compute with torch
+        if correction <= 1.0:  # rows are not empty
             return self / (size if not correction else size - correction)
         return self / (size - correction).apply(Op.MAXIMUM, 0.0)
 
     def is_constant(self, value: float) -> bool:
-        """True if this is a Python number of that value."""
         return self.node.op is Op.CONSTANT and self.node.weak and float(self.node.number) == value
 
     @property
     def dtype(self) -> DType:
-        """The logical dtype."""
         return self.node.dtype
 
 
 def number(args: Sequence[Value], node: Node, name: str) -> ValueLike:
-    """A further argument of a node with these operands: a literal, or the operand that stands for it."""
+    """Returns a number argument of a node: a literal, or a run-time operand."""
     names = list(node.numbers)
     if name in names:
         return args[len(node.tensors) + names.index(name)]
@@ -133,5 +124,5 @@ def number(args: Sequence[Value], node: Node, name: str) -> ValueLike:
 
 
 def _reciprocal(count: float) -> float:
-    """1/count; an infinity where nothing is left to divide by, as torch has it: a sum of 0 becomes NaN."""
+    """1/count; infinite for a count up to 0, like torch: a sum of 0 becomes NaN."""
     return 1.0 / count if count > 0 else math.inf

@@ -1,4 +1,4 @@
-"""Expansion of composed operations into primitives: one rule each."""
+"""Expands composite operations to primitives, one rule each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Expansion: TypeAlias = Callable[[Sequence[Value], Node], Value]
 ExpansionT = TypeVar("ExpansionT", bound=Expansion)
 
 _LONGEST_HELD = 32768
-"""Elements of a row up to which every plan reads it once, in registers or shared memory."""
+"""Longest row, in elements, that every plan reads once and keeps in registers or shared memory."""
 
 EXPANSIONS: dict[Op, Expansion] = {}
-"""The rule of every operation that is no primitive; `Op.row.primitive` is False for exactly these."""
+"""One rule per operation whose `Op.row.primitive` is False."""
 
 
 def _expands(op: Op) -> Callable[[ExpansionT], ExpansionT]:
@@ -30,8 +30,6 @@ def _expands(op: Op) -> Callable[[ExpansionT], ExpansionT]:
 
 
 def _pointwise(op: Op) -> Callable[[Callable[[Value], Value]], Callable[[Value], Value]]:
-    """Registers a rule of one operand and no parameters."""
-
     def register(rule: Callable[[Value], Value]) -> Callable[[Value], Value]:
         EXPANSIONS[op] = lambda args, node: rule(args[0])
         return rule
@@ -39,8 +37,8 @@ def _pointwise(op: Op) -> Callable[[Callable[[Value], Value]], Callable[[Value],
     return register
 
 
-def _of_floats(op: Op, rule: Callable[[Value], Value]) -> None:
-    """Registers a rule of one float, which integers are converted to."""
+def _float_rule(op: Op, rule: Callable[[Value], Value]) -> None:
+    """Registers a rule for floats; integers are converted first."""
     EXPANSIONS[op] = lambda args, node: rule(args[0] if args[0].dtype.is_float else args[0].apply(Op.CAST, dtype=node.dtype))
 
 
@@ -101,7 +99,7 @@ def _elu(args: Sequence[Value], node: Node) -> Value:
 
 @_pointwise(Op.MISH)
 def _mish(x: Value) -> Value:
-    """x tanh(log(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2), which cancels nowhere; from 20 on the quotient is 1."""
+    """x tanh(log(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2), without cancellation; the quotient is 1 from 20 on."""
     power = x.apply(Op.MINIMUM, 20.0).apply(Op.EXP)
     n = power * (power + 2.0)
     return x * (n / (n + 2.0))
@@ -131,15 +129,15 @@ def _celu(args: Sequence[Value], node: Node) -> Value:
 
 @_pointwise(Op.SINH)
 def _sinh(x: Value) -> Value:
-    """(u - v)/2 · (u + v + 2) with u = e^(x/2) - 1 and v = e^(-x/2) - 1: terms of one sign do not cancel, and e^x would be out of
-    range where its half is not."""
+    """(u - v)/2 · (u + v + 2) with u = e^(x/2) - 1 and v = e^(-x/2) - 1: terms have equal signs, and half the argument avoids
+    overflow."""
     u, v = (x * 0.5).apply(Op.EXPM1), (x * -0.5).apply(Op.EXPM1)
     return (u - v) * 0.5 * (u + v + 2.0)
 
 
 @_pointwise(Op.COSH)
 def _cosh(x: Value) -> Value:
-    """By the squares of e^(x/2) and e^(-x/2), halved before they could leave the range."""
+    """The squares of e^(x/2) and e^(-x/2), halved before they overflow."""
     u, v = (x * 0.5).apply(Op.EXP), (x * -0.5).apply(Op.EXP)
     return u * (u * 0.5) + v * (v * 0.5)
 
@@ -167,98 +165,99 @@ def _prelu(args: Sequence[Value], _node: Node) -> Value:
 
 
 def _polynomial(x: Value, coefficients: Sequence[float]) -> Value:
-    """By Horner's rule, the highest power first."""
-    first, second, *rest = coefficients
-    found = x * first + second
-    for coefficient in rest:
-        found = found * x + coefficient
-    return found
+    """Horner's rule, the highest power first."""
+    first, second, *others = coefficients
+    result = x * first + second
+    for coefficient in others:
+        result = result * x + coefficient
+    return result
 
 
-_SHARE = math.sqrt(math.pi) / 2.0
+_HALF_SQRT_PI = math.sqrt(math.pi) / 2.0
 
 
 def _erfinv(x: Value) -> Value:
-    """Rational approximations, and two steps of Halley's method. Beyond 1/2 the distance from 1 is compared with erfc: it is exact,
-    and has digits that erf has not."""
-    size = x.apply(Op.ABS)
-    beyond = 1.0 - size
-    square = size * size
+    """Rational approximations, then two steps of Halley's method. Above 1/2, 1 - |x| is compared with erfc, which has more
+    digits there."""
+    magnitude = x.apply(Op.ABS)
+    complement = 1.0 - magnitude
+    square = magnitude * magnitude
     above = _polynomial(square, (-0.140543331, 0.914624893, -1.645349621, 0.886226899))
     below = _polynomial(square, (0.012229801, -0.329097515, 1.442710462, -2.118377725, 1.0))
-    root = (-(beyond * 0.5).apply(Op.LOG)).apply(Op.SQRT)
+    root = (-(complement * 0.5).apply(Op.LOG)).apply(Op.SQRT)
     far_above = _polynomial(root, (1.641345311, 3.429567803, -1.624906493, -1.970840454))
     far_below = _polynomial(root, (1.637067800, 3.543889200, 1.0))
-    found = (size > 0.7).where(far_above / far_below, size * (above / below))
+    inverse = (magnitude > 0.7).where(far_above / far_below, magnitude * (above / below))
     for _ in range(2):
-        missed = (size > 0.5).where(beyond - found.apply(Op.ERFC), found.apply(Op.ERF) - size)
-        step = missed * (found * found).apply(Op.EXP) * _SHARE
-        found = found - step / (1.0 + found * step)
-    found = size.apply(Op.EQ, 1.0).where(math.inf, found)
-    return x.apply(Op.EQ, 0.0).where(x, (x > 0.0).where(found, -found))
+        error = (magnitude > 0.5).where(complement - inverse.apply(Op.ERFC), inverse.apply(Op.ERF) - magnitude)
+        step = error * (inverse * inverse).apply(Op.EXP) * _HALF_SQRT_PI
+        inverse = inverse - step / (1.0 + inverse * step)
+    inverse = magnitude.apply(Op.EQ, 1.0).where(math.inf, inverse)
+    return x.apply(Op.EQ, 0.0).where(x, (x > 0.0).where(inverse, -inverse))
 
 
 _STEPS = 10
-"""The bound up to which arguments are moved, where asymptotic series have all digits of float64."""
+"""Arguments are shifted above this bound, where the asymptotic series has all digits of float64."""
 
 _DIGAMMA = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
-"""Bernoulli numbers by their orders, of 14 to 2: Abramowitz and Stegun 6.3.18."""
+"""Coefficients from Bernoulli numbers of orders 14 to 2: Abramowitz and Stegun 6.3.18."""
 
 
 def _digamma(x: Value) -> Value:
-    """Takes positive numbers; others are reflected. Minus infinity with the other sign at 0, NaN at negative integers."""
+    """Reflects arguments up to 0. The result is infinite at 0, with the sign opposite to the zero's, and NaN at negative
+    integers."""
     is_low = x.apply(Op.LE, 0.0)
     positive = is_low.where(1.0 - x, x)
-    found = _log_gamma_slope(positive)
-    part = _from_nearest(x) * math.pi
-    cotangent = part.apply(Op.COS) / part.apply(Op.SIN) * math.pi
-    reflected = part.apply(Op.EQ, 0.0).where(math.nan, found - cotangent)
-    return x.apply(Op.EQ, 0.0).where(-(1.0 / x), is_low.where(reflected, found))
+    slope = _log_gamma_slope(positive)
+    angle = _from_nearest(x) * math.pi
+    cotangent = angle.apply(Op.COS) / angle.apply(Op.SIN) * math.pi
+    reflected = angle.apply(Op.EQ, 0.0).where(math.nan, slope - cotangent)
+    return x.apply(Op.EQ, 0.0).where(-(1.0 / x), is_low.where(reflected, slope))
 
 
 def _from_nearest(x: Value) -> Value:
-    """The distance from the nearest integer, which is exact: near a pole its angle has all digits."""
+    """The distance to the nearest integer, which is exact, so that the angle near a pole keeps all digits."""
     return x - x.apply(Op.ROUND)
 
 
 def _log_gamma_slope(x: Value) -> Value:
     is_small = x.apply(Op.LT, float(_STEPS))
-    passed = _sum_of_shares(x)
-    moved = is_small.where(x + float(_STEPS), x)
-    share = 1.0 / moved
-    square = share * share
-    found = moved.apply(Op.LOG) - share * 0.5 - square * _polynomial(square, _DIGAMMA)
-    return is_small.where(found - passed, found)
+    skipped_terms = _recurrence_sum(x)
+    argument = is_small.where(x + float(_STEPS), x)
+    inverse = 1.0 / argument
+    square = inverse * inverse
+    series = argument.apply(Op.LOG) - inverse * 0.5 - square * _polynomial(square, _DIGAMMA)
+    return is_small.where(series - skipped_terms, series)
 
 
-def _sum_of_shares(x: Value) -> Value:
-    """The sum of 1/(x + k) over the steps, the least terms first."""
+def _recurrence_sum(x: Value) -> Value:
+    """The sum of 1/(x + k) for k < _STEPS, smallest terms first."""
     total: Value | None = None
     for k in reversed(range(_STEPS)):
-        share = 1.0 / (x + float(k) if k else x)
-        total = share if total is None else total + share
+        term = 1.0 / (x + float(k) if k else x)
+        total = term if total is None else total + term
     assert total is not None
     return total
 
 
-_of_floats(Op.ERFINV, _erfinv)
-_of_floats(Op.DIGAMMA, _digamma)
+_float_rule(Op.ERFINV, _erfinv)
+_float_rule(Op.DIGAMMA, _digamma)
 
 
 @_expands(Op.FMOD)
 def _fmod(args: Sequence[Value], node: Node) -> Value:
-    """The remainder of floats: that of the magnitudes, with the sign of the first. Bools have no magnitude, nor the least
-    integer."""
+    """The remainder of the magnitudes, with the sign of the first operand, computed in floats: bools and the least integer have
+    no magnitude."""
     a, b = (x if x.node.dtype.is_float else x.apply(Op.CAST, dtype=node.dtype) for x in args)
-    rest = a.apply(Op.ABS).apply(Op.REMAINDER, b.apply(Op.ABS))
-    return a.apply(Op.LT, 0).where(-rest, rest)
+    remainder = a.apply(Op.ABS).apply(Op.REMAINDER, b.apply(Op.ABS))
+    return a.apply(Op.LT, 0).where(-remainder, remainder)
 
 
 @_expands(Op.XLOGY)
 @_expands(Op.XLOG1PY)
 def _xlogy(args: Sequence[Value], node: Node) -> Value:
     x, y = args
-    if node.dtype is DType.FLOAT64:  # of which the logarithm of a narrower number has too few digits
+    if node.dtype is DType.FLOAT64:  # the logarithm in a narrower type has too few digits
         y = y.apply(Op.CAST, dtype=node.dtype)
     is_zero = x.apply(Op.EQ, 0).apply(Op.LOGICAL_AND, y.apply(Op.EQ, y))
     return is_zero.where(0.0, x * y.apply(Op.LOG if node.op is Op.XLOGY else Op.LOG1P))
@@ -266,8 +265,8 @@ def _xlogy(args: Sequence[Value], node: Node) -> Value:
 
 @_expands(Op.HYPOT)
 def _hypot(args: Sequence[Value], _node: Node) -> Value:
-    """sqrt(x^2 + y^2), without overflow; infinite beside an infinity, NaN or not."""
-    x, y = (each.apply(Op.ABS) for each in args)
+    """sqrt(x^2 + y^2) without overflow; infinite if either operand is, even next to NaN."""
+    x, y = (operand.apply(Op.ABS) for operand in args)
     greater, lesser = x.apply(Op.MAXIMUM, y), x.apply(Op.MINIMUM, y)
     ratio = lesser / greater
     length = greater * (ratio * ratio + 1.0).apply(Op.SQRT)
@@ -282,7 +281,7 @@ def _logit(x: Value) -> Value:
 
 @_pointwise(Op.ENTR)
 def _entr(x: Value) -> Value:
-    """-x log(x): 0 at 0, and minus infinity below."""
+    """-x log(x): 0 at 0, -inf below."""
     above = -(x * x.apply(Op.LOG))
     return x.apply(Op.LT, 0).where(-math.inf, x.apply(Op.EQ, 0).where(0.0, above))
 
@@ -296,39 +295,39 @@ def _huber(args: Sequence[Value], node: Node) -> Value:
 
 @_pointwise(Op.ASIN)
 def _asin(x: Value) -> Value:
-    return x.apply(Op.ATAN2, _other_leg(x))
+    return x.apply(Op.ATAN2, _sqrt_one_minus_square(x))
 
 
 @_pointwise(Op.ACOS)
 def _acos(x: Value) -> Value:
-    return _other_leg(x).apply(Op.ATAN2, x)
+    return _sqrt_one_minus_square(x).apply(Op.ATAN2, x)
 
 
-def _other_leg(x: Value) -> Value:
+def _sqrt_one_minus_square(x: Value) -> Value:
     """sqrt(1 - x^2), without cancellation near 1."""
     return ((1.0 - x) * (x + 1.0)).apply(Op.SQRT)
 
 
 def _is_far(x: Value) -> Value:
-    """True if x^2 + 1 is x^2 in the value's dtype, by more than enough, and is in range up to there."""
+    """True if x^2 + 1 rounds to x^2 in the value's dtype; below, squares do not overflow."""
     return x > (1e4 if x.dtype.is_half else 1e9)
 
 
 @_pointwise(Op.ASINH)
 def _asinh(x: Value) -> Value:
-    """log(x + sqrt(x^2 + 1)): of magnitudes, from which the 1 is taken out; where squares would overflow log(2 x)."""
-    size = x.apply(Op.ABS)
-    square = size * size
-    near = (size + square / ((square + 1.0).apply(Op.SQRT) + 1.0)).apply(Op.LOG1P)
-    angle = _is_far(size).where(size.apply(Op.LOG) + math.log(2.0), near)
+    """log(x + sqrt(x^2 + 1)) as log1p of the magnitude; log(2 x) if the square would overflow."""
+    magnitude = x.apply(Op.ABS)
+    square = magnitude * magnitude
+    near = (magnitude + square / ((square + 1.0).apply(Op.SQRT) + 1.0)).apply(Op.LOG1P)
+    angle = _is_far(magnitude).where(magnitude.apply(Op.LOG) + math.log(2.0), near)
     return x.apply(Op.EQ, 0).where(x, x.apply(Op.LT, 0).where(-angle, angle))
 
 
 @_pointwise(Op.ACOSH)
 def _acosh(x: Value) -> Value:
-    """log(x + sqrt(x^2 - 1)) by the distance from 1; where squares would overflow log(2 x)."""
-    beyond = x - 1.0
-    near = (beyond + (beyond * (beyond + 2.0)).apply(Op.SQRT)).apply(Op.LOG1P)
+    """log(x + sqrt(x^2 - 1)) in terms of x - 1; log(2 x) if the square would overflow."""
+    excess = x - 1.0
+    near = (excess + (excess * (excess + 2.0)).apply(Op.SQRT)).apply(Op.LOG1P)
     angle = _is_far(x).where(x.apply(Op.LOG) + math.log(2.0), near)
     return x.apply(Op.LT, 1.0).where(math.nan, angle)
 
@@ -341,10 +340,10 @@ def _sinc(x: Value) -> Value:
 
 @_expands(Op.BINARY_CROSS_ENTROPY)
 def _binary_cross_entropy(args: Sequence[Value], _node: Node) -> Value:
-    """-y log(x) - (1 - y) log(1 - x); as in torch, a logarithm is -100 at the least."""
+    """-y log(x) - (1 - y) log(1 - x); like torch, clamps logarithms to -100."""
     x, y = args
-    of_one, of_other = (z.apply(Op.MAXIMUM, -100.0) for z in (x.apply(Op.LOG), (-x).apply(Op.LOG1P)))
-    return (y - 1.0) * of_other - y * of_one
+    log_x, log_complement = (z.apply(Op.MAXIMUM, -100.0) for z in (x.apply(Op.LOG), (-x).apply(Op.LOG1P)))
+    return (y - 1.0) * log_complement - y * log_x
 
 
 def _dims(node: Node) -> tuple[int, ...]:
@@ -358,9 +357,9 @@ def _mean(args: Sequence[Value], node: Node) -> Value:
 
 @_expands(Op.VAR)
 def _var(args: Sequence[Value], node: Node) -> Value:
-    """By the sum of squares around the mean: never E[x^2] - mean^2, which cancels.
+    """The sum of squares around the mean; never E[x^2] - mean^2, which cancels.
 
-    What a kernel holds is read once for both sums; of anything else, moments are combined, which takes one pass instead of two.
+    Rows that a kernel keeps on chip are summed twice; other rows combine moments, in one pass over memory instead of two.
     """
     x, dims, correction = args[0], _dims(node), number(args, node, "correction")
     if not _is_held(x, dims):
@@ -370,7 +369,7 @@ def _var(args: Sequence[Value], node: Node) -> Value:
 
 
 def _is_held(x: Value, dims: tuple[int, ...]) -> bool:
-    """True if rows along some dims are short enough to stay on the chip; columns never do."""
+    """True for rows short enough to stay on chip; columns never do."""
     rank = len(x.node.shape)
     count = x.count(dims)
     return dims == tuple(range(rank - len(dims), rank)) and isinstance(count, int) and count <= _LONGEST_HELD
@@ -407,7 +406,7 @@ def _softmax(args: Sequence[Value], node: Node) -> Value:
 
 @_expands(Op.SAFE_SOFTMAX)
 def _safe_softmax(args: Sequence[Value], node: Node) -> Value:
-    """The weights of attention: 0 in a row that is masked as a whole."""
+    """Attention weights: 0 in fully masked rows."""
     (x,) = args
     is_masked = x.reduce(Op.AMAX, (cast(int, node.attr("dim")),)).apply(Op.EQ, -math.inf)
     return is_masked.where(0.0, _softmax(args, node))
@@ -422,13 +421,14 @@ def _log_softmax(args: Sequence[Value], node: Node) -> Value:
 
 
 def normalized_dims(node: Node) -> tuple[int, ...]:
-    """The dims along which a norm runs."""
+    """Returns the dims that a norm reduces."""
     rank = len(node.shape)
     return tuple(range(rank - cast(int, node.attr("count")), rank))
 
 
 def standardized(x: Value, node: Node, eps: ValueLike) -> tuple[Value, Value]:
-    """The factors of a norm: its operand, of a layer norm less the mean, and the reciprocal of its root mean square."""
+    """Returns the two factors of a norm: its operand (for layer norm minus the mean), and the reciprocal standard deviation or
+    root mean square."""
     dims = normalized_dims(node)
     centered = x - x.mean(dims) if node.op is Op.LAYER_NORM else x
     return centered, ((centered * centered).mean(dims) + eps).apply(Op.RSQRT)
@@ -446,7 +446,7 @@ def _layer_norm(args: Sequence[Value], node: Node) -> Value:
 
 
 def _in_dtype(value: Value, node: Node) -> Value:
-    """The value in a node's dtype, which wider weights do not change."""
+    """Casts to the node's dtype, since wider weights do not change it."""
     return value if value.dtype is node.dtype else value.apply(Op.CAST, dtype=node.dtype)
 
 
@@ -460,7 +460,7 @@ def _rms_norm(args: Sequence[Value], node: Node) -> Value:
 
 
 def expand(value: Value) -> Value:
-    """A composed node as primitives; a primitive as it is."""
+    """Returns a composite node as primitives; a primitive is unchanged."""
     rule = EXPANSIONS.get(value.node.op)
     if rule is None:
         return value

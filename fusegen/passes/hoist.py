@@ -1,7 +1,7 @@
-"""Arithmetic of numbers leaves the kernel: the host does it once a call, in Python's precision, and passes the result.
+"""Hoists arithmetic on numbers out of kernels: the host evaluates it once per call, in Python's precision.
 
-What is hoisted are the greatest expressions of run-time scalars, sizes and constants. Each becomes a run-time scalar of the kernel,
-in the type in which it meets a tensor, and a line of the program that the host runs (`Graph.derived`). A size alone stays a size.
+The largest expressions of run-time scalars, sizes and constants are hoisted. Each becomes a scalar parameter of the kernel, in the
+type of its use, and an instruction of the host program (`Graph.derived`). A size alone stays a size.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from fusegen.ir.ops import Op
 from fusegen.passes.rewrite import OUT, rebuilt
 from fusegen.program.numbers import ERRORS
 
-_STAY = (Op.CONSTANT, Op.SIZE)
+_NOT_HOISTED = (Op.CONSTANT, Op.SIZE)
 
 
 def hoist(graph: Graph) -> Graph:
-    """The graph with no arithmetic of numbers in it."""
     hoisting = _Hoist(graph)
     return hoisting.finished(rebuilt(graph, hoisting.replaced))
 
@@ -30,46 +29,43 @@ class _Hoist:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.hoisted: dict[tuple[int, DType], str] = {}
-        self.taken = {_folded(name) for name, _ in graph.scalars} | {_folded(spec.name) for spec in graph.inputs}
+        self.used_names = {_folded(name) for name, _ in graph.scalars} | {_folded(spec.name) for spec in graph.inputs}
 
-    def replaced(self, builder: GraphBuilder, moved: Sequence[int], position: int) -> int:
-        """A node on its operands; nothing in place of arithmetic."""
-        self.builder, self.moved, node = builder, moved, self.graph.nodes[position]
-        if node.weak and node.op not in _STAY:
+    def replaced(self, builder: GraphBuilder, indices: Sequence[int], position: int) -> int:
+        self.builder, self.indices, node = builder, indices, self.graph.nodes[position]
+        if node.weak and node.op not in _NOT_HOISTED:
             return OUT
         args = tuple(self._operand(node, number) for number in range(len(node.args)))
         return builder.put(replace(node, args=args), self.graph.locations[position])
 
     def finished(self, graph: Graph) -> Graph:
-        """The new graph, with what its scalars are made of."""
-        wanted = [(name, position) for (position, _), name in self.hoisted.items()]
+        requested = [(name, position) for (position, _), name in self.hoisted.items()]
         dtypes = tuple((name, dtype) for (_, dtype), name in self.hoisted.items())
-        return replace(graph, scalars=dtypes, derived=extract(self.graph.nodes, wanted))
+        return replace(graph, scalars=dtypes, derived=extract(self.graph.nodes, requested))
 
     def _operand(self, node: Node, number: int) -> int:
         position = node.args[number]
         operand = self.graph.nodes[position]
-        if not operand.weak or operand.op in _STAY:
-            return self.moved[position]
+        if not operand.weak or operand.op in _NOT_HOISTED:
+            return self.indices[position]
         if not any(self.graph.nodes[p].op in (Op.SCALAR, Op.SIZE) for p in (position, *self.graph.ancestors[position])):
             return self._folded_constant(position)
         return self._scalar(position, self._type(node, number))
 
     def _folded_constant(self, position: int) -> int:
-        """An expression of constants alone, which is one itself; what Python refuses to compute stays for the kernel."""
+        """Evaluates an expression of constants; one that Python cannot compute stays in the kernel."""
         try:
             return self.builder.constant(evaluate(self.graph.nodes, position, {}, {}))
         except ERRORS:
-            return self._kept(position)
+            return self._copied_expression(position)
 
-    def _kept(self, position: int) -> int:
+    def _copied_expression(self, position: int) -> int:
         node = self.graph.nodes[position]
-        args = tuple(self._kept(a) for a in node.args)
+        args = tuple(self._copied_expression(a) for a in node.args)
         return self.builder.put(Node(node.op, args, node.attrs, node.shape, node.dtype, node.weak), self.graph.locations[position])
 
     def _type(self, node: Node, number: int) -> DType:
-        """In which type a number reaches the kernel: single where the node computes in single, as an integer where the node makes
-        it one, else as Python has it."""
+        """The parameter's type: float32 if the node computes in it, int64 if the node casts to it, else Python's type."""
         operand = self.graph.nodes[node.args[number]]
         if not operand.dtype.is_float:
             return operand.dtype
@@ -87,18 +83,17 @@ class _Hoist:
         return self.builder.put(node, None)
 
     def _name(self, position: int) -> str:
-        """The user's name for a scalar alone, where it is passed in one type; a new name for everything else."""
         node = self.graph.nodes[position]
-        own = str(node.attr("name")) if node.op is Op.SCALAR else ""
-        if own.isidentifier() and own not in self.hoisted.values():
-            return own
+        user_name = str(node.attr("name")) if node.op is Op.SCALAR else ""
+        if user_name.isidentifier() and user_name not in self.hoisted.values():
+            return user_name
         number = 1
-        while _folded(f"scalar_{number}") in self.taken:
+        while _folded(f"scalar_{number}") in self.used_names:
             number += 1
-        self.taken.add(_folded(f"scalar_{number}"))
+        self.used_names.add(_folded(f"scalar_{number}"))
         return f"scalar_{number}"
 
 
 def _folded(name: str) -> str:
-    """A name as emitted text may write it: names must differ in this form."""
+    """Parameter names must differ in this form, because the emitted text may change case and underscores."""
     return name.replace("_", "").lower()

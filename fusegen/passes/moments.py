@@ -1,8 +1,8 @@
-"""Means of long rows and sums of squares about them, as parts of one reduction: warps and blocks that share a row wait for each
-other once then and not twice, and each element is looked at once less.
+"""Computes the mean and the squared deviations of long rows in one reduction, and normalizers of short rows as max and sum.
 
-Short rows keep two sums: those wait for memory in any case, and a sum has fewer parts to combine. So do rows of 32 bits: where what
-comes first is the greatest by far, a sum of squares about it loses a few of their last bits, far beyond the 16 of others.
+With one reduction, warps and blocks that share a row synchronize once instead of twice, and each element is read once less. Short
+rows keep two sums: memory latency dominates, and sums have fewer components. So do 32-bit rows: if the first element is by far the
+greatest, a sum of squares about it loses some last bits, which 16-bit rows do not show.
 """
 
 from __future__ import annotations
@@ -18,71 +18,56 @@ from fusegen.passes.algebra import Value
 from fusegen.passes.rewrite import rebuilt
 
 _LONG = 32768
-"""Elements of a row above which the registers of one block do not hold it: it is staged, or several blocks share it."""
+"""Above this row length, in elements, the row does not fit the registers of one block: it is in shared memory, or split over a
+cluster."""
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The operands of a part of a state.
-
-    Attributes:
-        name: of the component.
-        rows: the operand.
-        dims: along which it is reduced.
-    """
-
+class _MomentsComponent:
     name: str
     rows: int
     dims: tuple[int, ...]
 
 
-def with_moments(graph: Graph) -> Graph:
-    """The graph in which long rows have their moments reduced at once: not for CPUs, where a thread has rows for itself."""
-    parts = dict(_parts(graph))
-    if not parts:
+def combine_moments(graph: Graph) -> Graph:
+    """Combines the mean and the squared deviations of long rows. Not for CPUs, where one thread computes a row."""
+    components = dict(_components(graph))
+    if not components:
         return graph
 
-    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
-        if (part := parts.get(position)) is None:
+    def replaced(builder: GraphBuilder, indices: Sequence[int], position: int) -> int | None:
+        if (component := components.get(position)) is None:
             return None
-        rows = Value(builder, moved[part.rows], graph.locations[position])
-        return rows.reduce(Op.MOMENTS, part.dims, part=part.name).position
+        rows = Value(builder, indices[component.rows], graph.locations[position])
+        return rows.reduce(Op.MOMENTS, component.dims, part=component.name).position
 
     return rebuilt(graph, replaced)
 
 
-def _parts(graph: Graph) -> Iterator[tuple[int, _Part]]:
-    """Each sum of the squares of long rows less their mean, and the mean."""
+def _components(graph: Graph) -> Iterator[tuple[int, _MomentsComponent]]:
     for position, _ in graph:
-        found = deviations(graph, position)
-        if found is not None and is_of_16_bits(graph, found.rows) and _is_long(graph, found):
-            yield found.mean, _Part("mean", found.rows, found.dims)
-            yield position, _Part("m2", found.rows, found.dims)
+        deviation = deviations(graph, position)
+        if deviation is not None and is_of_16_bits(graph, deviation.rows) and _is_long(graph, deviation):
+            yield deviation.mean, _MomentsComponent("mean", deviation.rows, deviation.dims)
+            yield position, _MomentsComponent("m2", deviation.rows, deviation.dims)
 
 
 def is_of_16_bits(graph: Graph, rows: int) -> bool:
-    """True if rows are 16 bits wide, or were before they were made wider."""
+    """True if rows have 16 bits, or had before a cast."""
     node = graph.nodes[rows]
     return node.dtype.itemsize == 2 or (node.op is Op.CAST and graph.nodes[node.args[0]].dtype.itemsize == 2)
 
 
-def _is_long(graph: Graph, found: Deviations) -> bool:
-    shape = graph.nodes[found.rows].shape
-    count = literal(product(shape[d] for d in found.dims))
-    is_along_rows = found.dims == tuple(range(len(shape) - len(found.dims), len(shape)))
+def _is_long(graph: Graph, deviation: Deviations) -> bool:
+    shape = graph.nodes[deviation.rows].shape
+    count = literal(product(shape[d] for d in deviation.dims))
+    is_along_rows = deviation.dims == tuple(range(len(shape) - len(deviation.dims), len(shape)))
     return count is not None and count > _LONG and is_along_rows
 
 
 @dataclass(frozen=True)
 class Deviations:
-    """A sum of the squares of rows less their mean.
-
-    Attributes:
-        rows: the operand.
-        dims: along which it is reduced.
-        mean: of it.
-        centered, square: the differences and their squares.
-    """
+    """A sum of squared deviations of `rows` from their `mean` along `dims`; `centered` and `square` are its intermediates."""
 
     rows: int
     dims: tuple[int, ...]
@@ -92,76 +77,74 @@ class Deviations:
 
 
 def deviations(graph: Graph, position: int) -> Deviations | None:
-    """The deviations whose squares a value is the sum of; None where it is none."""
     nodes, node = graph.nodes, graph.nodes[position]
     square = nodes[node.args[0]] if node.op is Op.SUM else None
     if square is None or square.op is not Op.MUL or len(set(square.args)) > 1 or nodes[square.args[0]].op is not Op.SUB:
         return None
     rows, mean = nodes[square.args[0]].args
-    found = Deviations(rows, cast(tuple[int, ...], node.attr("dims")), mean, square.args[0], node.args[0])
-    return found if _is_mean(graph, found) else None
+    result = Deviations(rows, cast(tuple[int, ...], node.attr("dims")), mean, square.args[0], node.args[0])
+    return result if _is_mean(graph, result) else None
 
 
-def _is_mean(graph: Graph, found: Deviations) -> bool:
-    """True if what is subtracted is the mean: a sum by a count, or times a share of 1."""
-    node = graph.nodes[found.mean]
+def _is_mean(graph: Graph, deviation: Deviations) -> bool:
+    """True if the subtracted value is the mean: a sum divided by the count, or times its reciprocal."""
+    node = graph.nodes[deviation.mean]
     if node.op not in (Op.MUL, Op.DIV):
         return False
-    total, share = graph.operands(found.mean)
-    if total.op is not Op.SUM or total.args != (found.rows,) or total.attr("dims") != found.dims:
+    total, factor = graph.operands(deviation.mean)
+    if total.op is not Op.SUM or total.args != (deviation.rows,) or total.attr("dims") != deviation.dims:
         return False
-    count = product(graph.nodes[found.rows].shape[d] for d in found.dims)
+    count = product(graph.nodes[deviation.rows].shape[d] for d in deviation.dims)
     if node.op is Op.DIV:
-        return share.op is Op.SIZE and same(cast(Dim, share.attr("size")), count)
-    known = literal(count)
-    return share.op is Op.CONSTANT and bool(known) and float(share.number) == 1.0 / cast(int, known)
+        return factor.op is Op.SIZE and same(cast(Dim, factor.attr("size")), count)
+    literal_count = literal(count)
+    return factor.op is Op.CONSTANT and bool(literal_count) and float(factor.number) == 1.0 / cast(int, literal_count)
 
 
 _LONGEST_HELD = 32768
-"""Elements of a row up to which the registers or the shared memory of a multiprocessor hold it."""
+"""Longest row, in elements, that fits the registers or the shared memory of an SM."""
 
 
-def with_peaks(graph: Graph) -> Graph:
-    """The graph in which held rows have their normalizers reduced in two steps: not for CPUs, where a thread reads a row once."""
+def split_normalizers(graph: Graph) -> Graph:
+    """Computes normalizers of rows that fit on chip in two steps. Not for CPUs, where a thread reads a row once."""
     if not any(_is_held(graph, node) for node in graph.nodes):
         return graph
 
-    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
+    def replaced(builder: GraphBuilder, indices: Sequence[int], position: int) -> int | None:
         node = graph.nodes[position]
         if not _is_held(graph, node):
             return None
         (rows,) = node.args
         is_widened = graph.nodes[rows].op is Op.CAST and is_of_16_bits(graph, rows)
-        place = moved[graph.nodes[rows].args[0] if is_widened else rows]  # the same numbers, which others read as well
-        found = _part(Value(builder, place, graph.locations[position]), node)
-        return (found if found.dtype is node.dtype else found.apply(Op.CAST, dtype=node.dtype)).position
+        source = indices[graph.nodes[rows].args[0] if is_widened else rows]  # other nodes read the uncast row
+        normalizer = _held_normalizer(Value(builder, source, graph.locations[position]), node)
+        return (normalizer if normalizer.dtype is node.dtype else normalizer.apply(Op.CAST, dtype=node.dtype)).position
 
     return rebuilt(graph, replaced)
 
 
-# Normalizers of rows that a kernel holds, as a maximum and the sum of exponentials below it: that takes one exponential an
-# element and no choice, and shares both with a softmax of the same rows. What is not held has its normalizer in one pass over
-# memory. The maximum of rows that a softmax caps, s tanh(x / s), is the cap of their maximum: a hyperbolic tangent a row, not
-# one an element.
+# Rows on chip compute the normalizer as row max and row sum: one exponential per element, no select, and a softmax of the same
+# rows shares both. Other rows compute it in one pass over memory. The max of soft-capped rows, s tanh(x / s), is the cap of their
+# max: one tanh per row instead of one per element.
 
 
-def with_capped_peaks(graph: Graph) -> Graph:
-    """The graph in which the maximum of capped rows of an input is that of the rows, capped, where a softmax alone reads it.
+def cap_row_max(graph: Graph) -> Graph:
+    """Replaces the max of soft-capped input rows by the cap of their max, if only a softmax reads it.
 
-    A cap rises with x, whatever the sign of s. As computed it may fall by a few units in the last place, so that an element may lie
-    above the maximum by as much: a softmax is the same about any number, and so is its logarithm. What else reads a maximum relies
-    on it.
+    The cap is increasing in x for either sign of s, but its rounding may not be: an element may exceed the computed max by a few
+    units in the last place. A softmax and its logarithm do not depend on the subtracted number; other readers rely on the exact
+    max.
     """
-    peaks = {
+    maxima = {
         p: capped for p, node in graph if node.op is Op.AMAX and (capped := _cap(graph, node.args[0])) and _is_of_softmax(graph, p)
     }
-    if not peaks:
+    if not maxima:
         return graph
 
-    def replaced(builder: GraphBuilder, moved: Sequence[int], position: int) -> int | None:
-        if position not in peaks:
+    def replaced(builder: GraphBuilder, indices: Sequence[int], position: int) -> int | None:
+        if position not in maxima:
             return None
-        rows, scale = (Value(builder, moved[p], graph.locations[position]) for p in peaks[position])
+        rows, scale = (Value(builder, indices[p], graph.locations[position]) for p in maxima[position])
         dims = graph.nodes[position].attr("dims")
         assert isinstance(dims, tuple)
         return (scale * (rows.reduce(Op.AMAX, dims) / scale).apply(Op.TANH)).position
@@ -170,19 +153,19 @@ def with_capped_peaks(graph: Graph) -> Graph:
 
 
 def _cap(graph: Graph, position: int) -> tuple[int, int] | None:
-    """x and s of s tanh(x / s), for a number s and an input x; None where a value is no such cap."""
+    """Matches s tanh(x / s) with a number s and an input x: returns x and s, else None."""
     product = graph.nodes[position]
     for scale, factor in (product.args, product.args[::-1]) if product.op is Op.MUL else ():
         tangent = graph.nodes[factor]
         quotient = graph.nodes[tangent.args[0]] if tangent.op is Op.TANH else tangent
         is_cap = quotient.op is Op.DIV and quotient.args[1] == scale and graph.nodes[scale].op in (Op.SCALAR, Op.CONSTANT)
-        if is_cap and _is_read(graph, quotient.args[0]):
+        if is_cap and _is_from_input(graph, quotient.args[0]):
             return quotient.args[0], scale
     return None
 
 
-def _is_read(graph: Graph, position: int) -> bool:
-    """True if a value is an input, viewed or converted: the scores of attention are for its pipeline to find."""
+def _is_from_input(graph: Graph, position: int) -> bool:
+    """True for a view or cast of an input. The attention family matches soft-capped scores itself."""
     node = graph.nodes[position]
     while node.op is Op.CAST or (node.family is Family.VIEW and len(node.args) == 1):
         node = graph.nodes[node.args[0]]
@@ -190,27 +173,27 @@ def _is_read(graph: Graph, position: int) -> bool:
 
 
 def _is_of_softmax(graph: Graph, peak: int) -> bool:
-    """True if nothing reads a maximum of rows but exponentials of the rows below it, and their logarithm."""
+    """True if only a softmax or log-softmax of the same rows reads their max."""
     (rows,) = graph.nodes[peak].args
-    below = [graph.nodes[user] for user in graph.users[peak]]
-    is_below = all(node.op in (Op.SUB, Op.EXP_BELOW) and node.args == (rows, peak) for node in below)
+    users = [graph.nodes[user] for user in graph.users[peak]]
+    is_subtracted = all(node.op in (Op.SUB, Op.EXP_BELOW) and node.args == (rows, peak) for node in users)
     distances = [user for user in graph.users[peak] if graph.nodes[user].op is Op.SUB]
     is_shared = all(_is_in_softmax(graph, distance, user) for distance in distances for user in graph.users[distance])
-    return is_below and is_shared and not {peak, *distances} & set(graph.outputs)
+    return is_subtracted and is_shared and not {peak, *distances} & set(graph.outputs)
 
 
 def _is_in_softmax(graph: Graph, distance: int, user: int) -> bool:
-    """True if a user of rows below their maximum takes their exponential, a sum of them, or the logarithm of the mass from them."""
+    """True if a user of x - max computes the exponential, a sum of these, or subtracts the logarithm of the row sum."""
     node = graph.nodes[user]
     if node.op is Op.SUB and node.args[0] == distance:
         logarithm = graph.nodes[node.args[1]]
-        mass = graph.nodes[logarithm.args[0]] if logarithm.op is Op.LOG else logarithm
-        return mass.op is Op.SUM and graph.nodes[mass.args[0]].op is Op.EXP and graph.nodes[mass.args[0]].args == (distance,)
+        total = graph.nodes[logarithm.args[0]] if logarithm.op is Op.LOG else logarithm
+        return total.op is Op.SUM and graph.nodes[total.args[0]].op is Op.EXP and graph.nodes[total.args[0]].args == (distance,)
     return node.op in (Op.EXP, Op.SUM)
 
 
 def _is_held(graph: Graph, node: Node) -> bool:
-    """True if a node is a part of the normalizer of rows that are short enough to stay on the chip; columns never do."""
+    """True for the normalizer of rows short enough to stay on chip; columns never do."""
     if node.op is not Op.NORMALIZER:
         return False
     shape, dims = graph.nodes[node.args[0]].shape, node.attr("dims")
@@ -219,8 +202,8 @@ def _is_held(graph: Graph, node: Node) -> bool:
     return count is not None and count <= _LONGEST_HELD and dims == tuple(range(len(shape) - len(dims), len(shape)))
 
 
-def _part(rows: Value, node: Node) -> Value:
+def _held_normalizer(rows: Value, node: Node) -> Value:
     dims = node.attr("dims")
     assert isinstance(dims, tuple)
-    peak = rows.reduce(Op.AMAX, dims)
-    return peak if node.attr("part") == "peak" else rows.apply(Op.EXP_BELOW, peak).reduce(Op.SUM, dims)
+    row_max = rows.reduce(Op.AMAX, dims)
+    return row_max if node.attr("part") == "peak" else rows.apply(Op.EXP_BELOW, row_max).reduce(Op.SUM, dims)

@@ -1,4 +1,4 @@
-"""Rewriters of graphs: a rule for single nodes, a replacement of some, and the part that computes some values."""
+"""Graph rewriters: local rules, node replacement, and extraction of a subgraph."""
 
 from __future__ import annotations
 
@@ -13,127 +13,105 @@ from fusegen.ir.ops import Op
 from fusegen.passes.algebra import Value
 
 LocalRewrite: TypeAlias = Callable[[Value], Value]
-"""Gives the value that stands in place of another one, or that one."""
+"""Returns the replacement of a value, or the value itself."""
 
 Replace: TypeAlias = Callable[[GraphBuilder, Sequence[int], int], int | None]
-"""Puts a node's replacement into a new graph.
+"""Adds a node's replacement to a new graph.
 
-Given are the new graph's builder, the places of all earlier nodes in it, and the node. None keeps the node, on the replacements of
-its operands; `OUT` leaves it out: nothing may read it then.
+Arguments: the new graph's builder, the new indices of all earlier nodes, and the node. None keeps the node, on renumbered operands;
+`OUT` drops it, in which case nothing may read it.
 """
 
 OUT = -1
 
 
 def rebuilt(graph: Graph, replaced: Replace, further: Sequence[int] = ()) -> Graph:
-    """The graph with replacements.
-
-    Args:
-        further: places in the new graph, which `replaced` may add: they become results behind the graph's own.
-    """
+    """Returns the graph with replacements, and `further` new nodes, to which `replaced` may append, as additional results."""
     builder = GraphBuilder.like(graph)
-    moved: list[int] = []
+    indices: list[int] = []
     for position, node in graph:
-        place = replaced(builder, moved, position)
-        if place is None:
-            place = builder.put(replace(node, args=tuple(moved[a] for a in node.args)), graph.locations[position])
-        moved.append(place)
-    return builder.build([*(moved[o] for o in graph.outputs), *further], [moved[w] for w in graph.writes])
+        index = replaced(builder, indices, position)
+        if index is None:
+            index = builder.put(replace(node, args=tuple(indices[a] for a in node.args)), graph.locations[position])
+        indices.append(index)
+    return builder.build([*(indices[o] for o in graph.outputs), *further], [indices[w] for w in graph.writes])
 
 
 def part_of(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
-    """The graph of some of its values alone, and for each of its nodes which one it was."""
-    wanted = set(outputs)
+    """Returns the subgraph of some outputs, and the old index of each of its nodes."""
+    needed = set(outputs)
     for position in range(len(graph.nodes) - 1, -1, -1):
-        if position in wanted:
-            wanted.update(graph.nodes[position].args)
-    before = sorted(wanted.union(p for p, node in graph if node.op in (Op.INPUT, Op.SCALAR)))
-    moved = {old: new for new, old in enumerate(before)}
-    nodes = tuple(replace(graph.nodes[p], args=tuple(moved[a] for a in graph.nodes[p].args)) for p in before)
-    locations = tuple(graph.locations[p] for p in before)
-    return replace(graph, nodes=nodes, outputs=tuple(moved[o] for o in outputs), locations=locations), tuple(before)
+        if position in needed:
+            needed.update(graph.nodes[position].args)
+    old_indices = sorted(needed.union(p for p, node in graph if node.op in (Op.INPUT, Op.SCALAR)))
+    indices = {old: new for new, old in enumerate(old_indices)}
+    nodes = tuple(replace(graph.nodes[p], args=tuple(indices[a] for a in graph.nodes[p].args)) for p in old_indices)
+    locations = tuple(graph.locations[p] for p in old_indices)
+    return replace(graph, nodes=nodes, outputs=tuple(indices[o] for o in outputs), locations=locations), tuple(old_indices)
 
 
 def moved_after_operands(
-    position: int, moved: dict[int, int], operands: Callable[[int], Sequence[int]], make: Callable[[int], int]
+    position: int, indices: dict[int, int], operands: Callable[[int], Sequence[int]], make: Callable[[int], int]
 ) -> int:
-    """The place of a value in a new graph, made if need be, after all that it is made of.
-
-    Args:
-        position: the value.
-        moved: places that are known already; grows.
-        operands: of a value, in the old graph.
-        make: puts a value into the new graph, whose operands are there.
-    """
+    """Returns the index of a value in a new graph, adding it after its missing operands; `indices` grows."""
     stack = [position]
     while stack:
         last = stack[-1]
-        missing = [] if last in moved else [a for a in operands(last) if a not in moved]
+        missing = [] if last in indices else [a for a in operands(last) if a not in indices]
         if missing:
             stack += missing
         else:
             stack.pop()
-            if last not in moved:
-                moved[last] = make(last)
-    return moved[position]
+            if last not in indices:
+                indices[last] = make(last)
+    return indices[position]
 
 
 def rewritten(graph: Graph, rule: LocalRewrite) -> Graph:
-    """The graph with a rule applied to all nodes: each is rebuilt on rewritten operands, and rewritten until it stays as it is.
-
-    Raises:
-        VerificationError: the rule changed the type of a result.
-    """
-    settling = _Settling(rule, GraphBuilder.like(graph))
+    """Applies a rule to all nodes until none changes. A changed result type raises `VerificationError`."""
+    settling = _Fixpoint(rule, GraphBuilder.like(graph))
     builder = settling.builder
-    moved: list[int] = []
-    places = {p for put in graph.puts for p in chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].op is Op.GATHER}
+    indices: list[int] = []
+    write_targets = {p for put in graph.puts for p in chain(graph, graph.nodes[put].args[0]) if graph.nodes[p].op is Op.GATHER}
     for position, node in graph:
         location = graph.locations[position]
         first = len(builder.nodes)
-        rebuilt = type(node)(node.op, tuple(moved[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
-        made = builder.put(rebuilt, location)
-        moved.append(made if position in places else settling.settled(made, first, location))  # which stays a place
-    outputs = [_result(builder, graph, o, moved[o]) for o in graph.outputs]
-    result = builder.build(outputs, [moved[w] for w in graph.writes])
+        rebuilt = type(node)(node.op, tuple(indices[a] for a in node.args), node.attrs, node.shape, node.dtype, node.weak)
+        new_index = builder.put(rebuilt, location)
+        indices.append(
+            new_index if position in write_targets else settling.settled(new_index, first, location)
+        )  # write targets stay gathers
+    outputs = [_result(builder, graph, o, indices[o]) for o in graph.outputs]
+    result = builder.build(outputs, [indices[w] for w in graph.writes])
     _check(rule, graph, result)
     return result
 
 
-def _result(builder: GraphBuilder, graph: Graph, output: int, moved: int) -> int:
-    """A result: one that turned out to equal a tensor that is written to is a copy all the same."""
-    if builder.nodes[moved].op is not Op.PUT or graph.nodes[output].op is Op.PUT:
-        return moved
-    return builder.add(Op.COPY, [moved], location=graph.locations[output], role="result", write=0)
+def _result(builder: GraphBuilder, graph: Graph, output: int, index: int) -> int:
+    """A result. If it was rewritten to a mutated tensor, it becomes a copy."""
+    if builder.nodes[index].op is not Op.PUT or graph.nodes[output].op is Op.PUT:
+        return index
+    return builder.add(Op.COPY, [index], location=graph.locations[output], role="result", write=0)
 
 
 @dataclass
-class _Settling:
-    """Rewrites nodes as they are built.
-
-    Attributes:
-        known: what became of nodes that were rewritten: a replacement may be made of one that came long before.
-    """
+class _Fixpoint:
+    """Rewrites nodes as they are built; `known` holds replacements of earlier nodes, since a replacement may use any of them."""
 
     rule: LocalRewrite
     builder: GraphBuilder
     known: dict[int, int] = field(default_factory=dict)
 
     def settled(self, position: int, first: int, location: Location | None) -> int:
-        """The replacement of a node: it is rewritten, then the new nodes of its replacement, to a fixed point.
-
-        Args:
-            first: the first of the nodes that are new.
-        """
+        """Rewrites a node, then the nodes of its replacement from `first` on, to a fixed point."""
         if position in self.known:
             return self.known[position]
-        better = self.rule(Value(self.builder, position, location))
-        if better.position != position:
-            self.known[position] = self._of_new(better.position, position, first, location)
+        replacement = self.rule(Value(self.builder, position, location))
+        if replacement.position != position:
+            self.known[position] = self._rewritten_replacement(replacement.position, position, first, location)
         return self.known.get(position, position)
 
-    def _of_new(self, root: int, replaced: int, first: int, location: Location | None) -> int:
-        """A replacement, rewritten in turn."""
+    def _rewritten_replacement(self, root: int, replaced: int, first: int, location: Location | None) -> int:
         done: dict[int, int] = {}
 
         def visit(p: int) -> int:

@@ -1,8 +1,7 @@
-"""The first few of short rows, as reductions: each is the next number of a row in an order of all of its elements.
+"""Top-k of short rows as reductions: each one finds the next element in a total order.
 
-An element and its index make one integer (`Op.SORT_KEY`), so that no two of a row are equal, and the least above the one before is
-the next. Sums over the few, and elements at their indices, become math on a row's numbers: one kernel that goes along the row
-computes all of it.
+An element and its index form one distinct integer (`Op.SORT_KEY`); the next element is the least key above the previous one. Sums
+over the top k, and gathers at their indices, become math on row values, so that one kernel computes all of it.
 """
 
 from __future__ import annotations
@@ -19,24 +18,26 @@ from fusegen.ir.symbolic import literal, same
 from fusegen.passes.algebra import Value
 
 MOST = 16
-"""Values of a row that a kernel computes one by one."""
+"""Largest k that a kernel computes by repeated reductions."""
 
 _LONGEST_ORDER = 1024
-"""Elements of a row up to which a kernel puts all of it in order. On an H100, 8192 rows of 64 take 22 µs, by torch 60; of 1024 258
-and 312; but 4096 of 4096 694 and 570."""
+"""Longest row, in elements, that a kernel sorts.
+
+On an H100, 8192 rows of 64 take 22 µs, by torch 60; of 1024 258 and 312; but 4096 of 4096 694 and 570.
+"""
 
 _HIGH = -(1 << 32)
-"""The bits of a key in which the value is: without them the order of values turns around, that of indices does not."""
+"""The value bits of a key. Inverting them reverses the order of values, but not of indices."""
 
 _LOW = (1 << 32) - 1
 _ABOVE = 0x7F800002 << 32
-"""A number above all keys, and exact as a float64."""
+"""Greater than all keys, and exact in float64."""
 
 _EXTREMES = (Op.MAX, Op.MIN)
 
 
 def is_of_few(nodes: Sequence[Node], position: int) -> bool:
-    """True if a value is computed, point by point, of numbers of a row that stand side by side."""
+    """True if a value is computed pointwise from concatenated row reductions, like the result of top-k."""
     last = len(nodes[position].shape) - 1
     stack, seen = [position], set[int]()
     while stack:
@@ -56,24 +57,24 @@ def _is_number_of_row(node: Node, last: int) -> bool:
     return len(node.shape) == last + 1 and same(node.shape[last], 1) and node.family is Family.REDUCTION
 
 
-def first_few(x: Value) -> Value | None:
-    """The first of rows that registers hold, of floats that float32 holds."""
+def topk_as_reductions(x: Value) -> Value | None:
+    """Top-k of short rows with values that float32 holds."""
     rows, count = x.arg(0), literal(x.node.shape[-1])
     length = literal(rows.node.shape[-1])
     if count is None or not 0 < count <= MOST or length is None or length > SHORT_ROW or rows.dtype.compute is not DType.FLOAT32:
         return None
     descending = bool(x.node.attr("descending"))
     keys = _keys(rows, descending=descending)
-    found: list[Value] = []
+    keys_found: list[Value] = []
     for _ in range(count):
-        left = keys if not found else (keys > found[-1]).where(keys, _ABOVE)
-        found.append(left.reduce(Op.AMIN, (len(x.node.shape) - 1,)))
-    few = found[0] if count == 1 else found[0].apply(Op.CONCAT, *found[1:], dim=len(x.node.shape) - 1)
-    return _index(few) if x.node.attr("result") else _value(few, x.dtype, descending=descending)
+        remaining = keys if not keys_found else (keys > keys_found[-1]).where(keys, _ABOVE)
+        keys_found.append(remaining.reduce(Op.AMIN, (len(x.node.shape) - 1,)))
+    first = keys_found[0] if count == 1 else keys_found[0].apply(Op.CONCAT, *keys_found[1:], dim=len(x.node.shape) - 1)
+    return _index(first) if x.node.attr("result") else _value(first, x.dtype, descending=descending)
 
 
-def put_in_order(x: Value) -> Value:
-    """Whole rows that registers of a block hold, of floats that float32 holds, in order; all else as it is."""
+def sort_rows(x: Value) -> Value:
+    """Sorts short rows with values that float32 holds; other values are unchanged."""
     length = literal(x.node.shape[-1]) if x.node.op is Op.TOPK else None
     if length is None or not 0 < length <= _LONGEST_ORDER:
         return x
@@ -85,13 +86,12 @@ def put_in_order(x: Value) -> Value:
 
 
 def _keys(rows: Value, *, descending: bool) -> Value:
-    """The numbers of a row's elements, of which the first is the least."""
-    keys = rows.apply(Op.SORT_KEY, _places(rows), dtype=DType.INT64)
+    """The sort keys of a row; the first element has the least key."""
+    keys = rows.apply(Op.SORT_KEY, _last_dim_indices(rows), dtype=DType.INT64)
     return keys.apply(Op.BITWISE_XOR, _HIGH) if descending else keys
 
 
-def _places(rows: Value) -> Value:
-    """The indices along the last dim."""
+def _last_dim_indices(rows: Value) -> Value:
     iota = rows.builder.add(Op.IOTA, (), location=rows.location, shape=rows.node.shape[-1:], dtype=DType.INT64)
     return Value(rows.builder, iota, rows.location)
 
@@ -101,12 +101,12 @@ def _index(key: Value) -> Value:
 
 
 def _value(key: Value, dtype: DType, *, descending: bool) -> Value:
-    found = (key.apply(Op.BITWISE_XOR, _HIGH) if descending else key).apply(Op.SORTED_VALUE, dtype=DType.FLOAT32)
-    return found if dtype is DType.FLOAT32 else found.apply(Op.CAST, dtype=dtype)
+    value = (key.apply(Op.BITWISE_XOR, _HIGH) if descending else key).apply(Op.SORTED_VALUE, dtype=DType.FLOAT32)
+    return value if dtype is DType.FLOAT32 else value.apply(Op.CAST, dtype=dtype)
 
 
-def reduced_few(x: Value) -> Value | None:
-    """A reduction of the first few of a row, as math on each of them."""
+def reduced_topk(x: Value) -> Value | None:
+    """Turns a reduction of the top k into math on each element."""
     few, op = x.arg(0), operation_of(x.node.op)
     last = len(few.node.shape) - 1
     count = literal(few.node.shape[-1]) if few.node.shape else None
@@ -114,11 +114,11 @@ def reduced_few(x: Value) -> Value | None:
         return None
     if not count > 1 or not is_of_few(few.builder.nodes, few.position):
         return None
-    return reduce(lambda a, b: a.apply(op, b), _each(few, count))
+    return reduce(lambda a, b: a.apply(op, b), _columns(few, count))
 
 
-def at_few(x: Value) -> Value | None:
-    """The elements of a row at indices that are computed of the row: each is the only one whose index is that."""
+def gathered_topk(x: Value) -> Value | None:
+    """Turns a gather of a row at its top-k indices into reductions that select the element with that index."""
     rows, index = x.arg(0), x.arg(1)
     last = len(x.node.shape) - 1
     count, length = literal(index.node.shape[-1]), literal(rows.node.shape[-1])
@@ -126,18 +126,20 @@ def at_few(x: Value) -> Value | None:
         return None
     if not rows.dtype.is_float or not all(map(same, rows.node.shape[:-1], index.node.shape[:-1])):
         return None
-    below = index.arg(0) if index.node.op is Op.EXPAND else index
-    if below.node.op in _EXTREMES or not _is_below(below, length):
-        return None  # which is checked where it is read
+    unexpanded = index.arg(0) if index.node.op is Op.EXPAND else index
+    if unexpanded.node.op in _EXTREMES or not _is_below(unexpanded, length):
+        return None  # the gather checks the index
     if (key := _key_of(index)) is not None and (order := _order_of(key)) is not None and order.rows == rows.position:
         return _value(key, x.dtype, descending=order.descending)
-    places = _places(rows)
-    found = [places.apply(Op.EQ, at).where(rows, float("-inf")).reduce(Op.AMAX, (last,)) for at in _each(index, count)]
-    return found[0] if count == 1 else found[0].apply(Op.CONCAT, *found[1:], dim=last)
+    positions = _last_dim_indices(rows)
+    elements = [
+        positions.apply(Op.EQ, column).where(rows, float("-inf")).reduce(Op.AMAX, (last,)) for column in _columns(index, count)
+    ]
+    return elements[0] if count == 1 else elements[0].apply(Op.CONCAT, *elements[1:], dim=last)
 
 
 def _is_below(index: Value, length: int) -> bool:
-    """True if an index is known to be one of a row of some length: of the first few, or of an extreme, or one of two such."""
+    """True if an index is known to be below a row's length: it comes from top-k or from an extremum of such rows."""
     if index.node.op is Op.EXPAND:
         return _is_below(index.arg(0), length)
     if index.node.op is Op.WHERE:
@@ -148,14 +150,12 @@ def _is_below(index: Value, length: int) -> bool:
     return order is not None and same(index.builder.nodes[order.rows].shape[-1], length)
 
 
-def _each(few: Value, count: int) -> list[Value]:
-    """The numbers of a row that stand side by side."""
+def _columns(few: Value, count: int) -> list[Value]:
     last = len(few.node.shape) - 1
     return [few] if count == 1 else [few.apply(Op.SLICE, dim=last, start=n, length=1, step=1) for n in range(count)]
 
 
 def _key_of(index: Value) -> Value | None:
-    """The number of an element and its index of which an index was taken."""
     if index.node.op is Op.SLICE:
         key = _key_of(index.arg(0))
         return None if key is None else key.apply(Op.SLICE, **dict(index.node.attrs))
@@ -166,20 +166,17 @@ def _key_of(index: Value) -> Value | None:
 
 @dataclass(frozen=True)
 class _Order:
-    """An order of rows: these, and whether their greatest come first."""
-
     rows: int
     descending: bool
 
 
 def _order_of(key: Value) -> _Order | None:
-    """The order in which a number of an element and its index is one of the first."""
     while key.node.op in (Op.SLICE, Op.CONCAT):
         key = key.arg(0)
     if key.node.op is not Op.AMIN:
         return None
-    below = key.arg(0)
-    below = below.arg(1) if below.node.op is Op.WHERE else below
-    descending = below.node.op is Op.BITWISE_XOR
-    below = below.arg(0) if descending else below
-    return _Order(below.node.args[0], descending) if below.node.op is Op.SORT_KEY else None
+    source = key.arg(0)
+    source = source.arg(1) if source.node.op is Op.WHERE else source
+    descending = source.node.op is Op.BITWISE_XOR
+    source = source.arg(0) if descending else source
+    return _Order(source.node.args[0], descending) if source.node.op is Op.SORT_KEY else None

@@ -1,8 +1,8 @@
-"""Writes as fusion takes them: each with a value of its own, and with what was read before it out of its way.
+"""Prepares functionalized writes for fusion: copies written values, and values that a write would overwrite.
 
-A `PUT` makes a new version of an input in the input's own memory, and the old one is gone. Kernels compute values where they need
-them; so a value that is made of an old version, and that something needs which also depends on the write, is copied before the
-write. What is left can be computed in some order.
+A `PUT` replaces the contents of an input's memory. Kernels recompute values where they need them. So a value that depends on the
+previous version, and that is read together with the result of the write, is copied before the write. The remaining nodes have a
+valid order.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from fusegen.ir.ops import Family, Op
 from fusegen.passes.rewrite import rebuilt
 
 NEVER = 1 << 60
-"""The number of a write that does not come."""
+"""Number of a write that does not occur."""
 
 COMPUTED = (Family.POINTWISE, Family.REDUCTION, Family.ORDER, Family.SCAN, Family.CONTRACTION, Family.LIBRARY)
-"""Families of what a kernel computes; other values lie somewhere already."""
+"""Families that a kernel computes; other values are already in memory."""
 
 FIRST, LAST, BEFORE = "first", "last", "before"
-"""The roles of copies: a value on its way to a write; and a value that is needed after a write that it must come before."""
+"""Roles of copies: the two of a written value, and that of a value which must be computed before a write."""
 
 
 @dataclass(frozen=True)
 class WriteTimes:
-    """The earliest and latest times of a graph's values, by the numbers of its writes, from 1 on in the order of the function.
+    """The earliest and latest times of values, as numbers of writes, counted from 1 in program order.
 
     Attributes:
         latest: for each node, the last write that it depends on; 0 for none.
-        deadline: for each version, the write that makes the next one; versions without one are left out.
+        deadline: for each overwritten version, the write that replaces it.
     """
 
     latest: tuple[int, ...]
@@ -39,7 +39,6 @@ class WriteTimes:
 
     @classmethod
     def of(cls, graph: Graph) -> WriteTimes:
-        """The times of a graph."""
         latest: list[int] = []
         deadline: dict[int, int] = {}
         for position, node in graph:
@@ -52,10 +51,9 @@ class WriteTimes:
 
 
 def separate_writes(graph: Graph) -> Graph:
-    """The graph with two copies behind each value that is written, and with copies of what a write would change too early.
+    """Adds two copies after each written value, and copies of values that a write would overwrite too early.
 
-    Of the two, the second one is what is stored; the first one can lie in memory, where fusion finds that the value must be
-    complete before anything of it is stored.
+    The second copy is the store. Fusion may materialize the first one, if the value must be complete before the store.
     """
     if not graph.writes:
         return graph
@@ -63,31 +61,30 @@ def separate_writes(graph: Graph) -> Graph:
 
 
 class _Copies:
-    """Rebuilds a graph with copies."""
-
     def __init__(self, graph: Graph) -> None:
         self._graph, self._times = graph, WriteTimes.of(graph)
-        self._until: list[int] = []  # for each node, the first write after which it cannot be computed any more
-        self._placing = {g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in gathers(graph, put)}
+        self._deadlines: list[int] = []  # for each node, the first write after which it cannot be recomputed
+        self._gather_times = {
+            g: self._times.latest[put] - 1 for put, node in graph if node.op is Op.PUT for g in gathers(graph, put)
+        }
 
-    def replaced(self, builder: GraphBuilder, moved: Sequence[int], position: int) -> int:
-        """A node on its operands, of which some are copied."""
-        self._builder, self._moved, node = builder, moved, self._graph.nodes[position]
+    def replaced(self, builder: GraphBuilder, index: Sequence[int], position: int) -> int:
+        self._builder, self._indices, node = builder, index, self._graph.nodes[position]
         args = tuple(self._argument(position, number) for number in range(len(node.args)))
-        self._until.append(self._last_moment(position))
+        self._deadlines.append(self._deadline(position))
         return builder.put(replace(node, args=args), self._graph.locations[position])
 
     def _argument(self, position: int, number: int) -> int:
-        """An operand of a node: copied if a write that the node depends on comes between, twice if it is written."""
+        """An operand: copied if a write comes between, twice if it is the written value."""
         node = self._graph.nodes[position]
         operand = node.args[number]
-        moved = self._moved[operand]
+        index = self._indices[operand]
         if node.op is Op.PUT:
-            return moved if number == 0 else self._copied(moved, position)
-        return self._copy(moved, position, BEFORE) if self._is_late(operand, position) else moved
+            return index if number == 0 else self._copied(index, position)
+        return self._copy(index, position, BEFORE) if self._is_late(operand, position) else index
 
     def _copied(self, value: int, put: int) -> int:
-        """A value that is written, copied twice: of what is computed, below reshapes and permutations, which a store can undo."""
+        """A written value, copied twice below reshapes and permutations, which the store can invert."""
         nodes, views = self._builder.nodes, [value]
         while nodes[views[-1]].op in (Op.RESHAPE, Op.PERMUTE):
             views.append(nodes[views[-1]].args[0])
@@ -99,17 +96,16 @@ class _Copies:
         return copied
 
     def _is_late(self, operand: int, user: int) -> bool:
-        """True if an operand cannot be computed any more when its user is: of a place, when something is written there."""
-        moment = max(self._times.latest[user], self._placing.get(user, 0))
-        return self._times.latest[operand] < self._until[operand] <= moment
+        """True if an operand is overwritten before its user is computed; the index of a write is used at the write."""
+        moment = max(self._times.latest[user], self._gather_times.get(user, 0))
+        return self._times.latest[operand] < self._deadlines[operand] <= moment
 
-    def _last_moment(self, position: int) -> int:
-        """The first write after which a value cannot be computed: it changes what the value is made of."""
+    def _deadline(self, position: int) -> int:
         node = self._graph.nodes[position]
         if node.op is Op.PUT or node.op is Op.INPUT:
             return self._times.deadline.get(position, NEVER)
-        return min((self._until[a] for a in node.args if not self._is_late(a, position)), default=NEVER)
+        return min((self._deadlines[a] for a in node.args if not self._is_late(a, position)), default=NEVER)
 
-    def _copy(self, moved: int, position: int, role: str) -> int:
-        number = 0 if role == BEFORE else self._times.latest[position]  # values that are written are told apart by where they go
-        return self._builder.add(Op.COPY, [moved], location=self._graph.locations[position], role=role, write=number)
+    def _copy(self, index: int, position: int, role: str) -> int:
+        number = 0 if role == BEFORE else self._times.latest[position]  # distinguishes values written to different targets
+        return self._builder.add(Op.COPY, [index], location=self._graph.locations[position], role=role, write=number)

@@ -1,4 +1,4 @@
-"""Tracing: a Python function on torch tensors becomes a graph."""
+"""Tracing: converts a Python function on torch tensors to a graph."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ R = TypeVar("R")
 
 
 class _Running(threading.local):
-    """The number of traces that this thread is in."""
-
     count = 0
 
 
@@ -26,7 +24,7 @@ def is_tracing() -> bool:
 
 
 def inlined(function: Callable[P, R]) -> Callable[P, R]:
-    """The function with every kernel that it calls run as that kernel's function: torch runs all of it."""
+    """Wraps a function so that every kernel that it calls runs its Python function in torch."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Complex tensors of a traced function: pairs of real ones, of which the graph knows nothing else."""
+"""Complex tensors of a traced function: pairs of real tensors. The graph contains only the real parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VIEWS = """
     view reshape flatten unflatten squeeze unsqueeze transpose permute expand expand_as broadcast_to t movedim moveaxis swapaxes
     swapdims narrow select contiguous clone detach repeat roll flip
 """
-"""Functions that move elements: what they do to a complex tensor, they do to both of its parts."""
+"""Functions that move elements: they apply to both parts."""
 
 _RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -34,25 +34,19 @@ def _rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 class ComplexTensor(Composite):
-    """A complex tensor."""
-
     def __init__(self, real: Any, imag: Any) -> None:
         if real.dtype is not imag.dtype or real.dtype not in _DTYPES:
-            what = f"a complex number of {real.dtype} and {imag.dtype}"
-            raise TraceError(what, where=here(), hint="make its parts float32, or float64")
+            message = f"a complex number of {real.dtype} and {imag.dtype}"
+            raise TraceError(message, where=here(), hint="make its parts float32, or float64")
         self.real, self.imag = real, imag
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler of a torch function of this tensor and others.
-
-        Raises:
-            UnsupportedError: it is none of the few that are known.
-        """
+        """Returns the handler of a torch function, or raises `UnsupportedError`."""
         rule = _RULES.get(function)
         if rule is None:
-            what = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
+            message = f"torch's {registry.name_of(function)!r} of complex numbers cannot be traced"
             hint = "use products, sums, conj, abs, real, imag, views, or compute with torch.view_as_real(z)"
-            raise UnsupportedError(what, where=here(), hint=hint)
+            raise UnsupportedError(message, where=here(), hint=hint)
         return rule
 
     @classmethod
@@ -69,23 +63,18 @@ class ComplexTensor(Composite):
     requires_grad = property(lambda self: False)
 
     def size(self, dim: int | None = None) -> Any:
-        """All sizes, or one."""
         return self.real.size(dim)
 
     def dim(self) -> int:
-        """Number of dims."""
         return int(self.real.ndim)
 
     def numel(self) -> Any:
-        """Number of elements."""
         return self.real.numel()
 
     def is_complex(self) -> bool:
-        """Always True."""
         return True
 
     def is_floating_point(self) -> bool:
-        """Always False, as of torch's complex tensors."""
         return False
 
     def __getattr__(self, name: str) -> Any:
@@ -129,13 +118,13 @@ for _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
 
 
 def _parts(value: Any) -> tuple[Any, Any]:
-    """The real and the imaginary part of an operand; None where it has no other than 0."""
+    """The real and the imaginary part of an operand; None for an imaginary part of 0."""
     if isinstance(value, (ComplexTensor, complex)):
         return value.real, value.imag
     return value, None
 
 
-def _both(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
+def _on_both_parts(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
 
     def rule(input: ComplexTensor, *args: Any, **kwargs: Any) -> ComplexTensor:
         shaped = [a.real if isinstance(a, ComplexTensor) else a for a in args]
@@ -146,28 +135,27 @@ def _both(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
 
 for _name in _VIEWS.split():
     for _function in twins((_name,)):
-        _RULES[_function] = _both(_function)
+        _RULES[_function] = _on_both_parts(_function)
 
 
-def _joined(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
+def _on_lists(function: Callable[..., Any]) -> Callable[..., ComplexTensor]:
 
     def rule(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> ComplexTensor:
-        if not all(isinstance(each, ComplexTensor) for each in tensors):
-            what = f"{registry.name_of(function)} of complex and real tensors"
-            raise UnsupportedError(what, where=here(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
-        parts = ([each.real for each in tensors], [each.imag for each in tensors])
+        if not all(isinstance(tensor, ComplexTensor) for tensor in tensors):
+            message = f"{registry.name_of(function)} of complex and real tensors"
+            raise UnsupportedError(message, where=here(), hint="make all complex: torch.complex(x, torch.zeros_like(x))")
+        parts = ([tensor.real for tensor in tensors], [tensor.imag for tensor in tensors])
         return ComplexTensor(*(registry.call(function, (part, *args), kwargs) for part in parts))
 
     return rule
 
 
 for _function in twins(("stack", "cat", "concat")):
-    _RULES[_function] = _joined(_function)
+    _RULES[_function] = _on_lists(_function)
 
 
 @_rule("mul", "multiply")
 def mul(input: Any, other: Any) -> ComplexTensor:
-    """The product; by a real number, that of each part."""
     (a, b), (c, d) = _parts(input), _parts(other)
     if b is None:
         return ComplexTensor(a * c, a * d)
@@ -176,7 +164,6 @@ def mul(input: Any, other: Any) -> ComplexTensor:
 
 @_rule("add")
 def add(input: Any, other: Any) -> ComplexTensor:
-    """The sum."""
     (a, b), (c, d) = _parts(input), _parts(other)
     real = a + c
     if b is None or d is None:
@@ -186,14 +173,12 @@ def add(input: Any, other: Any) -> ComplexTensor:
 
 @_rule("sub", "subtract")
 def sub(input: Any, other: Any) -> ComplexTensor:
-    """The difference."""
-    found: ComplexTensor = add(input, -other)
-    return found
+    difference: ComplexTensor = add(input, -other)
+    return difference
 
 
 @_rule("div", "divide", "true_divide")
 def div(input: ComplexTensor, other: Any) -> ComplexTensor:
-    """The quotient by a real number."""
     if isinstance(other, (ComplexTensor, complex)):
         hint = "multiply by the divisor's conjugate, and divide by its squared magnitude"
         raise UnsupportedError("division by complex numbers cannot be traced", where=here(), hint=hint)
@@ -202,53 +187,45 @@ def div(input: ComplexTensor, other: Any) -> ComplexTensor:
 
 @_rule("neg", "negative")
 def neg(input: ComplexTensor) -> ComplexTensor:
-    """The number with both signs turned."""
     return ComplexTensor(-input.real, -input.imag)
 
 
 @_rule("conj", "conj_physical")
 def conj(input: ComplexTensor) -> ComplexTensor:
-    """The conjugate."""
     return ComplexTensor(input.real, -input.imag)
 
 
 @_rule("resolve_conj", "resolve_neg")
 def resolved(input: ComplexTensor) -> ComplexTensor:
-    """The same numbers, which are never kept as the conjugate of others."""
+    """Returns its input: lazy conjugation does not exist here."""
     return input
 
 
 @_rule("abs", "absolute")
 def magnitude(input: ComplexTensor) -> Any:
-    """The magnitude."""
     return torch.hypot(input.real, input.imag)
 
 
 @_rule("angle")
 def angle(input: ComplexTensor) -> Any:
-    """The angle from the real axis."""
     return torch.atan2(input.imag, input.real)
 
 
 @_rule("real")
 def real_part(input: ComplexTensor) -> Any:
-    """The real part."""
     return input.real
 
 
 @_rule("imag")
 def imaginary_part(input: ComplexTensor) -> Any:
-    """The imaginary part."""
     return input.imag
 
 
 @_rule("is_complex")
 def is_complex(input: ComplexTensor) -> bool:
-    """Always True."""
     return input.is_complex()
 
 
 @_rule("view_as_real")
 def view_as_real(input: ComplexTensor) -> Any:
-    """Both parts, along a last dim of their own."""
     return torch.stack([input.real, input.imag], -1)

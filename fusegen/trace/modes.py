@@ -1,8 +1,8 @@
-"""Rules of torch around a function's operations: autocast, modes of gradients, 8-bit floats; and torch's functions by name.
+"""Torch's rules around operations: autocast, gradient modes, 8-bit floats; and torch functions by name.
 
-The tables of autocast repeat those of torch (``ATen/autocast_mode.h``, ``autocast_mode.cpp``): the dtypes to which it converts the
-operands of a function, by device type. Torch keeps them by operations; a function here that torch composes of several has the
-policy that gives their dtypes. Functions that no table names keep their operands.
+The autocast tables repeat torch's (``ATen/autocast_mode.h``, ``autocast_mode.cpp``): the operand dtypes of each function, by device
+type. Torch lists operations; for a function that torch composes of several, the tables contain the policy with the same dtypes.
+Other functions keep their operands.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _SPACES = {
     "Tensor": torch.Tensor,
     "linalg": torch.linalg,
     "nn": torch._C._nn,
-    "VF": torch._C._VariableFunctions,  # which torch's own functions call with lists of tensors
+    "VF": torch._C._VariableFunctions,  # called by torch's own functions with lists of tensors
 }
 
 
 def twins(names: Sequence[str]) -> list[Callable[..., Any]]:
-    """The torch functions of some names that exist in this version of torch; those of ``space.name`` in that space alone."""
-    found = (getattr(space, name.rpartition(".")[2], None) for name in names for space in _spaces(name))
-    return [function for function in found if callable(function)]
+    """Returns the torch functions of some names, if they exist in this version; ``space.name`` only searches that space."""
+    candidates = (getattr(space, name.rpartition(".")[2], None) for name in names for space in _spaces(name))
+    return [function for function in candidates if callable(function)]
 
 
 def _spaces(name: str) -> tuple[object, ...]:
@@ -51,13 +51,11 @@ def _spaces(name: str) -> tuple[object, ...]:
 
 
 class Policy(Enum):
-    """A rule for the dtypes of a function's operands."""
-
     LOWER = auto()  # to autocast's dtype
     FLOAT32 = auto()  # to float32
     FLOAT32_BY_DEFAULT = auto()  # to float32, unless the call names a dtype
-    FLOAT32_RECIPROCAL = auto()  # to float32 where a number is divided by a tensor: torch multiplies with the reciprocal
-    WIDEST = auto()  # to float32 if one of them has it, else to autocast's dtype
+    FLOAT32_RECIPROCAL = auto()  # to float32 if a number is divided by a tensor: torch multiplies by the reciprocal
+    WIDEST = auto()  # to float32 if an operand has it, else to autocast's dtype
     REFUSED = auto()  # torch raises an error
 
 
@@ -104,33 +102,32 @@ _POLICIES = {"cpu": _by_function(_CPU), "cuda": _by_function(_CUDA)}
 
 
 def under_autocast(function: Callable[..., Any], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler whose operands are converted as autocast converts those of a torch function."""
+    """Wraps a handler to convert its operands like autocast."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values())
-        tracer = tracer_among(given)
-        convert = None if tracer is None else _conversion(tracer, function, given)
+        arguments = (*args, *kwargs.values())
+        tracer = tracer_among(arguments)
+        convert = None if tracer is None else _conversion(tracer, function, arguments)
         if tracer is None or convert is None:
             return handler(*args, **kwargs)
-        with _switched_off(tracer.device.type):  # as in torch: what a function is composed of keeps its operands
+        with _switched_off(tracer.device.type):  # as in torch: operations inside of a composition are not converted
             return handler(*map(convert, args), **{name: convert(value) for name, value in kwargs.items()})
 
     return call
 
 
 def autocasted(function: Callable[..., Any], *values: TracedTensor) -> tuple[TracedTensor, ...]:
-    """Converts operands as autocast does those of a torch function, of which another one is composed."""
+    """Converts the operands of a torch function that is part of a composition, like autocast."""
     convert = _conversion(values[0]._tracer, function, values)
     return values if convert is None else tuple(map(convert, values))
 
 
 def tracer_among(values: Iterable[Any]) -> Tracer | None:
-    """The tracer of the first traced value among some, and in lists and tuples among them."""
+    """Returns the tracer of the first traced value, also in nested lists and tuples."""
     return next((tracer for value in flat(values) if (tracer := getattr(value, "_tracer", None)) is not None), None)
 
 
 def flat(values: Iterable[Any]) -> Iterator[Any]:
-    """Values, and those in lists and tuples among them."""
     for value in values:
         if isinstance(value, (tuple, list)):
             yield from flat(value)
@@ -138,28 +135,28 @@ def flat(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
-def _conversion(tracer: Tracer, function: Callable[..., Any], given: Sequence[Any]) -> Callable[[Any], Any] | None:
-    """From an argument of a torch function to what its handler gets; None where autocast leaves all as they are."""
+def _conversion(tracer: Tracer, function: Callable[..., Any], arguments: Sequence[Any]) -> Callable[[Any], Any] | None:
+    """The conversion of a function's arguments; None if autocast does not change them."""
     kind = tracer.device.type
     policy = _POLICIES.get(kind, {}).get(function)
     lower = None if policy is None else autocast_dtype(kind)
     if policy is None or lower is None:
         return None
-    dtype = _dtype(tracer, policy, from_torch(lower), given)
+    dtype = _dtype(tracer, policy, from_torch(lower), arguments)
     return lambda value: _converted(tracer, value, dtype)
 
 
-def _dtype(tracer: Tracer, policy: Policy, lower: DType, given: Sequence[Any]) -> DType | None:
-    """The dtype to which a policy converts floats; None where it leaves them as they are."""
+def _dtype(tracer: Tracer, policy: Policy, lower: DType, arguments: Sequence[Any]) -> DType | None:
+    """The dtype that floats are converted to; None for no conversion."""
     if policy is Policy.REFUSED:
-        what = "binary_cross_entropy is unsafe under torch.autocast, which refuses it"
-        raise TraceError(what, hint="use binary_cross_entropy_with_logits, on what the sigmoid takes")
-    if policy is Policy.FLOAT32_BY_DEFAULT and any(isinstance(value, torch.dtype) for value in given):
+        message = "binary_cross_entropy is unsafe under torch.autocast, which refuses it"
+        raise TraceError(message, hint="use binary_cross_entropy_with_logits, on the input of the sigmoid")
+    if policy is Policy.FLOAT32_BY_DEFAULT and any(isinstance(value, torch.dtype) for value in arguments):
         return None
-    if policy is Policy.FLOAT32_RECIPROCAL and isinstance(given[0], torch.Tensor):
+    if policy is Policy.FLOAT32_RECIPROCAL and isinstance(arguments[0], torch.Tensor):
         return None
     if policy is Policy.WIDEST:
-        return _widest(lower, _floats(tracer, given))
+        return _widest(lower, _floats(tracer, arguments))
     return lower if policy is Policy.LOWER else DType.FLOAT32
 
 
@@ -169,13 +166,12 @@ def _widest(lower: DType, dtypes: Iterable[DType]) -> DType:
         if DType.FLOAT32 in (widest, dtype):
             widest = DType.FLOAT32
         elif dtype is not lower:
-            what = f"torch.autocast to {lower} does not convert {dtype}"
-            raise TraceError(what, hint=f"convert it to {lower} or float32")
+            message = f"torch.autocast to {lower} does not convert {dtype}"
+            raise TraceError(message, hint=f"convert it to {lower} or float32")
     return widest
 
 
 def _floats(tracer: Tracer, values: Iterable[Any]) -> Iterator[DType]:
-    """The dtypes of the operands that autocast converts."""
     for value in flat(values):
         if isinstance(value, torch.Tensor) and _is_converted(lifted := tracer.lift(value)):
             yield lifted._node.dtype
@@ -188,12 +184,12 @@ def _is_converted(value: TracedTensor) -> bool:
 
 def _converted(tracer: Tracer, value: Any, dtype: DType | None) -> Any:
     if isinstance(value, (tuple, list)):
-        return tuple(_converted(tracer, each, dtype) for each in value)
+        return tuple(_converted(tracer, element, dtype) for element in value)
     if dtype is None or not isinstance(value, torch.Tensor):
         return value
     lifted = tracer.lift(value)
-    is_kept = not _is_converted(lifted) or lifted._node.dtype is dtype
-    return lifted if is_kept else tracer.add(Op.CAST, lifted, dtype=dtype)
+    is_unchanged = not _is_converted(lifted) or lifted._node.dtype is dtype
+    return lifted if is_unchanged else tracer.add(Op.CAST, lifted, dtype=dtype)
 
 
 @contextmanager
@@ -205,44 +201,42 @@ def _switched_off(kind: str) -> Iterator[None]:
         torch.set_autocast_enabled(kind, True)
 
 
-# Modes of gradients: results of operations under ``torch.no_grad()`` are constants for autograd.
+# Gradient modes: results of operations under ``torch.no_grad()`` are constants for autograd.
 
 
 class GradientState(Protocol):
-    """The tracer, as far as gradients go.
+    """The gradient state of a tracer.
 
-    Attributes:
-        records: whether autograd records operations where the kernel is called.
-        switches_gradients: whether it records something that the graph does not show.
+    `records` is True if autograd records at the kernel's call, `switches_gradients` if it records something that the graph lacks.
     """
 
     records: bool
     switches_gradients: bool
 
 
-_ITSELF = """
+_MAY_RETURN_INPUT = """
     contiguous to type type_as positive __pos__ conj resolve_conj resolve_neg dropout float half double bfloat16 int long short bool
     real atleast_1d atleast_2d atleast_3d
 """
-GIVES_ITSELF = frozenset(_ITSELF.split())
-"""Functions whose result is the tensor itself, with its history, where there is nothing to do."""
+MAY_RETURN_INPUT = frozenset(_MAY_RETURN_INPUT.split())
+"""Functions that return the tensor itself, with its history, if there is nothing to do."""
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _OUTERMOST = str(Path(__file__).with_name("run.py")), "trace"
-"""The function that runs the user's: file and name."""
+"""File and name of the function that runs the user's function."""
 
 
 def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
-    """A function's result, detached where autograd records nothing, though it does where the kernel is called. Before says
-    how often something had been written to each argument."""
+    """Detaches results if gradients are off inside of the kernel, but on at its call; `before` holds the arguments' write
+    counts."""
     if isinstance(result, (tuple, list)):
-        found = [as_recorded(name, each, args, before) for each in result]
-        return result if all(map(operator.is_, found, result)) else type(result)(found)
+        results = [as_recorded(name, element, args, before) for element in result]
+        return result if all(map(operator.is_, results, result)) else type(result)(results)
     if not isinstance(result, torch.Tensor) or torch.is_grad_enabled() is cast("TracedTensor", result)._tracer.records:
         return result
     value = cast("TracedTensor", result)
     written = [argument for argument, writes in zip(args, before, strict=True) if argument is value and writes != value._writes]
-    is_itself = bool(written) or (name in GIVES_ITSELF and any(argument is value for argument in args))
+    is_itself = bool(written) or (name in MAY_RETURN_INPUT and any(argument is value for argument in args))
     tracer = value._tracer
     if is_itself or _is_constant(value._node):
         return value
@@ -253,7 +247,7 @@ def as_recorded(name: str, result: Any, args: Sequence[Any], before: Sequence[in
 
 
 def note_write(tracer: GradientState, target: Node) -> None:
-    """Notes a write to a tensor that is computed: under torch.no_grad() it keeps its history, which the graph does not show."""
+    """Notes a write to a computed tensor: under torch.no_grad() it keeps its history, which the graph does not show."""
     if torch.is_grad_enabled() is not tracer.records and not _is_constant(target):
         tracer.switches_gradients = True
 
@@ -263,7 +257,7 @@ def _is_constant(node: Node) -> bool:
 
 
 def _in_autograd_function() -> bool:
-    """True if the user's function is inside of a ``torch.autograd.Function``, which has a backward pass of its own."""
+    """True inside of a ``torch.autograd.Function``, which has its own backward pass."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) != _OUTERMOST:
         if frame.f_code is _APPLY:
@@ -272,47 +266,45 @@ def _in_autograd_function() -> bool:
     return False
 
 
-# 8-bit floats: stored, moved, compared for equality and converted, as in torch; nothing is computed in them.
+# 8-bit floats: stored, moved, compared for equality and converted, as in torch; they have no arithmetic.
 
 _LAST_ROUNDED_DOWN = 464.0
-"""The largest number that rounds to 448, the largest one of float8_e4m3fn."""
+"""The largest number that rounds to 448, the maximum of float8_e4m3fn."""
 
 _CLAMPS = {Op.CLAMP_MIN, Op.CLAMP_MAX}
 
-_MOVED = frozenset({Op.CAST, Op.WHERE, Op.ABS, Op.EQ, Op.NE, Op.COPY})
-"""Pointwise operations that torch has of 8-bit floats as well."""
+_FLOAT8_OPS = frozenset({Op.CAST, Op.WHERE, Op.ABS, Op.EQ, Op.NE, Op.COPY})
+"""Pointwise operations that torch defines for 8-bit floats."""
 
-_MOVING = frozenset({Family.LEAF, Family.VIEW, Family.INDEXING, Family.WRITE})
+_FLOAT8_FAMILIES = frozenset({Family.LEAF, Family.VIEW, Family.INDEXING, Family.WRITE})
 
 
 def require_wide(op: Op, dtypes: Sequence[DType]) -> None:
-    """Refuses arithmetic on 8-bit floats."""
     narrow = next((dtype for dtype in dtypes if dtype.is_float8), None)
-    if narrow is None or op in _MOVED or op.family in _MOVING:
+    if narrow is None or op in _FLOAT8_OPS or op.family in _FLOAT8_FAMILIES:
         return
     if op is Op.MATMUL:
-        raise TraceError(f"a product of {narrow}", hint="convert both first, or call torch._scaled_mm outside")
+        raise TraceError(f"matmul of {narrow}", hint="convert both first, or call torch._scaled_mm outside")
     raise no_arithmetic(op.row.name, narrow)
 
 
 def no_arithmetic(name: str, dtype: DType) -> TraceError:
-    """The error of a function that computes, given 8-bit floats."""
     return TraceError(f"{name} of {dtype}, which is only stored, moved and converted", hint="convert first: x.float()")
 
 
 def without_overflow(value: TracedTensor) -> TracedTensor:
-    """A value with NaN in place of what rounds to more than float8_e4m3fn holds; the value itself where it is clamped."""
+    """Replaces values that overflow float8_e4m3fn by NaN; a clamped value is unchanged."""
     if _is_clamped(value):
         return value
     tracer = value._tracer
     if value._node.dtype in (DType.FLOAT64, DType.FLOAT8_E5M2) or not value._node.dtype.is_float:
-        value = tracer.add(Op.CAST, value, dtype=DType.FLOAT32)  # in which torch rounds first
+        value = tracer.add(Op.CAST, value, dtype=DType.FLOAT32)  # torch rounds to float32 first
     is_above = tracer.add(Op.GT, tracer.add(Op.ABS, value), tracer.lift(_LAST_ROUNDED_DOWN))
     return tracer.add(Op.WHERE, is_above, tracer.lift(float("nan")), value)
 
 
 def _is_clamped(value: TracedTensor) -> bool:
-    """True if numbers bound a value from both sides, so that float8_e4m3fn holds it."""
+    """True if clamps bound a value to the range of float8_e4m3fn."""
     outer, nodes = value._node, value._tracer.builder.nodes
     inner = nodes[outer.args[0]] if outer.op in _CLAMPS else outer
     bounds = [nodes[node.args[1]] for node in (outer, inner) if node.op in _CLAMPS]

@@ -1,4 +1,4 @@
-"""The table of torch functions that can be traced, filled by `trace.functions`."""
+"""The table of traceable torch functions, filled by `trace.functions`."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 
 from fusegen.errors import FusegenError, TraceError, UnsupportedError
 from fusegen.trace.memory import TracedMemory, require_current
-from fusegen.trace.modes import GIVES_ITSELF, as_recorded, flat, twins, under_autocast
+from fusegen.trace.modes import MAY_RETURN_INPUT, as_recorded, flat, twins, under_autocast
 from fusegen.trace.user import here
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 _HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = {}
 CREATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""Handlers of functions that make a tensor of nothing; they get the tracer first."""
+"""Handlers of functions that create tensors; their first argument is the tracer."""
 
 PROPERTIES: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.T.__get__: torch.t,  # type: ignore[attr-defined]
     torch.Tensor.mT.__get__: torch.adjoint,  # type: ignore[attr-defined]
     torch.Tensor.data.__get__: torch.detach,  # type: ignore[attr-defined]
 }
-"""Functions of the same meaning as the getters of properties."""
+"""Torch functions equivalent to property getters."""
 
-_MISTAKES = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
-"""Errors that a handler raises for arguments that it does not expect."""
+_ARGUMENT_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError, AssertionError)
+"""Errors that a handler raises for unexpected arguments."""
 
 
 def implements(*names: str) -> Callable[[Handler], Handler]:
-    """Registers a handler for every torch function of the given names: in torch, torch.special, F and Tensor.
+    """Registers a handler for all torch functions of the given names: in torch, torch.special, F and Tensor.
 
-    Where the parameters of one differ from those of its namesakes, ``Tensor.name`` or ``torch.name`` registers it alone, later.
+    If their signatures differ, a later registration of ``Tensor.name`` or ``torch.name`` overrides one of them.
     """
 
     def register(handler: Handler) -> Handler:
@@ -47,8 +47,6 @@ def implements(*names: str) -> Callable[[Handler], Handler]:
 
 
 def creates(*names: str) -> Callable[[Handler], Handler]:
-    """Registers a handler for torch functions that make a tensor of nothing; it gets the tracer first."""
-
     def register(handler: Handler) -> Handler:
         for name in names:
             CREATORS[getattr(torch, name)] = handler
@@ -58,7 +56,6 @@ def creates(*names: str) -> Callable[[Handler], Handler]:
 
 
 def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The handler of a torch function, if there is one."""
     try:
         return _HANDLERS.get(function)
     except TypeError:  # an unhashable callable
@@ -66,32 +63,26 @@ def handler_of(function: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A torch function's name, for messages; of the getter of a property the property's."""
+    """Returns the name of a torch function or of a getter's property, for messages."""
     name: str = getattr(function, "__name__", str(function))
     return getattr(getattr(function, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
 
 
 class Composite:
-    """A value that is made of several traced tensors, as a complex one is: it says itself what a function of it is."""
+    """A value that consists of several traced tensors, e.g. a complex one, and handles torch functions itself."""
 
     def rule_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The handler of a torch function of this value and others."""
         raise NotImplementedError
 
 
 def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Traces a call of a torch function.
-
-    Raises:
-        UnsupportedError: when the function is not in the table.
-        TraceError: when the arguments do not fit it; names the user's line.
-    """
+    """Traces a call of a torch function, or raises `UnsupportedError`; errors name the user's line."""
     composite = next((value for value in flat((*args, *kwargs.values())) if isinstance(value, Composite)), None)
     handler = handler_of(function) if composite is None else composite.rule_of(function)
     name = name_of(function)
     if handler is None:
         raise UnsupportedError(f"torch's {name!r} cannot be traced yet", where=here(), hint=_suggestion(name))
-    if "axis" in kwargs and "dim" not in kwargs:  # numpy's word for it, which torch accepts everywhere
+    if "axis" in kwargs and "dim" not in kwargs:  # numpy's name, which torch accepts as well
         kwargs = {"dim" if key == "axis" else key: value for key, value in kwargs.items()}
     if is_any_autocast_enabled():
         handler = under_autocast(function, handler)
@@ -99,7 +90,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def calling(function: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
-    """A function, or a method, that traces a call of a torch function; of an operator with the operands swapped."""
+    """Returns a function or method that traces a torch function, optionally with swapped operands."""
 
     def calls(*args: Any, **kwargs: Any) -> Any:
         return call(function, args[::-1] if swapped else args, kwargs)
@@ -108,49 +99,49 @@ def calling(function: Callable[..., Any], *, swapped: bool = False) -> Callable[
 
 
 def located(name: str, handler: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Calls a handler; its errors name the user's line."""
+    """Calls a handler and adds the user's line to its errors."""
     if "out" in kwargs:
         kwargs = _without_out(name, kwargs)
     hook = sys.gettrace()
-    is_followed = getattr(hook, "follows_users", False)  # a debugger of the user's function need not follow our calls
+    is_traced = getattr(hook, "follows_users", False)  # a hook that follows the user's function need not follow handlers
     try:
         for a in args:
             if isinstance(getattr(a, "_memory", None), TracedMemory):
                 require_current(a)
         before = [getattr(a, "_writes", None) for a in args]
-        if is_followed:
+        if is_traced:
             sys.settrace(None)
         result = as_recorded(name, handler(*args, **kwargs), args, before)
-        return _own(name, result, args, before)
+        return _with_own_memory(name, result, args, before)
     except TraceError as error:
         _require_numbers((*args, *kwargs.values()))
         if error.where is None:
             raise type(error)(error.what, where=here(), hint=error.hint) from None
         raise
-    except FusegenError:  # some are TypeErrors or ValueErrors as well
+    except FusegenError:  # some are also TypeErrors or ValueErrors
         raise
-    except _MISTAKES as error:
+    except _ARGUMENT_ERRORS as error:
         _require_numbers((*args, *kwargs.values()))
         raise TraceError(
             f"{name}: {error or type(error).__name__}",
             where=here(),
-            hint="leave the argument out, or pass another: not all that torch takes are supported",
+            hint="leave the argument out or pass another one: not all of torch's arguments are supported",
         ) from error
     finally:
-        if is_followed:
+        if is_traced:
             sys.settrace(hook)
 
 
-def _own(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
-    """The result as a tensor of its own where a handler gave an argument back, or a view of it, and torch gives other memory."""
+def _with_own_memory(name: str, result: Any, args: Sequence[Any], before: Sequence[int | None]) -> Any:
+    """Gives a result its own memory if a handler returned an argument or a view where torch returns new memory."""
     is_tensor, is_argument = hasattr(result, "_memory"), any(result is a for a in args)
     if is_tensor and not is_argument and name not in _ITSELF_OR_VIEWS:
         return result if result._root == result._position else result._tracer.value(result._position)
     is_copied = False
     if is_tensor and name in ("contiguous", "ravel"):
         memory, position = result._memory, result._position
-        if not memory.declared and not memory.parameter and position != memory.value:  # a part of own memory, of unknown strides
-            return result._tracer.value(position, TracedMemory.beside(memory, position))
+        if not memory.declared and not memory.parameter and position != memory.value:  # a view of unknown strides
+            return result._tracer.value(position, TracedMemory.possible_alias(memory, position))
         is_copied = is_argument and result._tracer.is_copied(position, memory, contiguous=True)
     if not is_argument or (name in _ITSELF_OR_VIEWS and not is_copied):
         return result
@@ -163,37 +154,36 @@ _VIEWS = """
     permute transpose t T mT adjoint movedim moveaxis swapaxes swapdims narrow chunk split unbind diagonal data select
     linalg_diagonal unfold meshgrid broadcast_tensors
 """
-_ITSELF_OR_VIEWS = GIVES_ITSELF.union(_VIEWS.split())
-"""Functions whose result may be the tensor itself, or a view of all of it."""
+_ITSELF_OR_VIEWS = MAY_RETURN_INPUT.union(_VIEWS.split())
+"""Functions that may return the tensor itself, or a view of all of it."""
 
 
 def _without_out(name: str, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     if kwargs["out"] is not None:
-        what = f"{name}: out= would write to a tensor, which cannot be traced"
-        raise UnsupportedError(what, where=here(), hint="use what the function returns")
+        message = f"{name}: out= would write to a tensor, which cannot be traced"
+        raise UnsupportedError(message, where=here(), hint="use what the function returns")
     return {key: value for key, value in kwargs.items() if key != "out"}
 
 
 def _require_numbers(values: Iterable[Any]) -> None:
-    """Asks for run-time scalars among a call's arguments to be numbers, with which it may be right."""
+    """Specializes run-time scalars among the arguments, since the call may be valid with their values."""
     for value in flat(values):
         if hasattr(value, "require_static"):
             value.require_static()
 
 
 def known_functions() -> list[Callable[..., Any]]:
-    """All functions that can be traced, by name."""
     return sorted(_HANDLERS, key=name_of)
 
 
 _CLOSE = 0.9
-"""From which likeness on a name means the same: torch has the one that is not known, so that it is not misspelt."""
+"""Suggested names need at least this similarity: torch has the unknown name, so it is not a typo."""
 
 
 _BY_VALUES = frozenset(
     {"nonzero", "argwhere", "masked_select", "masked_scatter", "masked_scatter_", "unique", "unique_consecutive"}
 )
-"""Functions whose result's size depends on values."""
+"""Functions whose result size depends on values."""
 
 
 def _suggestion(name: str) -> str:
@@ -201,7 +191,7 @@ def _suggestion(name: str) -> str:
         return "its size depends on values: use torch.where(mask, x, other) and sums, or call it outside of the kernel"
     if name.endswith("_") and not name.endswith("__"):
         return "use the one without the trailing underscore; x.copy_(value) writes to a parameter that is declared (mutates=)"
-    known = sorted({each for each in map(name_of, _HANDLERS) if not each.endswith("_")})
-    close = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
-    listed = f"; close to it: {', '.join(close)}" if close else ""
+    known = sorted({known_name for known_name in map(name_of, _HANDLERS) if not known_name.endswith("_")})
+    matches = difflib.get_close_matches(name, known, n=3, cutoff=_CLOSE)
+    listed = f"; close to it: {', '.join(matches)}" if matches else ""
     return f"write it with operations that can be traced, or call it outside of the kernel{listed}"

@@ -1,9 +1,9 @@
-"""Runs the user's function once on traced values; what comes back is the graph, and what was assumed on the way.
+"""Runs the user's function once on traced values and returns the graph with the assumptions of the trace.
 
-Functions of Python's ``math`` take run-time numbers while a trace runs: ``math.sqrt(1 - beta ** step)`` is arithmetic of the host
-at each call. They are C and ask for a float at once, so that they are replaced. To anybody who calls them with ordinary numbers
-(other threads too) they are as they were. A function that was imported by name is not replaced: it needs the number, and its value
-selects code.
+During a trace, functions of Python's ``math`` accept run-time numbers: ``math.sqrt(1 - beta ** step)`` becomes host arithmetic at
+each call. They are replaced because the C functions demand a float at once. For ordinary numbers, also in other threads, they
+behave as before. A function imported by name (``from math import sqrt``) is not replaced, so the variant is specialized to the
+number's value.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from fusegen.trace.user import here, raised_at, returned_at
 from fusegen.trace.values import OPERATORS, TracedTensor
 
 ResultTree: TypeAlias = TreeSpec
-"""The structure of a function's results, made of tensors and of None: tuples, lists, dicts and NamedTuples, one in another."""
+"""The structure of a function's results: nested tuples, lists, dicts and NamedTuples of tensors and None."""
 
 
 class Nothing:
-    """Stands for a None among results, which holds its place without being one of them."""
+    """Stands for a None in the result structure."""
 
 
 register_pytree_node(Nothing, lambda _value: ([], None), lambda _parts, _context: None)
 
 
 class ComplexResult:
-    """Stands for a complex tensor among results, by its one part: both parts along a last dim of their own."""
+    """Stands for a complex tensor in the result structure; its one leaf is the real view, with a last dim of 2."""
 
     def __init__(self, parts: Any) -> None:
         self.parts = parts
@@ -63,7 +63,7 @@ register_pytree_node(
 )
 
 
-def _marked(value: object) -> object:
+def _mark_leaves(value: object) -> object:
     if value is None:
         return Nothing()
     return ComplexResult(torch.view_as_real(value)) if isinstance(value, registry.Composite) else value  # type: ignore[arg-type]
@@ -71,8 +71,14 @@ def _marked(value: object) -> object:
 
 @dataclass(frozen=True)
 class Trace:
-    """The findings of a trace: the graph, what it assumed of sizes and scalars, the tensors that the function closes over, how its
-    results are put together, and whether torch records something for gradients that the graph does not show."""
+    """The result of a trace.
+
+    Attributes:
+        guards: assumptions about sizes.
+        hidden: the captured tensors.
+        conditions: assumptions about scalars.
+        switches_gradients: True if autograd would record something that the graph does not show.
+    """
 
     graph: Graph
     guards: tuple[sympy.Basic, ...]
@@ -83,8 +89,8 @@ class Trace:
 
 
 class _Mode(TorchFunctionMode):
-    """Catches calls that have no traced operand while a trace is running: functions that make tensors of nothing, such as
-    torch.arange, and those of closed-over tensors alone, whose values may change from call to call."""
+    """Handles torch calls without traced operands: creation functions (torch.arange), and functions of captured tensors alone,
+    whose values may change between calls."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -97,13 +103,13 @@ class _Mode(TorchFunctionMode):
         if creator is not None:
             return registry.located(registry.name_of(func), creator, (self.tracer, *args), kwargs or {})
         name = getattr(func, "__name__", "")
-        writes = name in _WRITING or (name.endswith("_") and not name.endswith("__"))  # to its first argument
+        writes = name in _WRITING or (name.endswith("_") and not name.endswith("__"))  # the first argument
         written = [*(args[:1] if writes else ()), (kwargs or {}).get("out")]
         if name == "requires_grad_" and args[0].requires_grad is [*args[1:], *(kwargs or {}).values(), True][0]:
-            written = []  # it is so already
+            written = []  # no change
         if any(isinstance(a, torch.Tensor) and not isinstance(a, TracedTensor) for a in tree_leaves(written)):
-            what = f"{name} would write to a tensor that the kernel closes over"
-            raise UnsupportedError(what, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+            message = f"{name} would write to a captured tensor"
+            raise UnsupportedError(message, where=here(), hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
         if any(isinstance(a, torch.Tensor) for a in tree_leaves(args)):
             twin = registry.PROPERTIES.get(func, func)
             traced = OPERATORS.get(func) if registry.handler_of(twin) is None else registry.calling(twin)
@@ -111,8 +117,8 @@ class _Mode(TorchFunctionMode):
                 lifted = tree_map(lambda a: self.tracer.lift(a) if isinstance(a, torch.Tensor) else a, args)
                 return traced(*lifted, **(kwargs or {}))
         if name in _DRAWING:
-            what = f"torch.{func.__name__} draws random numbers, which a kernel does not do yet"
-            raise UnsupportedError(what, where=here(), hint="draw outside of the kernel, and pass the tensor")
+            message = f"torch.{func.__name__} draws random numbers, which kernels do not support yet"
+            raise UnsupportedError(message, where=here(), hint="draw outside of the kernel, and pass the tensor")
         result = func(*args, **(kwargs or {}))
         if not any(isinstance(a, (TracedTensor, registry.Composite)) for a in (*args, *(kwargs or {}).values())):
             self.tracer.outside.observe(func, args, kwargs or {}, result)
@@ -120,12 +126,8 @@ class _Mode(TorchFunctionMode):
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
-    """Keeps what is around a call out of its trace, whose graph is good for later calls: modes, which replace operations, and hooks
-    of saved tensors, by which a checkpoint counts them.
-
-    The device of new tensors, which lies below all modes, stays.
-    """
+def _without_modes() -> Iterator[None]:
+    """Suspends the caller's function modes and saved-tensor hooks, because later calls reuse the graph. The device mode stays."""
     modes = [pop_mode() for _ in range(function_modes())]
     if modes and isinstance(modes[-1], DeviceContext):
         push_mode(modes.pop())
@@ -151,25 +153,21 @@ _RESULTS = "return a tensor, or a tuple, a list, a dict or a NamedTuple of tenso
 
 
 def trace(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
-    """Runs a function on traced values.
-
-    Raises:
-        TraceError: when the function does something that no kernel can do.
-    """
+    """Runs a function on traced values; raises `TraceError` for anything that a kernel cannot do."""
     try:
         return _traced(tracer, function, args, kwargs)
     except Exception:
-        if tracer.needs is not None:  # which torch may have taken for an argument that it does not know
+        if tracer.needs is not None:  # torch may have wrapped the exception in another one
             raise tracer.needs from None
         raise
     finally:
         tracer.finished = True
-        tracer.hidden.clear()  # values of the trace hold the tracer, and may stay for long
+        tracer.hidden.clear()  # traced values reference the tracer and may outlive the trace
 
 
 def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace:
-    with _apart(), _Mode(tracer):
-        if refuses_changes() and tracer.records:  # a patched layer in training: its own code runs with its checkpoints
+    with _without_modes(), _Mode(tracer):
+        if refuses_changes() and tracer.records:  # a patched layer in training: its checkpoints are not traced
             tracer.refuse_hooks()
         RUNNING.count += 1
         try:
@@ -180,21 +178,21 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
             if "SymbolicSize" in str(error):
                 tracer.require_literal_features()
             raise TraceError(
-                f"a function got a value of the trace that it cannot take: {error}",
+                f"a function does not accept a traced value: {error}",
                 where=raised_at(error),
                 hint="use torch's functions on tensors",
             ) from error
         except RuntimeError as error:
             if "TorchScript interpreter" not in str(error) or not str(error).rstrip().endswith("RuntimeError:"):
                 raise
-            hint = "call the Python function that it was made of, or call it outside of the kernel"
-            raise TraceError("a function of TorchScript got a value of the trace", where=raised_at(error), hint=hint) from None
+            hint = "call the Python function that it was compiled from, or call it outside of the kernel"
+            raise TraceError("a TorchScript function was called with a traced value", where=raised_at(error), hint=hint) from None
         finally:
             RUNNING.count -= 1
     writes = tracer.stored()
-    results, structure = tree_flatten(returned if returned is None else tree_map(_marked, returned))
+    results, structure = tree_flatten(returned if returned is None else tree_map(_mark_leaves, returned))
     if returned is None and writes:
-        results = []  # what it writes is all that it gives
+        results = []  # the writes are its only effect
     elif not results and not writes:
         raise TraceError("the kernel returns no tensor", where=returned_at(function), hint=_RESULTS)
     if refuses_changes() and not writes:
@@ -210,28 +208,28 @@ def _traced(tracer: Tracer, function: Callable[..., Any], args: Sequence[Any], k
 
 
 def _require_computed(results: Sequence[object]) -> None:
-    """Refuses a function that computes nothing, in the place of which a kernel would copy: the caller may write to the views."""
+    """Refuses a function that only returns its arguments or views of them: a kernel would return copies."""
     if results and all(isinstance(value, TracedTensor) and value._memory.parameter for value in results):
         raise UnsupportedError("its results are its arguments, or views of them: there is nothing to compute")
 
 
 def _require_plain(returned: object) -> None:
-    """Refuses a function whose caller sees more of its results than their elements."""
-    added = {name for value in tree_leaves(returned) if isinstance(value, TracedTensor) for name in vars(value)} - _OWN_ATTRIBUTES
-    if added:
-        raise UnsupportedError(f"it sets {min(added)!r} of its result, which a kernel's result does not have")
-    beside = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, (tuple, list)) else ()
-    tensors = [id(value) for value in beside if isinstance(value, TracedTensor)]
+    """Refuses results with attributes, or with one tensor twice, because a kernel returns distinct plain tensors."""
+    names = {name for value in tree_leaves(returned) if isinstance(value, TracedTensor) for name in vars(value)} - _OWN_ATTRIBUTES
+    if names:
+        raise UnsupportedError(f"it sets the attribute {min(names)!r} of its result, which a kernel's result does not have")
+    elements = returned.values() if isinstance(returned, dict) else returned if isinstance(returned, (tuple, list)) else ()
+    tensors = [id(value) for value in elements if isinstance(value, TracedTensor)]
     if len(set(tensors)) < len(tensors):
-        raise UnsupportedError("a tensor is twice among its results, of which a kernel makes two")
+        raise UnsupportedError("it returns one tensor twice, and a kernel would return two tensors")
 
 
 _OWN_ATTRIBUTES = frozenset({"_tracer", "_position", "_memory", "_writes", "_root", "_argument"})
-"""Attributes of traced tensors."""
+"""Attributes that `TracedTensor` sets itself."""
 
 
 def _result(value: TracedTensor) -> int:
-    """The node of a result: of a parameter that was written to, its last version, which is the caller's tensor itself."""
+    """The node of a result; for a mutated parameter, its last version."""
     memory = value._memory
     if memory.is_written and value._position == value._root:
         return memory.version
@@ -248,12 +246,12 @@ def _output(tracer: Tracer, value: object, function: Callable[..., Any]) -> Trac
     require_filled(result)
     shape = tuple(simplify_dim(d) for d in result._node.shape)
     if result._node.weak:
-        what = "the kernel returns a number, not a tensor"
-        raise TraceError(what, where=returned_at(function), hint="return a tensor that depends on an input")
+        message = "the kernel returns a number, not a tensor"
+        raise TraceError(message, where=returned_at(function), hint="return a tensor that depends on an input")
     return result if shape == result._node.shape else tracer.add(Op.RESHAPE, result, shape=shape)
 
 
-# Python's math.
+# Python's math module.
 
 _OPS = {
     "sqrt": Op.SQRT,
@@ -283,12 +281,12 @@ _TRACED: dict[str, Callable[..., Any]] = {name: partial(computed, op) for name, 
     "isinf": lambda x: abs(x) == math.inf,
     "isfinite": lambda x: abs(x) < math.inf,
 }
-"""By name in ``math``; the first argument is a traced scalar."""
+"""Replacements by name in ``math``; the first argument is a traced scalar."""
 
 
 @contextmanager
 def traced_math() -> Iterator[None]:
-    """While it lasts, functions of ``math`` take run-time numbers."""
+    """Lets functions of ``math`` accept run-time numbers while the context is active."""
     global _traces
     with _LOCK:
         _traces += 1
@@ -316,7 +314,6 @@ def _wrapped(function: Callable[..., Any], traced: Callable[..., Any]) -> Callab
 
 
 def _number(value: Any) -> TracedScalar | None:
-    """A run-time number; None of a Python number and of anything else."""
     if type(value) is SymbolicSize:
         value.tracer.require_literal_feature(value.expr)
         return value.tracer.scalar(value)

@@ -1,8 +1,8 @@
-"""Run-time numbers in a traced function: parameters that are ints or floats, sizes, what is made of them.
+"""Run-time numbers in a traced function: int and float parameters, sizes, and arithmetic on them.
 
-A `TracedScalar` does as a Python number does. Arithmetic with numbers becomes weak nodes, which the host evaluates at each call
-(`passes.hoist`). A comparison is decided by the value that it has in this call, and becomes a condition of the variant. What needs
-the number itself (``math.sqrt(s)``, ``f"{s}"``, ``range(n)``) asks for the trace to begin again with the value in its place.
+A `TracedScalar` behaves like a Python number. Arithmetic adds weak nodes, which the host evaluates at each call (`passes.hoist`). A
+comparison is decided by its value in this call and becomes a condition of the variant. Operations that need the number itself
+(``math.sqrt(s)``, ``f"{s}"``, ``range(n)``) restart the trace with the value as a constant.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ if TYPE_CHECKING:
 
 Fact: TypeAlias = Literal["static", "sizes", "tied", "literal"]
 SizeSum: TypeAlias = tuple[str | int, tuple[str, ...], int]
-"""A size by its name, or the extent of a literal dim; the sizes whose sum it is, and a number that is added."""
+"""A size by its name, or a literal extent; then the sizes whose sum it is, and an integer constant to add."""
 
 
 class NeedsFact(Exception):
-    """A fact that a trace needs: whoever traces starts again with it.
+    """Restarts the trace with a fact.
 
     Args:
-        fact: "static" where the values of scalars select code, "sizes" where ints become symbols, "tied" where these share symbols
-            with dims of their size, "literal" where a size becomes a number.
-        names: of the scalars, or of the size.
-        total: a sum that suffices in place of a literal size, where a dim of a parameter is of that size.
+        fact: "static" to specialize scalars, "sizes" to turn ints into size symbols, "tied" to let these share symbols with dims of
+            equal size, "literal" to make a size literal.
+        total: a sum that can replace the literal size, if a parameter's dim has that size.
     """
 
     def __init__(self, fact: Fact, names: tuple[str, ...], total: SizeSum | None = None) -> None:
@@ -60,30 +59,30 @@ class _Traced(Protocol):
 
 
 def leaves_of(value: _Traced) -> list[Node]:
-    """The scalars, sizes and constants that a number is made of."""
+    """Returns the scalars, sizes and constants that a number depends on."""
     nodes = value._tracer.builder.nodes
-    below = {value._position: None}
+    seen = {value._position: None}
     stack = [value._position]
     while stack:
-        new = [a for a in nodes[stack.pop()].args if a not in below]
-        below.update(dict.fromkeys(new))
-        stack += new
-    return [nodes[p] for p in below if not nodes[p].args]
+        unseen = [a for a in nodes[stack.pop()].args if a not in seen]
+        seen.update(dict.fromkeys(unseen))
+        stack += unseen
+    return [nodes[p] for p in seen if not nodes[p].args]
 
 
 def require_static(value: _Traced) -> None:
-    """Asks for the run-time scalars that a number is made of to select code instead; where it has none, for its sizes."""
+    """Specializes the run-time scalars that a number depends on; if there are none, its sizes."""
     leaves = leaves_of(value)
     names = sorted({str(leaf.attr("name")) for leaf in leaves if leaf.op is Op.SCALAR})
     if names:
-        value._tracer.start_again("static", *names)
+        value._tracer.restart("static", *names)
     for leaf in leaves:
         if leaf.op is Op.SIZE:
             value._tracer.require_literal(cast(Dim, leaf.attr("size")))
 
 
 class TracedScalar:
-    """A number of the traced function that is known at each call only: a weak node of the graph."""
+    """A number that is only known at each call: a weak node of the graph."""
 
     __array_ufunc__ = None  # numpy leaves operators to this class
 
@@ -97,7 +96,6 @@ class TracedScalar:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The class that ``isinstance`` sees: the number's own type."""
         return number_type(self)
 
     @classmethod
@@ -107,14 +105,13 @@ class TracedScalar:
         return registry.call(func, args, kwargs or {})
 
     def as_size(self) -> NoReturn:
-        """Asks for the ints that it is made of to become sizes where that can be, else to select code."""
+        """Turns the ints that the number depends on into sizes if possible, else specializes them."""
         names = {str(leaf.attr("name")) for leaf in leaves_of(self) if leaf.op is Op.SCALAR}
         if names and self._tracer.can_be_sizes(names):
-            self._tracer.start_again("sizes", *sorted(names))
+            self._tracer.restart("sizes", *sorted(names))
         self.number()
 
     def number(self, *args: object, **kwargs: object) -> NoReturn:
-        """Asks for the number itself."""
         require_static(self)
         self._tracer.refuse_number(self._position)
 
@@ -125,7 +122,7 @@ class TracedScalar:
         self.number()
 
     def __index__(self) -> NoReturn:
-        """torch asks sizes for it where it takes them one by one."""
+        """Called by torch for each size argument."""
         self.as_size()
 
     def __bool__(self: Any) -> bool:
@@ -185,7 +182,7 @@ _COMPARISONS: dict[str, tuple[Op, Callable[..., Any]]] = {
     "gt": (Op.GT, torch.gt),
     "ge": (Op.GE, torch.ge),
 }
-_OF_INTS = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGHT_SHIFT)
+_INTEGER_OPS = (Op.BITWISE_AND, Op.BITWISE_OR, Op.BITWISE_XOR, Op.LEFT_SHIFT, Op.RIGHT_SHIFT)
 
 
 def _operator(op: Op, function: Callable[..., Any], *, swapped: bool = False) -> Callable[[TracedScalar, Any], Any]:
@@ -202,20 +199,20 @@ def _operator(op: Op, function: Callable[..., Any], *, swapped: bool = False) ->
 
 
 def _number(scalar: TracedScalar, other: Any) -> TracedScalar | None:
-    """A number that meets a scalar; None of what is no number. One that Python alone can compute with needs the value."""
+    """Converts an operand to a scalar; None for other types. Numbers that only Python can compute with are specialized."""
     if type(other) is bool:
         other = int(other)
     if type(other) is not int or -(2**63) <= other < 2**63:
-        found = scalar._tracer.as_scalar(other)
-        if found is not None or not isinstance(other, (numbers.Number, np.generic)):
-            return found
+        number = scalar._tracer.as_scalar(other)
+        if number is not None or not isinstance(other, (numbers.Number, np.generic)):
+            return number
     return scalar.number()
 
 
 def computed(op: Op, *operands: TracedScalar) -> Any:
-    """The result of an operation of numbers: a number, or the truth of a comparison."""
+    """Computes an operation of numbers: a number, or the truth of a comparison."""
     tracer = operands[0]._tracer
-    if op in _OF_INTS and any(o._node.dtype.is_float for o in operands):
+    if op in _INTEGER_OPS and any(o._node.dtype.is_float for o in operands):
         operands[0].number()
     if op is Op.POW:
         operands = (_base(*operands), operands[1])
@@ -227,15 +224,15 @@ def computed(op: Op, *operands: TracedScalar) -> Any:
 
 
 def number_type(value: _Traced) -> type:
-    """The type that Python would see: numpy's where a scalar of numpy's takes part."""
-    numbers = value._tracer.numbers
-    if any(type(numbers.get(str(leaf.attr("name")))) is np.float64 for leaf in leaves_of(value) if leaf.op is Op.SCALAR):
+    """Returns the type that Python would compute: numpy's if a numpy scalar takes part."""
+    scalars = value._tracer.numbers
+    if any(type(scalars.get(str(leaf.attr("name")))) is np.float64 for leaf in leaves_of(value) if leaf.op is Op.SCALAR):
         return np.float64
     return float if value._node.dtype.is_float else int
 
 
 def _base(base: Any, exponent: Any) -> Any:
-    """The base of a power: of ints with a negative exponent, which Python computes in floats, a float."""
+    """The base of a power. Python computes an int to a negative power in floats."""
     if base._node.dtype.is_float or exponent._node.dtype.is_float or exponent >= 0:
         return base
     return base * 1.0
@@ -256,27 +253,24 @@ for _name, _op in {"neg": Op.NEG, "abs": Op.ABS}.items():
     setattr(TracedScalar, f"__{_name}__", _unary(_op))
 
 
-# Sizes.
-
-
 def stale() -> TraceError:
-    """The error of a value that is used outside of the trace that it belongs to."""
+    """Returns the error for a value that is used outside of its trace."""
     return TraceError(
-        "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and means "
-        "nothing afterwards",
+        "a value of another trace is used: it was stored (in an attribute, a global, a list) while a kernel was traced, and is "
+        "invalid afterwards",
         where=here(),
-        hint="return it from the kernel, and store what the call gives",
+        hint="return it from the kernel, and store the call's result",
     )
 
 
 _INT = type("int", (int, torch.SymInt), {})
-"""The class that a traced size claims to be of: `torch.arange` and others look for nothing but numbers and torch's own sizes."""
+"""The class of a traced size: `torch.arange` and others only accept numbers and torch's own sizes."""
 
 
 def _comparison(
     function: Callable[[Any, Any], bool], relation: Callable[[Any, Any], sympy.Basic]
 ) -> Callable[[SymbolicSize, object], bool]:
-    """A comparison of a size: with a number of the kernel one of scalars, with another size a relation that becomes a guard."""
+    """Compares a size: with a number by a condition on scalars, with another size by a guard."""
 
     def compare(self: SymbolicSize, other: object) -> bool:
         other = _plain(other)
@@ -296,7 +290,6 @@ class SymbolicSize:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The class that ``isinstance`` sees: torch's sizes are ints."""
         return int if self.tracer.finished else _INT
 
     def _size(self, value: Dim) -> int | SymbolicSize:
@@ -359,13 +352,12 @@ class SymbolicSize:
         return self if self >= 0 else -self
 
     def bit_length(self) -> int:
-        """As of an int, whose value the variant is then bound to."""
         return int(self).bit_length()
 
     def _number(self, op: Op, function: Callable[..., Any], other: object, *, swapped: bool = False) -> Any:
-        """A function of the size as a number: a feature extent becomes literal, another size a run-time number."""
+        """Applies a function to the size as a number: a feature extent becomes literal, another size a run-time number."""
         self.tracer.require_literal_feature(self.expr)
-        if isinstance(other, np.generic):  # numpy has rules of its own
+        if isinstance(other, np.generic):  # numpy has its own rules
             return operation(op)(other, int(self)) if swapped else operation(op)(int(self), other)
         size, number = self.tracer.scalar(self), self.tracer.as_scalar(_plain(other))
         if number is None:
@@ -373,12 +365,11 @@ class SymbolicSize:
         return computed(op, *((number, size) if swapped else (size, number)))
 
     def _is_value(self, other: object) -> bool:
-        """True if arithmetic with it gives a number of the kernel, not another size."""
+        """True if arithmetic with the operand gives a number or tensor instead of a size."""
         return isinstance(other, (bool, float, np.generic, TracedScalar)) or self.tracer.is_tensor(other)
 
     @property
     def _as_number(self) -> Any:
-        """The size as a scalar, which compares with any number."""
         return self.tracer.scalar(self)
 
     __radd__, __rmul__ = __add__, __mul__
@@ -400,25 +391,22 @@ class SymbolicSize:
     __ge__ = _comparison(operator.ge, sympy.Ge)
 
     def __sym_max__(self, other: object) -> Any:
-        """The greater of two, for ``torch.sym_max``."""
         return self if self >= other else other
 
     def __sym_min__(self, other: object) -> Any:
-        """The lesser of two, for ``torch.sym_min``."""
         return self if self <= other else other
 
     def __hash__(self) -> int:
-        """The hash of the number, which it equals: the variant is then good for this value only."""
+        """Hashes the number; binds the variant to the value."""
         return hash(int(self))
 
     def __index__(self) -> int:
-        """The size as a number: the variant is then good for this value only."""
         return self.tracer.specialize(self.expr)
 
     __int__ = __index__
 
     def __float__(self) -> float:
-        """The size as a number, as a scale such as 1/√d needs it: a feature extent becomes literal."""
+        """Used for scales such as 1/√d: makes a feature extent literal."""
         self.tracer.require_literal_feature(self.expr)
         self.tracer.require_no_parameter(self.expr)
         raise TraceError(
@@ -435,15 +423,13 @@ class SymbolicSize:
 
     @property
     def _shown(self) -> Dim:
-        """The number, in texts of the user's, which may also select code: the variant is then good for this value only. The formula
-        in texts of ours, and where no value is known."""
+        """The number in the user's strings, which may select code (binds the variant to the value); the formula in fusegen's
+        messages."""
         is_known = not self.tracer.finished and {str(symbol) for symbol in self.expr.free_symbols} <= self.tracer.hints.keys()
         return int(self) if is_known and is_shown_to_user() else self.expr
 
 
 def _on_bits(function: Callable[[Any, Any], int], *, swapped: bool = False) -> Callable[[SymbolicSize, Any], int]:
-    """An operation on a size's bits, of which nothing is symbolic: the variant is then good for this value only."""
-
     def apply(self: SymbolicSize, other: Any) -> int:
         return function(other, int(self)) if swapped else function(int(self), other)
 
@@ -457,14 +443,13 @@ for _name in ("and_", "or_", "xor", "lshift", "rshift"):
 
 
 def _plain(value: object) -> object:
-    """A number as Python has it: bools and numpy's."""
     if isinstance(value, np.generic):
         value = value.item()
     return int(value) if isinstance(value, bool) else value
 
 
 def dim_of(value: object) -> Dim:
-    """A size as the graph writes it."""
+    """Converts an int or a traced size to a graph size."""
     if isinstance(value, SymbolicSize):
         if value.tracer.finished:
             raise stale()
@@ -473,7 +458,7 @@ def dim_of(value: object) -> Dim:
         value.as_size()
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         return int(value)
-    if hasattr(value, "require_static"):  # of a traced tensor
+    if hasattr(value, "require_static"):  # a traced tensor
         value.require_static()
         raise TraceError("a tensor is used as a size", where=here(), hint="use an int or a size of a traced tensor")
-    raise TraceError(f"{value!r} is no size", where=here(), hint="use an int or a size of a traced tensor")
+    raise TraceError(f"{value!r} is not a size", where=here(), hint="use an int or a size of a traced tensor")

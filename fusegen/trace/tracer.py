@@ -1,4 +1,4 @@
-"""The tracer: the state of one trace, of which traced values ask what they cannot answer alone."""
+"""The tracer: the state of one trace, shared by all its traced values."""
 
 from __future__ import annotations
 
@@ -19,51 +19,44 @@ from fusegen.ir.infer import MismatchError, broadcast
 from fusegen.ir.ops import DtypeRule, Family, Op
 from fusegen.ir.symbolic import Dim, FloorDiv, exact_quotient, literal, same
 from fusegen.program.numbers import ERRORS
-from fusegen.trace.memory import TracedMemory, lies_in, require_current, require_filled, store
+from fusegen.trace.memory import TracedMemory, is_torch_view, require_current, require_filled, store
 from fusegen.trace.modes import flat, require_wide, without_overflow
 from fusegen.trace.scalars import Fact, NeedsFact, SizeSum, SymbolicSize, TracedScalar, stale
 from fusegen.trace.user import CallerTensor, here, location
 from fusegen.trace.values import StrongTracedTensor, TracedTensor
 
-_OF_NUMBERS = frozenset(
+_NOT_FOR_BOOL = frozenset(
     {Op.NEG, Op.ABS, Op.SIGN, Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.FLOOR_DIVIDE, Op.REMAINDER, Op.POW, Op.RELU, Op.SQUARE}
 )
-"""Operations that have no meaning for bools; torch refuses most of them as well."""
+"""Operations that are undefined for bool; torch refuses most of them as well."""
 
 
-_UNASKED = object()
+_UNCHECKED = object()
 
 
 def _hooks_on_saved() -> object:
-    """The innermost hooks on tensors that torch saves for backward passes, as checkpoints put there; None for none."""
+    """The innermost saved-tensor hooks, which checkpoints install; None if there are none."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 class Outside(Protocol):
-    """The surroundings of a function: the tensors that it closes over."""
-
     def input_of(self, tensor: torch.Tensor) -> InputSpec:
-        """A closed-over tensor as an input.
-
-        Raises:
-            TraceError: it cannot be found again in a later call.
-        """
+        """Returns a captured tensor as an input; raises `TraceError` if later calls cannot find it again."""
 
     def observe(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Takes note of what torch answered about closed-over tensors while tracing: their sizes, or values."""
+        """Records what torch answered about captured tensors during the trace: their sizes, or values."""
 
     def argument_asked(self, parameter: str, attribute: str, answer: bool) -> None:
-        """Takes note of what a tensor argument answered: whether it has an attribute, or the value of ``requires_grad``."""
+        """Records what a tensor argument answered: the presence of an attribute, or ``requires_grad``."""
 
 
 class Tracer:
-    """State of one trace: the graph in the making, and the guards.
+    """The state of one trace: the graph under construction, and the guards.
 
     Args:
-        name: the function's name.
         hints: example values of the symbolic sizes, by name; may be incomplete.
-        device: what ``x.device`` answers.
-        outside: describes closed-over tensors.
+        device: the device that ``x.device`` reports.
+        outside: describes captured tensors.
         numbers: values of the run-time scalars in this call, by name.
     """
 
@@ -84,39 +77,29 @@ class Tracer:
         self._arguments: dict[int, CallerTensor] = {}
         self.outside = outside
         self.numbers = dict(numbers or {})
-        self.parameter_sizes: dict[str, str] = {}  # symbols of ints that are used as sizes: the parameters
-        self.tied: frozenset[str] = frozenset()  # those that share symbols with dims of their size
+        self.parameter_sizes: dict[str, str] = {}  # int parameters that are used as sizes, by symbol
+        self.tied: frozenset[str] = frozenset()  # int parameters that share symbols with dims of equal size
         self.needs: NeedsFact | None = None
         self._conditions: dict[int, None] = {}
         self.switches_gradients = False
         self.records = torch.is_grad_enabled()
-        self._hooks: object = _UNASKED
-        self.finished = False  # what was made of it means nothing from then on
+        self._hooks: object = _UNCHECKED
+        self.finished = False  # its traced values are invalid from then on
         self._streams = itertools.count()
 
     def refuse_hooks(self) -> None:
-        """Refuses from now on what is computed under hooks on saved tensors other than those that there are now."""
+        """From now on, refuses operations under saved-tensor hooks other than the current ones."""
         self._hooks = _hooks_on_saved()
 
     # Values.
 
     def value(self, position: int, memory: TracedMemory | None = None) -> TracedTensor:
-        """A node as the user's function sees it.
-
-        Args:
-            memory: where it would lie, for a view.
-        """
+        """Wraps a node for the user's function; `memory` is the aliased memory of a view."""
         kind = TracedTensor if self.builder.nodes[position].weak else StrongTracedTensor
         return kind(self, position, memory)
 
     def parameter(self, spec: InputSpec, argument: CallerTensor, *, declared: bool) -> TracedTensor:
-        """A tensor that the function takes.
-
-        Args:
-            spec: its sizes, dtype and strides.
-            argument: the caller's tensor as an object.
-            declared: whether the kernel says that it writes to it.
-        """
+        """Adds a tensor parameter; `declared` means that the kernel declares to mutate it."""
         position = self.builder.input(spec)
         self.memories.append(TracedMemory(argument.parameter, declared=declared, position=position))
         value = self.value(position, self.memories[-1])
@@ -124,12 +107,12 @@ class Tracer:
         return value
 
     def requires_grad(self, position: int) -> bool:
-        """True if autograd records a value: one of the tensors that it depends on requires a gradient."""
+        """True if autograd records a value, because a tensor that it depends on requires a gradient."""
         sources = dependencies(self.builder.nodes, position)
-        answers = [self._asks_for_gradient(source) for source in sources]
+        answers = [self._leaf_requires_grad(source) for source in sources]
         return any(answers) and (position in sources or torch.is_grad_enabled())
 
-    def _asks_for_gradient(self, source: int) -> bool:
+    def _leaf_requires_grad(self, source: int) -> bool:
         if source in self._arguments:
             argument = self._arguments[source]
             self.outside.argument_asked(argument.name, "requires_grad", argument.requires_grad)
@@ -143,19 +126,17 @@ class Tracer:
         return answer
 
     def stored(self) -> list[int]:
-        """The last version of each parameter that was written to."""
         for memory in self.memories:
             if memory.value != memory.version:
                 store(self.builder, memory)
         return [memory.version for memory in self.memories if memory.is_written]
 
     def add(self, op: Op, *args: TracedTensor, **attrs: object) -> TracedTensor:
-        """A new value."""
         if self.finished or any(a._tracer is not self for a in args):
             raise stale()
-        if self._hooks is not _UNASKED and self._hooks != _hooks_on_saved():
+        if self._hooks is not _UNCHECKED and self._hooks != _hooks_on_saved():
             raise UnsupportedError(
-                "tensors that it saves are checkpointed, or have hooks", where=here(), hint="put these around it"
+                "tensors that it saves are checkpointed, or have hooks", where=here(), hint="apply them outside of the kernel"
             )
         for operand in args:
             require_current(operand)
@@ -178,23 +159,20 @@ class Tracer:
             raise
         if torch.get_default_dtype() is not torch.float32:
             _check_default_dtype(op, args, value)
-        if op in _OF_NUMBERS and all(a._node.dtype is DType.BOOL for a in args):
+        if op in _NOT_FOR_BOOL and all(a._node.dtype is DType.BOOL for a in args):
             raise TraceError(f"{op.row.name} of bool", where=here(), hint="convert to a number dtype first")
         return self._without_elements(value) if 0 in value._node.shape else value
 
     def _memory_of(self, op: Op, args: Sequence[TracedTensor], position: int) -> TracedMemory | None:
-        """The memory in which a new value lies, if it is one that exists already."""
+        """The existing memory that a new view aliases; None for a value with memory of its own."""
         if op.family is not Family.VIEW or op is Op.CONCAT:
             return None
         memory = args[0]._memory
         return None if op is Op.RESHAPE and self.is_copied(position, memory) else memory
 
     def is_copied(self, position: int, memory: TracedMemory, *, contiguous: bool = False) -> bool:
-        """True if torch copies a view of a declared parameter to reshape it, or to make it contiguous.
-
-        With a size of 1 it may be a view, so that the answer is one for other sizes alone.
-        """
-        if not memory.declared or lies_in(self.builder, position, memory, contiguous=contiguous):
+        """True if torch copies a view of a declared parameter to reshape it or make it contiguous; guards exclude sizes of 1."""
+        if not memory.declared or is_torch_view(self.builder, position, memory, contiguous=contiguous):
             return False
         dims = self.builder.nodes[memory.version].shape
         for symbol in sorted({s for dim in dims for s in getattr(dim, "free_symbols", ())}, key=str):
@@ -202,17 +180,16 @@ class Tracer:
         return True
 
     def _without_elements(self, value: TracedTensor) -> TracedTensor:
-        """A value that has no element, as a constant: nothing is read for it, and no index divided by its sizes."""
+        """Replaces an empty value by a constant, so that nothing is read for it and no index is divided by its sizes."""
         kind, shape = value._node.dtype, value._node.shape
         zero = self.builder.constant(False if kind is DType.BOOL else 0.0 if kind.is_float else 0, dtype=kind)
         return self.value(self.builder.add(Op.EXPAND, [zero], shape=shape))
 
     def new_stream(self) -> int:
-        """The number of a further tensor of random bits of the key that a call draws."""
         return next(self._streams)
 
     def lift(self, value: object) -> TracedTensor:
-        """Any operand as a traced value: numbers become constants, closed-over tensors hidden inputs."""
+        """Converts any operand to a traced value: numbers become constants, captured tensors inputs."""
         if isinstance(value, TracedTensor):
             if value._tracer is not self:
                 raise stale()
@@ -225,16 +202,16 @@ class Tracer:
         if isinstance(value, SymbolicSize):
             return TracedTensor(self, self.builder.size(value.expr))
         if isinstance(value, np.generic):
-            value = float(value) if isinstance(value, np.bool_) else value.item()  # which torch takes for a float
+            value = float(value) if isinstance(value, np.bool_) else value.item()  # torch treats it as a float
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise TraceError(f"the number {value} does not fit 64 bits", hint="use a float")
         if isinstance(value, (bool, int, float)):
             return self.value(self.builder.constant(value))
         if isinstance(value, torch.Tensor):
-            return self._close_over(value)
-        raise TraceError(f"a {type(value).__name__} cannot take part in a kernel", where=here(), hint="pass a tensor or a number")
+            return self._capture(value)
+        raise TraceError(f"a {type(value).__name__} cannot be used in a kernel", where=here(), hint="pass a tensor or a number")
 
-    def _close_over(self, tensor: torch.Tensor) -> TracedTensor:
+    def _capture(self, tensor: torch.Tensor) -> TracedTensor:
         if self.finished:
             raise stale()
         if id(tensor) not in self.hidden:
@@ -244,11 +221,11 @@ class Tracer:
         return self.hidden[id(tensor)][1]
 
     def constant(self, value: float | int | bool, dtype: DType | None = None) -> TracedTensor:
-        """A literal; with a dtype, as a zero-dimensional tensor of that type."""
+        """Adds a literal; with a dtype, a zero-dimensional tensor of that type."""
         return self.value(self.builder.constant(value, dtype=dtype))
 
     def _operand(self, op: Op, value: TracedTensor) -> int:
-        """An operand's position; a number that meets what is not pointwise is a tensor of torch's default dtype."""
+        """An operand's node; outside of pointwise operations, a number becomes a tensor of torch's default dtype."""
         node = value._node
         if op.family in (Family.POINTWISE, Family.LEAF) or not node.weak:
             return value._position
@@ -258,78 +235,68 @@ class Tracer:
     # Numbers.
 
     def scalar(self, value: object) -> TracedScalar:
-        """A number, or a size as a number."""
         return value if type(value) is TracedScalar else TracedScalar(self, self.lift(value)._position)
 
     def as_scalar(self, value: object) -> TracedScalar | None:
-        """A run-time number or a Python number as one; None of anything else."""
         is_number = type(value) in (TracedScalar, SymbolicSize, int, float)
         return self.scalar(value) if is_number else None
 
     def is_tensor(self, value: object) -> bool:
-        """True if a number that meets it becomes an operand of a tensor's operation."""
         return isinstance(value, (TracedTensor, torch.Tensor))
 
     def add_number(self, op: Op, *positions: int) -> int:
-        """An operation of numbers."""
         return self.builder.add(op, positions, location=location())
 
     def decide_number(self, condition: TracedScalar) -> bool:
-        """The truth of a comparison of numbers in this call, which becomes a condition of the variant."""
+        """Evaluates a comparison of numbers in this call and records it as a condition of the variant."""
         try:
             holds = bool(evaluate(self.builder.nodes, condition._position, self.numbers, self.hints))
         except ERRORS:
             condition.number()
         except KeyError as missing:
-            what = f"the function needs the value of {missing}, which has none here"
-            raise TraceError(what, where=here(), hint="lower with example tensors and numbers") from None
+            message = f"the function needs the value of {missing}, which is unknown here"
+            raise TraceError(message, where=here(), hint="lower with example tensors and numbers") from None
         position = condition._position if holds else self.add_number(Op.LOGICAL_NOT, condition._position)
         self._conditions[position] = None
         return holds
 
     def conditions(self) -> ScalarProgram:
-        """The assumptions of the trace about numbers, in their order."""
         return extract(self.builder.nodes, [(str(number), position) for number, position in enumerate(self._conditions)])
 
     def refuse_number(self, position: int) -> NoReturn:
-        """Refuses a number that has no value while tracing."""
         raise TraceError(
             f"a run-time size is used as a number: {self.builder.nodes[position].op!r}",
             where=here(),
             hint="compute from a literal size (the last dim), or pass the number as a scalar parameter",
         )
 
-    def start_again(self, fact: Fact, *names: str, total: SizeSum | None = None) -> NoReturn:
-        """Ends the trace with the need for a fact; should the function catch that, it ends at its end."""
+    def restart(self, fact: Fact, *names: str, total: SizeSum | None = None) -> NoReturn:
+        """Aborts the trace, to be restarted with a fact. If the function catches the exception, the trace fails at its end."""
         need = NeedsFact(fact, names, total)
         self.needs = self.needs or need
         raise need
 
     def can_be_sizes(self, names: Iterable[str]) -> bool:
-        """True if scalars can be symbols: ints; those that are 0, 1 or negative in a call select code in that call."""
+        """True if scalars can become size symbols: ints other than 0, 1 and negative ones, which are specialized."""
         return all(type(self.numbers.get(name)) is int for name in names)
 
     def require_no_parameter(self, expr: object) -> None:
-        """Asks for ints that are used as sizes to select code: their values are needed."""
-        found = {str(s) for s in getattr(expr, "free_symbols", ())} & self.parameter_sizes.keys()
-        if found:
-            self.start_again("static", *sorted(self.parameter_sizes[name] for name in found))
+        """Specializes int parameters that are used as sizes, because their values are needed."""
+        symbols = {str(s) for s in getattr(expr, "free_symbols", ())} & self.parameter_sizes.keys()
+        if symbols:
+            self.restart("static", *sorted(self.parameter_sizes[name] for name in symbols))
 
     # Sizes.
 
     def size(self, dim: Dim) -> int | SymbolicSize:
-        """A size as the user's function sees it."""
+        """Returns a size for the user's function: an int or a symbolic size."""
         if self.finished:
             raise stale()
         value = literal(dim)
         return SymbolicSize(self, dim) if value is None else value
 
     def divide(self, a: Dim, b: Dim) -> Dim:
-        """The quotient of sizes, rounded down as Python does; exact where that can be seen.
-
-        Raises:
-            ZeroDivisionError: of a division by 0, as Python does.
-        """
+        """Divides sizes with Python's rounding and errors; exact if that can be proved."""
         if same(b, 0):
             raise ZeroDivisionError("integer division or modulo by zero")
         quotient = exact_quotient(a, b)
@@ -339,45 +306,44 @@ class Tracer:
             a, b = -a, -b
         if self._is_positive(a + 1):
             return FloorDiv(sympy.sympify(a), sympy.sympify(b))
-        return -FloorDiv(sympy.expand(b - 1 - a), sympy.sympify(b))  # what is divided is not negative here either
+        return -FloorDiv(sympy.expand(b - 1 - a), sympy.sympify(b))  # the dividend is non-negative here as well
 
     def _is_positive(self, size: Dim) -> bool:
-        """True if a size is above 0; a guard where that is not certain."""
+        """True if a size is positive; adds a guard if that is not certain."""
         relation = sympy.Gt(sympy.expand(size), 0)
         return self.decide(relation)
 
     def decide(self, relation: sympy.Basic) -> bool:
-        """The truth of a relation of sizes, which becomes a guard unless it always holds."""
+        """Evaluates a relation of sizes in this call; it becomes a guard unless it always holds."""
         if self.finished:
             raise stale()
         if relation in (sympy.true, sympy.false):
             return bool(relation)
-        holds = relation_of(relation)(self._hinted(relation))
+        holds = relation_of(relation)(self._known_sizes(relation))
         self.guards[relation if holds else sympy.Not(relation)] = None
         return holds
 
     def specialize(self, expr: sympy.Expr) -> int:
-        """The value of a size, which the variant is then bound to."""
+        """Returns the value of a size and binds the variant to it."""
         if self.finished:
             raise stale()
         self.require_no_parameter(expr)
-        value = formula(expr)(self._hinted(expr))
+        value = formula(expr)(self._known_sizes(expr))
         self.guards[sympy.Eq(expr, value)] = None
         return value
 
     def require_literal(self, *dims: Dim) -> None:
-        """Asks for sizes to be literal where their values are known; first, for ints among them to share the symbols of dims, which
-        may be all that is missing."""
-        size = self._to_be_literal(dims)
+        """Makes sizes with known values literal. First, ints among them share the symbols of dims, which may suffice."""
+        size = self._size_to_make_literal(dims)
         if size is not None:
-            self.start_again("literal", size)
+            self.restart("literal", size)
 
-    def _to_be_literal(self, dims: Sequence[Dim]) -> str | None:
-        """An input's symbolic size of which some are made, and whose value is known."""
+    def _size_to_make_literal(self, dims: Sequence[Dim]) -> str | None:
+        """A symbolic input size with a known value that occurs in some dims."""
         symbols = {str(symbol) for dim in dims for symbol in getattr(dim, "free_symbols", ())}
         untied = {name for symbol, name in self.parameter_sizes.items() if symbol in symbols} - self.tied
         if untied:
-            self.start_again("tied", *sorted(untied))
+            self.restart("tied", *sorted(untied))
         for dim in dims:
             self.require_no_parameter(dim)
             for symbol in sorted(getattr(dim, "free_symbols", ()), key=str):
@@ -386,25 +352,24 @@ class Tracer:
         return None
 
     def require_literal_feature(self, dim: Dim) -> None:
-        """Asks for a size that is made of last dims alone to be literal; leading sizes change from call to call, and stay."""
+        """Makes a size literal if it depends on last dims alone; leading sizes vary between calls and stay symbolic."""
         symbols = {symbol.name for symbol in getattr(dim, "free_symbols", ())}
         if symbols <= set(dict(self.builder.bounds)):
             self.require_literal(dim)
 
     def expects_at_most(self, dim: Dim, most: int) -> bool:
-        """True if a size is not above a number in this call, as far as is known; that a function asks for it is no guard."""
+        """True if a size is known to be at most a number in this call; adds no guard."""
         return self._are_known([dim]) and formula(dim)(self.hints) <= most
 
     def _are_known(self, dims: Iterable[Dim]) -> bool:
         return all(symbol.name in self.hints for dim in dims for symbol in getattr(dim, "free_symbols", ()))
 
     def require_literal_features(self) -> None:
-        """Asks for every size of last dims to be literal: something takes plain numbers only."""
+        """Makes every size of last dims literal, for functions that take plain numbers only."""
         for name, _ in self.builder.bounds:
             self.require_literal(sympy.Symbol(name))
 
     def common_shape(self, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-        """The shape that some broadcast to."""
         try:
             return broadcast([tuple(shape) for shape in shapes])
         except MismatchError as error:
@@ -412,19 +377,18 @@ class Tracer:
             raise
 
     def require_equal(self, sizes: Sequence[tuple[Dim, Dim]]) -> None:
-        """Asks for sizes to be sums of each other or literal, where they are equal in this call, though not for all values of their
-        symbols. Where they are not, that is a guard: the function may catch the error that follows."""
+        """Makes sizes that are equal in this call provably equal: as sums of each other, or as literals; else adds a guard."""
         if not self._are_known(itertools.chain(*sizes)):
             return
-        for one, other in sizes:
-            if formula(one)(self.hints) != formula(other)(self.hints):
-                self.decide(sympy.Eq(one, other))
+        for left, right in sizes:
+            if formula(left)(self.hints) != formula(right)(self.hints):
+                self.decide(sympy.Eq(left, right))
                 return
-        size = self._to_be_literal(list(itertools.chain(*sizes)))
+        size = self._size_to_make_literal(list(itertools.chain(*sizes)))
         if size is not None:
-            self.start_again("literal", size, total=next(filter(None, itertools.starmap(_sum_of, sizes)), None))
+            self.restart("literal", size, total=next(filter(None, itertools.starmap(_sum_of, sizes)), None))
 
-    def _hinted(self, expr: sympy.Basic) -> dict[str, int]:
+    def _known_sizes(self, expr: sympy.Basic) -> dict[str, int]:
         missing = [s.name for s in expr.free_symbols if s.name not in self.hints]
         if missing:
             raise TraceError(
@@ -436,7 +400,7 @@ class Tracer:
 
 
 def _require_numbers(values: Iterable[object]) -> None:
-    """Asks for numbers where the graph holds no others."""
+    """Specializes numbers in attributes for which the graph has no node."""
     for value in flat(values):
         if isinstance(value, TracedScalar):
             value.number()
@@ -444,26 +408,28 @@ def _require_numbers(values: Iterable[object]) -> None:
             float(value)
 
 
-def _sum_of(one: Dim, other: Dim) -> SizeSum | None:
-    """One of two different sizes as the sum that the other is; None where neither can be: a literal that equals one symbol is a
-    coincidence, or a feature's extent."""
-    for size, total in ((other, one), (one, other)):
+def _sum_of(left: Dim, right: Dim) -> SizeSum | None:
+    """Expresses one of two different sizes as the sum that the other one is.
+
+    A literal that equals a single symbol is a coincidence, or a feature's extent.
+    """
+    for size, total in ((right, left), (left, right)):
         terms = sympy.Add.make_args(sympy.sympify(total))
-        parts = tuple(str(term) for term in terms if term.is_Symbol)
+        symbols = tuple(str(term) for term in terms if term.is_Symbol)
         numbers = [int(term) for term in terms if term.is_Integer]
-        if one == other or not parts or len(parts) + len(numbers) < len(terms) or str(size) in parts:
+        if left == right or not symbols or len(symbols) + len(numbers) < len(terms) or str(size) in symbols:
             continue
         if getattr(size, "is_Symbol", False):
-            return str(size), parts, sum(numbers)
+            return str(size), symbols, sum(numbers)
         if literal(size) is not None and len(terms) > 1:
-            return int(size), parts, sum(numbers)
+            return int(size), symbols, sum(numbers)
     return None
 
 
 def _check_default_dtype(op: Op, args: Sequence[TracedTensor], value: TracedTensor) -> None:
-    """Refuses an operation of integers whose result is of torch's default dtype, where that is not the graph's float32."""
+    """Refuses an integer operation whose result has torch's default dtype if that is not float32."""
     if value._node.dtype is not DType.FLOAT32 or value._node.weak or op.row.result is DtypeRule.EXPLICIT:
         return
     if not any(a._node.dtype is DType.FLOAT32 and not a._node.weak for a in args):
-        what = f"{op.row.name} of integers gives torch's default dtype, which is {torch.get_default_dtype()} here"
-        raise TraceError(what, where=here(), hint="cast first: .to(torch.float32), or the dtype that you want")
+        message = f"{op.row.name} of integers gives torch's default dtype, which is {torch.get_default_dtype()} here"
+        raise TraceError(message, where=here(), hint="cast first: .to(torch.float32), or the dtype that you want")

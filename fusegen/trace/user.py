@@ -1,4 +1,4 @@
-"""The user's side of a trace: the line of the user's code that is running, and the tensors that a call passes."""
+"""The user's side of a trace: the running line of the user's code, and the tensors that a call passes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fusegen.ir.graph import Location
 
-_OURS = Path(__file__).parents[1]  # as frames name it: through a link where the environment is one
-_NOT_THE_USERS = (f"{_OURS}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
-_DECLARATIONS = tuple(f"{_OURS / room}{os.sep}" for room in ("specs", "nn", "parallel"))
+_PACKAGE = Path(__file__).parents[1]  # unresolved, as frames report it
+_NOT_USER_CODE = (f"{_PACKAGE}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
+_DECLARATIONS = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("specs", "nn", "parallel"))
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame that is neither fusegen's compiler nor torch; prebuilt specs and modules count as user code."""
+    """Returns the innermost frame outside of fusegen's compiler and torch; prebuilt specs and modules count as user code."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _is_user(frame.f_code.co_filename):
         frame = frame.f_back
@@ -33,42 +33,42 @@ def user_frame() -> FrameType | None:
 
 
 def _is_user(filename: str) -> bool:
-    return filename.startswith(_DECLARATIONS) or not filename.startswith(_NOT_THE_USERS)
+    return filename.startswith(_DECLARATIONS) or not filename.startswith(_NOT_USER_CODE)
 
 
 def is_shown_to_user() -> bool:
-    """True if a text that is being made of a value is the user's, or a library's, and none of ours."""
+    """True if the current string conversion of a value was requested by code outside of fusegen."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name in ("_shown", "__repr__", "__format__"):
         frame = frame.f_back
     file = "" if frame is None else frame.f_code.co_filename
-    return file.startswith(_DECLARATIONS) or not file.startswith(_NOT_THE_USERS[0])
+    return file.startswith(_DECLARATIONS) or not file.startswith(_NOT_USER_CODE[0])
 
 
 def location() -> Location | None:
-    """The user's current line, counted from the first line of its function."""
+    """Returns the user's current line, relative to the first line of its function."""
     frame = user_frame()
     if frame is None:
         return None
     code = frame.f_code
-    text = linecache.getline(code.co_filename, frame.f_lineno).strip().rstrip("\\ ")  # which would continue a comment
+    text = linecache.getline(code.co_filename, frame.f_lineno).strip().rstrip("\\ ")  # else it continues a C comment
     return Location(code.co_filename, frame.f_lineno - code.co_firstlineno, text)
 
 
 def here() -> str | None:
-    """The user's current file and line, for messages."""
+    """Returns the user's current file and line, for messages."""
     frame = user_frame()
     return None if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
 
 
 def raised_at(error: BaseException) -> str | None:
-    """The last line of the user's that an error came through."""
+    """Returns the last user line in an error's traceback."""
     steps = [s for s in traceback.extract_tb(error.__traceback__) if _is_user(s.filename)]
     return _line(steps[-1].filename, steps[-1].lineno or 0) if steps else None
 
 
 def returned_at(function: Callable[..., object]) -> str | None:
-    """The line where a function returns, if there is one alone, else the function's first."""
+    """Returns the line of a function's only return statement, else the function's first line."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if not isinstance(code, CodeType):
         return None
@@ -82,14 +82,12 @@ def _line(file: str, number: int) -> str:
 
 @dataclass(frozen=True)
 class CallerTensor:
-    """A tensor argument as an object.
+    """The properties of a tensor argument as a Python object.
 
     Attributes:
-        name: of the parameter.
-        parameter: of the user's function: another one where it is an element of what that takes.
-        type: the class that ``isinstance`` answers for.
-        attributes: those that the tensor or its class has and torch's tensors have not.
-        requires_grad: the tensor's.
+        parameter: the user's parameter, which differs from `name` for an element of a container.
+        type: the class that ``isinstance`` reports.
+        attributes: attributes that torch's tensors do not have.
     """
 
     name: str
@@ -100,10 +98,9 @@ class CallerTensor:
 
     @classmethod
     def of(cls, name: str, parameter: str, tensor: torch.Tensor) -> CallerTensor:
-        """A tensor that a parameter was given."""
         requires_grad = tensor.requires_grad
-        if isinstance(tensor, FakeTensor):  # whose class and attributes are torch's means of describing a tensor
+        if isinstance(tensor, FakeTensor):  # its class and attributes belong to torch's implementation
             kind = nn.Parameter if isinstance(tensor, nn.Parameter) else torch.Tensor
             return cls(name, parameter, kind, frozenset(), requires_grad)
-        own = (vars(each) for each in type(tensor).__mro__ if each.__module__.partition(".")[0] not in ("torch", "builtins"))
+        own = (vars(base) for base in type(tensor).__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins"))
         return cls(name, parameter, type(tensor), frozenset(vars(tensor)).union(*own), requires_grad)

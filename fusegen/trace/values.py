@@ -1,11 +1,11 @@
-"""Traced tensors: what a function sees in the place of a caller's tensors, without values.
+"""Traced tensors: stand-ins for the caller's tensors, without values.
 
-`TracedTensor` implements ``__torch_function__`` and Tensor's operators and methods; each call is looked up in the table of
-`trace.registry` and becomes nodes of the graph. Everything that would need a value is an error that names the line.
+`TracedTensor` implements ``__torch_function__`` and Tensor's operators and methods; each call is looked up in `trace.registry` and
+adds nodes to the graph. Operations that need a value raise an error that names the line.
 
-`StrongTracedTensor` is a real ``torch.Tensor`` as well, so that ``isinstance`` answers as it does without a kernel. The tensor
-underneath is empty and never asked for anything. Members of ``torch.Tensor`` are replaced one by one, as torch's own would first
-read their arguments, among which a run-time size is no number; what still reaches torch's operations is refused.
+`StrongTracedTensor` is also a ``torch.Tensor``, so that ``isinstance`` answers as without a kernel. The underlying tensor is empty
+and never used. Members of ``torch.Tensor`` are replaced one by one, because torch's own would first parse their arguments and
+reject run-time sizes; calls that still reach torch's operations are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class TracedTensor:
     """A tensor (or run-time scalar) of the traced function: a node of the graph."""
 
-    _argument: CallerTensor | None = None  # the caller's tensor, of a parameter
+    _argument: CallerTensor | None = None  # the caller's tensor, for a parameter
 
     def __init__(self, tracer: Tracer, position: int, memory: TracedMemory | None = None) -> None:
         self._tracer = tracer
@@ -53,74 +53,61 @@ class TracedTensor:
     ) -> Any:
         return registry.call(func, args, kwargs or {})
 
-    # What torch.Tensor knows without a value.
+    # Properties that need no value.
 
     @property
     def shape(self) -> TracedShape:
-        """Sizes: literal ones as ints, the others symbolic."""
         return TracedShape(self._tracer.size(d) for d in self._node.shape)
 
     def size(self, dim: int | None = None) -> Any:
-        """All sizes, or one."""
         if dim is not None and (isinstance(dim, bool) or not -self.ndim <= dim < self.ndim):
             raise DimError(f"size of dim {dim} of a tensor of {self.ndim} dims", where=here(), hint="count dims from 0, or from -1")
         return self.shape if dim is None else self.shape[dim]
 
     @property
     def ndim(self) -> int:
-        """Number of dims."""
         return len(self._node.shape)
 
     def dim(self) -> int:
-        """Number of dims."""
         return self.ndim
 
     def numel(self) -> int | SymbolicSize:
-        """Number of elements."""
         return self._tracer.size(simplify_dim(product(self._node.shape)))
 
     ndimension, nelement = dim, numel
 
     def element_size(self) -> int:
-        """Bytes of an element."""
         return self._node.dtype.itemsize
 
     @property
     def is_cuda(self) -> bool:
-        """True if the kernel is traced for a GPU."""
         return self.device.type == "cuda"
 
     @property
     def dtype(self) -> torch.dtype:
-        """torch's dtype."""
         return self._node.dtype.torch
 
     @property
     def device(self) -> torch.device:
-        """The device that the kernel is traced for."""
         return self._tracer.device
 
     @property
     def requires_grad(self) -> bool:
-        """True if autograd records the value, by the tensors that it depends on; the answer becomes a guard."""
+        """True if autograd records the value; the answer becomes a guard."""
         return self._tracer.requires_grad(self._position)
 
     @property
     def T(self) -> Any:
-        """The transpose of a matrix."""
         return registry.call(torch.Tensor.t, (self,), {})
 
     @property
     def mT(self) -> Any:
-        """The transpose of the last two dims."""
         return registry.call(torch.adjoint, (self,), {})
 
     def is_floating_point(self) -> bool:
-        """True if the dtype is a float."""
         return self._node.dtype.is_float
 
     def is_complex(self) -> bool:
-        """Always False: there are no complex numbers."""
         return False
 
     def __getattr__(self, name: str) -> Any:
@@ -135,13 +122,13 @@ class TracedTensor:
         return lambda *args, **kwargs: registry.call(method, (self, *args), kwargs)
 
     def _require_no_attribute(self, name: str) -> None:
-        """Refuses to read what the caller set on the tensor; that it is absent becomes a guard."""
+        """Refuses to read an attribute that the caller set on the tensor; its absence becomes a guard."""
         if self._argument is None or name.startswith("__"):
             return
         argument = self._argument
         if name in argument.attributes:
-            what = f"the kernel reads the attribute {name!r} that the argument {argument.name!r} carries, which is not traced"
-            raise UnsupportedError(what, where=here(), hint=f"pass {argument.name}.{name} as a parameter of its own")
+            message = f"the kernel reads the attribute {name!r} of the argument {argument.name!r}, which is not traced"
+            raise UnsupportedError(message, where=here(), hint=f"pass {argument.name}.{name} as a parameter of its own")
         self._tracer.outside.argument_asked(argument.name, name, False)
 
     def __getitem__(self, key: Any) -> Any:
@@ -158,10 +145,10 @@ class TracedTensor:
             raise TraceError("iteration over a scalar", where=here(), hint="unsqueeze it, or use it as it is")
         return self._tracer.size(self._node.shape[0])
 
-    # What needs a value.
+    # Operations that need a value.
 
     def require_static(self) -> None:
-        """Asks for the run-time scalars and sizes that this value is made of to select code instead; a tensor is left as it is."""
+        """Specializes the run-time scalars and sizes of a number; does nothing for a tensor."""
         if self._node.weak:
             require_static(self)
 
@@ -183,14 +170,14 @@ class TracedTensor:
         registry.call(torch.Tensor.__setitem__, (self, key, value), {})
 
     def __repr__(self) -> str:
-        node = self._tracer.builder.nodes[self._position]  # of a finished trace as well
+        node = self._tracer.builder.nodes[self._position]  # also after the trace
         return f"<traced {node.dtype.short}[{', '.join(map(str, node.shape))}]>"
 
     __hash__ = object.__hash__
 
 
 def _equality(function: Callable[..., Any]) -> Callable[[TracedTensor, Any], Any]:
-    """With what is no operand, as torch has it: Python then compares identities, so that ``x == None`` is False."""
+    """Returns NotImplemented for other types, like torch: Python then compares identities, so that ``x == None`` is False."""
 
     def apply(self: TracedTensor, other: Any) -> Any:
         return registry.call(function, (self, other), {}) if isinstance(other, _OPERANDS) else NotImplemented
@@ -223,7 +210,7 @@ _OTHER_OPERATORS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 OPERATORS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""The operators of traced tensors by those of torch's tensors, some of which are no function of torch by another name."""
+"""Traced operators by torch.Tensor's operator methods, some of which have no equivalent torch function."""
 
 
 def _implement(name: str, operator: Callable[..., Any]) -> None:
@@ -241,25 +228,19 @@ for _name, _function in _OTHER_OPERATORS.items():
     _implement(f"__{_name}__", registry.calling(_function))
 
 
-# The sizes of a traced tensor, as a tuple that behaves like ``torch.Size``.
-
-
 class TracedShape(tuple[Any, ...]):
-    """The sizes of a traced tensor: a ``torch.Size`` whose elements may be run-time sizes."""
-
     __slots__ = ()
 
     def numel(self) -> Any:
-        """The product of the sizes."""
         return math.prod(self)
 
     def __getitem__(self, key: Any) -> Any:
         try:
-            found = super().__getitem__(key)
+            sizes = super().__getitem__(key)
         except IndexError:
-            what = f"the size of dim {key} of a tensor of {len(self)} dims"
-            raise IndexRangeError(what, where=here(), hint="give a tensor that has the dim") from None
-        return TracedShape(found) if isinstance(key, slice) else found
+            message = f"the size of dim {key} of a tensor of {len(self)} dims"
+            raise IndexRangeError(message, where=here(), hint="pass a tensor that has the dim") from None
+        return TracedShape(sizes) if isinstance(key, slice) else sizes
 
     def __add__(self, other: Any) -> Any:
         return TracedShape(super().__add__(tuple(other))) if isinstance(other, tuple) else NotImplemented
@@ -280,22 +261,20 @@ _EMPTY = torch.empty(0, device="meta")
 
 
 class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,override]
-    """A tensor of the traced function; a number of it, which is weak, is a `TracedTensor` alone."""
+    """A traced tensor that torch accepts as one; numbers (weak nodes) are plain `TracedTensor` objects."""
 
     def __new__(cls, *_: object) -> StrongTracedTensor:
-        """A tensor for torch to recognise."""
         return torch.Tensor._make_subclass(cls, _EMPTY)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The class that ``isinstance`` sees: that of the caller's tensor; what the function computes is a plain tensor."""
+        """The class of the caller's tensor, for ``isinstance``; torch.Tensor for computed values."""
         return torch.Tensor if self._argument is None else self._argument.type
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> NoReturn:
-        """Refuses what torch computes without asking ``__torch_function__``."""
         raise UnsupportedError(
             f"torch's {func} needs a tensor's elements while tracing, when there are none",
             where=here(),
@@ -303,28 +282,26 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
         )
 
     def __copy__(self) -> TracedTensor:
-        """The value itself, as torch has it."""
         return self
 
     def __deepcopy__(self, memo: object) -> TracedTensor:
-        """A value that no write to a parameter changes."""
+        """Returns a value that later writes to a parameter do not change."""
         return registry.call(torch.clone, (self,), {}) if self._memory.declared else self
 
     def __format__(self, spec: str) -> str:
-        """As it prints; a number's format needs a number."""
         return format(repr(self), spec) if not spec else self._refused(f"the format {spec!r} of a tensor")
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Sets an attribute that torch's tensors do not have."""
+        """Allows new attributes; refuses torch's own attributes and attributes on parameters."""
         own = vars(self)
         if name not in own and (own.get("_argument") is not None or hasattr(torch.Tensor, name)) and not name.startswith("__"):
             self._refused(f"setting Tensor.{name}")
         object.__setattr__(self, name, value)
 
-    def _refused(self, what: str) -> NoReturn:
-        raise UnsupportedError(f"{what} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes")
+    def _refused(self, message: str) -> NoReturn:
+        raise UnsupportedError(f"{message} cannot be traced", where=here(), hint="use functions of the tensor's values and sizes")
 
-    # What is the same for every tensor of a kernel: dense, without a history of gradients.
+    # Constant properties: kernel tensors are dense and have no gradient history.
 
     data = property(lambda self: registry.call(torch.Tensor.detach, (self,), {}))
     real = property(lambda self: self)
@@ -333,7 +310,9 @@ class StrongTracedTensor(TracedTensor, torch.Tensor):  # type: ignore[misc,overr
     itemsize = property(TracedTensor.element_size)
     nbytes = property(lambda self: self.numel() * self.element_size())
     H = property(
-        lambda self: registry.call(torch.Tensor.t, (self,), {}) if self.ndim in (0, 2) else self._refused("H of no matrix")
+        lambda self: (
+            registry.call(torch.Tensor.t, (self,), {}) if self.ndim in (0, 2) else self._refused("Tensor.H of a non-matrix")
+        )
     )
     mH = TracedTensor.mT
 
@@ -343,44 +322,44 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def assigned(name: str, target: TracedTensor, result: TracedTensor) -> TracedTensor:
-    """An operation in place: a new value, of the old one's shape and dtype, which all names of the tensor then mean."""
+    """Performs an in-place operation: all aliases of the target refer to a new value of the same shape and dtype."""
     if not torch.can_cast(result.dtype, target.dtype):
-        what = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
-        raise TraceError(what, where=here(), hint="write x = x + y, or convert an operand, as torch asks as well")
+        message = f"{name} in place: the result is {result.dtype}, which {target.dtype} does not hold"
+        raise TraceError(message, where=here(), hint="write x = x + y, or convert an operand, as torch requires too")
     shapes = result._node.shape, target._node.shape
     if len(shapes[0]) != len(shapes[1]) or not all(map(same, *shapes)):
-        what = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
-        raise ShapeError(what, where=here(), hint="write x = x + y")
+        message = f"{name} in place: the result has the shape {result.shape}, the tensor {target.shape}"
+        raise ShapeError(message, where=here(), hint="write x = x + y")
     overwrite(target, registry.call(torch.Tensor.to, (result, target.dtype), {}))
     return target
 
 
-_SORTS = """
+_FALSE_FLAGS = """
     is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu
     retains_grad
 """
-"""Kinds that no tensor of a kernel is."""
+"""Tensor kinds that kernels do not support."""
 
-_NEVER = frozenset(_SORTS.split())
+_ALWAYS_FALSE = frozenset(_FALSE_FLAGS.split())
 _SPECIAL = """
     __array__ __complex__ __contains__ __cuda_array_interface__ __delitem__ __dlpack__ __dlpack_device__ __pos__ __reduce_ex__
     __reversed__
 """
-"""Members with underscores that torch does not ask ``__torch_function__`` about as we want it."""
+"""Special methods that must be replaced, because torch does not route them through ``__torch_function__``."""
 
-_OTHERS = frozenset(_SPECIAL.split())
+_REPLACED_SPECIAL = frozenset(_SPECIAL.split())
 
 
 def _replaced(name: str) -> Any:
     member = getattr(torch.Tensor, name)
     if callable(member):
         return registry.calling(member)
-    return property(lambda self: False if name in _NEVER else self._refused(f"Tensor.{name}"))
+    return property(lambda self: False if name in _ALWAYS_FALSE else self._refused(f"Tensor.{name}"))
 
 
 for _name in dir(torch.Tensor):
-    if (_name in _OTHERS or not _name.startswith("__")) and _name not in {*vars(StrongTracedTensor), *vars(TracedTensor)}:
+    if (_name in _REPLACED_SPECIAL or not _name.startswith("__")) and _name not in {*vars(StrongTracedTensor), *vars(TracedTensor)}:
         setattr(StrongTracedTensor, _name, _replaced(_name))
 for _name, _function in BINARY_OPERATORS.items():
-    if _name != "matmul":  # torch has none in place
+    if _name != "matmul":  # torch has no in-place matmul
         setattr(StrongTracedTensor, f"__i{_name}__", _in_place(_name, _function))

@@ -1,1 +1,1 @@
-"""Verification: every prebuilt kernel on a device against float64 and torch eager, and the stored record of it."""
+"""Verification: compares every prebuilt kernel on a device with float64 and torch eager, and stores a record."""

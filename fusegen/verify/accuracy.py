@@ -1,11 +1,12 @@
-"""The accuracy rule: how far a result may be from float64, measured by what torch eager does on the same inputs.
+"""The accuracy rule: bounds a result's distance from float64 relative to torch eager's on the same inputs.
 
-NaN and infinities stand where the exact result, rounded to the dtype, has them; the root mean square of the errors is within
-1.1 times eager's for results of 16 bits or fewer and 1.25 times for float32 (where there are elements enough for it to say
-something, and it is more than a sixtieth of a unit in the last place); the greatest error is within twice eager's plus two units
-in the last place. A result of 8 bits is the exact one rounded, but for a thousandth of its elements, or 1.25 times as many as
-eager has wrong, which are one step beside it, or as far as eager's. Where eager itself overflows, either the result is as good as
-torch's in float32, rounded once, or it has nothing wrong where eager is right.
+NaN and infinities must occur where the exact result, rounded to the dtype, has them. The root mean square error is at most 1.1
+times eager's for results of 16 bits or fewer and 1.25 times for float32; it is checked if there are enough elements and it exceeds
+1/64 of a unit in the last place. The greatest error is at most twice eager's plus two units in the last place.
+
+An 8-bit result is the rounded exact result, except for 0.1% of its elements, or 1.25 times as many as eager has wrong; these differ
+by at most one step, or by at most eager's greatest error. If eager overflows, the result either satisfies the rule against torch in
+float32, rounded once, or has no error where eager is right.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ import torch
 from torch import Tensor
 
 ENOUGH = 1 << 16
-"""Elements from which on the root mean square says something."""
+"""Elements from which on the root mean square is significant."""
 
 _GREATEST, _UNITS = 2.0, 2.0  # times eager's error, plus units in the last place
-_INVISIBLE = 1 / 64  # units in the last place: where both results are rounded alike but for one element in 4000
-_FARAWAY = 0.125  # of the result's root mean square: an error that says that nothing of the result is left
-_MORE_BESIDE = 1.25  # times as many as eager's: one scale of a tensor moves many numbers across the middle
-_BESIDE = 1e-3  # of the elements of 8 bits may be a step beside the exact result: the other side of the middle between two numbers
+_INVISIBLE = 1 / 64  # units in the last place: both results round alike, except for one element in 4000
+_MEANINGLESS = 0.125  # of the result's root mean square: a larger error means that the result is meaningless
+_MISROUNDED_RATIO = 1.25  # times eager's count: one scale of a tensor moves many numbers across a rounding boundary
+_MISROUNDED = 1e-3  # fraction of 8-bit elements that may be one step off, across a rounding boundary
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Distances from the exact result, over elements that are finite in all of them.
+    """Distances from the exact result, over elements where all are finite.
 
     Attributes:
         worst, eager_worst: the greatest.
         rms, eager_rms: root mean square.
-        compared: elements.
+        compared: number of elements.
     """
 
     worst: float = 0.0
@@ -47,13 +48,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of the rule on one result.
-
-    Attributes:
-        errors: that it was judged by.
-        failure: what is wrong; empty where nothing is.
-        overflows: what is wrong is so because eager is as well: NaN or infinite at the same elements, or nowhere near at all.
-    """
+    """The rule's verdict on one result; `overflows` excuses deviations because eager overflows or is meaningless there."""
 
     errors: Errors
     failure: str = ""
@@ -61,7 +56,6 @@ class Verdict:
 
 
 def rms_bound(dtype: torch.dtype) -> float:
-    """Times eager's root mean square error that a result's may be."""
     return 1.25 if dtype is torch.float32 else 1.1
 
 
@@ -75,16 +69,14 @@ def judge(
     through: torch.dtype | None = None,
     approximate: bool = False,
 ) -> Verdict:
-    """The verdict on one result.
+    """Judges one result.
 
     Args:
-        got: what is judged.
-        eager: torch's result on the same inputs.
-        exact: in float64, on the same device.
-        wider: gives torch's result in float32 as the same dtype, which takes eager's place where that overflows.
-        may_overflow: whether the inputs are such that eager may be of no use at all.
-        through: a narrower dtype that the program has values in on the way, to which kernels may round them, or may not.
-        approximate: True if only NaN and infinities are judged, since the result is not meant to be as exact as eager's.
+        got, eager, exact: the result, torch's on the same inputs, and the float64 result on the same device.
+        wider: computes torch's result in float32, cast to the same dtype; replaces an eager result that overflows.
+        may_overflow: True if eager may be meaningless for these inputs.
+        through: a narrower dtype of intermediates, to which kernels may or may not round.
+        approximate: True to check only NaN and infinities.
     """
     if got.shape != eager.shape or got.dtype is not eager.dtype:
         return Verdict(Errors(), f"{got.dtype} {tuple(got.shape)} instead of {eager.dtype} {tuple(eager.shape)}")
@@ -92,31 +84,31 @@ def judge(
         return Verdict(Errors(), f"shape {tuple(got.shape)} instead of {tuple(exact.shape)}")
     dtype, rounded = got.dtype, exact.to(got.dtype)
     got, eager, rounded = _comparable(got), _comparable(eager), _comparable(rounded)
-    eager_overflows, overflows = (bool(_is_elsewhere(one, rounded).any()) for one in (eager, got))
+    eager_overflows, overflows = (bool(_differs_in_kind(result, rounded).any()) for result in (eager, got))
     if eager_overflows and wider is not None:
-        found = _Comparison(dtype, got, _comparable(wider()), exact, rounded, through)
-        if not found.failure():
-            return Verdict(found.errors, overflows=overflows)
-    found = _Comparison(dtype, got, eager, exact, rounded, through)
-    failure = found.places() if approximate else found.failure()
-    if failure and may_overflow and (eager_overflows or found.eager_is_far_away()):
-        return Verdict(found.errors, overflows=True)
-    return Verdict(found.errors, failure, overflows and not failure)
+        comparison = _Comparison(dtype, got, _comparable(wider()), exact, rounded, through)
+        if not comparison.failure():
+            return Verdict(comparison.errors, overflows=overflows)
+    comparison = _Comparison(dtype, got, eager, exact, rounded, through)
+    failure = comparison.nonfinite_mismatch() if approximate else comparison.failure()
+    if failure and may_overflow and (eager_overflows or comparison.eager_is_meaningless()):
+        return Verdict(comparison.errors, overflows=True)
+    return Verdict(comparison.errors, failure, overflows and not failure)
 
 
 def _comparable(result: Tensor) -> Tensor:
-    """A result as it is, or wider where torch cannot compare and subtract it: 8-bit floats."""
+    """Widens 8-bit floats, which torch can neither compare nor subtract."""
     return result.float() if result.is_floating_point() and result.itemsize == 1 else result
 
 
 def _repetitions(exact: Tensor) -> int:
-    """The number of times that a result repeats itself, as that of an expanded tensor does: one row's rounding stays one's."""
+    """The number of repetitions of a result along expanded dims; repeated rounding errors are not independent."""
     return math.prod(extent for dim, extent in enumerate(exact.shape) if extent and bool((exact == exact.narrow(dim, 0, 1)).all()))
 
 
-def _is_elsewhere(one: Tensor, other: Tensor) -> Tensor:
-    """True at elements of which one is NaN, infinite or finite and the other is not, or infinite with another sign."""
-    return ~((one == other) | (one.isfinite() & other.isfinite()) | (one.isnan() & other.isnan()))
+def _differs_in_kind(left: Tensor, right: Tensor) -> Tensor:
+    """True at elements that differ in being NaN, infinite (with sign) or finite."""
+    return ~((left == right) | (left.isfinite() & right.isfinite()) | (left.isnan() & right.isnan()))
 
 
 class _Comparison:
@@ -135,36 +127,33 @@ class _Comparison:
         self.different = ours.numel() // _repetitions(exact)
 
     def failure(self) -> str:
-        """The first fault; empty where there is none."""
-        places = self.places()
+        nonfinite = self.nonfinite_mismatch()
         if self.is_narrow:
-            return places or self._beside()
-        return places or self._worst(self.ours, self.expected) or self._rms() or self._unmeasured()
+            return nonfinite or self._misrounding()
+        return nonfinite or self._check_worst(self.ours, self.expected) or self._rms() or self._check_unmeasured()
 
-    def eager_is_far_away(self) -> bool:
-        """True if eager is of no use as a yardstick."""
+    def eager_is_meaningless(self) -> bool:
         finite = self.eager.isfinite()
         exact = self.exact[finite]
-        return _rms(self.eager[finite].double() - exact) > _FARAWAY * _rms(exact)
+        return _rms(self.eager[finite].double() - exact) > _MEANINGLESS * _rms(exact)
 
-    def places(self) -> str:
-        """NaN and infinities; which side of the greatest number something just there falls on is a matter of its error."""
-        wrong = _is_elsewhere(self.got, self.rounded) & ~_is_elsewhere(self.eager, self.rounded)
+    def nonfinite_mismatch(self) -> str:
+        """Checks NaN and infinities. Near the greatest finite number, overflow is a matter of the error bound."""
+        mismatched = _differs_in_kind(self.got, self.rounded) & ~_differs_in_kind(self.eager, self.rounded)
         limit = self.info.max
         allowed = _GREATEST * self.errors.eager_worst + _UNITS * self.info.eps * limit
-        is_there = ((self.exact.abs() - limit).abs() <= allowed) & (self.got.sign() == self.exact.sign())
-        wrong &= ~(is_there & (self.got.abs().double() >= limit - 2 * allowed))
-        count = int(wrong.sum())
+        is_near_limit = ((self.exact.abs() - limit).abs() <= allowed) & (self.got.sign() == self.exact.sign())
+        mismatched &= ~(is_near_limit & (self.got.abs().double() >= limit - 2 * allowed))
+        count = int(mismatched.sum())
         if not count:
             return ""
-        first = tuple(wrong.nonzero()[0].tolist())
-        return f"{count} elements are NaN or infinite where they should not be, or the reverse: {self._at(first)}"
+        first = tuple(mismatched.nonzero()[0].tolist())
+        return f"{count} elements are NaN or infinite where they should not be, or the reverse: {self._describe_element(first)}"
 
-    def _beside(self) -> str:
-        """Elements of 8 bits that are not the exact result rounded: too many, or too far away."""
+    def _misrounding(self) -> str:
         got, eager, rounded = self.got[self.finite], self.eager[self.finite], self.rounded[self.finite]
         steps = self.info.eps * rounded.abs().clamp(min=self.info.tiny)
-        return beside(got, eager, rounded, steps)
+        return misrounding(got, eager, rounded, steps)
 
     def _rms(self) -> str:
         bound = self.rms_bound
@@ -173,46 +162,40 @@ class _Comparison:
             return ""
         return f"root mean square error {self.errors.rms:.3e} is more than {bound} × eager's {self.errors.eager_rms:.3e}"
 
-    def _worst(self, ours: Tensor, expected: Tensor) -> str:
+    def _check_worst(self, ours: Tensor, expected: Tensor) -> str:
         bound = _GREATEST * self.errors.eager_worst
         over = ours - _UNITS * self._unit(expected) - self.on_the_way * expected.abs() - bound
         if not over.numel() or not bool((over > 0).any()):
             return ""
-        place = int(over.argmax())
-        what = f"an error of {ours[place].item():.3e} at {expected[place].item():.6g}"
-        return f"{what} is more than twice eager's greatest, {self.errors.eager_worst:.3e}, plus 2 units in the last place"
+        index = int(over.argmax())
+        message = f"an error of {ours[index].item():.3e} at {expected[index].item():.6g}"
+        return f"{message} is more than twice eager's greatest, {self.errors.eager_worst:.3e}, plus 2 units in the last place"
 
-    def _unmeasured(self) -> str:
-        """Elements that eager alone has not finite: held to what it does elsewhere, if it does anything."""
+    def _check_unmeasured(self) -> str:
+        """Checks elements where only eager is not finite, against its error elsewhere."""
         alone = self.rounded.isfinite() & self.got.isfinite() & ~self.eager.isfinite()
         if not bool(alone.any()):
             return ""
         if not self.errors.compared:
             return "eager has nothing finite to compare with"
         expected = self.exact[alone]
-        return self._worst((self.got[alone].double() - expected).abs(), expected)
+        return self._check_worst((self.got[alone].double() - expected).abs(), expected)
 
     def _unit(self, expected: Tensor) -> Tensor:
         return self.info.eps * expected.abs().clamp(min=self.info.tiny)
 
-    def _at(self, place: tuple[int, ...]) -> str:
-        ours, theirs, exact = (t[place].item() for t in (self.got, self.eager, self.exact))
-        return f"at {place} it is {ours:.6g}, eager {theirs:.6g}, exact {exact:.6g}"
+    def _describe_element(self, index: tuple[int, ...]) -> str:
+        ours, theirs, exact = (t[index].item() for t in (self.got, self.eager, self.exact))
+        return f"at {index} it is {ours:.6g}, eager {theirs:.6g}, exact {exact:.6g}"
 
 
-def beside(got: Tensor, eager: Tensor, rounded: Tensor, steps: Tensor) -> str:
-    """Says if more than a few numbers of 8 bits, and more than eager's, are not the exact result rounded, or are more than a step
-    away from it; empty if neither.
-
-    Args:
-        got, eager, rounded: ours, eager's, and the exact result rounded, which are finite.
-        steps: the distance of each from its neighbours.
-    """
+def misrounding(got: Tensor, eager: Tensor, rounded: Tensor, steps: Tensor) -> str:
+    """Describes 8-bit results (finite elements only) that are rounded wrongly too often, or by more than one of the `steps`."""
     ours, theirs = (got - rounded).abs(), (eager - rounded).abs()
-    wrong, of_eager = int((ours > 0).sum()), int((theirs > 0).sum())
-    chance = 1 + 3 * math.sqrt(of_eager)  # so much such counts differ by
-    if wrong > max(_BESIDE * ours.numel(), _MORE_BESIDE * of_eager) + chance:
-        return f"{wrong} of {ours.numel()} elements are not the exact result rounded, and {of_eager} of eager's"
+    misrounded, eager_misrounded = int((ours > 0).sum()), int((theirs > 0).sum())
+    chance = 1 + 3 * math.sqrt(eager_misrounded)  # random variation of the counts
+    if misrounded > max(_MISROUNDED * ours.numel(), _MISROUNDED_RATIO * eager_misrounded) + chance:
+        return f"{misrounded} of {ours.numel()} elements are not the exact result rounded, and {eager_misrounded} of eager's"
     far = int((ours > steps.clamp(min=_greatest(theirs))).sum())
     return f"{far} elements are more than a step, and further than eager's, from the exact result" if far else ""
 
@@ -230,18 +213,17 @@ def _rms(values: Tensor) -> float:
 
 
 def judge_any(got: Tensor, eager: Tensor, exact: Tensor, *, is_quantized: bool = False, **settings: Any) -> Verdict:
-    """The verdict on a result of any dtype: integers and booleans are those of float64 or of eager.
+    """Judges a result of any dtype: integers and booleans must equal those of float64 or of eager.
 
     Args:
-        got, eager, exact: as of `judge`.
-        is_quantized: True if integers of 8 bits were floats, which are judged as 8-bit floats are.
-        settings: of `judge`, for floats.
+        is_quantized: True if 8-bit integers are rounded floats, judged like 8-bit floats.
+        settings: further arguments of `judge`, for floats.
     """
     if is_quantized and got.dtype is torch.int8 is eager.dtype and got.shape == eager.shape == exact.shape:
         ours, theirs, rounded = (t.double() for t in (got, eager, exact))
         worst, eager_worst = _greatest((ours - rounded).abs()), _greatest((theirs - rounded).abs())
         errors = Errors(worst, eager_worst, _rms(ours - rounded), _rms(theirs - rounded), got.numel())
-        return Verdict(errors, beside(ours, theirs, rounded, torch.ones_like(rounded)))
+        return Verdict(errors, misrounding(ours, theirs, rounded, torch.ones_like(rounded)))
     if got.is_floating_point() or got.dtype is not eager.dtype or got.shape != eager.shape:
         return judge(got, eager, exact, **settings)
     wrong = int(((got != exact) & (got != eager)).sum())

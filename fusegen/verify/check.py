@@ -1,4 +1,4 @@
-"""Kernels on a device beside torch eager and float64: a case of a spec for several targets, and a user's own kernel."""
+"""Compares kernels on a device with torch eager and float64: cases of a spec for several targets, and user kernels."""
 
 from __future__ import annotations
 
@@ -35,20 +35,17 @@ from fusegen.verify.lowering import LoweredCase
 TensorFunction = Callable[..., Any]
 
 LOST = "not run: the device failed in an earlier case"
-"""Why a case was skipped after one that a GPU does not survive."""
+"""The skip reason for cases after a GPU failure."""
 
-_MOST_ON_CPU = 1 << 21  # elements of a tensor from which on a CPU takes too long
+_MOST_ON_CPU = 1 << 21  # larger tensors take too long on a CPU
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a case for a target.
+    """The outcome of a case for a target: a verdict per result, an error, or the reason for skipping.
 
     Attributes:
-        verdicts: one a result.
-        error: what was raised instead of results.
-        skipped: why it was not run; empty when it was.
-        approximate: True if errors are measured and not judged: the kernel asks for fast math.
+        approximate: True if errors are measured but not judged, because the kernel uses fast math.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -58,38 +55,30 @@ class Outcome:
 
     @property
     def failure(self) -> str:
-        """The fault; empty when all is well or nothing was run."""
+        """Describes the failure; empty if the case passed or was skipped."""
         several = len(self.verdicts) > 1
-        wrong = [f"result {n}: {v.failure}" if several else v.failure for n, v in enumerate(self.verdicts) if v.failure]
-        return self.error or "; ".join(wrong)
+        failures = [f"result {n}: {v.failure}" if several else v.failure for n, v in enumerate(self.verdicts) if v.failure]
+        return self.error or "; ".join(failures)
 
     @property
     def passed(self) -> bool:
-        """True if it was run and is right."""
         return not self.skipped and not self.failure
 
     @property
     def word(self) -> str:
-        """The outcome in a word or two."""
         if not self.passed:
             return "failed" if self.failure else "skipped"
         passed = "measured" if self.approximate else "passed"
         return "eager overflows" if any(v.overflows for v in self.verdicts) else passed
 
 
-# A call as torch and the oracle compute it.
+# Reference results by torch and the oracle.
 
 
 class _Call:
-    """A call of a kernel, and the graph that it was traced to.
+    """A call of a kernel, and its traced graph. An empty call, which torch handles, has no variant.
 
-    Its operands are contiguous: strides are no business of a yardstick, and cuBLAS makes illegal accesses at strides of 2^30.
-
-    Args:
-        dispatcher: that traced it.
-        variant: of the call; None for an empty one, which torch handles.
-        arguments: by parameter, with values.
-        captured: tensors that the function closes over.
+    Its operands are contiguous: strides do not affect the reference, and cuBLAS makes illegal accesses at strides of 2^30.
     """
 
     def __init__(
@@ -117,13 +106,11 @@ class _Call:
 
     @property
     def traced(self) -> Graph:
-        """The graph of a call that is not empty."""
         assert self.graph is not None
         return self.graph
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """The tensors that the graph takes, by their names there."""
         return {spec.name: self.named[spec.name] for spec in self.traced.inputs}
 
     @property
@@ -131,38 +118,34 @@ class _Call:
         return {name: self.named[name] for name, _ in self.traced.scalars}
 
     def results(self, function: TensorFunction, arguments: Mapping[str, Any]) -> list[Tensor]:
-        """The results of a function, and what it leaves in copies of the arguments that the kernel writes to."""
+        """The results of a function, then the final contents of the arguments that it mutates (copies)."""
         copies = {name: _copied(arguments[name]) for name in self.written}
         return [*_tensors(function(**{**arguments, **copies})), *copies.values()]
 
     def reference(self, eager: list[Tensor], values: DataValues = DataValues.ORDINARY) -> _Reference:
-        """The yardstick of the results, which eager has given."""
         if self.graph is None:
             return _Reference(eager, [result.double() for result in eager], values, is_empty=True)
         graph, positions = self.graph, (*self.graph.outputs, *self.puts.values())
         unrounded = replace(graph, outputs=tuple(_before_rounding(graph, p) for p in graph.outputs))
-        found = evaluate(unrounded, self.inputs, self.scalars, sizes=self.sizes, device=self.device)
-        exact = dict(zip((*unrounded.outputs, *unrounded.writes), found, strict=True))
-        below = [[graph.nodes[p] for p in (*graph.ancestors[position], position)] for position in positions]
+        values_by_node = evaluate(unrounded, self.inputs, self.scalars, sizes=self.sizes, device=self.device)
+        exact = dict(zip((*unrounded.outputs, *unrounded.writes), values_by_node, strict=True))
+        ancestors = [[graph.nodes[p] for p in (*graph.ancestors[position], position)] for position in positions]
         exacts = [exact[p] for p in (*unrounded.outputs, *self.puts.values())]
-        return _Reference(eager, exacts, values, below, cache(self._wider), self.approximate)
+        return _Reference(eager, exacts, values, ancestors, cache(self._wider), self.approximate)
 
     def _wider(self) -> list[Tensor]:
-        wide = {n: v.float() if isinstance(v, Tensor) and _is_computed(v.dtype) else v for n, v in self.arguments.items()}
-        return self.results(self.function, wide)
+        widened = {n: v.float() if isinstance(v, Tensor) and _is_computed(v.dtype) else v for n, v in self.arguments.items()}
+        return self.results(self.function, widened)
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """The results of torch and of float64, by which others are judged.
+    """Reference results by torch and float64.
 
     Attributes:
-        eager: torch's results.
-        exact: those of float64.
-        values: what the case is filled with.
-        below: for each result, the nodes that it is made of; none of gradients.
-        wider: gives torch's results in float32.
-        approximate, is_empty: errors are not judged, or there are none.
+        below: the ancestor nodes of each result; empty for gradients.
+        wider: computes torch's results in float32.
+        approximate: errors are not judged.
     """
 
     eager: Sequence[Tensor]
@@ -182,32 +165,31 @@ class _Reference:
             wider=None if wider is None else lambda: wider()[number].to(eager.dtype),
             may_overflow=self.values.may_overflow(eager.dtype),
             is_quantized=self._is_quantized(number),
-            through=self._through(number),
+            through=self._intermediate_dtype(number),
             approximate=self.approximate,
         )
         return replace(verdict, errors=Errors()) if self.is_empty else verdict
 
     def _is_quantized(self, number: int) -> bool:
-        """True if a result is made of floats that were converted to 8-bit integers."""
+        """True if a result depends on floats cast to 8-bit integers."""
         return bool(self.below) and any(n.op is Op.CAST and n.dtype is DType.INT8 for n in self.below[number])
 
-    def _through(self, number: int) -> torch.dtype | None:
-        """The 16-bit dtype that a float32 result has on its way; None where there is none."""
+    def _intermediate_dtype(self, number: int) -> torch.dtype | None:
+        """The 16-bit dtype of an intermediate of a float32 result; None if there is none."""
         nodes = self.below[number] if self.below else ()
         halves = (n.dtype.torch for n in nodes if n.dtype.is_half and n.family is not Family.LEAF)
         return next(halves, None) if self.eager[number].dtype is torch.float32 else None
 
 
 def _before_rounding(graph: Graph, position: int) -> int:
-    """The value that a result of 16 bits is rounded from where it ends in a conversion: errors are distances from that, as they are
-    where nothing is said of a dtype."""
+    """The operand of a result's final cast to 16 bits, so that errors are measured before rounding."""
     node = graph.nodes[position]
     is_rounded = node.op is Op.CAST and node.dtype.is_half and graph.nodes[node.args[0]].dtype.is_float
     return node.args[0] if is_rounded else position
 
 
 def _is_computed(dtype: torch.dtype) -> bool:
-    """True for floats that torch computes with; 8-bit ones are only stored."""
+    """True for floats with arithmetic in torch; 8-bit floats are only stored."""
     return dtype.is_floating_point and dtype.itemsize > 1
 
 
@@ -219,17 +201,12 @@ def _tensors(results: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
 
 
-# A case of a spec.
+# Cases of a spec.
 
 
 @torch.no_grad()
 def check(spec: Spec, case: Case, prepared: Sequence[LoweredCase], device: torch.device) -> tuple[Outcome, ...]:
-    """Runs a case for several targets on the same numbers.
-
-    Args:
-        spec: whose case it is.
-        prepared: the case, lowered for each target.
-    """
+    """Runs a case for several targets on the same inputs."""
     layouts = [value for value in case.arguments.values() if isinstance(value, TensorLayout)]
     if device.type == "cpu" and any(layout.stored > _MOST_ON_CPU for layout in layouts):
         return tuple(Outcome(skipped="too large for a CPU") for _ in prepared)
@@ -244,7 +221,7 @@ def check(spec: Spec, case: Case, prepared: Sequence[LoweredCase], device: torch
 
 
 def is_alive(device: torch.device) -> bool:
-    """True if a device still works: after an illegal access a GPU does nothing more for this process."""
+    """True if a device still works; a GPU is unusable for this process after an illegal access."""
     try:
         _wait(device)
     except RuntimeError:
@@ -253,13 +230,13 @@ def is_alive(device: torch.device) -> bool:
 
 
 def _wait(device: torch.device) -> None:
-    """Waits for the device: a kernel's fault comes to light here, not in the next case."""
+    """Synchronizes, so that a kernel's fault is reported here and not in the next case."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def _measured(spec: Spec, case: Case, lowered: LoweredCase, device: torch.device) -> tuple[Arguments, _Call, _Reference]:
-    """The arguments, and what torch makes of them; tried again without what earlier cases left in memory."""
+    """The arguments and torch's results; retries after freeing memory of earlier cases."""
 
     def measured() -> tuple[Arguments, _Call, _Reference]:
         arguments = case_arguments(case, device)
@@ -269,15 +246,17 @@ def _measured(spec: Spec, case: Case, lowered: LoweredCase, device: torch.device
     try:
         return measured()
     except torch.OutOfMemoryError:
-        pass  # its traceback holds tensors: they are free only behind this block
+        pass  # the traceback holds tensors until the block ends
     gc.collect()
     torch.cuda.empty_cache()
     return measured()
 
 
 def case_arguments(case: Case, device: torch.device) -> Arguments:
-    """The case's arguments; the same numbers each time. Matrices of weights are as small as those of new layers, so that 16 bits
-    hold the products."""
+    """Fills the case's arguments deterministically.
+
+    Weight matrices are scaled like those of new layers, so that 16 bits hold the matmuls' results.
+    """
     generator = torch.Generator(device).manual_seed(zlib.crc32(case.name.encode()))
 
     def real(name: str, value: Any) -> Any:
@@ -297,18 +276,17 @@ def case_arguments(case: Case, device: torch.device) -> Arguments:
 
 
 def _outcomes(prepared: Sequence[LoweredCase], arguments: Arguments, call: _Call, reference: _Reference) -> Iterator[Outcome]:
-    """One a target; what two targets launch alike is run once."""
     known: dict[tuple[tuple[str, ...], str], Outcome] = {}
-    for one in prepared:
-        what = one.digests, one.launches
-        if what not in known:
-            known[what] = _outcome(one, arguments, call, reference)
-        yield known[what]
+    for lowered in prepared:
+        key = lowered.digests, lowered.launches
+        if key not in known:
+            known[key] = _outcome(lowered, arguments, call, reference)
+        yield known[key]
 
 
 def _outcome(prepared: LoweredCase, arguments: Arguments, call: _Call, reference: _Reference) -> Outcome:
     try:
-        results = call.results(lambda **given: prepared.run(given, call.device), arguments)
+        results = call.results(lambda **named: prepared.run(named, call.device), arguments)
         _wait(call.device)
         if len(results) != len(reference.eager):
             return Outcome(error=f"{len(results)} results instead of {len(reference.eager)}")
@@ -317,29 +295,29 @@ def _outcome(prepared: LoweredCase, arguments: Arguments, call: _Call, reference
         return Outcome(error=one_line(error))
 
 
-# A user's own kernel: its results, what it writes to, and its gradients.
+# User kernels: results, mutated arguments, and gradients.
 
 
 def verify_own(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> dict[str, Outcome]:
-    """Compares a kernel with its function, run by torch, and with the float64 oracle; one with fast math also with itself without.
+    """Compares a kernel with its function in torch and with the float64 oracle; with fast math, also without.
 
     Args:
         arguments: by parameter; meta tensors are filled with random numbers.
 
     Returns:
-        The outcome of each tensor, by its name.
+        The outcome of each tensor, by name.
 
     Raises:
-        ArgumentError: the kernel draws random numbers, or has results of float64.
-        TraceError: the kernel does something that cannot be traced.
-        VerificationError: torch cannot run the function, or its results are others than the kernel's.
+        ArgumentError: the kernel draws random numbers, or has float64 results.
+        TraceError: the kernel cannot be traced.
+        VerificationError: torch cannot run the function, or returns different results.
     """
     values = materialize(arguments, device)
-    found = _own_outcomes(kernel, values, device)
+    outcomes = _own_outcomes(kernel, values, device)
     if kernel.options.fast_math:
         accurate = _own_outcomes(kernel.fresh(options=kernel.options._replace(fast_math=False)), values, device)
-        found |= {f"{name}, accurate": outcome for name, outcome in accurate.items()}
-    return found
+        outcomes |= {f"{name}, accurate": outcome for name, outcome in accurate.items()}
+    return outcomes
 
 
 def _own_outcomes(kernel: fg.Kernel[..., Any], arguments: Arguments, device: torch.device) -> dict[str, Outcome]:
@@ -353,11 +331,11 @@ def _own_outcomes(kernel: fg.Kernel[..., Any], arguments: Arguments, device: tor
 
 def _require_comparable(call: _Call, variant: Variant) -> None:
     if variant.program.call.draws:
-        what = f"{call.name} draws random numbers, and no other run draws the same"
-        raise ArgumentError(what, hint="verify it where it draws none, or with fg.dropout(x, p, seed=…)")
+        message = f"{call.name} draws random numbers, which no other run reproduces"
+        raise ArgumentError(message, hint="verify it without random numbers, or with fg.dropout(x, p, seed=…)")
     if any(call.traced.nodes[position].dtype.torch is torch.float64 for position in call.traced.outputs):
-        what = f"{call.name} has a result of float64, and nothing is more exact"
-        raise ArgumentError(what, hint="make it float32: with --dtype f32, or without .double() in the function")
+        message = f"{call.name} has a float64 result, and there is no more exact reference"
+        raise ArgumentError(message, hint="make it float32: with --dtype f32, or without .double() in the function")
 
 
 @torch.no_grad()
@@ -370,7 +348,7 @@ def _own_results(kernel: TensorFunction, call: _Call) -> dict[str, Outcome]:
 
 
 def _own_gradients(kernel: TensorFunction, call: _Call) -> dict[str, Outcome]:
-    """Gradients by all arguments that are floats, and by captured tensors that require one."""
+    """Gradients of all float arguments, and of captured tensors that require one."""
     graph, inputs = call.traced, call.inputs
     floats = [n for n in inputs if inputs[n].is_floating_point()]
     wrt = differentiated_inputs(graph, [n for n in floats if n not in call.captured or call.captured[n].requires_grad])
@@ -406,30 +384,25 @@ def _gradients_of(function: TensorFunction, call: _Call, wrt: Sequence[str], see
     with torch.enable_grad():
         results = _tensors(function(**arguments))
     pairs = [(r, s) for r, s in zip(results, seeds, strict=True) if s is not None and r.requires_grad]
-    outputs, given = zip(*pairs, strict=True)
+    outputs, gradients = zip(*pairs, strict=True)
     inputs = [leaves[name] if name in leaves else call.captured[name] for name in wrt]
-    found = torch.autograd.grad(outputs, inputs, given, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+    computed = torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, computed, strict=True)]
 
 
 def _of_torch(call: _Call, run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """The results of torch.
-
-    Raises:
-        VerificationError: torch cannot run the function.
-    """
     try:
         return run()
     except FusegenError:
         raise
     except Exception as error:
-        what = f"torch cannot run {call.name}: {one_line(error)}"
-        raise VerificationError(what, hint="call the function itself with such arguments") from error
+        message = f"torch cannot run {call.name}: {one_line(error)}"
+        raise VerificationError(message, hint="call the plain function with these arguments") from error
 
 
 def _judged(call: _Call, names: list[str], got: Sequence[Tensor], reference: _Reference) -> dict[str, Outcome]:
     if not len(names) == len(got) == len(reference.eager) == len(reference.exact):
-        what = f"{call.name} gives {len(got)} tensors where torch gives {len(reference.eager)}"
-        raise VerificationError(what, hint="please report the declaration and its shapes")
+        message = f"{call.name} returns {len(got)} tensors, torch {len(reference.eager)}"
+        raise VerificationError(message, hint="please report the declaration and its shapes")
     verdicts = [reference.judge(number, tensor) for number, tensor in enumerate(got)]
     return {n: Outcome((v,), approximate=reference.approximate) for n, v in zip(names, verdicts, strict=True)}

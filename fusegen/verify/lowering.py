@@ -1,4 +1,4 @@
-"""A case for a target: what is emitted for it, and how it is run."""
+"""Lowers a case for a target, and runs it."""
 
 from __future__ import annotations
 
@@ -41,18 +41,12 @@ from fusegen.target import Target, cuda_targets
 from fusegen.threads import cached_property
 from fusegen.verify.cases import Case, TensorLayout
 
-_DIGITS = 32  # of a digest in a record
+_DIGITS = 32  # per digest in a record
 
 
 @dataclass(frozen=True)
 class LoweredCase:
-    """A case that is lowered; nothing is compiled.
-
-    Attributes:
-        target: what it is lowered for.
-        dispatcher: the kernel, which knows this case only.
-        variant: what was emitted; None for an empty case, which torch handles.
-    """
+    """A lowered case, not compiled, with a dispatcher of its own; an empty case, which torch handles, has no variant."""
 
     case: Case
     target: Target
@@ -61,60 +55,54 @@ class LoweredCase:
 
     @property
     def program(self) -> Program | None:
-        """The steps."""
         return self.variant.program if self.variant else None
 
     @property
     def graph(self) -> Graph | None:
-        """As it was traced."""
         return self.variant.traced if self.variant else None
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The text of each launch."""
         return self.variant.sources if self.variant else ()
 
     @cached_property
     def digests(self) -> tuple[str, ...]:
-        """Digests of the texts without their comments and of the flags that they are compiled with, shortened."""
+        """Shortened digests of the texts without comments and of the compiler flags."""
         return tuple(_shortened("\0".join((source.digest, *FLAGS))) for source in self.sources)
 
     @cached_property
     def launches(self) -> str:
-        """The digest of all else that a call hands to the device at the case's sizes, shortened; empty where it does nothing."""
+        """Shortened digest of the rest of the call at the case's sizes: launch parameters and library calls; empty for no
+        launches."""
         if self.variant is None:
             return ""
         sizes = self.dispatcher.variants.sizes(self.variant, self.dispatcher.arguments((), stand_ins(self.case.arguments)), ())
-        return _shortened("\n".join(call_words(self.variant.call, sizes)))
+        return _shortened("\n".join(call_description(self.variant.call, sizes)))
 
     @cached_property
     def plan(self) -> tuple[str, ...]:
-        """Each step in words."""
         return recorded_plan(self.program) if self.program else ("nothing to compute",)
 
     def run(self, arguments: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
-        """The results.
+        """Runs the case.
 
-        Where the target is the device's own, the kernel is called as a user calls it. Text for another target is compiled for
-        the device and launched.
-
-        Raises:
-            VerificationError: a call runs something else than was lowered.
+        On the device's own target the kernel is called like by a user. Text for another target is compiled for the device and
+        launched.
         """
         own = target_of(device)
         if self.variant is None or own.name == self.target.name:
-            with untuned():  # what is recorded is what everybody gets
+            with untuned():  # records are of untuned plans
                 results = self.dispatcher.call((), arguments)
             if self.variant is not None and self._variant(arguments, device).specialization is not self.variant.specialization:
-                raise VerificationError("a call runs another variant than was lowered", where=self.dispatcher.name)
+                raise VerificationError("the call runs a specialization other than the lowered one", where=self.dispatcher.name)
         else:
-            results = self._foreign(self.variant, arguments, device)
+            results = self._run_other_target(self.variant, arguments, device)
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     def _variant(self, arguments: Mapping[str, Any], device: torch.device) -> Variant:
         return self.dispatcher.variants.of(self.dispatcher.arguments((), arguments), self.target, device)[0]
 
-    def _foreign(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
+    def _run_other_target(self, variant: Variant, arguments: Mapping[str, Any], device: torch.device) -> Any:
         values = self.dispatcher.arguments((), arguments)
         sizes = self.dispatcher.variants.sizes(variant, values, ())
         scalars = scalars_of(variant.call.scalars, sizes, self.dispatcher.parameters.names)
@@ -128,37 +116,34 @@ def _shortened(text: str) -> str:
 
 
 def prepare(spec: Spec, case: Case, target: Target) -> LoweredCase:
-    """Lowers a case by its layouts alone."""
     function = spec.kernel.function
     dispatcher = Dispatcher(function, function.__name__, spec.kernel.options)
-    shown = torch.device(target.device)
+    traced_device = torch.device(target.device)
     variant = None
     for arguments in (case.before, case.arguments):
         if arguments is not None and not case.is_empty:
-            variant, _ = dispatcher.variants.of(dispatcher.arguments((), stand_ins(arguments)), target, shown)
+            variant, _ = dispatcher.variants.of(dispatcher.arguments((), stand_ins(arguments)), target, traced_device)
     return LoweredCase(case, target, dispatcher, variant)
 
 
 def stand_ins(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with tensors in place of layouts."""
     return {name: value.stand_in() if isinstance(value, TensorLayout) else value for name, value in arguments.items()}
 
 
 def can_run(target: Target, own: Target) -> bool:
-    """True if text for a target runs on a device of another: one that is as new, and has all that the target counts on."""
+    """True if text for a target runs on a device of another one: as new, and with the required features."""
     if target.name == own.name:
         return True
-    age = {each.name: age for age, each in enumerate(cuda_targets())}
+    age = {candidate.name: age for age, candidate in enumerate(cuda_targets())}
     if target.wgmma or not age.keys() >= {target.name, own.name}:
         return False
     return age[target.name] <= age[own.name] and target.shared_bytes <= own.shared_bytes
 
 
-# Plans in words, for records: every field that is not what it usually is.
+# Plans as text, for records: every field that differs from its default.
 
 
 def recorded_plan(program: Program) -> tuple[str, ...]:
-    """A line a step."""
     return tuple(map(_planned_step, program.steps))
 
 
@@ -174,11 +159,11 @@ def _planned_step(step: Step) -> str:
 
 def _plan_fields(launch: Launch) -> list[str]:
     plan = launch.kernel.body.plan
-    found = [_plan_field(field.name, getattr(plan, field.name)) for field in dataclasses.fields(plan) if _is_said(plan, field)]
-    return [*found, *(["64-bit"] if launch.kernel.wide else [])]
+    described = [_plan_field(field.name, getattr(plan, field.name)) for field in dataclasses.fields(plan) if _is_set(plan, field)]
+    return [*described, *(["64-bit"] if launch.kernel.wide else [])]
 
 
-def _is_said(plan: object, field: dataclasses.Field[object]) -> bool:
+def _is_set(plan: object, field: dataclasses.Field[object]) -> bool:
     value = getattr(plan, field.name)
     return value is not False and value != field.default
 
@@ -189,19 +174,15 @@ def _plan_field(name: str, value: object) -> str:
     return f"{name}={value.value if isinstance(value, Enum) else value}"
 
 
-# Calls in words, for records: what reaches the device beside the texts of kernels, at the sizes of one call.
+# Calls as text, for records: everything besides kernel texts that reaches the device, at the sizes of one call.
 
 
-def call_words(call: LaunchPlan, sizes: NamedSizes) -> Iterator[str]:
-    """A line a buffer, a number that the host computes, and a step; equal lines are equal calls of equal kernels.
-
-    Args:
-        sizes: values of all sizes and strides.
-    """
+def call_description(call: LaunchPlan, sizes: NamedSizes) -> Iterator[str]:
+    """Yields a line per buffer, host-computed number, and step; equal lines mean equal calls of equal kernels."""
     for buffer in call.buffers:
         yield f"{buffer.key}: {buffer.role.value} {buffer.dtype.short}{_numbers(buffer.shape, sizes)}"
-    for name, place in call.scalars.results:
-        yield f"{name} = {call.scalars.text(place, most=1 << 20)}"
+    for name, index in call.scalars.results:
+        yield f"{name} = {call.scalars.text(index, most=1 << 20)}"
     for step in call.steps:
         yield _step(step, sizes)
     yield f"results {call.results}"
@@ -213,8 +194,8 @@ def _step(step: CallStep, sizes: NamedSizes) -> str:
         results = [f"{result.number}{result.order}:to:{result.buffer}" for result in step.results]
         return " ".join([step.function, *numbers, *(_operand(operand, sizes) for operand in step.operands), *results])
     if isinstance(step, Loop):
-        each = (" | ".join(call_words(step.body, block)) for block in step.blocks(sizes))
-        return f"loop on {step.operands}, zeros {step.zeros}: {' || '.join(each)}"
+        bodies = (" | ".join(call_description(step.body, block)) for block in step.blocks(sizes))
+        return f"loop on {step.operands}, zeros {step.zeros}: {' || '.join(bodies)}"
     if not isinstance(step, KernelLaunch):
         name = "added product" if step.adds(sizes) else "product"
         return " ".join([name, *(_operand(operand, sizes) for operand in (step.a, step.b, step.out))])
@@ -237,8 +218,8 @@ def _argument(argument: LaunchArgument, sizes: NamedSizes) -> str:
 
 
 def _map(spec: TensorMapSpec, sizes: NamedSizes) -> str:
-    place = f"{'to' if spec.writable else 'from'}:{spec.buffer}+{spec.offset(sizes)}"
-    return f"{place}{_numbers(spec.shape, sizes)}{_numbers(spec.strides, sizes)}{list(spec.box)}"
+    buffer = f"{'to' if spec.writable else 'from'}:{spec.buffer}+{spec.offset(sizes)}"
+    return f"{buffer}{_numbers(spec.shape, sizes)}{_numbers(spec.strides, sizes)}{list(spec.box)}"
 
 
 def _operand(operand: StridedOperand, sizes: NamedSizes) -> str:

@@ -1,7 +1,7 @@
-"""Verification records: ``<folder>/<target>/<spec>/verified.json``, one a spec and target, an entry an element type.
+"""Verification records: ``<folder>/<target>/<spec>/verified.json``, one per spec and target, with an entry per element type.
 
-An entry says on what it was verified and when, and for every case what was called, what was launched and how far the results
-were off. A case is one line, so that a difference between two records can be read.
+An entry states the machine, software and time of the run, and for every case the arguments, the launches and the errors. Each case
+is one line, so that records can be diffed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fusegen.verify.check import Outcome
 from fusegen.verify.lowering import LoweredCase
 
 FORMAT = 1
-"""Raised when a field changes its meaning."""
+"""Incremented if a field changes its meaning."""
 
 TARGETS = ("sm_90a",)
-"""The targets whose text is stored and verified for every prebuilt fusion."""
+"""Targets whose text is stored and verified for every prebuilt fusion."""
 
 FILE, LIST = "verified.json", "unverified.txt"
 COMMAND = "fusegen verify"
@@ -39,14 +39,8 @@ _HEADING = f"# What no GPU has verified yet, as target, spec, dtype. Written by 
 
 
 @dataclass(frozen=True)
-class Where:
-    """The machine and software of an entry.
-
-    Attributes:
-        target: its own; text for older ones was compiled for it.
-        driver, cuda, nvrtc, torch, fusegen: versions.
-        time: of the run, in UTC.
-    """
+class Environment:
+    """The machine and software of an entry: the GPU and its own target, versions, and the time in UTC."""
 
     gpu: str
     target: str
@@ -60,15 +54,12 @@ class Where:
 
 @dataclass(frozen=True)
 class CaseRecord:
-    """A case that passed.
+    """A case that passed; arguments, plan and verdict as text.
 
     Attributes:
-        arguments: in words.
-        plan: each step in words.
-        sources: digests of the texts that were launched, with the compiler's flags.
-        results: of each result, its errors and eager's.
-        verdict: in a word or two.
-        launches: digest of how they were launched, and of what the library computed; empty where the record is older than it.
+        sources: digests of the launched texts and compiler flags.
+        results: errors of each result, and eager's.
+        launches: digest of the launch parameters and library calls; empty in older records.
     """
 
     arguments: str
@@ -80,16 +71,13 @@ class CaseRecord:
 
     @classmethod
     def of(cls, prepared: LoweredCase, outcome: Outcome) -> CaseRecord:
-        """The record of a case."""
         errors = [{name: _rounded(value) for name, value in asdict(v.errors).items()} for v in outcome.verdicts]
         return cls(str(prepared.case), list(prepared.plan), list(prepared.digests), errors, outcome.word, prepared.launches)
 
 
 @dataclass(frozen=True)
 class DtypeRecord:
-    """A spec that passed all cases of an element type."""
-
-    environment: Where
+    environment: Environment
     cases: Mapping[str, CaseRecord]
 
 
@@ -101,27 +89,21 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
-def where(device: torch.device) -> Where:
-    """A GPU and its software, now."""
-    found = environment(device, "")
-    versions = (found.driver, found.cuda, compiler_version(), found.torch, found.fusegen)
-    return Where(found.device, target_of(device).name, *versions, found.date)
+def environment_of(device: torch.device) -> Environment:
+    current = environment(device, "")
+    versions = (current.driver, current.cuda, compiler_version(), current.torch, current.fusegen)
+    return Environment(current.device, target_of(device).name, *versions, current.date)
 
 
 # Files.
 
 
 def path_of(folder: Path, target: str, spec: str) -> Path:
-    """The file of a record."""
     return folder / target / spec / FILE
 
 
 def read(path: Path) -> SpecRecord:
-    """A record; empty where there is none.
-
-    Raises:
-        ArgumentError: the file cannot be read, or holds something else.
-    """
+    """Reads a record; empty if there is none. Raises `ArgumentError` for an unreadable file."""
     if not path.is_file():
         return {}
     return read_json(path, "verification record", FORMAT, _entries, f"delete it, and run {COMMAND}")
@@ -133,15 +115,11 @@ def _entries(data: Mapping[str, Any]) -> SpecRecord:
 
 def _entry(data: Mapping[str, Any]) -> DtypeRecord:
     cases = {name: CaseRecord(**case) for name, case in data["cases"].items()}
-    return DtypeRecord(Where(**data["environment"]), cases)
+    return DtypeRecord(Environment(**data["environment"]), cases)
 
 
 def merge(path: Path, target: str, spec: str, entries: SpecRecord) -> None:
-    """Writes entries into a record, whole or not at all; those of other element types stay.
-
-    Raises:
-        ArgumentError: the record that is there cannot be read, or the new one cannot be written.
-    """
+    """Writes entries into a record atomically; entries of other element types stay. Raises `ArgumentError`."""
     known = read(path) | entries
     order = [dtype.short for dtype in DType if dtype.short in known]
     text = render(target, spec, {dtype: known[dtype] for dtype in order})
@@ -149,19 +127,18 @@ def merge(path: Path, target: str, spec: str, entries: SpecRecord) -> None:
 
 
 def render(target: str, spec: str, record: SpecRecord) -> str:
-    """A record's text: JSON with a case a line."""
     head = json.dumps({"format": FORMAT, "target": target, "spec": spec}, indent=1)[:-2]
     return f'{head},\n "dtypes": {_object([(name, _entry_text(entry)) for name, entry in record.items()], 1)}\n}}\n'
 
 
 def _entry_text(entry: DtypeRecord) -> str:
-    where = _object([(name, json.dumps(value)) for name, value in asdict(entry.environment).items()], 3)
+    environment = _object([(name, json.dumps(value)) for name, value in asdict(entry.environment).items()], 3)
     cases = _object([(name, json.dumps(asdict(case))) for name, case in entry.cases.items()], 3)
-    return _object([("environment", where), ("cases", cases)], 2)
+    return _object([("environment", environment), ("cases", cases)], 2)
 
 
 def _object(fields: Sequence[tuple[str, str]], depth: int) -> str:
-    """An object whose values are texts already, a line each."""
+    """A JSON object with preformatted values, one per line."""
     lines = ",\n".join(f"{' ' * (depth + 1)}{json.dumps(name)}: {value}" for name, value in fields)
     return f"{{\n{lines}\n{' ' * depth}}}"
 
@@ -171,12 +148,12 @@ def _object(fields: Sequence[tuple[str, str]], depth: int) -> str:
 
 @lru_cache(maxsize=1)
 def own_folder() -> Path:
-    """The folder of this installation's records: inside the package in a wheel, ``generated/`` of a checkout."""
+    """The folder of this installation's records: inside the package of a wheel, ``generated/`` of a checkout."""
     return _package() / "records" if is_installed() else templates().parent / "generated"
 
 
 def is_installed() -> bool:
-    """True of a wheel's package, not of a checkout."""
+    """True for a wheel's package, False for a checkout."""
     return templates().parent == _package()
 
 
@@ -184,28 +161,24 @@ def _package() -> Path:
     return Path(__file__).resolve().parents[1]
 
 
-def folder_to_write(chosen: Path | None) -> Path | None:
-    """The folder for records: the user's, else that of the checkout; None where there is no such place.
-
-    Raises:
-        ArgumentError: the folder belongs to an installation.
-    """
-    if chosen is None:
+def folder_to_write(requested: Path | None) -> Path | None:
+    """Returns the folder for records: the user's, else the checkout's; None for a wheel. Raises `ArgumentError` if unusable."""
+    if requested is None:
         return None if is_installed() else own_folder()
-    folder = chosen.expanduser().resolve()
+    folder = requested.expanduser().resolve()
     is_package = folder.is_relative_to(_package())
     if is_package or {"site-packages", "dist-packages"} & set(folder.parts):
-        raise ArgumentError(f"{chosen} belongs to an installation", hint="--record with a folder of yours")
+        raise ArgumentError(f"{requested} belongs to an installation", hint="--record with a folder of yours")
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError(f"{chosen} is no folder", hint="--record with a folder of yours")
+        raise ArgumentError(f"{requested} is not a folder", hint="--record with a folder of yours")
     return folder
 
 
-# The list of what is not verified.
+# The list of unverified kernels.
 
 
 def unverified(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Target, spec and element type of everything that ships and has no entry."""
+    """Yields target, spec and element type of everything that ships without an entry."""
     for target in TARGETS:
         for spec in SPECS.values():
             record = read(path_of(folder, target, spec.name))
@@ -213,7 +186,7 @@ def unverified(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def listed(folder: Path) -> frozenset[tuple[str, ...]]:
-    """Target, spec and element type of what the list names; nothing where there is no list."""
+    """Reads target, spec and element type from the list; empty if there is no list."""
     try:
         lines = (folder / LIST).read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -222,10 +195,8 @@ def listed(folder: Path) -> frozenset[tuple[str, ...]]:
 
 
 def unverified_text(folder: Path) -> str:
-    """The text of the list."""
     return _HEADING + "".join(f"{' '.join(row)}\n" for row in unverified(folder))
 
 
 def write_unverified(folder: Path) -> None:
-    """Brings the list up to date."""
     write_atomically(folder / LIST, unverified_text(folder).encode())

@@ -1,4 +1,4 @@
-"""A whole verification: everything is lowered, compiled at once, run case by case, and stored where it passed."""
+"""Runs a verification: lowers all cases, compiles them in parallel, runs them, and stores records of passed specs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,21 @@ from fusegen.target import Target
 from fusegen.verify.cases import cases
 from fusegen.verify.check import LOST, Outcome, check, is_alive
 from fusegen.verify.lowering import LoweredCase, prepare
-from fusegen.verify.record import LIST, CaseRecord, DtypeRecord, Where, listed, merge, path_of, read, where, write_unverified
+from fusegen.verify.record import (
+    LIST,
+    CaseRecord,
+    DtypeRecord,
+    Environment,
+    environment_of,
+    listed,
+    merge,
+    path_of,
+    read,
+    write_unverified,
+)
 
 Say = Callable[[str], None]
-"""Tells a person what is being done."""
+"""Reports progress."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +53,8 @@ class Job:
     """A unit of verification: a spec in an element type, for several targets.
 
     Attributes:
-        prepared: for each case, the case for each target that wants it.
-        kept: for each target, by its name, what its record says of the other cases.
+        prepared: for each case, the lowered case of each target that runs it.
+        kept: the recorded cases that are not run again, by target name.
     """
 
     spec: Spec
@@ -54,12 +65,7 @@ class Job:
 
 @dataclass(frozen=True)
 class SpecResult:
-    """A spec in an element type for a target: what came of each case.
-
-    Attributes:
-        cases: those that were run.
-        kept: what was verified before, as it is emitted and run now.
-    """
+    """The cases of a spec in an element type that ran for a target, and the recorded ones that are still valid (`kept`)."""
 
     spec: Spec
     dtype: DType
@@ -69,12 +75,10 @@ class SpecResult:
 
     @property
     def passed(self) -> bool:
-        """True if every case was run and is right."""
         return all(outcome.passed for _, outcome in self.cases)
 
     @property
     def failed(self) -> tuple[tuple[LoweredCase, Outcome], ...]:
-        """Cases that are wrong."""
         return tuple((prepared, outcome) for prepared, outcome in self.cases if outcome.failure)
 
 
@@ -90,22 +94,22 @@ def verify(
     """Runs all cases of some specs.
 
     Args:
-        dtypes: those of them that a spec takes.
-        targets: whose text the device can run.
-        say: is told what is being done.
-        only: names of cases; all where there is none.
-        known: a folder of records: what they say of today's texts on this machine is not run again.
+        dtypes: ignored if a spec does not support them.
+        targets: targets whose text the device can run.
+        say: reports progress.
+        only: names of cases; all if empty.
+        known: a folder of records; cases recorded for the current texts on this machine are skipped.
     """
-    wanted = [(spec, dtype) for spec in specs for dtype in spec.dtypes if dtype in dtypes]
+    requested = [(spec, dtype) for spec in specs for dtype in spec.dtypes if dtype in dtypes]
     if known is not None:
         say("lowering what is not known")
-        ask_for_every_case([(spec, dtype, target) for spec, dtype in wanted for target in targets])
+        ask_for_every_case([(spec, dtype, target) for spec, dtype in requested for target in targets])
     jobs: list[Job] = []
     with Compilation(target_of(device).name) as compilation:
-        for spec, dtype in wanted:
-            jobs.append(_job(spec, dtype, targets, say, only, _kept(spec, dtype, targets, known, device)))
+        for spec, dtype in requested:
+            jobs.append(_job(spec, dtype, targets, say, only, _valid_records(spec, dtype, targets, known, device)))
             if device.type == "cuda":
-                compilation.add(source for each in jobs[-1].prepared for one in each for source in one.sources)
+                compilation.add(source for group in jobs[-1].prepared for case in group for source in case.sources)
         for done in compilation.finish():
             if done % 20 == 0:
                 say(f"compiled {done} kernels")
@@ -115,19 +119,19 @@ def verify(
     return rows
 
 
-def _kept(
+def _valid_records(
     spec: Spec, dtype: DType, targets: Sequence[Target], known: Path | None, device: torch.device
 ) -> dict[str, Mapping[str, CaseRecord]]:
-    """For each target, what need not be run again: cases that were verified with the same text and software on the same GPU."""
-    found: dict[str, Mapping[str, CaseRecord]] = {target.name: {} for target in targets}
+    """Recorded cases that are still valid, by target: verified with the same text and software on the same GPU."""
+    valid: dict[str, Mapping[str, CaseRecord]] = {target.name: {} for target in targets}
     if known is None:
-        return found
+        return valid
     for target in targets:
         entry = read(path_of(known, target.name, spec.name)).get(dtype.short)
-        if entry is not None and replace(entry.environment, time="") == replace(where(device), time=""):
+        if entry is not None and replace(entry.environment, time="") == replace(environment_of(device), time=""):
             stale = changes(spec, dtype, target, entry).keys()
-            found[target.name] = {name: entry.cases[name] for name in every_case(spec, dtype, target) if name not in stale}
-    return found
+            valid[target.name] = {name: entry.cases[name] for name in every_case(spec, dtype, target) if name not in stale}
+    return valid
 
 
 def _job(
@@ -136,12 +140,12 @@ def _job(
     targets: Sequence[Target],
     say: Say,
     only: Sequence[str],
-    kept: Mapping[str, Mapping[str, CaseRecord]],
+    reused: Mapping[str, Mapping[str, CaseRecord]],
 ) -> Job:
     say(f"lowering {spec.name} {dtype.short}")
-    chosen = [case for case in cases(spec, dtype) if not only or case.name in only]
-    wanted = [(case, [t for t in targets if case.name not in kept[t.name]]) for case in chosen]
-    return Job(spec, dtype, tuple(tuple(prepare(spec, case, t) for t in of) for case, of in wanted if of), kept)
+    selected = [case for case in cases(spec, dtype) if not only or case.name in only]
+    pending = [(case, [t for t in targets if case.name not in reused[t.name]]) for case in selected]
+    return Job(spec, dtype, tuple(tuple(prepare(spec, case, t) for t in named) for case, named in pending if named), reused)
 
 
 def _rows(job: Job, targets: Sequence[Target], device: torch.device, say: Say) -> list[SpecResult]:
@@ -153,7 +157,7 @@ def _rows(job: Job, targets: Sequence[Target], device: torch.device, say: Say) -
 
 
 def _checked(job: Job, prepared: Sequence[LoweredCase], device: torch.device, say: Say) -> tuple[Outcome, ...]:
-    """The outcomes of a case; of none that comes after one which the device did not survive."""
+    """The outcomes of a case; skipped after a device failure."""
     if not is_alive(device):
         return tuple(Outcome(skipped=LOST) for _ in prepared)
     case = prepared[0].case
@@ -165,44 +169,37 @@ def _checked(job: Job, prepared: Sequence[LoweredCase], device: torch.device, sa
 
 
 def store(rows: Sequence[SpecResult], folder: Path, device: torch.device) -> list[Path]:
-    """Writes the records of specs and targets of which all cases passed, and brings the list of what is not verified up to date.
+    """Writes the records of specs and targets whose cases all passed, and updates the list of unverified kernels.
 
-    Returns:
-        The files; none of what was not run.
-
-    Raises:
-        ArgumentError: a file cannot be written.
+    Returns the written files; raises `ArgumentError` if one cannot be written.
     """
-    here = where(device)
+    environment = environment_of(device)
     together: dict[tuple[str, str], list[SpecResult]] = {}
     for row in rows:
         together.setdefault((row.target.name, row.spec.name), []).append(row)
     written = []
-    for (target, spec), parts in together.items():
-        if any(row.cases for row in parts) and all(row.passed for row in parts):
+    for (target, spec), results in together.items():
+        if any(row.cases for row in results) and all(row.passed for row in results):
             path = path_of(folder, target, spec)
-            merge(path, target, spec, {row.dtype.short: _record_entry(row, here) for row in parts if row.cases})
+            merge(path, target, spec, {row.dtype.short: _record_entry(row, environment) for row in results if row.cases})
             written.append(path)
     write_unverified(folder)
     return written
 
 
-def _record_entry(row: SpecResult, here: Where) -> DtypeRecord:
-    found = dict(row.kept) | {prepared.case.name: CaseRecord.of(prepared, outcome) for prepared, outcome in row.cases}
-    order = [case.name for case in cases(row.spec, row.dtype) if case.name in found]
-    return DtypeRecord(here, {name: found[name] for name in order})
+def _record_entry(row: SpecResult, environment: Environment) -> DtypeRecord:
+    cases_by_name = dict(row.kept) | {prepared.case.name: CaseRecord.of(prepared, outcome) for prepared, outcome in row.cases}
+    order = [case.name for case in cases(row.spec, row.dtype) if case.name in cases_by_name]
+    return DtypeRecord(environment, {name: cases_by_name[name] for name in order})
 
 
-# Compiles many sources at once, into the cache that launches look into.
+# Parallel compilation into the cache that launches read.
 
 
 class Compilation:
-    """Compiles what is not in the cache yet, in as many processes as there are processors, while the caller lowers more.
+    """Compiles sources that are not cached, in one process per processor, while the caller continues lowering.
 
-    A text that NVRTC refuses is left out: it is refused again where it is launched, and the case says so.
-
-    Args:
-        architecture: what is compiled for.
+    Compile errors are ignored here: the launch raises them again.
     """
 
     def __init__(self, architecture: str) -> None:
@@ -217,17 +214,12 @@ class Compilation:
         self._pool.shutdown(cancel_futures=True)
 
     def add(self, sources: Iterable[Source]) -> None:
-        """Begins to compile sources; equal texts are compiled once."""
         for source in sources:
             if source.digest not in self._pending:
                 self._pending[source.digest] = self._pool.submit(_compile, source, self._architecture)
 
     def finish(self) -> Iterator[int]:
-        """Waits for all that were added.
-
-        Yields:
-            How many are done.
-        """
+        """Waits for all compilations; yields the number of finished ones."""
         for done, future in enumerate(as_completed(self._pending.values()), 1):
             future.result()
             yield done
@@ -240,68 +232,60 @@ def _compile(source: Source, architecture: str) -> None:
         return
 
 
-# Compares records with what is emitted today.
+# Comparison of records with the currently emitted text.
 
 
 def problems(spec: Spec, target: Target, folder: Path, dtypes: Collection[DType] = tuple(DType)) -> list[str]:
-    """All that is wrong with a spec's record of some element types: a line for each case that is not as it is emitted today, for a
-    type without a record that the list of unverified kernels does not name, and for one that it names in spite of a good record.
+    """Returns all problems of a spec's records, one line each.
 
-    Raises:
-        ArgumentError: the file cannot be read, or holds something else.
+    Problems are cases that differ from the emitted text, element types without a record or list entry, and listed types with a
+    valid record.
     """
     record = read(path_of(folder, target.name, spec.name))
     named = listed(folder)
-    found = []
-    for dtype in (each for each in spec.dtypes if each in dtypes):
+    lines = []
+    for dtype in (candidate for candidate in spec.dtypes if candidate in dtypes):
         entry, row = record.get(dtype.short), (target.name, spec.name, dtype.short)
-        wrong = _problems(spec, dtype, target, entry, is_listed=row in named)
-        found += [f"{' '.join(row)}: {problem}" for problem in wrong]
-    return found
+        messages = _problems(spec, dtype, target, entry, is_listed=row in named)
+        lines += [f"{' '.join(row)}: {problem}" for problem in messages]
+    return lines
 
 
 def _problems(spec: Spec, dtype: DType, target: Target, entry: DtypeRecord | None, *, is_listed: bool) -> list[str]:
     if entry is None:
         return [] if is_listed else ["no record"]
-    found = [f"the case {name!r} {change}" for name, change in changes(spec, dtype, target, entry).items()]
-    found += [f"there is no case {name!r} any more" for name in entry.cases.keys() - every_case(spec, dtype, target)]
-    return found or ([f"verified, but {LIST} names it"] if is_listed else [])
+    lines = [f"the case {name!r} {change}" for name, change in changes(spec, dtype, target, entry).items()]
+    lines += [f"the case {name!r} no longer exists" for name in entry.cases.keys() - every_case(spec, dtype, target)]
+    return lines or ([f"verified, but {LIST} names it"] if is_listed else [])
 
 
 def changes(spec: Spec, dtype: DType, target: Target, entry: DtypeRecord) -> dict[str, str]:
-    """The cases that an entry does not say of what is emitted today that it was verified, with the reason."""
-    found = {name: _change(now, entry.cases.get(name)) for name, now in every_case(spec, dtype, target).items()}
-    return {name: change for name, change in found.items() if change}
+    """Returns the cases that an entry does not cover as they are emitted now, with the reason."""
+    all_changes = {name: _change(now, entry.cases.get(name)) for name, now in every_case(spec, dtype, target).items()}
+    return {name: change for name, change in all_changes.items() if change}
 
 
-def _change(now: Emitted, known: CaseRecord | None) -> str:
-    if known is None:
+def _change(emitted: Emitted, recorded: CaseRecord | None) -> str:
+    if recorded is None:
         return "is missing"
-    if known.arguments != now.arguments:
+    if recorded.arguments != emitted.arguments:
         return "has other arguments"
-    if tuple(known.sources) != now.sources:
+    if tuple(recorded.sources) != emitted.sources:
         return "launches other kernels"
-    if known.launches and known.launches != now.launches:
+    if recorded.launches and recorded.launches != emitted.launches:
         return "launches its kernels otherwise"
-    return "" if known.verdict in ("passed", "eager overflows") else f"has the verdict {known.verdict!r}"
+    return "" if recorded.verdict in ("passed", "eager overflows") else f"has the verdict {recorded.verdict!r}"
 
 
-# What the cases of a spec become, as digests; remembered on disk for as long as nothing changes that decides it: to lower every
-# case of every spec takes minutes of a processor, and its result is a function of the package, its templates and the libraries
-# that they use.
+# Digests of lowered cases, cached on disk while the package, its templates and libraries do not change: lowering every case of
+# every spec takes minutes of CPU time.
 
-_WORTH_PROCESSES = 8  # of what is asked for at once: a process takes seconds to start
+_LEAST_PARALLEL = 8  # requests per call: a process takes seconds to start
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """The digests of a lowered case.
-
-    Attributes:
-        arguments: in words.
-        sources: digests of the texts that are launched, with the compiler's flags.
-        launches: digest of how they are launched, and of what the library computes.
-    """
+    """Text and digests of a lowered case; see `CaseRecord`."""
 
     arguments: str
     sources: tuple[str, ...]
@@ -312,38 +296,34 @@ SpecOnTarget: TypeAlias = tuple[Spec, DType, Target]
 
 
 def every_case(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted]:
-    """The digests of all cases of a spec, by their names.
-
-    Raises:
-        FusegenError: one cannot be lowered.
-    """
-    known = _recall(spec, dtype, target)
+    """Returns the digests of all cases of a spec, by name."""
+    known = _load_cached(spec, dtype, target)
     if known is not None:
         return known
     lowered = (prepare(spec, case, target) for case in cases(spec, dtype))
-    found = {each.case.name: Emitted(str(each.case), each.digests, each.launches) for each in lowered}
-    _remember(spec, dtype, target, found)
-    return found
+    digests = {item.case.name: Emitted(str(item.case), item.digests, item.launches) for item in lowered}
+    _store_cached(spec, dtype, target, digests)
+    return digests
 
 
 def ask_for_every_case(questions: Iterable[SpecOnTarget]) -> None:
-    """Finds out, in as many processes as there are processors, what `every_case` would have to find out one by one."""
-    unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and _recall(s, d, t) is None]
+    """Computes `every_case` for many arguments in parallel, one process per processor."""
+    unknown = [(s, d, t) for s, d, t in questions if _is_shipped(s) and _load_cached(s, d, t) is None]
     specs = dict.fromkeys(s.name for s, _, _ in reversed(unknown))  # the last in the list of specs take longest
     workers = min(processors(), len(specs))
-    if workers < 2 or len(unknown) < _WORTH_PROCESSES:
+    if workers < 2 or len(unknown) < _LEAST_PARALLEL:
         return
-    parts = [(name, [(d, t.name) for s, d, t in unknown if s.name == name]) for name in specs]
-    # Without the garbage collector, which takes an eighth of the time: such a process is short, and needs half a gigabyte.
+    requests = [(name, [(d, t.name) for s, d, t in unknown if s.name == name]) for name in specs]
+    # The garbage collector takes an eighth of the time and is disabled: the processes are short and need half a gigabyte.
     with ProcessPoolExecutor(workers, get_context("spawn"), initializer=gc.disable) as pool:
-        for done in [pool.submit(_answer, *part) for part in parts]:
+        for done in [pool.submit(_lower_every_case, *request) for request in requests]:
             done.result()
 
 
-def _answer(spec: str, wanted: Iterable[tuple[DType, str]]) -> None:
-    """Lowers a spec in one process, so that what its cases depend on is found out once."""
-    for dtype, architecture in wanted:
-        with suppress(FusegenError):  # it is raised again where the answer is wanted
+def _lower_every_case(spec: str, requested: Iterable[tuple[DType, str]]) -> None:
+    """Lowers a spec in one process, so that its cases share cached results."""
+    for dtype, architecture in requested:
+        with suppress(FusegenError):  # raised again when the digests are needed
             every_case(SPECS[spec], dtype, targets.target(architecture))
 
 
@@ -351,7 +331,6 @@ def _answer(spec: str, wanted: Iterable[tuple[DType, str]]) -> None:
 
 
 def _is_shipped(spec: Spec) -> bool:
-    """True of a spec of the package, whose files say what it is."""
     return SPECS.get(spec.name) is spec
 
 
@@ -359,21 +338,21 @@ def _path(spec: Spec, dtype: DType, target: Target) -> Path:
     return cache_folder("emitted") / f"{target.name}-{spec.name}-{dtype.short}.json"
 
 
-def _recall(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted] | None:
-    """The remembered cases of a spec; None if there are none, or another generator made them."""
+def _load_cached(spec: Spec, dtype: DType, target: Target) -> Mapping[str, Emitted] | None:
+    """The cached cases of a spec; None if there are none for this version of the package."""
     if not _is_shipped(spec):
         return None
     try:
         data = json.loads(read_regular(_path(spec, dtype, target)))
-        found = {name: Emitted(c["arguments"], tuple(c["sources"]), c["launches"]) for name, c in data["cases"].items()}
-        return found if data["generator"] == generator() else None
-    except (OSError, SettingsError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # none there, or none of ours
+        cases_by_name = {name: Emitted(c["arguments"], tuple(c["sources"]), c["launches"]) for name, c in data["cases"].items()}
+        return cases_by_name if data["generator"] == generator() else None
+    except (OSError, SettingsError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # missing or foreign file
         return None
 
 
-def _remember(spec: Spec, dtype: DType, target: Target, found: Mapping[str, Emitted]) -> None:
+def _store_cached(spec: Spec, dtype: DType, target: Target, cases_by_name: Mapping[str, Emitted]) -> None:
     if not _is_shipped(spec):
         return
-    text = json.dumps({"generator": generator(), "cases": {name: asdict(each) for name, each in found.items()}})
-    with suppress(OSError, SettingsError):  # where nothing can be kept, it is found out again
+    text = json.dumps({"generator": generator(), "cases": {name: asdict(emitted) for name, emitted in cases_by_name.items()}})
+    with suppress(OSError, SettingsError):  # without a cache the digests are computed again
         write_atomically(_path(spec, dtype, target), text.encode())

@@ -185,7 +185,7 @@ MISTAKES = [
     (("mine.py:integers", "--shape", "x=8", "--case", "odd"), ("--case is for prebuilt kernels",)),
     (("mine.py:integers", "--shape", "x=8", "--dtype", "f31"), ("f31", "bf16")),
     (("mine.py:drop", "--shape", "x=8x64"), ("drop draws random numbers", "seed")),
-    (("mine.py:integers", "--shape", "x=8:f64"), ("a result of float64", "--dtype f32")),
+    (("mine.py:integers", "--shape", "x=8:f64"), ("a float64 result", "--dtype f32")),
 ]
 
 

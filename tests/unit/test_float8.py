@@ -112,7 +112,7 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "exp of float8_e4m3fn": lambda x: x.exp(),
     "sum of float8_e4m3fn": lambda x: x.sum(),
     "amax of float8_e4m3fn": lambda x: x.amax(-1),
-    "a product of float8_e4m3fn": lambda x: x @ x.mT,
+    "matmul of float8_e4m3fn": lambda x: x @ x.mT,
     "float8_e4m3fn and float32 have no common dtype": lambda x: torch.where(x.float() > 0, x, x.float()),
     "float8_e4m3fn and float8_e5m2 have no common dtype": lambda x: torch.cat([x, x.to(E5M2)]),
 }

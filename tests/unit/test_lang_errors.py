@@ -87,10 +87,10 @@ def scripted(x: Tensor) -> Tensor:
 VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x if x.sum() > 0 else -x, "branch on a tensor's value"),
     (lambda x: x * x.sum().item(), "value is needed"),
-    (lambda x: scripted(x), "a function of TorchScript"),
-    (lambda x: x + "a", "a str cannot take part"),
+    (lambda x: scripted(x), "a TorchScript function"),
+    (lambda x: x + "a", "a str cannot be used"),
     (lambda x: x.long() + 2**70, "does not fit 64 bits"),
-    (lambda x: x.reshape(2.0, -1), "2.0 is no size"),
+    (lambda x: x.reshape(2.0, -1), "2.0 is not a size"),
     (lambda x: x.reshape(x.sum(), -1), "used as a size"),
     (lambda x: x.int().mean(), "mean of"),
     (lambda x: (x > 0) - (x > 1), "subtraction of bools"),
@@ -109,7 +109,7 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: fg.dropout(x, 0.5, seed=2.0), "a seed of float"),
     (lambda x: x.to("cuda"), "cannot move"),
     (lambda x: x + torch.arange(0, 4, -1), "arange from 0 to 4 with the step -1"),
-    (lambda x: x * len("".join([x.shape[0]])), "cannot take"),
+    (lambda x: x * len("".join([x.shape[0]])), "does not accept"),
     (lambda x: torch.where(x, x, x), "not bool"),
 ]
 UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [

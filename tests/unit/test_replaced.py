@@ -201,7 +201,7 @@ EMPTY: list[Callable[[Tensor], Any]] = [
 def test_what_is_empty_is_not_read() -> None:
     for number, function in enumerate(EMPTY):
         with case(number):
-            refused(function, randn(4, 6), error=UnsupportedError, says="is read before something was written to it")
+            refused(function, randn(4, 6), error=UnsupportedError, says="is read before it is written")
 
 
 def test_an_index_out_of_range() -> None:

@@ -23,7 +23,7 @@ from fusegen.verify.lowering import LoweredCase, can_run, prepare
 from fusegen.verify.record import (
     LIST,
     DtypeRecord,
-    Where,
+    Environment,
     folder_to_write,
     merge,
     own_folder,
@@ -34,7 +34,7 @@ from fusegen.verify.record import (
 from fusegen.verify.run import SpecResult, problems, store
 from tests.unit.commands import Run
 
-WHERE = Where("NVIDIA H200", "sm_90a", "580.1", "13.0", "13.0", "2.11", "0.1.0", "2026-01-01T00:00:00+00:00")
+WHERE = Environment("NVIDIA H200", "sm_90a", "580.1", "13.0", "13.0", "2.11", "0.1.0", "2026-01-01T00:00:00+00:00")
 GELU, HOPPER = SPECS["gelu"], target("sm_90a")
 RIGHT = Outcome((Verdict(Errors(1.23456e-3, 1e-3, 1e-4, 1e-4, 100)),))
 WRONG = Outcome((Verdict(Errors(), "an error"),))
@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not there to be asked."""
-    monkeypatch.setattr(verification, "where", lambda device: WHERE)
+    monkeypatch.setattr(verification, "environment_of", lambda device: WHERE)
 
 
 @lru_cache
@@ -124,7 +124,7 @@ def test_an_installation_is_never_written_to(tmp_path: Path, monkeypatch: pytest
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentError, match="is no folder"):
+    with pytest.raises(ArgumentError, match="is not a folder"):
         folder_to_write(tmp_path / "file")
 
 
@@ -157,7 +157,7 @@ def test_every_case_must_be_there_as_it_is_called(tmp_path: Path) -> None:
     good = path.read_text()
     for old, new, problem in (
         ('"odd"', '"old"', "the case 'odd' is missing"),
-        ('"odd"', '"old"', "there is no case 'old' any more"),
+        ('"odd"', '"old"', "the case 'old' no longer exists"),
         ("67x2049", "67x2051", "the case 'odd' has other arguments"),
         ('"verdict": "passed"', '"verdict": "failed"', "has the verdict 'failed'"),
     ):

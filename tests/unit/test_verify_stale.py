@@ -15,12 +15,12 @@ from fusegen.target import CPU, Target, target
 from fusegen.verify import run
 from fusegen.verify.cases import CANONICAL, Case, cases
 from fusegen.verify.lowering import LoweredCase, prepare
-from fusegen.verify.record import DtypeRecord, Where, path_of, read
+from fusegen.verify.record import DtypeRecord, Environment, path_of, read
 from fusegen.verify.run import SpecResult, every_case, store, verify
 from tests.unit.test_verify_check import HOST, SHIFTED
 
 GELU, HOPPER, BF16, F32 = SPECS["gelu"], target("sm_90a"), DType.BFLOAT16, DType.FLOAT32
-HERE = Where("a CPU", "cpu", None, None, "13.0", "2.13", "0.1.0", "now")
+HERE = Environment("a CPU", "cpu", None, None, "13.0", "2.13", "0.1.0", "now")
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_the_generators_digest_sees_package_templates_and_libraries(tmp_path: Pa
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's identity for the CPU, and no case that is too large for it."""
-    monkeypatch.setattr(run, "where", lambda device: HERE)
+    monkeypatch.setattr(run, "environment_of", lambda device: HERE)
     monkeypatch.setattr(run, "cases", _few)
 
 
@@ -142,7 +142,7 @@ def _entry(path: Path) -> DtypeRecord:
 @pytest.mark.usefixtures("small")
 def test_other_software_verifies_all_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store([_verify(tmp_path)], tmp_path, HOST)
-    monkeypatch.setattr(run, "where", lambda device: replace(HERE, time="later"))
+    monkeypatch.setattr(run, "environment_of", lambda device: replace(HERE, time="later"))
     assert _names(_verify(tmp_path)) == []
-    monkeypatch.setattr(run, "where", lambda device: replace(HERE, driver="590"))
+    monkeypatch.setattr(run, "environment_of", lambda device: replace(HERE, driver="590"))
     assert len(_names(_verify(tmp_path))) == 3

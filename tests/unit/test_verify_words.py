@@ -13,7 +13,7 @@ from torch import Tensor
 import fusegen as fg
 from fusegen.program.call import KernelLaunch, LaunchPlan, MatrixProduct
 from fusegen.program.formula import formula_of
-from fusegen.verify.lowering import call_words
+from fusegen.verify.lowering import call_description
 from tests.naming import case
 from tests.unit.lowering import meta
 
@@ -64,10 +64,10 @@ def test_what_a_call_does_otherwise(low: fg.Lowered) -> None:
         with case(change):
             call = low.program.call
             assert {type(step) for step in call.steps} == {KernelLaunch, MatrixProduct}
-            assert list(call_words(change(call), low.sizes)) != list(call_words(call, low.sizes))
+            assert list(call_description(change(call), low.sizes)) != list(call_description(call, low.sizes))
 
 
 def test_a_formula_that_is_written_otherwise_is_the_same_number(low: fg.Lowered) -> None:
     call = low.program.call
     same = changed_step(KernelLaunch, grid=lambda grid: formula_of(grid(low.sizes)))(call)
-    assert same != call and list(call_words(same, low.sizes)) == list(call_words(call, low.sizes))
+    assert same != call and list(call_description(same, low.sizes)) == list(call_description(call, low.sizes))
