@@ -155,9 +155,10 @@ class Kernel(Generic[P, R]):
     def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
         """Returns the operator that represents a call in a graph of torch.compile, torch.export or make_fx.
 
-        It is ``torch.ops.fusegen.<name>_<digest>``, or has the name that the kernel was declared with. It takes the tensors of the
-        call, the captured tensors, sizes and run-time numbers, in the order of its schema. The operator of a random kernel also takes
-        the key of the random bits, one int64.
+        It is ``torch.ops.fusegen.<name>_<digest>``, or has the name that the kernel was declared with.
+
+        It takes the call's tensors, the captured tensors, sizes and run-time numbers, in the order of its schema. The operator
+        of a random kernel also takes the key of the random bits, one int64.
 
         Args:
             args, kwargs: as in a call.

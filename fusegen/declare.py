@@ -158,8 +158,8 @@ class _FusedModule(nn.Module):
 
     def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
         """Returns the operator of a call, like `Kernel.operator`."""
-        operator: torch._ops.OpOverload[..., Any] = self._kernel.operator(self, *args, **kwargs)
-        return operator
+        overload: torch._ops.OpOverload[..., Any] = self._kernel.operator(self, *args, **kwargs)
+        return overload
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickles the plain module, and fuses it again on load: the generated class cannot be imported."""
