@@ -172,11 +172,7 @@ class Kernel(Generic[P, R]):
         return operator_for(dispatcher.function, dispatcher.name, dispatcher.options, dispatcher.parameters.given, values)
 
     def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
-        """Returns the variant of a call, and the captured tensors.
-
-        Args:
-            values: all arguments, in the order of the parameters.
-        """
+        """Returns the variant of a call with all arguments, and the captured tensors."""
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
         machine = _default_target(device) if target is None else targets.target(target)
         target_device = torch.device(machine.device)
@@ -190,14 +186,11 @@ class Kernel(Generic[P, R]):
         """Binds a kernel that is declared in a class as a method: its first argument is the object, whose attributes it reads."""
         return self if instance is None else Method(self, instance)
 
-    # Copies share no compiled code.
-
     def fresh(self, function: Callable[P, R] | None = None, *, options: Options | None = None) -> Kernel[P, R]:
         """Returns an equal kernel with an empty cache that is not registered as an operator; the arguments replace its own."""
         return Kernel(self.function if function is None else function, options=self.options if options is None else options)
 
     def __copy__(self) -> Kernel[P, R]:
-        """Returns the kernel itself, as copying a function does."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel[P, R]:
@@ -210,11 +203,7 @@ class Kernel(Generic[P, R]):
         return self._dispatcher.name, None, self.options
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickles by name, as functions are: the name of the kernel, or that of its function.
-
-        Raises:
-            PicklingError: neither can be found under its name.
-        """
+        """Pickles by name, like a function: the name of the kernel, or that of its function."""
         function = self.function
         if inspect.ismethod(function):
             return Kernel, (function, *self._declared)
@@ -233,15 +222,10 @@ class Kernel(Generic[P, R]):
 
 
 class Method(Generic[Q, R]):
-    """A kernel of an object's class, bound to the object.
-
-    Attributes:
-        kernel, instance: the kernel and its first argument. They are not called ``__func__`` and ``__self__``, which torch.compile
-            would take for a Python method.
-    """
+    """A kernel of an object's class, bound to the object."""
 
     def __init__(self, kernel: Kernel[..., R], instance: object) -> None:
-        self.kernel, self.instance = kernel, instance
+        self.kernel, self.instance = kernel, instance  # torch.compile would take ``__func__`` for a method of Python
         self.__name__, self.__doc__ = kernel.function.__name__, kernel.__doc__
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
@@ -322,15 +306,9 @@ class BackwardPass:
         self._kernel, self._instance = kernel, instance
 
     def lower(self, *args: Any, wrt: str | Sequence[str] | None = None, target: str | None = None, **kwargs: Any) -> Lowered:
-        """Shows every stage of the backward pass of a call, without running it.
+        """Shows every stage of the backward pass of a call, without running it; arguments and errors are those of `vjp`.
 
-        Args:
-            args, kwargs, wrt, target: as for `fusegen.vjp`; the gradients of the results are row-major.
-
-        Raises:
-            ArgumentError: a name in ``wrt`` has no gradient.
-            GradientError: there is nothing to differentiate.
-            UnsupportedError: an operation has no derivative, or the graph does not show all that torch records.
+        The gradients of the results are row-major.
         """
         return vjp(self._kernel, *self._instance, *args, wrt=wrt, target=target, **kwargs).backward.lower()
 

@@ -78,7 +78,6 @@ def explain_title(step: Step) -> str:
 
 
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, ProductChoice]) -> list[str]:
-    """Returns the lines of one step, its title first."""
     work = roofline(step, program.graph, sizes, program.target)
     expected = [*_expected(step, choices), *_ranked(step, sizes, program.target)]
     if not expected and work.seconds is not None:
@@ -107,7 +106,6 @@ class SavedValue:
         return f"{self.name}: {self.dtype.short} {shape}, {human_bytes(self.size(sizes))}{f', {self.held}' if self.held else ''}"
 
     def size(self, sizes: Mapping[str, int]) -> int:
-        """Returns the number of bytes."""
         return prod(formula(dim)(sizes) for dim in self.shape) * self.dtype.itemsize
 
 
@@ -153,7 +151,6 @@ def _expected(step: Step, choices: Mapping[int, ProductChoice]) -> list[str]:
 
 
 def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
-    """States the expected time of a launch with its plan, and with the best other candidate."""
     if not isinstance(step, Launch) or step.plan is None:
         return []
     times = expected_times(step, sizes, target)
@@ -175,7 +172,6 @@ def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
 
 
 def _approximate(program: Program, step: Step) -> list[str]:
-    """Lists the approximate functions of a fast-math kernel, with documented errors."""
     ops = dict.fromkeys(op for graph, launch in _launches(program.graph, step) for op in approximated(graph, launch.group))
     return [f"fast math: {op.row.name} within {FAST_MATH[op].error}, accurate {FAST_MATH[op].accurate}" for op in ops]
 
@@ -198,9 +194,6 @@ class Stages:
     Attributes:
         traced: the graph before simplification.
         program: the steps; its graph is the simplified one.
-        sources: the text of each launch.
-        sizes: of the example arguments.
-        choices: the selected implementation of each matmul, by its position in the graph.
         languages: of the text, that of the sources first.
         saved: a line about the values that a forward pass saves; empty for other kernels.
     """
@@ -215,7 +208,6 @@ class Stages:
 
     @property
     def inputs(self) -> list[str]:
-        """The name and type of each input tensor and run-time number."""
         graph = self.program.graph
         tensors = [f"{spec.name}: {type_text(spec.dtype, spec.shape)}" for spec in graph.inputs]
         return tensors + [f"{name}: {dtype.short}" for name, dtype in graph.scalars]
@@ -260,14 +252,7 @@ def _step(stages: Stages, step: Step) -> str:
 
 @dataclass(frozen=True)
 class StepView:
-    """A step on the HTML page.
-
-    Attributes:
-        title: its name and kind.
-        facts: the remaining lines of `explain`.
-        source: the text of a launch; None for a library call.
-        passages: the source, split by user lines.
-    """
+    """A step on the HTML page: facts are the remaining lines of `explain`, passages are the source split by user lines."""
 
     title: str
     facts: tuple[str, ...]
@@ -276,7 +261,7 @@ class StepView:
 
 
 def page(stages: Stages) -> str:
-    """Renders the HTML page: inputs and results, both graphs, and each step with its source next to the user's lines."""
+    """Renders inputs and results, both graphs, and each step with its source next to the user's lines."""
     return _template().render(
         head=explain_head(stages.program, stages.sizes), stages=stages, graph=stages.program.graph, steps=list(_steps(stages))
     )

@@ -1,7 +1,6 @@
 """Element types in memory, and the types that arithmetic uses.
 
-8-bit and 16-bit floats compute in float32, float32 in float32, float64 in float64, integers in int64. Promotion between tensors
-follows ``torch.promote_types``, which has no rule for 8-bit floats.
+8-bit and 16-bit floats compute in float32, other floats in their own type, integers in int64.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ class DType(Enum):
 
     @property
     def is_half(self) -> bool:
-        """True for a 16-bit float."""
         return self in (DType.FLOAT16, DType.BFLOAT16)
 
     @property
@@ -77,11 +75,7 @@ _NUMBER_RANK = 2  # priority of Python numbers in promotion, after tensors with 
 
 
 def from_torch(dtype: torch.dtype) -> DType:
-    """Returns the element type of a torch dtype.
-
-    Raises:
-        UnsupportedError: for complex, quantised and other unsupported types.
-    """
+    """Returns the element type of a torch dtype; raises `UnsupportedError` for complex, quantised and other types."""
     if dtype not in _BY_TORCH:
         known = f"convert the tensor to one of: {', '.join(map(str, DType))}"
         hint = "pass it to a call as an argument, or use torch.view_as_real(z)" if dtype.is_complex else known
@@ -96,18 +90,15 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
 
 
 def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool] | None = None) -> DType:
-    """Promotes dtypes like torch.
+    """Promotes dtypes like ``torch.promote_types``.
 
     Zero-dimensional tensors change only the category (bool, int, float) of tensors with dims. Python numbers change only the
-    category of tensors; a float number promotes integer tensors to float32.
+    category of tensors; a float number promotes integer tensors to float32. Combining an 8-bit float with another dtype raises
+    `TraceError`.
 
     Args:
-        dtypes: of the operands; at least one.
         weak: for each operand, whether it is a Python number.
         scalar: for each operand, whether it has no dims; by default none.
-
-    Raises:
-        TraceError: an 8-bit float is combined with another dtype.
     """
     ranks = [2 if w else int(s) for w, s in zip(weak, scalar or [False] * len(dtypes), strict=True)]
     groups = [[d for d, r in zip(dtypes, ranks, strict=True) if r == rank] for rank in range(3)]

@@ -40,12 +40,7 @@ _SINGLE_KERNEL: Mapping[Any, str] = {
 
 @dataclass(frozen=True)
 class EagerCost:
-    """The cost of one call in torch eager.
-
-    Attributes:
-        operations: names of the launched operations, in order.
-        read, written: bytes.
-    """
+    """The cost of one call in torch eager: names of the launched operations, in order, and bytes."""
 
     operations: tuple[str, ...]
     read: int
@@ -57,7 +52,6 @@ class EagerCost:
 
     @property
     def moved(self) -> int:
-        """Bytes read and written."""
         return self.read + self.written
 
 
@@ -102,7 +96,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         return result
 
     def emptied(self, value: Any) -> Any:
-        """Replaces a real tensor by one without memory."""
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.device.type != self.passed_through:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=self.device)
         return value
@@ -126,8 +119,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
 
 
 class _SingleKernelMode(TorchFunctionMode):
-    """Counts a function that a GPU runs in one launch as one."""
-
     def __init__(self, counter: _Counter) -> None:
         super().__init__()
         self.counter = counter
@@ -144,7 +135,6 @@ class _SingleKernelMode(TorchFunctionMode):
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Returns the distinct tensors in nested tuples and lists."""
     tensors: dict[int, Tensor] = {}
     stack = [value]
     while stack:

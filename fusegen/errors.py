@@ -1,8 +1,4 @@
-"""All errors that fusegen raises on purpose: the problem, the location, and a hint.
-
-Each kind of mistake has its own class. A message always consists of the same three parts. The package never raises a bare
-``Exception`` or uses ``assert`` for a mistake of the user.
-"""
+"""All errors that fusegen raises on purpose, one class per kind of mistake: each has the problem, the location, and a hint."""
 
 from __future__ import annotations
 

@@ -35,11 +35,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_for_user(path: Path, text: str, hint: str) -> None:
-    """Atomically writes a file that the user named.
-
-    Raises:
-        ArgumentError: it cannot be written.
-    """
+    """Atomically writes a file that the user named; raises `ArgumentError` if that fails."""
     try:
         write_atomically(path, text.encode())
     except OSError as error:
@@ -47,14 +43,11 @@ def write_for_user(path: Path, text: str, hint: str) -> None:
 
 
 def read_json(path: Path, kind: str, version: int, make: Callable[[Any], T], hint: str) -> T:
-    """Reads a JSON file of a given format version.
+    """Reads a JSON file of a given format version; raises `ArgumentError` if it cannot be read or has another format.
 
     Args:
         kind: of the file, for errors.
         make: converts the document; it may raise anything on invalid input.
-
-    Raises:
-        ArgumentError: the file cannot be read, or has another format.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -88,11 +81,7 @@ def is_whole(binary: Path) -> bool:
 
 
 def read_regular(path: Path) -> bytes:
-    """Reads a file; refuses a pipe, which might block forever.
-
-    Raises:
-        OSError: it does not exist or cannot be read.
-    """
+    """Reads a file; raises ``OSError`` for a pipe, which might block forever."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -101,11 +90,7 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Converts an ``OSError`` while writing to a cache folder to an error that names the folder.
-
-    Raises:
-        SettingsError: a file could not be written: no space, no permission, no such folder.
-    """
+    """Converts an ``OSError`` while writing to a cache folder to a `SettingsError` that names the folder."""
     try:
         yield
     except OSError as error:
@@ -113,7 +98,6 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def unusable(folder: Path, reason: str) -> SettingsError:
-    """Returns the error of a cache folder that cannot be written to."""
     return SettingsError(
         f"the cache folder {folder} cannot be used: {reason}",
         where=f"FUSEGEN_CACHE_DIR ({folder.parent})",

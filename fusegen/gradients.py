@@ -23,14 +23,7 @@ from fusegen.runtime.arguments import Values
 def passes_of(
     dispatcher: Dispatcher, variant_of: VariantOf, instance: tuple[object, ...], values: Values, wrt: str | Sequence[str] | None
 ) -> Vjp:
-    """Returns the passes of a kernel.
-
-    Args:
-        variant_of: finds the variant of a call.
-        instance: the object, of a method.
-        values: all arguments of a call.
-        wrt: as for `fusegen.vjp`.
-    """
+    """Returns the passes of a kernel; ``values`` are all arguments of a call, ``instance`` is the object of a method."""
     calls = VjpCalls(dispatcher, variant_of, (wrt,) if isinstance(wrt, str) else wrt)
     forward = Forward(calls, calls.of_shapes(values), instance)
     return Vjp(forward, Backward(forward))
@@ -38,13 +31,7 @@ def passes_of(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Saved:
-    """Tensors that a forward pass saves for the backward pass, with their version counters.
-
-    Attributes:
-        left: the tensors (arguments, results and intermediate values) and numbers.
-        versions: the version counter of each tensor.
-        forward: the pass that saved them.
-    """
+    """Tensors and numbers that a forward pass saves for the backward pass, with the version counters of the tensors."""
 
     left: SavedForBackward
     versions: tuple[int, ...]
@@ -52,11 +39,7 @@ class Saved:
 
     @classmethod
     def of(cls, left: SavedForBackward, forward: Forward) -> Saved:
-        """Records the current version counters.
-
-        Raises:
-            ArgumentError: a tensor has no version counter.
-        """
+        """Records the current version counters; raises `ArgumentError` for a tensor without one."""
         return cls(left, _versions(left.passes.backward.graph, left.tensors), forward)
 
     def __repr__(self) -> str:
@@ -69,11 +52,7 @@ class Saved:
         return self.left.tensors
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Saved:
-        """Replaces the tensors, as after ``ctx.save_for_backward``; an empty sequence removes them.
-
-        Raises:
-            ArgumentError: an element is not a tensor.
-        """
+        """Replaces the tensors, as after ``ctx.save_for_backward``; an empty sequence removes them."""
         if not all(isinstance(each, Tensor) for each in tensors):
             what = f"{self.forward.name}: with_tensors got {tensors!r:.100}"
             raise ArgumentError(what, hint=f"give {len(self.tensors)} tensors in the order of saved.tensors, or an empty tuple")
@@ -81,11 +60,6 @@ class Saved:
 
 
 def _versions(backward: Graph, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Returns the version counters of the saved tensors.
-
-    Raises:
-        ArgumentError: one is a tensor of inference mode, which has none.
-    """
     for spec, tensor in zip(backward.inputs, tensors, strict=False):
         if tensor.is_inference():
             what = f"{backward.name}: {spec.name!r} is a tensor of inference mode, which has no version counter"
@@ -113,13 +87,7 @@ class Vjp:
 
 
 class Forward:
-    """The forward pass, called like the kernel.
-
-    Args:
-        calls: finds the passes of a call.
-        first: the pass for the example arguments.
-        instance: the object, of a method.
-    """
+    """The forward pass, called like the kernel."""
 
     def __init__(self, calls: VjpCalls, first: BoundVjp, instance: tuple[object, ...] = ()) -> None:
         self.name = calls.dispatcher.name
@@ -144,7 +112,6 @@ class Forward:
         return results, Saved.of(saved, self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
-        """Returns the pass of the copied kernel; the passes compiled for the example arguments are shared."""
         copied = copy.copy(self)
         copied._calls, copied._instance = copy.deepcopy((self._calls, self._instance), memo)
         return copied
@@ -214,7 +181,6 @@ def _lowered(kernel: GraphKernel, sizes: Mapping[str, int], saved: Sequence[Save
 
 
 def _saved_values(passes: ForwardBackward) -> list[SavedValue]:
-    """Returns the saved values, in the order of the inputs of the backward pass."""
     sources = passes.derivative.kept
     return [_saved_value(passes, source, spec) for source, spec in zip(sources, passes.backward.graph.inputs, strict=False)]
 

@@ -36,7 +36,6 @@ class Lowered:
 
     @property
     def target(self) -> Target:
-        """The target that the kernel is compiled for."""
         return self._compiled.target
 
     @property
@@ -51,7 +50,6 @@ class Lowered:
 
     @property
     def program(self) -> Program:
-        """The steps, with sizes as formulas."""
         return self._planned.program
 
     @property
@@ -61,7 +59,6 @@ class Lowered:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The source text of each launch."""
         return self._compiled.sources
 
     @cached_property
@@ -134,8 +131,6 @@ class LoweredSpecialization:
 
     Attributes:
         rows: maps each row count that is only known at the call to its range; the last range is open-ended.
-        program: the steps.
-        sources: the source text of each launch.
     """
 
     rows: Mapping[str, range]

@@ -44,13 +44,7 @@ GroupLike: TypeAlias = ProcessGroup | DeviceMesh | None
 
 @dataclass(frozen=True)
 class Ranks:
-    """The process group that shares the weights of a module.
-
-    Attributes:
-        name: of the group, for collectives.
-        rank: of this process in the group.
-        size: number of ranks.
-    """
+    """The process group that shares the weights of a module; ``rank`` is that of this process."""
 
     name: str
     rank: int
@@ -58,11 +52,7 @@ class Ranks:
 
     @staticmethod
     def of(group: GroupLike) -> Ranks:
-        """Returns the ranks of a group, of a mesh of one dim, or of all processes.
-
-        Raises:
-            ArgumentError: `torch.distributed` is not initialized, the mesh has several dims, or this rank is not in the group.
-        """
+        """Returns the ranks of a group, of a mesh of one dim, or of all processes; raises `ArgumentError` for others."""
         if not dist.is_initialized():
             raise ArgumentError("torch.distributed is not initialized", hint="call torch.distributed.init_process_group first")
         if isinstance(group, DeviceMesh):
@@ -82,22 +72,12 @@ class Ranks:
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def require_divides(self, what: str, count: int) -> None:
-        """Raises `ArgumentError` if the size does not divide the count."""
         if count % self.size:
             hint = f"use a multiple of {self.size}, or a smaller group"
             raise ArgumentError(f"{what}={count} cannot be split over {self.size} ranks", hint=hint)
 
     def shard(self, what: str, full: Tensor, dim: int) -> nn.Parameter:
-        """Returns this rank's slice of a parameter: a copy, or the local tensor of a sharded DTensor.
-
-        Args:
-            what: the name, for messages.
-            full: the parameter.
-            dim: the split dim.
-
-        Raises:
-            ArgumentError: the dim cannot be split evenly, or a DTensor is placed differently.
-        """
+        """Returns this rank's slice of a parameter along a dim: a copy, or the local tensor of a sharded DTensor."""
         self.require_divides(f"{what}.shape[{dim}]", full.shape[dim])
         if isinstance(full, DTensor):
             self._check_placement(what, full, dim)
@@ -106,11 +86,7 @@ class Ranks:
         return _parameter(full.narrow(dim, part.start, part.stop - part.start).clone(memory_format=torch.contiguous_format), full)
 
     def replica(self, what: str, full: Tensor) -> nn.Parameter:
-        """Returns a parameter that is the same on all ranks: a copy, or the local tensor of a replicated DTensor.
-
-        Raises:
-            ArgumentError: the parameter is sharded.
-        """
+        """Returns a parameter that is the same on all ranks: a copy, or the local tensor of a replicated DTensor."""
         if not isinstance(full, DTensor):
             return _parameter(full.clone(), full)
         if not all(placement.is_replicate() for placement in full.placements):
@@ -125,7 +101,6 @@ class Ranks:
 
 
 def _parameter(values: Tensor, original: Tensor) -> nn.Parameter:
-    """Creates a parameter that is trained if the original is."""
     return nn.Parameter(values.detach(), requires_grad=original.requires_grad)
 
 
@@ -188,9 +163,7 @@ class ColumnParallelLinear(_ShardedLinear):
     """A linear layer with its outputs split over ranks. The input is the same on all ranks.
 
     Args:
-        weight: this rank's rows: (outputs / ranks, inputs).
-        bias: this rank's part, or None.
-        ranks: the group.
+        weight, bias: this rank's rows: (outputs / ranks, inputs) and (outputs / ranks).
     """
 
     @classmethod
@@ -225,20 +198,13 @@ class RowParallelLinear(_ShardedLinear):
     Args:
         weight: this rank's columns: (outputs, inputs / ranks).
         bias: the full bias, or None.
-        ranks: the group.
     """
 
     @classmethod
     def from_module(cls, module: nn.Linear, group: GroupLike = None) -> RowParallelLinear:
-        """Creates this rank's shard of a linear layer.
+        """Creates this rank's shard of a linear layer; arguments and errors are those of `ColumnParallelLinear.from_module`.
 
-        Args:
-            module: an unsharded layer, the same on all ranks; or a layer whose weight is a DTensor placed as ``Shard(1)``, used
-                without a copy, and whose bias is a plain tensor or a replicated DTensor.
-            group: as for `ColumnParallelLinear.from_module`.
-
-        Raises:
-            ArgumentError: inputs that cannot be split evenly, DTensors with another placement, or not a plain `torch.nn.Linear`.
+        A weight that is a DTensor must be placed as ``Shard(1)``; the bias must be a plain tensor or a replicated DTensor.
         """
         _check_plain(module)
         ranks = Ranks.of(group)
@@ -272,13 +238,7 @@ def _check_plain(module: nn.Module) -> None:
 
 
 class ParallelGatedMLP(nn.Module):
-    """`fusegen.nn.GatedMLP` with its hidden features split over ranks: one all-reduce forward, and one backward.
-
-    Args:
-        gate_proj, up_proj: the projections to hidden features, split by columns.
-        down_proj: the projection back, split by rows.
-        activation: of the gate.
-    """
+    """`fusegen.nn.GatedMLP` with its hidden features split over ranks: one all-reduce forward, and one backward."""
 
     def __init__(
         self, gate_proj: ColumnParallelLinear, up_proj: ColumnParallelLinear, down_proj: RowParallelLinear, activation: str
@@ -288,16 +248,7 @@ class ParallelGatedMLP(nn.Module):
 
     @classmethod
     def from_module(cls, module: GatedMLP, group: GroupLike = None) -> ParallelGatedMLP:
-        """Creates this rank's shard of a block.
-
-        Args:
-            module: an unsharded block, the same on all ranks, or one with DTensors, as for `ColumnParallelLinear.from_module` and
-                `RowParallelLinear.from_module`.
-            group: as for `ColumnParallelLinear.from_module`.
-
-        Raises:
-            ArgumentError: hidden features that cannot be split evenly, DTensors with another placement, or another module.
-        """
+        """Creates this rank's shard of a block; arguments and errors are those of `ColumnParallelLinear.from_module`."""
         require_instance("ParallelGatedMLP", module, GatedMLP)
         gate, up = (ColumnParallelLinear.from_module(each, group) for each in (module.gate_proj, module.up_proj))
         down = RowParallelLinear.from_module(module.down_proj, group)
@@ -379,7 +330,6 @@ class ParallelAttention(nn.Module):
         return self.o_proj.reduce(attention_part(self, copy_to_ranks(x, self.ranks), cos, sin, self._local_mask(mask), *weights))
 
     def _local_mask(self, mask: Tensor | None) -> Tensor | None:
-        """Slices this rank's heads from a mask."""
         if mask is None or mask.dim() < 3 or mask.shape[-3] == 1:
             return mask
         if mask.shape[-3] != self.num_attention_heads * self.ranks.size:

@@ -22,12 +22,7 @@ _TICK = 0.1  # seconds
 
 @dataclass
 class Layers:
-    """Equal layers of a model, each a kernel.
-
-    Attributes:
-        name: of their class.
-        done: how many have been called.
-    """
+    """Equal layers of a model, each a kernel; ``done`` counts those that have been called."""
 
     name: str
     count: int
@@ -92,8 +87,6 @@ class _Progress:
 
 
 class _Line:
-    """Prints one line."""
-
     def __init__(self, name: str) -> None:
         print(f"fusegen: compiling {name}; later processes find it in the cache", file=sys.stderr, flush=True)
 
@@ -105,8 +98,6 @@ class _Line:
 
 
 class _Bar:
-    """A progress bar that is removed at the end."""
-
     def __init__(self, console: object) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -60,11 +60,7 @@ def settings() -> Settings:
 
 
 def cache_folder(name: str) -> Path:
-    """Returns a folder of the cache, and creates it if necessary.
-
-    Raises:
-        SettingsError: it cannot be created or written to.
-    """
+    """Returns a folder of the cache, and creates it if necessary; raises `SettingsError` if that fails."""
     folder = settings().cache_dir / name
     try:
         folder.mkdir(parents=True, exist_ok=True)

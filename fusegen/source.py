@@ -12,12 +12,7 @@ _RULE = "// " + "-" * 117
 
 @dataclass(frozen=True)
 class Primitive:
-    """A device function that kernels call.
-
-    Attributes:
-        variant: the types and widths that the text is specialised for; with the target they determine the text.
-        text: its definition.
-    """
+    """A device function; `variant` lists the types and widths that its text is specialised for."""
 
     name: str
     variant: tuple[str, ...]
@@ -71,7 +66,6 @@ class Source:
 
 
 def section(title: str, text: str) -> str:
-    """Returns a text under a heading."""
     return f"{_RULE}\n// {title}\n{_RULE}\n{text}"
 
 

@@ -1,7 +1,4 @@
-"""Targets: the capabilities of hardware.
-
-No other module compares architecture names; they query capabilities.
-"""
+"""Targets: the capabilities of hardware. No other module compares architecture names."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ from fusegen.errors import TargetError
 
 
 class Backend(Enum):
-    """The language that a target is emitted in."""
-
     CUDA = "cuda"
     CPU = "cpu"
 
@@ -54,7 +49,6 @@ class Target:
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The languages that a kernel passes through."""
         return _LANGUAGES[self.backend]
 
     def clusters(self, size: int) -> int:
@@ -96,11 +90,7 @@ _BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm
 
 
 def target(name: str) -> Target:
-    """Returns the target of a name.
-
-    Raises:
-        TargetError: there is none.
-    """
+    """Returns the target of a name, or raises `TargetError`."""
     if name not in _BY_NAME:
         close = difflib.get_close_matches(str(name).lower(), _BY_NAME, n=1, cutoff=0.85)  # sm_100 is not suggested for sm_103
         choice = f"{close[0]!r}, or another" if close else "one"
@@ -111,8 +101,7 @@ def target(name: str) -> Target:
 def from_capability(major: int, minor: int) -> Target:
     """Returns the target of a compute capability; for an unknown one, the newest older one of the same major version.
 
-    Raises:
-        TargetError: below compute capability 8.0, or an unknown major version.
+    Raises `TargetError` below 8.0 and for unknown major versions.
     """
     older = [capability for capability in _BY_CAPABILITY if capability <= (major, minor)]
     if not older:
@@ -124,5 +113,4 @@ def from_capability(major: int, minor: int) -> Target:
 
 
 def cuda_targets() -> tuple[Target, ...]:
-    """All CUDA targets, oldest first."""
     return _CUDA

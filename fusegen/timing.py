@@ -37,7 +37,7 @@ _FEWEST, _MOST = 3, 200  # calls per round on a CPU
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """The time of a call in µs: median, minimum and maximum of the rounds."""
+    """µs: median, minimum and maximum of the rounds."""
 
     median: float
     low: float
@@ -57,7 +57,6 @@ def timer_name(device: torch.device, *, quick: bool = False, with_host: bool = F
 
 
 def microseconds(call: TimedCall, device: torch.device) -> float:
-    """Returns the time of one call."""
     times = interleaved({"": call}, device)[""]
     if isinstance(times, Exception):
         raise times

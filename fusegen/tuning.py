@@ -90,11 +90,7 @@ class TunedLaunch:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The measurements of `tune`.
-
-    Attributes:
-        launches: those with several candidates.
-    """
+    """The measurements of `tune`: launches with several candidates."""
 
     launches: tuple[TunedLaunch, ...]
 
@@ -157,7 +153,6 @@ def _device(values: Values) -> torch.device:
 
 
 def _measured_by_rank_0(measure: Callable[[], Tuning]) -> Tuning:
-    """Measures on rank 0 and broadcasts the result; outside a distributed job, measures here."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return measure()
     message: list[Any] = [None]
@@ -229,7 +224,6 @@ class _Tuner:
 
 
 def _in_order(launch: Launch) -> list[Plan]:
-    """Returns the plans of a launch, the default one first."""
     return sorted(launch.candidates, key=lambda plan: plan != launch.plan)
 
 
@@ -258,14 +252,7 @@ def _fastest(candidates: Sequence[Candidate]) -> Plan:
 
 
 def _check_alike(name: str, plan: Plan, results: Sequence[Any], expected: Sequence[Any], share: float) -> None:
-    """Checks that a plan gives the same results as the default one.
-
-    Args:
-        share: of the elements of a result that may differ.
-
-    Raises:
-        VerificationError: it does not.
-    """
+    """Raises `VerificationError` if a plan gives different results; ``share`` is the share of elements that may differ."""
     for result, reference in zip(results, expected, strict=True):
         if isinstance(result, Tensor) and not _alike(result, reference, math.ceil(share * result.numel())):
             what = f"{name} gives different results with the plan {plan.words}"
