@@ -31,7 +31,7 @@ from fusegen.operators.recorded_call import operator_for, recorded_call, recorde
 from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values
 from fusegen.runtime.bound import Hidden
-from fusegen.runtime.callables import OUT, filled, is_complex, with_out
+from fusegen.runtime.callables import OUT, fill_out, is_complex, with_out_parameter
 from fusegen.target import Target
 from fusegen.threads import cached_property
 
@@ -85,7 +85,7 @@ class Kernel(Generic[P, R]):
         """Handles a call that torch.compile or torch.export traces."""
         if self._has_out(kwargs):
             remaining = {name: value for name, value in kwargs.items() if name != OUT}
-            return filled(self._dispatcher.name, kwargs[OUT], self._compiled(args, remaining))
+            return fill_out(self._dispatcher.name, kwargs[OUT], self._compiled(args, remaining))
         return self._compiled(args, kwargs)
 
     def _compiled(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -123,7 +123,7 @@ class Kernel(Generic[P, R]):
 
     @cached_property
     def _into_out(self) -> Dispatcher:
-        function: Callable[..., Any] = with_out(self.function)  # type: ignore[arg-type]
+        function: Callable[..., Any] = with_out_parameter(self.function)  # type: ignore[arg-type]
         options = self.options._replace(mutates=(*self.options.mutates, OUT))
         return Dispatcher(function, self._dispatcher.name, options)
 

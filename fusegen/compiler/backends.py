@@ -27,7 +27,7 @@ from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.program.call import KernelLaunch, LaunchPlan
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.devices import host_kernel, instruction_set
-from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend, PutTogether, bound_call
+from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend, PackResults, bound_call
 from fusegen.runtime.instructions import Runner, Scalars, integer
 from fusegen.schedule.names import plain, stride_name
 from fusegen.settings import Compiler, cache_folder, settings
@@ -139,7 +139,7 @@ def emulated_machine(target: Target, timing: EmulatedTiming = EARLY) -> Machine:
     return Machine(target, EmulatorBackend(timing), lambda sources, _: emulated_kernels(sources), emulated_kernels)
 
 
-def builder(structure: ResultTree) -> PutTogether | None:
+def builder(structure: ResultTree) -> PackResults | None:
     """The constructor of results of their tensors: None for a tensor alone, of the plain kinds the constructor itself."""
     if structure.is_leaf():
         return None
@@ -197,18 +197,18 @@ _operators: dict[tuple[LaunchPlan, tuple[str, ...], str], tuple[OperatorUnit, Ca
 _lock = new_lock()
 
 
-def bound_extension(compiled: CompiledGraph, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Runner:
+def bound_extension(compiled: CompiledGraph, pack_results: PackResults | None, sizes: Mapping[str, int], target: Target) -> Runner:
     """A program for exact sizes, as a call of its operator.
 
     Args:
-        put_together: makes the function's results of their tensors; None where the only tensor, or none, is the result.
+        pack_results: makes the function's results of their tensors; None where the only tensor, or none, is the result.
         sizes: values of all sizes and strides, by name.
 
     Raises:
         ToolNotFoundError, CompileError: it cannot be built.
     """
     unit, operator = _operator(compiled, target)
-    return _Call(unit, operator, [sizes[name] for name in unit.sizes], put_together)
+    return _Call(unit, operator, [sizes[name] for name in unit.sizes], pack_results)
 
 
 @dataclass(frozen=True)
@@ -222,9 +222,9 @@ class _Call:
     unit: OperatorUnit
     operator: Callable[..., Any]
     sizes: Sequence[int]
-    put_together: PutTogether | None
+    pack_results: PackResults | None
 
-    def made(self, _: ModuleType) -> None:
+    def native_call(self, _: ModuleType) -> None:
         """As of a `Runner`."""
 
     def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
@@ -234,9 +234,9 @@ class _Call:
         except IndexError as error:
             what, _, hint = str(error).partition("\n  try: ")
             raise IndexRangeError(what, hint=hint or None) from None
-        if self.put_together is None:
+        if self.pack_results is None:
             return found
-        return self.put_together([found] if isinstance(found, Tensor) else list(found or ()))
+        return self.pack_results([found] if isinstance(found, Tensor) else list(found or ()))
 
 
 def _operator(compiled: CompiledGraph, target: Target) -> tuple[OperatorUnit, Callable[..., Any]]:

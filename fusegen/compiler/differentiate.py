@@ -136,7 +136,7 @@ class VjpCalls(CallBinder):
     def __call__(self, values: Values) -> tuple[Any, SavedForBackward]:
         """Runs the forward pass: what the kernel returns, and what is left to the backward pass."""
         with torch.enable_grad():
-            passed, hidden = self._executable.recently(values) or self._executable.found(values)
+            passed, hidden = self._executable.recent_match(values) or self._executable.lookup(values)
         results: tuple[Any, SavedForBackward] = passed(values, hidden)
         return results
 

@@ -30,13 +30,13 @@ from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values, check_writable, refuse_gradients
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, BoundPlan, ByValue, CallFacts, Hidden, condition_of
 from fusegen.runtime.callables import (
-    in_pairs,
+    as_real_pairs,
     is_complex,
     is_intercepted,
     is_recorded_as_operators,
     is_transformed,
-    is_watched,
-    of_pairs,
+    runs_in_torch,
+    taking_real_pairs,
 )
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.instructions import Runner, Scalars
@@ -57,7 +57,7 @@ class _WithoutHistory:
 
     runner: Runner
 
-    def made(self, _: ModuleType) -> None:
+    def native_call(self, _: ModuleType) -> None:
         """As of a `Runner`."""
 
     def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
@@ -125,7 +125,7 @@ class Dispatcher(CallBinder):
             self.parameters.bind(args, kwargs)  # refuses what does not fit, as a call of its own does
             return self.function(*args, **kwargs)
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
-        found = None if function_modes() and is_intercepted(values) else self.executable.recently(values)
+        found = None if function_modes() and is_intercepted(values) else self.executable.recent_match(values)
         if found is None:
             flat = self._spread(values)
             if flat is not None:
@@ -133,9 +133,9 @@ class Dispatcher(CallBinder):
             if any(map(is_complex, values)):
                 derived, pairs = self.of_reals(values)
                 return derived.call((), dict(zip(self.parameters.given, pairs, strict=True)))
-            if is_watched(values):
+            if runs_in_torch(values):
                 return self._as_torch_does(values, args, kwargs)
-            found = self.executable.found(values)
+            found = self.executable.lookup(values)
         program, hidden = found
         return program(values, hidden) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
@@ -146,9 +146,9 @@ class Dispatcher(CallBinder):
             return self, values
         with self._lock:
             if names not in self._derived:
-                function = of_pairs(self.function, names)
+                function = taking_real_pairs(self.function, names)
                 self._derived[names] = Dispatcher(function, self.name, self.options, None, self._requires)
-        return self._derived[names], in_pairs(values)
+        return self._derived[names], as_real_pairs(values)
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A call into which something looks: the function itself."""
@@ -301,7 +301,7 @@ class Dispatcher(CallBinder):
         source = ArgumentSource(tuple(where.get(name) for name in passes.forward.names), device)
         given = source.example(everything)
         with torch.no_grad():
-            forward, _ = passes.forward.executable.found(given)
+            forward, _ = passes.forward.executable.lookup(given)
         recorded = differentiated_results(variant.traced, wrt)
         return BoundAutogradCall(
             source=source,
@@ -309,7 +309,7 @@ class Dispatcher(CallBinder):
             tensors=len(passes.forward.graph.inputs),
             forward=forward,
             node=BackwardNode(passes.wiring, passes.backward.executable, recorded, {**passes.forward.sizes(given), **sizes}),
-            put_together=builder(variant.structure),
+            pack_results=builder(variant.structure),
             by_value=self._by_value(variant) if passes.forward.graph.scalars else None,
             condition=condition_of(variant.conditions, sizes, names),
             state=variant.state,
@@ -323,7 +323,7 @@ class Dispatcher(CallBinder):
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """The call with the values of these scalars in the trace."""
         self.variants.make_static(scalars)
-        program, hidden = self.executable.first(values)
+        program, hidden = self.executable.bind_new(values)
         return program(values, hidden)
 
 

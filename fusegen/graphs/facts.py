@@ -44,7 +44,7 @@ _KEPT_ELSEWHERE = (Tensor, nn.Module, torch.optim.Optimizer)
 _CONTAINERS = (dict, list, set, deque)
 _CALL = nn.Module._call_impl.__code__
 _MOST = 64  # values in a container
-_MAKES = Executable.first.__code__
+_MAKES = Executable.bind_new.__code__
 """Code that traces, lays out and compiles a kernel."""
 _CALLS = (_OWN, nn.Module.__call__.__code__.co_filename)
 """Code that calls modules: it reads their hooks, which are refused elsewhere."""

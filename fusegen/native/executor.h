@@ -1,4 +1,4 @@
-// Runs the instructions of a call: those of fusegen/runtime/instructions.py, read once, and by the same names.
+// Runs the instructions of fusegen/runtime/instructions.py, under the same names. Their attributes are read once.
 
 #pragma once
 
@@ -30,7 +30,7 @@
 
 namespace executor {
 
-// Reading what Python describes. Pointers to objects that the instructions own are plain.
+// Readers of Python objects. Objects that the instructions own are held by raw pointers.
 
 Object attribute(PyObject *object, const char *name) { return checked(PyObject_GetAttrString(object, name)); }
 
@@ -79,8 +79,6 @@ at::Device device_of(PyObject *object) {
   return reinterpret_cast<THPDevice *>(object)->device;
 }
 
-// What instructions work on.
-
 struct Frame {
   std::vector<at::Tensor> registers;
   PyObject *scalars;
@@ -92,7 +90,7 @@ struct Frame {
   }
 };
 
-// While something runs that needs no Python, other threads do.
+// Releases the GIL in a scope.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -106,8 +104,8 @@ struct alignas(128) Map {
   char bytes[128];
 };
 
-// True where nothing wants to see, or to replace, what torch allocates.
-bool is_unseen() {
+// True if no mode or transform may see or replace allocations.
+bool may_bypass_torch() {
   return !c10::impl::dispatch_mode_enabled() && !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
@@ -127,7 +125,7 @@ Object list_of(at::TensorList tensors) {
 // An argument of a kernel: eight bytes, or a tensor map of 128.
 struct Argument {
   enum class Kind { address, real, integer, constant, map } kind;
-  int64_t number = 0;  // of bytes from an address, or the constant
+  int64_t number = 0;  // offset in bytes, or the constant
   size_t at = 0;       // the register of an address
   PyObject *name = nullptr, *maps = nullptr;
   std::unordered_map<uint64_t, Map> known;  // maps by address
@@ -138,7 +136,7 @@ struct Argument {
     uint64_t found = 0;
     try {
       found = reinterpret_cast<uint64_t>(tensor.mutable_data_ptr());
-    } catch (const c10::Error &) {  // torch.func hands out tensors of which torch tells no address
+    } catch (const c10::Error &) {  // tensors of torch.func have no address
     }
     if (!found && tensor.numel()) raise(checked(PyObject_CallNoArgs(unreachable)));
     return found + number;
@@ -155,7 +153,7 @@ struct Argument {
       found.real = PyFloat_AsDouble(value);
       if (found.real == -1 && PyErr_Occurred()) throw python_error();
       if (kind == Kind::real) return found.bits;
-      const bool fits = found.real >= -0x1p63 && found.real < 0x1p63;  // as a processor's conversion gives it
+      const bool fits = found.real >= -0x1p63 && found.real < 0x1p63;  // out of range gives -2^63, like x86 conversions
       found.integer = fits ? static_cast<int64_t>(found.real) : INT64_MIN;
       return found.bits;
     }
@@ -235,15 +233,15 @@ struct Allocate : Instruction {
         is_large(truth(given, "is_large")) {}
 
   at::Tensor made() const {
-    if (is_unseen() && device.is_cpu()) return at::Tensor(at::detail::empty_strided_cpu(shape, strides, dtype));
-    if (c10::Allocator *allocator = is_unseen() && device.is_cuda() ? c10::GetAllocator(at::kCUDA) : nullptr)
+    if (may_bypass_torch() && device.is_cpu()) return at::Tensor(at::detail::empty_strided_cpu(shape, strides, dtype));
+    if (c10::Allocator *allocator = may_bypass_torch() && device.is_cuda() ? c10::GetAllocator(at::kCUDA) : nullptr)
       return at::Tensor(at::detail::empty_strided_generic(shape, strides, allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype));
     return at::empty_strided(shape, strides, at::TensorOptions().dtype(dtype).device(device));
   }
 
   void run(Frame &frame) override {
     at::Tensor &tensor = frame.registers[at] = made();
-    if (!is_large || !is_unseen()) return;
+    if (!is_large || !may_bypass_torch()) return;
     const auto address = reinterpret_cast<uintptr_t>(tensor.storage().data());
     constexpr uintptr_t page = 2 << 20;
     const uintptr_t first = (address + page - 1) / page * page;
@@ -267,12 +265,12 @@ struct View : Instruction {
 
   void run(Frame &frame) override {
     const at::Tensor &whole = frame.registers[source];
-    if (!is_unseen() || !whole.has_storage() || whole.key_set().has(c10::DispatchKey::Python)) {
+    if (!may_bypass_torch() || !whole.has_storage() || whole.key_set().has(c10::DispatchKey::Python)) {
       const at::Tensor typed = whole.scalar_type() == dtype ? whole : whole.view(dtype);
       frame.registers[at] = at::as_strided(typed, shape, strides, typed.storage_offset() + offset);
       return;
     }
-    // A view that autograd knows nothing of, past the dispatcher, which takes longer than most launches.
+    // A view without autograd that bypasses the dispatcher, which takes longer than most launches.
     at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(whole.storage()), whole.key_set(),
                                                                c10::scalarTypeToTypeMeta(dtype));
     const int64_t begin = whole.storage_offset() * whole.element_size() / static_cast<int64_t>(c10::elementSize(dtype));
@@ -298,11 +296,11 @@ struct Key : Instruction {
   explicit Key(PyObject *given) : at(integer(given, "register")), instruction(given) {}
 
   void run(Frame &frame) override {
-    frame.registers[at] = unwrapped(checked(PyObject_CallMethod(instruction, "made", "O", frame.scalars)));
+    frame.registers[at] = unwrapped(checked(PyObject_CallMethod(instruction, "key", "O", frame.scalars)));
   }
 };
 
-// Structures and numbers of cuda.h.
+// Structures of cuda.h.
 struct LaunchAttribute {
   unsigned number, gap;
   int value;
@@ -337,13 +335,13 @@ struct Launch : Instruction {
   }
 
   int launched(void **table) {
-    LaunchAttribute early{6, 0, 1, {}};  // the kernel starts when all blocks of the one before it have ended, or said that it may
+    LaunchAttribute early{6, 0, 1, {}};  // programmatic dependent launch
     LaunchConfig now = config;
     const Object stream = checked(PyObject_CallOneArg(stream_now, device));
     now.stream = PyLong_AsVoidPtr(stream);
     if (!now.stream && PyErr_Occurred()) throw python_error();
     if (overlaps) now.attributes = &early;
-    const WithoutGil others_run;
+    const WithoutGil other_threads_run;
     return function(&now, kernel, table, nullptr);
   }
 
@@ -384,7 +382,7 @@ struct HostLaunch : Instruction {
     const char *failed = nullptr;
     if (refusal != Py_None) numbers.push_back(reinterpret_cast<uint64_t>(&failed));
     {
-      const WithoutGil others_run;
+      const WithoutGil other_threads_run;
       kernel(numbers.data());
     }
     if (!failed) return;
@@ -406,8 +404,8 @@ struct Product : Instruction {
   void run(Frame &frame) override {
     const at::Tensor &x = frame.registers[a], &y = frame.registers[b];
     at::Tensor &result = frame.registers[out];
-    const at::AutoDispatchBelowADInplaceOrView guard;  // nobody records what a call does inside
-    const WithoutGil others_run;
+    const at::AutoDispatchBelowADInplaceOrView guard;  // skips autograd inside a call
+    const WithoutGil other_threads_run;
     if (wider && is_batched) at::bmm_out(result, x, y, *wider);
     else if (wider) at::mm_out(result, x, y, *wider);
     else if (is_batched) at::bmm_out(result, x, y);
@@ -415,7 +413,7 @@ struct Product : Instruction {
   }
 };
 
-// A product that one function of torch on these views does not compute.
+// A matmul that no single torch function computes on these views.
 struct Multiply : Instruction {
   size_t a, b, out;
   bool adds;
@@ -425,7 +423,7 @@ struct Multiply : Instruction {
 
   void run(Frame &frame) override {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const WithoutGil others_run;
+    const WithoutGil other_threads_run;
     (adds ? fg::multiply_into : fg::multiply)(frame.registers[a], frame.registers[b], frame.registers[out]);
   }
 };
@@ -454,21 +452,21 @@ struct Library : Instruction {
     }
   }
 
-  // On CPUs the emulator alone asks for dropout and for the gradient of a bias, which Python has.
-  bool is_of_python(const std::vector<at::Tensor> &given) const {
+  // On CPUs, dropout and the gradient of a bias are used by the emulator only, and implemented in Python.
+  bool needs_python(const std::vector<at::Tensor> &given) const {
     const bool needs_bias = std::any_of(wanted.begin(), wanted.end(), [](const auto &one) { return one.first == 3; });
     return name.rfind("attention", 0) == 0 && !given[0].is_cuda() && (settings[2] || needs_bias);
   }
 
   std::vector<at::Tensor> made(const std::vector<at::Tensor> &given) const {
-    if (is_of_python(given)) {
+    if (needs_python(given)) {
       const Object tensors = checked(PyList_AsTuple(list_of(given)));
       std::vector<at::Tensor> found;
       for (const Object &each : items(checked(PyObject_CallObject(function, tensors)))) found.push_back(unwrapped(each));
       return found;
     }
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const WithoutGil others_run;
+    const WithoutGil other_threads_run;
     if (name == "attention") return fg::attention(wanted, settings, given);
     if (name == "attention_backward") return fg::attention_backward(wanted, settings, given);
     if (name == "topk") return fg::topk(wanted, settings[0], static_cast<int64_t>(settings[1]), given);
@@ -496,7 +494,7 @@ struct Program;
 
 struct Do : Instruction {
   PyObject *function;
-  std::unique_ptr<Program> inside;  // where the function is instructions too
+  std::unique_ptr<Program> inside;  // set if the function consists of instructions
   std::vector<int64_t> tensors;
 
   explicit Do(PyObject *given);
@@ -508,14 +506,14 @@ struct Program {
   std::vector<at::Tensor> held;
   std::vector<std::unique_ptr<Instruction>> body;
   std::vector<int64_t> results;
-  PyObject *put_together;
+  PyObject *pack_results;
   Object stream_now, unreachable;
   int64_t gpu = -1;
 
   explicit Program(PyObject *given)
       : inputs(integer(given, "inputs")),
         results(integers(attribute(given, "results"))),
-        put_together(attribute(given, "put_together")) {
+        pack_results(attribute(given, "pack_results")) {
     for (const Object &item : items(attribute(given, "held"))) held.push_back(item.get() == Py_None ? at::Tensor() : unwrapped(item));
     const Object index = attribute(given, "gpu");
     if (index.get() != Py_None) gpu = integer(index);
@@ -548,8 +546,8 @@ struct Program {
   }
 
   Object found(const Frame &frame) const {
-    if (put_together == Py_None) return results.empty() ? Object(Py_NewRef(Py_None)) : wrapped(frame.registers[results[0]]);
-    return checked(PyObject_CallOneArg(put_together, list_of(frame.at(results))));
+    if (pack_results == Py_None) return results.empty() ? Object(Py_NewRef(Py_None)) : wrapped(frame.registers[results[0]]);
+    return checked(PyObject_CallOneArg(pack_results, list_of(frame.at(results))));
   }
 };
 
@@ -568,13 +566,13 @@ void Do::run(Frame &frame) {
 struct Executor {
   PyObject_HEAD
   vectorcallfunc call;
-  PyObject *instructions, *given_away;
+  PyObject *instructions, *donated;
   Program *program;
 
   void release() { delete program; }
 };
 
-// executor(tensors, scalars) -> what the user's function returns.
+// executor(tensors, scalars) -> the user function's result.
 PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObject *names) {
   if (PyVectorcall_NARGS(count) != 2 || names) {
     PyErr_SetString(PyExc_TypeError, "an executor takes tensors and scalars");
@@ -583,13 +581,13 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
   const auto &self = *reinterpret_cast<Executor *>(object);
   HANDLE_TH_ERRORS
   const Object tensors = checked(PySequence_Fast(arguments[0], "tensors are a sequence"));
-  if (PySequence_Fast_GET_SIZE(tensors.get()) != static_cast<Py_ssize_t>(self.program->inputs)) fail(PyExc_ValueError, "not so many tensors");
+  if (PySequence_Fast_GET_SIZE(tensors.get()) != static_cast<Py_ssize_t>(self.program->inputs)) fail(PyExc_ValueError, "wrong number of tensors");
   if (!self.instructions) fail(PyExc_RuntimeError, "the executor is gone");
   Frame frame{{}, arguments[1]};
   frame.registers.reserve(self.program->inputs + self.program->held.size());
   for (size_t n = 0; n < self.program->inputs; ++n) frame.registers.push_back(unwrapped(PySequence_Fast_GET_ITEM(tensors.get(), n)));
-  const bool is_given_away = reinterpret_cast<PyObject *>(Py_TYPE(arguments[0])) == self.given_away;
-  if (is_given_away && PyList_SetSlice(arguments[0], 0, PY_SSIZE_T_MAX, nullptr) < 0) throw python_error();
+  const bool is_donated = reinterpret_cast<PyObject *>(Py_TYPE(arguments[0])) == self.donated;
+  if (is_donated && PyList_SetSlice(arguments[0], 0, PY_SSIZE_T_MAX, nullptr) < 0) throw python_error();
   self.program->run(frame);
   return self.program->found(frame).release();
   END_HANDLE_TH_ERRORS
@@ -604,7 +602,7 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   auto *self = reinterpret_cast<Executor *>(made.get());
   self->call = call;
   self->instructions = Py_NewRef(instructions);
-  self->given_away = attribute(checked(PyImport_ImportModule("fusegen.runtime.instructions")), "GivenAway").release();
+  self->donated = attribute(checked(PyImport_ImportModule("fusegen.runtime.instructions")), "Donated").release();
   self->program = new Program(instructions);
   return made.release();
   END_HANDLE_TH_ERRORS
@@ -614,14 +612,14 @@ int traverse(PyObject *object, visitproc visit, void *arg) {
   auto *self = reinterpret_cast<Executor *>(object);
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->instructions);
-  Py_VISIT(self->given_away);
+  Py_VISIT(self->donated);
   return 0;
 }
 
 int clear(PyObject *object) {
   auto *self = reinterpret_cast<Executor *>(object);
   Py_CLEAR(self->instructions);
-  Py_CLEAR(self->given_away);
+  Py_CLEAR(self->donated);
   return 0;
 }
 

@@ -1,5 +1,5 @@
-// A call whose results have gradients: a node of autograd's graph, of which both passes are executors. `NodeCall` of
-// fusegen/runtime/node.py does the same, slower.
+// A call with gradients: an autograd node whose two passes are executors. `NodeCall` of fusegen/runtime/node.py is the equivalent
+// in Python.
 
 #pragma once
 
@@ -27,7 +27,7 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 using NodePointer = decltype(torch::autograd::Edge::function);  // shared_ptr, or intrusive_ptr in later versions of torch
 
-constexpr int64_t kNone = INT64_MIN;  // in place of a number
+constexpr int64_t kNone = INT64_MIN;  // no source
 constexpr size_t kMostPasses = 4;
 
 class WithGil {
@@ -39,12 +39,12 @@ class WithGil {
   PyGILState_STATE state_;
 };
 
-// The part of a tensor on which the choice of a program depends (fusegen/runtime/arguments.py).
+// The key part of a tensor (fusegen/runtime/arguments.py).
 struct Layout {
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype;
   at::Device device;
-  uintptr_t low;  // bits of the address
+  uintptr_t low;  // low bits of the address
 
   explicit Layout(const at::Tensor &tensor)
       : sizes(tensor.sizes().vec()),
@@ -55,8 +55,8 @@ struct Layout {
 
   static uintptr_t low_of(const at::Tensor &tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) & 15; }
 
-  // True for a tensor of which only Python knows what to do.
-  static bool is_odd(const at::Tensor &tensor) {
+  // True for a tensor that only Python can handle.
+  static bool needs_python(const at::Tensor &tensor) {
     constexpr c10::DispatchKeySet strange({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched,
                                            c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize,
                                            c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
@@ -65,12 +65,12 @@ struct Layout {
   }
 
   bool is_of(const at::Tensor &tensor) const {
-    return !is_odd(tensor) && tensor.scalar_type() == dtype && tensor.device() == device && tensor.sizes() == at::IntArrayRef(sizes) &&
+    return !needs_python(tensor) && tensor.scalar_type() == dtype && tensor.device() == device && tensor.sizes() == at::IntArrayRef(sizes) &&
            tensor.strides() == at::IntArrayRef(strides) && low_of(tensor) == low;
   }
 };
 
-// A number of a call, which a node keeps without the GIL.
+// A number of a call, stored without a Python object so that nodes need no GIL.
 struct Number {
   bool is_real;
   double real;
@@ -79,7 +79,7 @@ struct Number {
   Object made() const { return checked(is_real ? PyFloat_FromDouble(real) : PyLong_FromLongLong(integer)); }
 };
 
-// Numbers of Python; none where one has a class of its own, or more than 64 bits.
+// Converts Python numbers; nullopt for subclasses, and beyond 64 bits.
 std::optional<std::vector<Number>> numbers_of(PyObject *given) {
   std::vector<Number> found;
   for (const Object &each : items(given)) {
@@ -101,14 +101,14 @@ Object list_of(const std::vector<Number> &numbers) {
   return list;
 }
 
-// True for a tensor of no class of the user's.
-bool is_of_torch(const at::Tensor &tensor) { return THPVariable_CheckExact(wrapped(tensor)); }
+// True unless the tensor has a Python subclass.
+bool is_plain_tensor(const at::Tensor &tensor) { return THPVariable_CheckExact(wrapped(tensor)); }
 
-// A backward pass for tensors that lie as some have lain.
+// A backward pass for given layouts.
 struct Pass {
   std::vector<Layout> layouts;
   Object executor, scalars;
-  std::vector<int64_t> order;  // of the values, as the executor takes them
+  std::vector<int64_t> order;  // of the values, for the executor
 
   bool takes(const variable_list &values) const {
     for (size_t n = 0; n < values.size(); ++n)
@@ -119,7 +119,7 @@ struct Pass {
   Program &program() const { return *reinterpret_cast<Executor *>(executor.get())->program; }
 };
 
-// What the nodes of all calls have in common; used with the GIL.
+// Data shared by the nodes of all calls; requires the GIL.
 struct Plan {
   Object node, executor;
   std::string name;
@@ -150,7 +150,7 @@ struct Plan {
       passes.clear();
       node = Object();
       executor = Object();
-    } else {  // with the process
+    } else {  // at exit
       node.release();
       executor.release();
       for (const auto &pass : passes) {
@@ -162,11 +162,11 @@ struct Plan {
 
   Program &program() const { return *reinterpret_cast<Executor *>(executor.get())->program; }
 
-  // A backward pass that was found before, or is found now; null where Python has to run it.
+  // Looks up or creates the backward pass; null if Python must run it.
   std::shared_ptr<Pass> pass_for(const variable_list &values, const std::vector<Number> &numbers) {
     for (const auto &pass : passes)
       if (pass->takes(values)) return pass;
-    if (std::any_of(values.begin(), values.end(), Layout::is_odd)) return nullptr;
+    if (std::any_of(values.begin(), values.end(), Layout::needs_python)) return nullptr;
     const Object found =
         checked(PyObject_CallMethod(node, "native_pass", "OO", executor::list_of(values).get(), list_of(numbers).get()));
     if (found.get() == Py_None) return nullptr;
@@ -186,7 +186,7 @@ struct Backward : torch::autograd::Node {
   std::shared_ptr<Plan> plan;
   std::vector<SavedVariable> saved;
   std::vector<Number> numbers;
-  bool is_last = false;  // nothing is read again
+  bool is_last = false;  // the graph is not retained
 
   std::string name() const override { return plan->name; }
 
@@ -202,13 +202,13 @@ struct Backward : torch::autograd::Node {
     variable_list values, floats;
     for (SavedVariable &each : saved) values.push_back(each.unpack(getptr()));
     if (is_last)
-      for (SavedVariable &each : saved) each.reset_data();  // what the pass has read need not stay
+      for (SavedVariable &each : saved) each.reset_data();  // frees the saved tensors
     for (int64_t place : plan->floats) floats.push_back(given[place].defined() ? given[place] : input_metadata(place).zeros_like());
     given.clear();
     values.insert(values.end(), floats.begin(), floats.end());
     const WithGil gil;
     try {
-      const bool is_plain = !at::GradMode::is_enabled() && executor::is_unseen() && std::all_of(floats.begin(), floats.end(), is_of_torch);
+      const bool is_plain = !at::GradMode::is_enabled() && executor::may_bypass_torch() && std::all_of(floats.begin(), floats.end(), is_plain_tensor);
       const std::shared_ptr<Pass> pass = is_plain ? plan->pass_for(values, numbers) : nullptr;
       const Object scalars = pass ? scalars_of(*pass) : Object();
       return scalars.get() ? by_pass(*pass, scalars, std::move(values), std::move(floats)) : by_python(values, floats);
@@ -219,7 +219,7 @@ struct Backward : torch::autograd::Node {
   }
 
  private:
-  // None where Python cannot compute them, and says so by its own way.
+  // Null if the computation fails; the Python path then raises the error.
   Object scalars_of(const Pass &pass) const {
     if (pass.scalars.get() == Py_None) return Object(Py_NewRef(Py_None));
     Object found = PyObject_CallOneArg(pass.scalars, list_of(numbers));
@@ -231,8 +231,8 @@ struct Backward : torch::autograd::Node {
     Frame frame{{}, scalars};
     for (int64_t place : pass.order) frame.registers.push_back(values[place]);
     values.clear();
-    const auto is_passed_on = [](int64_t source) { return source < 0 && source != kNone; };
-    if (std::none_of(plan->gradients.begin(), plan->gradients.end(), is_passed_on)) floats.clear();
+    const auto is_passed_through = [](int64_t source) { return source < 0 && source != kNone; };
+    if (std::none_of(plan->gradients.begin(), plan->gradients.end(), is_passed_through)) floats.clear();
     Program &program = pass.program();
     program.run(frame);
     variable_list found;
@@ -243,13 +243,13 @@ struct Backward : torch::autograd::Node {
     return found;
   }
 
-  // By `BackwardNode.gradients_by`, which also says what may not be.
+  // `BackwardNode.gradients_by` also raises the errors.
   variable_list by_python(const variable_list &values, const variable_list &floats) const {
     const Object made = checked(PyObject_CallMethod(plan->node, "gradients_by", "OOO", executor::list_of(values).get(),
                                                     executor::list_of(floats).get(), list_of(numbers).get()));
     variable_list found;
     for (const Object &each : items(made)) found.push_back(each.get() == Py_None ? at::Tensor() : executor::unwrapped(each));
-    found.resize(num_outputs());  // numbers have none
+    found.resize(num_outputs());  // numbers have no gradients
     return found;
   }
 };
@@ -270,24 +270,24 @@ struct Recorded {
   void release() { delete plan; }
 };
 
-// recorded(tensors, scalars of the forward pass, numbers of the backward pass) -> the results as a tuple; None where something looks
-// at torch's operations, or numbers are strange.
+// recorded(tensors, scalars of the forward pass, numbers of the backward pass) -> a tuple of results; None under modes or
+// transforms, and for unsupported numbers.
 PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObject *names) {
   HANDLE_TH_ERRORS
   if (PyVectorcall_NARGS(count) != 3 || names) fail(PyExc_TypeError, "a recorded call takes tensors, scalars and numbers");
   const auto &self = *reinterpret_cast<Recorded *>(object);
   if (!self.plan) fail(PyExc_RuntimeError, "the call is gone");
-  if (!executor::is_unseen()) Py_RETURN_NONE;
+  if (!executor::may_bypass_torch()) Py_RETURN_NONE;
   std::optional<std::vector<Number>> numbers = numbers_of(arguments[2]);
   if (!numbers) Py_RETURN_NONE;
   const std::shared_ptr<Plan> plan = *self.plan;
   variable_list values;
   for (const Object &each : items(arguments[0])) values.push_back(executor::unwrapped(each));
   Program &program = plan->program();
-  if (values.size() != program.inputs) fail(PyExc_ValueError, "not so many tensors");
+  if (values.size() != program.inputs) fail(PyExc_ValueError, "wrong number of tensors");
   Frame frame{values, arguments[1]};
   {
-    const at::AutoGradMode nothing_is_recorded(false);
+    const at::AutoGradMode no_grad(false);
     program.run(frame);
   }
   const NodePointer pointer = made_node<NodePointer, Backward>();
@@ -298,7 +298,7 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
   const auto output = [&](int64_t place) -> const at::Tensor & { return frame.registers[program.results[place]]; };
   for (size_t place = 0; place < plan->count; ++place) {
     if (plan->is_recorded[place]) torch::autograd::set_history(output(place), pointer);
-    else node->add_input_metadata(output(place));  // whose gradient is zeros
+    else node->add_input_metadata(output(place));  // its gradient is zeros
   }
   for (int64_t place : plan->kept) {
     const bool is_output = place < 0 && ~place < static_cast<int64_t>(plan->count) && plan->is_recorded[~place];
@@ -327,7 +327,7 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
 int traverse(PyObject *object, visitproc visit, void *arg) {
   auto *self = reinterpret_cast<Recorded *>(object);
   Py_VISIT(Py_TYPE(object));
-  if (self->plan && self->plan->use_count() == 1) {  // else nodes own it too
+  if (self->plan && self->plan->use_count() == 1) {  // otherwise nodes own it too
     Py_VISIT((*self->plan)->node.get());
     Py_VISIT((*self->plan)->executor.get());
   }

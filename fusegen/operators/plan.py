@@ -38,7 +38,7 @@ from fusegen.ir.symbolic import literal
 from fusegen.operators.gradients import AssumedGraph, GraphOperator, operator_of, recording_operator_of
 from fusegen.options import Options
 from fusegen.runtime.arguments import GREATEST, LEAST
-from fusegen.runtime.bound import unfollowed
+from fusegen.runtime.bound import without_dynamo
 from fusegen.runtime.callables import is_transformed
 from fusegen.schedule.names import Namer
 from fusegen.trace.run import Trace
@@ -67,7 +67,7 @@ def planned(*call: Any) -> str:
         call: the arguments of `plan_of`.
     """
     try:
-        return str(unfollowed(plan_of)(*call))  # where the graph broke within the call, torch.compile looks into what runs now
+        return str(without_dynamo(plan_of)(*call))  # where the graph broke within the call, torch.compile looks into what runs now
     except Unplanned as reason:
         what = f"{call[1]} is not fused where torch records it, and runs as torch runs its function: {reason}"
         warnings.warn(what, stacklevel=2)
