@@ -257,7 +257,7 @@ class BuiltFunction(CallBinder):
         structure = self._kernel.variants[number].structure
         program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].on(device))
         facts = CallFacts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
-        return BoundPlan(program, facts, self._uncomputable, also=also), NOTHING
+        return BoundPlan(program, facts, self._uncomputable, further=also), NOTHING
 
     def _recording(self, values: Values, program: BuiltProgram, passes: LoadedPasses | None) -> LoadedPasses | None:
         """The passes, where autograd wants gradients that they give.

@@ -19,7 +19,7 @@ from fusegen.compiler.emulator import EARLY, EmulatedTiming, EmulatorBackend, em
 from fusegen.emit.environment import unit_text
 from fusegen.errors import IndexRangeError, LaunchError
 from fusegen.extension.native import Texts, ensure_native, library_of
-from fusegen.extension.unit import LIBRARY, OperatorUnit, SizePlaces, unit_of
+from fusegen.extension.unit import LIBRARY, OperatorUnit, SizeSources, unit_of
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
@@ -265,7 +265,7 @@ def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
     return tuple(flag for flag in host_flags() if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
 
 
-def given_of(graph: Graph, call: LaunchPlan) -> SizePlaces:
+def given_of(graph: Graph, call: LaunchPlan) -> SizeSources:
     """The places of the sizes of a graph's call."""
     names = tuple(name for _, name in call.inputs)
     specs = {spec.name: spec for spec in graph.inputs}
@@ -273,4 +273,4 @@ def given_of(graph: Graph, call: LaunchPlan) -> SizePlaces:
         (str(formula(extent).value), n, f"size({d})") for n, name in enumerate(names) for d, extent in enumerate(specs[name].shape)
     ]
     strides = [(stride_name(name, d), n, f"stride({d})") for n, name in enumerate(names) for d in range(len(specs[name].shape))]
-    return SizePlaces(names, tuple(dims + strides))
+    return SizeSources(names, tuple(dims + strides))

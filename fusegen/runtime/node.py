@@ -73,7 +73,7 @@ class BackwardNode:
         if module is None or current_workspace() is not None:
             return None
         with torch.no_grad():
-            program, _ = self.backward.found([*values, *self.sizes, *numbers])
+            program, _ = self.backward.lookup([*values, *self.sizes, *numbers])
         native_part = program.native(module)
         if native_part is None:
             return None

@@ -111,7 +111,7 @@ def test_no_thread_that_sums_columns_of_staged_rows_spills(columns: int) -> None
     plans = [plan for plan in launch.candidates if isinstance(plan, RowPlan) and plan.persistence is Persistence.STAGED]
     assert plans
     for plan in plans:
-        form = low._forms.at(low.sizes, {launch.group.outputs: plan})
+        form = low._specializer.at(low.sizes, {launch.group.outputs: plan})
         assert figures(form.sources[0]).spilled == 0, plan
 
 
