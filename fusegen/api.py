@@ -113,7 +113,7 @@ class Kernel(Generic[P, R]):
         return {name: value for name, value in kwargs.items() if name != OUT} if is_left_out else kwargs
 
     def _has_out(self, kwargs: Mapping[str, Any]) -> bool:
-        """Returns True if the call passes ``out=`` and the function has no such parameter."""
+        """Returns True if the call passes ``out=`` without a parameter of that name."""
         parameters = self._dispatcher.parameters
         return OUT in kwargs and OUT not in parameters.given and not parameters.takes_any_name
 
@@ -203,7 +203,7 @@ class Kernel(Generic[P, R]):
         return self._dispatcher.name, None, self.options
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickles by name, like a function: the name of the kernel, or that of its function."""
+        """Pickles by the name of the kernel or of its function, like a function."""
         function = self.function
         if inspect.ismethod(function):
             return Kernel, (function, *self._declared)

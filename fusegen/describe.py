@@ -194,7 +194,7 @@ class Stages:
     Attributes:
         traced: the graph before simplification.
         program: the steps; its graph is the simplified one.
-        languages: of the text, that of the sources first.
+        languages: of the text; the first is the language of the sources.
         saved: a line about the values that a forward pass saves; empty for other kernels.
     """
 

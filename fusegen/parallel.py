@@ -44,7 +44,7 @@ GroupLike: TypeAlias = ProcessGroup | DeviceMesh | None
 
 @dataclass(frozen=True)
 class Ranks:
-    """The process group that shares the weights of a module; ``rank`` is that of this process."""
+    """The process group that shares the weights of a module, and the rank of this process."""
 
     name: str
     rank: int

@@ -185,11 +185,11 @@ class _Tuner:
         return Tuning(tuple(self._launch(each) for each in self.variant.program.launches if len(each.candidates) > 1))
 
     def _launch(self, launch: Launch) -> TunedLaunch:
-        place = place_of(self.variant.program, launch, self.sizes, self.device)
+        key = place_of(self.variant.program, launch, self.sizes, self.device)
         candidates = self._measured(launch)
-        plan = _pinned(place, launch.candidates) or _fastest(candidates)
+        plan = _pinned(key, launch.candidates) or _fastest(candidates)
         self.pins[launch.group.outputs] = plan
-        return TunedLaunch(launch.kernel.name, place, candidates, plan)
+        return TunedLaunch(launch.kernel.name, key, candidates, plan)
 
     def _measured(self, launch: Launch) -> tuple[Candidate, ...]:
         calls: dict[str, Callable[[], Any]] = {}
@@ -227,12 +227,12 @@ def _in_order(launch: Launch) -> list[Plan]:
     return sorted(launch.candidates, key=lambda plan: plan != launch.plan)
 
 
-def _records_at(place: TuningKey) -> list[TuningRecord]:
-    return [entry for entry in entries(place) if entry.extents == place.extents]
+def _records_at(key: TuningKey) -> list[TuningRecord]:
+    return [entry for entry in entries(key) if entry.extents == key.extents]
 
 
-def _pinned(place: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
-    return chosen(place, candidates) if any(entry.pinned for entry in _records_at(place)) else None
+def _pinned(key: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
+    return chosen(key, candidates) if any(entry.pinned for entry in _records_at(key)) else None
 
 
 def _candidate(plan: Plan, times: RoundTimes | Exception) -> Candidate:

@@ -154,8 +154,8 @@ class CallText:
         self._library_allocated = call.made
         touched = [step.touched for step in call.steps]
         self._slots = {
-            spec.key: (place, [n for n, keys in enumerate(touched) if spec.key in keys])
-            for place, spec in enumerate(
+            spec.key: (index, [n for n, keys in enumerate(touched) if spec.key in keys])
+            for index, spec in enumerate(
                 spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in self._library_allocated
             )
         }
@@ -220,7 +220,7 @@ class CallText:
             return []
         names = ", ".join(string_literal(name) for _, name in self.call.inputs)
         tensors = ", ".join(_buffer_name(key) for key, _ in self.call.inputs)
-        return [f"fg::check_apart({{{names}}}, {{{tensors}}}, {place});" for place in self._written]
+        return [f"fg::check_apart({{{names}}}, {{{tensors}}}, {position});" for position in self._written]
 
     def _memory(self) -> list[str]:
         lines = [
@@ -290,7 +290,7 @@ class CallText:
         return ""
 
     def _version_bumps(self) -> list[str]:
-        return [f"fg::count_write({_buffer_name(self.call.inputs[place][0])});" for place in self._written]
+        return [f"fg::count_write({_buffer_name(self.call.inputs[position][0])});" for position in self._written]
 
     def _step(self, number: int, entries: Sequence[LaunchEntry]) -> list[str]:
         step = self.call.steps[number]

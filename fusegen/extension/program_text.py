@@ -65,7 +65,7 @@ def computed_name(name: str) -> str:
 
 
 def computed_numbers(call: LaunchPlan, assumed: CallGuards, requested: Mapping[str, bool]) -> list[str]:
-    """Defines the numbers that kernels take; ``wanted`` maps their names to whether they are floats."""
+    """Defines the numbers that kernels take; ``requested`` maps their names to whether they are floats."""
     numbers = {name: dtype.is_float for name, dtype in assumed.numbers}
     scalars = NumberText(call.scalars, numbers, dict(assumed.constants), "v")
     values = {name: scalars.value(position) for name, position in call.scalars.results}

@@ -36,7 +36,7 @@ class SourcesCall(CallText):
         super().__init__(call, entries, number)
 
     def tensor(self, key: int) -> str:
-        """Returns the field of a buffer; for random bits that of the seed."""
+        """Returns the field of a buffer, or of the seed for random bits."""
         spec = self._specs[self._seeds.get(key, key)]
         name = spec.name if spec.role is not Role.RANDOM else "random_key"
         is_written = spec.role is Role.OUTPUT or any(step.touched.get(key) for step in self.call.steps)

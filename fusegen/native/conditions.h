@@ -199,8 +199,8 @@ PyObject *read(Place place, PyObject *owner, PyObject *key) {
 int holds(PyObject *same, Place place, PyObject *owner, PyObject *key, PyObject *value) {
   if (place == Place::length) {
     const Py_ssize_t size = is_dictionary(owner) ? PyDict_GET_SIZE(owner) : PyObject_Size(owner);
-    const Py_ssize_t wanted = PyLong_AsSsize_t(value);
-    return size < 0 || PyErr_Occurred() ? -1 : size == wanted;
+    const Py_ssize_t expected = PyLong_AsSsize_t(value);
+    return size < 0 || PyErr_Occurred() ? -1 : size == expected;
   }
   PyObject *found;
   if (place == Place::item && is_dictionary(owner)) {  // the common case

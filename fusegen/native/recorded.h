@@ -44,16 +44,16 @@ struct Layout {
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype;
   at::Device device;
-  uintptr_t low;  // low bits of the address
+  uintptr_t address_bits;  // low bits of the address
 
   explicit Layout(const at::Tensor &tensor)
       : sizes(tensor.sizes().vec()),
         strides(tensor.strides().vec()),
         dtype(tensor.scalar_type()),
         device(tensor.device()),
-        low(low_of(tensor)) {}
+        address_bits(address_bits_of(tensor)) {}
 
-  static uintptr_t low_of(const at::Tensor &tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) & 15; }
+  static uintptr_t address_bits_of(const at::Tensor &tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) & 15; }
 
   // True for a tensor that only Python can handle.
   static bool needs_python(const at::Tensor &tensor) {
@@ -64,9 +64,9 @@ struct Layout {
            !tensor.const_data_ptr() || tensor._fw_grad(0).defined();
   }
 
-  bool is_of(const at::Tensor &tensor) const {
+  bool matches(const at::Tensor &tensor) const {
     return !needs_python(tensor) && tensor.scalar_type() == dtype && tensor.device() == device && tensor.sizes() == at::IntArrayRef(sizes) &&
-           tensor.strides() == at::IntArrayRef(strides) && low_of(tensor) == low;
+           tensor.strides() == at::IntArrayRef(strides) && address_bits_of(tensor) == address_bits;
   }
 };
 
@@ -76,28 +76,28 @@ struct Number {
   double real;
   int64_t integer;
 
-  Object made() const { return checked(is_real ? PyFloat_FromDouble(real) : PyLong_FromLongLong(integer)); }
+  Object to_python() const { return checked(is_real ? PyFloat_FromDouble(real) : PyLong_FromLongLong(integer)); }
 };
 
 // Converts Python numbers; nullopt for subclasses, and beyond 64 bits.
-std::optional<std::vector<Number>> numbers_of(PyObject *given) {
-  std::vector<Number> found;
-  for (const Object &each : items(given)) {
-    if (PyFloat_CheckExact(each.get())) {
-      found.push_back({true, PyFloat_AS_DOUBLE(each.get()), 0});
+std::optional<std::vector<Number>> numbers_of(PyObject *list) {
+  std::vector<Number> numbers;
+  for (const Object &item : items(list)) {
+    if (PyFloat_CheckExact(item.get())) {
+      numbers.push_back({true, PyFloat_AS_DOUBLE(item.get()), 0});
     } else {
-      int is_beyond = 1;
-      const int64_t value = PyLong_CheckExact(each.get()) ? PyLong_AsLongLongAndOverflow(each, &is_beyond) : 0;
-      if (is_beyond) return std::nullopt;
-      found.push_back({false, 0, value});
+      int overflow = 1;
+      const int64_t value = PyLong_CheckExact(item.get()) ? PyLong_AsLongLongAndOverflow(item, &overflow) : 0;
+      if (overflow) return std::nullopt;
+      numbers.push_back({false, 0, value});
     }
   }
-  return found;
+  return numbers;
 }
 
 Object list_of(const std::vector<Number> &numbers) {
   Object list = checked(PyList_New(numbers.size()));
-  for (size_t n = 0; n < numbers.size(); ++n) PyList_SET_ITEM(list.get(), n, numbers[n].made().release());
+  for (size_t n = 0; n < numbers.size(); ++n) PyList_SET_ITEM(list.get(), n, numbers[n].to_python().release());
   return list;
 }
 
@@ -110,9 +110,9 @@ struct Pass {
   Object executor, scalars;
   std::vector<int64_t> order;  // of the values, for the executor
 
-  bool takes(const variable_list &values) const {
+  bool matches_values(const variable_list &values) const {
     for (size_t n = 0; n < values.size(); ++n)
-      if (!layouts[n].is_of(values[n])) return false;
+      if (!layouts[n].matches(values[n])) return false;
     return true;
   }
 
@@ -128,18 +128,18 @@ struct Plan {
   std::vector<int64_t> kept, floats, gradients;
   std::vector<std::shared_ptr<Pass>> passes;
 
-  Plan(PyObject *given, PyObject *forward)
-      : node(Py_NewRef(given)),
+  Plan(PyObject *object, PyObject *forward)
+      : node(Py_NewRef(object)),
         executor(Py_NewRef(forward)),
-        count(integer(given, "count")),
+        count(integer(object, "count")),
         is_recorded(count, true),
-        kept(integers(attribute(given, "kept"))),
-        floats(integers(attribute(given, "floats"))) {
-    const char *text = PyUnicode_AsUTF8(attribute(given, "name"));
+        kept(integers(attribute(object, "kept"))),
+        floats(integers(attribute(object, "floats"))) {
+    const char *text = PyUnicode_AsUTF8(attribute(object, "name"));
     if (!text) throw python_error();
     name = text;
-    for (int64_t place : integers(attribute(given, "plain"))) is_recorded[place] = false;
-    for (const Object &source : items(attribute(given, "gradients"))) gradients.push_back(source.get() == Py_None ? kNone : integer(source));
+    for (int64_t index : integers(attribute(object, "plain"))) is_recorded[index] = false;
+    for (const Object &source : items(attribute(object, "gradients"))) gradients.push_back(source.get() == Py_None ? kNone : integer(source));
     for (int64_t result : program().results)
       if (result < static_cast<int64_t>(program().inputs)) fail(PyExc_ValueError, "a result is an argument");
   }
@@ -165,17 +165,17 @@ struct Plan {
   // Looks up or creates the backward pass; null if Python must run it.
   std::shared_ptr<Pass> pass_for(const variable_list &values, const std::vector<Number> &numbers) {
     for (const auto &pass : passes)
-      if (pass->takes(values)) return pass;
+      if (pass->matches_values(values)) return pass;
     if (std::any_of(values.begin(), values.end(), Layout::needs_python)) return nullptr;
-    const Object found =
+    const Object created =
         checked(PyObject_CallMethod(node, "native_pass", "OO", executor::list_of(values).get(), list_of(numbers).get()));
-    if (found.get() == Py_None) return nullptr;
-    const std::vector<Object> parts = items(found);
+    if (created.get() == Py_None) return nullptr;
+    const std::vector<Object> fields = items(created);
     auto pass = std::make_shared<Pass>();
     for (const at::Tensor &value : values) pass->layouts.emplace_back(value);
-    pass->executor = Object(Py_NewRef(parts.at(0).get()));
-    pass->order = integers(parts.at(1));
-    pass->scalars = Object(Py_NewRef(parts.at(2).get()));
+    pass->executor = Object(Py_NewRef(fields.at(0).get()));
+    pass->order = integers(fields.at(1));
+    pass->scalars = Object(Py_NewRef(fields.at(2).get()));
     if (passes.size() >= kMostPasses) passes.pop_back();
     passes.insert(passes.begin(), pass);
     return pass;
@@ -197,14 +197,14 @@ struct Backward : torch::autograd::Node {
     for (SavedVariable &each : saved) each.reset_data();
   }
 
-  variable_list apply(variable_list &&given) override {
+  variable_list apply(variable_list &&upstream) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     variable_list values, floats;
-    for (SavedVariable &each : saved) values.push_back(each.unpack(getptr()));
+    for (SavedVariable &variable : saved) values.push_back(variable.unpack(getptr()));
     if (is_last)
-      for (SavedVariable &each : saved) each.reset_data();  // frees the saved tensors
-    for (int64_t place : plan->floats) floats.push_back(given[place].defined() ? given[place] : input_metadata(place).zeros_like());
-    given.clear();
+      for (SavedVariable &variable : saved) variable.reset_data();  // frees the saved tensors
+    for (int64_t index : plan->floats) floats.push_back(upstream[index].defined() ? upstream[index] : input_metadata(index).zeros_like());
+    upstream.clear();
     values.insert(values.end(), floats.begin(), floats.end());
     const WithGil gil;
     try {
@@ -222,9 +222,9 @@ struct Backward : torch::autograd::Node {
   // Null if the computation fails; the Python path then raises the error.
   Object scalars_of(const Pass &pass) const {
     if (pass.scalars.get() == Py_None) return Object(Py_NewRef(Py_None));
-    Object found = PyObject_CallOneArg(pass.scalars, list_of(numbers));
-    if (!found.get()) PyErr_Clear();
-    return found;
+    Object scalars = PyObject_CallOneArg(pass.scalars, list_of(numbers));
+    if (!scalars.get()) PyErr_Clear();
+    return scalars;
   }
 
   variable_list by_pass(const Pass &pass, PyObject *scalars, variable_list values, variable_list floats) const {
@@ -245,21 +245,21 @@ struct Backward : torch::autograd::Node {
 
   // `BackwardNode.gradients_by` also raises the errors.
   variable_list by_python(const variable_list &values, const variable_list &floats) const {
-    const Object made = checked(PyObject_CallMethod(plan->node, "gradients_by", "OOO", executor::list_of(values).get(),
+    const Object results = checked(PyObject_CallMethod(plan->node, "gradients_by", "OOO", executor::list_of(values).get(),
                                                     executor::list_of(floats).get(), list_of(numbers).get()));
-    variable_list found;
-    for (const Object &each : items(made)) found.push_back(each.get() == Py_None ? at::Tensor() : executor::unwrapped(each));
-    found.resize(num_outputs());  // numbers have no gradients
-    return found;
+    variable_list gradients;
+    for (const Object &gradient : items(results)) gradients.push_back(gradient.get() == Py_None ? at::Tensor() : executor::unwrapped(gradient));
+    gradients.resize(num_outputs());  // numbers have no gradients
+    return gradients;
   }
 };
 
-template <class Pointer, class Made>
-Pointer made_node() {
+template <class Pointer, class NodeType>
+Pointer new_node() {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
-    return Pointer(new Made, [](auto *node) { deleteNode(node); });
+    return Pointer(new NodeType, [](auto *node) { deleteNode(node); });
   else
-    return c10::make_intrusive<Made>();
+    return c10::make_intrusive<NodeType>();
 }
 
 struct Recorded {
@@ -282,7 +282,7 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
   if (!numbers) Py_RETURN_NONE;
   const std::shared_ptr<Plan> plan = *self.plan;
   variable_list values;
-  for (const Object &each : items(arguments[0])) values.push_back(executor::unwrapped(each));
+  for (const Object &item : items(arguments[0])) values.push_back(executor::unwrapped(item));
   Program &program = plan->program();
   if (values.size() != program.inputs) fail(PyExc_ValueError, "wrong number of tensors");
   Frame frame{values, arguments[1]};
@@ -290,22 +290,22 @@ PyObject *call(PyObject *object, PyObject *const *arguments, size_t count, PyObj
     const at::AutoGradMode no_grad(false);
     program.run(frame);
   }
-  const NodePointer pointer = made_node<NodePointer, Backward>();
+  const NodePointer pointer = new_node<NodePointer, Backward>();
   auto *node = static_cast<Backward *>(pointer.get());
   node->plan = plan;
   node->numbers = std::move(*numbers);
   node->set_next_edges(torch::autograd::collect_next_edges(values));
-  const auto output = [&](int64_t place) -> const at::Tensor & { return frame.registers[program.results[place]]; };
-  for (size_t place = 0; place < plan->count; ++place) {
-    if (plan->is_recorded[place]) torch::autograd::set_history(output(place), pointer);
-    else node->add_input_metadata(output(place));  // its gradient is zeros
+  const auto output = [&](int64_t position) -> const at::Tensor & { return frame.registers[program.results[position]]; };
+  for (size_t position = 0; position < plan->count; ++position) {
+    if (plan->is_recorded[position]) torch::autograd::set_history(output(position), pointer);
+    else node->add_input_metadata(output(position));  // its gradient is zeros
   }
-  for (int64_t place : plan->kept) {
-    const bool is_output = place < 0 && ~place < static_cast<int64_t>(plan->count) && plan->is_recorded[~place];
-    node->saved.emplace_back(place >= 0 ? values[place] : output(~place), is_output);
+  for (int64_t position : plan->kept) {
+    const bool is_output = position < 0 && ~position < static_cast<int64_t>(plan->count) && plan->is_recorded[~position];
+    node->saved.emplace_back(position >= 0 ? values[position] : output(~position), is_output);
   }
   const Object results = checked(PyTuple_New(plan->count));
-  for (size_t place = 0; place < plan->count; ++place) PyTuple_SET_ITEM(results.get(), place, wrapped(output(place)).release());
+  for (size_t position = 0; position < plan->count; ++position) PyTuple_SET_ITEM(results.get(), position, wrapped(output(position)).release());
   return Py_NewRef(results.get());
   END_HANDLE_TH_ERRORS
 }
@@ -316,11 +316,11 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
   PyObject *node, *forward;
   if (!PyArg_ParseTuple(arguments, "OO", &node, &forward)) return nullptr;
   if (strcmp(Py_TYPE(forward)->tp_name, "fusegen_native.Executor")) fail(PyExc_TypeError, "not an executor");
-  Object made = checked(type->tp_alloc(type, 0));
-  auto *self = reinterpret_cast<Recorded *>(made.get());
+  Object created = checked(type->tp_alloc(type, 0));
+  auto *self = reinterpret_cast<Recorded *>(created.get());
   self->call = call;
   self->plan = new std::shared_ptr<Plan>(std::make_shared<Plan>(node, forward));
-  return made.release();
+  return created.release();
   END_HANDLE_TH_ERRORS
 }
 

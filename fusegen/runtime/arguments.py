@@ -232,7 +232,7 @@ def _unsupported_storage(tensor: Tensor) -> tuple[str, str] | None:
 
 
 def _overridden_operation(kind: type) -> str | None:
-    """Returns the member by which a tensor class changes operations, which a trace does not see; None if there is none.
+    """Returns a member of a tensor class that changes operations, invisibly to a trace; None if there is none.
 
     The ``__torch_function__`` of parameters only keeps results plain. Construction, printing and copying are not operations.
     """

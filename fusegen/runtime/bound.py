@@ -153,7 +153,7 @@ class BoundPlan(BoundCall):
         program: the runner.
         facts: about its calls.
         by_value: handles calls whose scalars Python cannot compute; None if there is no function.
-        also: further conditions on the values of a call.
+        further: more conditions on the values of a call.
     """
 
     def __init__(

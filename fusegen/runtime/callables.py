@@ -177,7 +177,7 @@ def is_intercepted(values: Values) -> bool:
 
     A default device does not, if it is the CPU or the device of the arguments.
     """
-    modes = [function_mode(place) for place in range(function_modes())]
+    modes = [function_mode(index) for index in range(function_modes())]
     return any(not isinstance(mode, DeviceContext) or _changes_device(mode.device, values) for mode in modes)
 
 

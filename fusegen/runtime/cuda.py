@@ -198,14 +198,14 @@ class LaunchSite:
         struct.pack_into(f"={len(table)}Q", memory, self._table_at, *table)
         return memory, ctypes.byref(memory), ctypes.byref(memory, self._table_at)
 
-    def __call__(self, stream: int, given: Sequence[Any]) -> None:
+    def __call__(self, stream: int, arguments: Sequence[Any]) -> None:
         """Launches the kernel on a stream with the variable arguments; raises `LaunchError` if the driver rejects it."""
         try:
             frame = self.frames.pop()
         except IndexError:
             frame = self.frame()
         memory, config, table = frame
-        self.fill(memory, self.start, stream, *self.attributes, *given)
+        self.fill(memory, self.start, stream, *self.attributes, *arguments)
         status = self.launch(config, self.kernel, table, None)
         if status:
             self.refused(status, frame)

@@ -31,7 +31,7 @@ _KEY_ERRORS = (TypeError, RuntimeError, ValueError, FusegenError)  # raised for 
 
 
 class CallBinder:
-    """Checks and binds calls that have no program yet; ``name`` is that of the kernel."""
+    """Checks and binds calls that have no program yet; ``name`` is the name of the kernel."""
 
     name: str = "a kernel"
 

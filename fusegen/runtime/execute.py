@@ -260,7 +260,7 @@ class Binder:
 
     def _release(self, number: int) -> None:
         """Releases buffers, and their views, after their last step."""
-        needed = {*self.call.results, *(self.call.inputs[place][0] for place in self._written)}
+        needed = {*self.call.results, *(self.call.inputs[position][0] for position in self._written)}
         releasable = {key for key, _ in self.call.inputs} | self.call.made | self._allocated_by_steps
         dead = {key for key in releasable - needed if self._last_of.get(key) == number}
         views = [register for view, register in self._views.items() if view[0] in dead]

@@ -81,24 +81,24 @@ class BackwardNode:
         scalars = None if native_part.scalars is None else partial(_scalars, native_part.scalars, preceding)
         return native_part.executor, native_part.order, scalars
 
-    def gradients_by(self, values: Sequence[Tensor], given: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor | None]:
+    def gradients_by(self, values: Sequence[Tensor], upstream: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor | None]:
         """Computes the gradients of the inputs.
 
         Args:
             values: saved tensors, and the gradients of the results.
-            given: the gradients of the results.
+            upstream: the gradients of the results alone.
             numbers: of the call.
         """
-        return self.gradients_of(Donated((*values, *self.sizes, *numbers)), given)
+        return self.gradients_of(Donated((*values, *self.sizes, *numbers)), upstream)
 
-    def gradients_of(self, values: Donated, given: Sequence[Tensor]) -> list[Tensor | None]:
+    def gradients_of(self, values: Donated, upstream: Sequence[Tensor]) -> list[Tensor | None]:
         """Computes the gradients of the inputs from all values of the backward pass."""
         is_recorded = torch.is_grad_enabled()  # for a second derivative
         needed = [value for value in values if isinstance(value, Tensor) and value.requires_grad] if is_recorded else []
-        _check_unbatched(self.name, given)
+        _check_unbatched(self.name, upstream)
         with torch.no_grad():
             outputs = self.backward(values)
-        gradients = [None if source is None else outputs[source] if source >= 0 else given[~source] for source in self.gradients]
+        gradients = [None if source is None else outputs[source] if source >= 0 else upstream[~source] for source in self.gradients]
         return _without_derivative(self.name, gradients, needed) if is_recorded else gradients
 
     def saved(self, values: Values, outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -113,24 +113,24 @@ class NodeCall(torch.autograd.Function):
         outputs = run(values, nothing)
         results: tuple[Tensor, ...] = outputs[: node.count]
         ctx.workspace = current_workspace()
-        ctx.node, ctx.numbers = node, [values[place] for place in node.numbers]
+        ctx.node, ctx.numbers = node, [values[position] for position in node.numbers]
         ctx.save_for_backward(*node.saved(values, outputs))
         if node.count > 1:  # a single result always has a gradient
             ctx.like = [(result.shape, result.dtype, result.device) for result in results]
             ctx.set_materialize_grads(False)
         if node.plain:
-            ctx.mark_non_differentiable(*(results[place] for place in node.plain))
+            ctx.mark_non_differentiable(*(results[position] for position in node.plain))
         return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         node: BackwardNode = ctx.node
-        result_gradients = [_zeros(*ctx.like[n]) if (gradient := gradients[n]) is None else gradient for n in node.floats]
+        upstream = [_zeros(*ctx.like[n]) if (gradient := gradients[n]) is None else gradient for n in node.floats]
         saved = ctx.saved_tensors if node.kept else ()  # torch fails on a second read of no tensors
-        values = Donated((*saved, *result_gradients, *node.sizes, *ctx.numbers))
+        values = Donated((*saved, *upstream, *node.sizes, *ctx.numbers))
         ctx.maybe_clear_saved_tensors()  # frees them, unless the graph is retained
         with ctx.workspace or _NO_WORKSPACE:
-            return (None, None, None, *node.gradients_of(values, result_gradients))
+            return (None, None, None, *node.gradients_of(values, upstream))
 
 
 def _scalars(scalars: ScalarsOf, preceding: Values, numbers: Sequence[Any]) -> Mapping[str, Any]:
