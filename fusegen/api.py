@@ -100,9 +100,8 @@ class Kernel(Generic[P, R]):
         values = (*args, *kwargs.values())
         if any(map(is_complex, values)):  # operators have no complex dtypes
             return self.function(*args, **kwargs)
-        if self._operator is not None and not (
-            autocasts(values) or has_unknown_floats(values)
-        ):  # which a named operator does not support
+        # Named operators support neither autocast nor symbolic floats.
+        if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):
             return self._operator(*args, **kwargs)
         names = dispatcher.parameters.given
         return recorded_call(dispatcher.function, names, dispatcher.name, dispatcher.options, args, kwargs)
@@ -164,7 +163,7 @@ class Kernel(Generic[P, R]):
             args, kwargs: as in a call.
 
         Raises:
-            UnsupportedError: such a call has no operator.
+            UnsupportedError: the call has no operator.
         """
         dispatcher, values = self._dispatcher.of_call(args, kwargs)
         if self._operator is not None:

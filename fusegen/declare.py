@@ -62,10 +62,10 @@ def kernel(
         mutates: names of tensor parameters that the function may write to: ``cache[:, positions] = k``, ``x.add_(y)``. The writes
             change the caller's tensors. A write to any other parameter is an error.
         op: a name, ``library::name``, that registers the kernel as the operator ``torch.ops.library.name``. An exported program
-            that contains it can be loaded wherever the kernel is declared. All parameters and the result must be annotated. Such
-            a kernel captures no tensors, draws no random numbers without a seed, and does not write in place. In a graph that
-            torch records, its backward pass runs the forward pass again. ``torch.autocast`` does not affect the operator: under
-            it, a recorded call of the kernel uses an operator without this name.
+            that contains it can be loaded wherever the kernel is declared. All parameters and the result must be annotated. The
+            kernel must not capture tensors, draw random numbers without a seed, or write in place. In a graph that torch records,
+            its backward pass runs the forward pass again. ``torch.autocast`` does not affect the operator: under it, a recorded
+            call of the kernel uses an operator without this name.
         recompute: which values the backward pass computes again instead of reading saved ones. "auto" moves the fewest bytes.
             "all" saves only arguments, results and the random key. "none" recomputes only free operations: views, casts,
             broadcasts, and minimum or maximum elements. An inlined kernel follows the outer kernel's rule.

@@ -93,17 +93,17 @@ class SavedValue:
     Attributes:
         name: of an argument or a result, or of the operation that computes the value.
         shape: with symbolic sizes.
-        held: ``an argument`` or ``a result`` that keeps the value alive anyway; empty if only the pass does.
+        owner: ``an argument`` or ``a result`` that keeps the value alive anyway; empty if only the pass does.
     """
 
     name: str
     dtype: DType
     shape: Shape
-    held: str = ""
+    owner: str = ""
 
     def line(self, sizes: Mapping[str, int]) -> str:
         shape = shape_text(tuple(formula(dim)(sizes) for dim in self.shape))
-        return f"{self.name}: {self.dtype.short} {shape}, {human_bytes(self.size(sizes))}{f', {self.held}' if self.held else ''}"
+        return f"{self.name}: {self.dtype.short} {shape}, {human_bytes(self.size(sizes))}{f', {self.owner}' if self.owner else ''}"
 
     def size(self, sizes: Mapping[str, int]) -> int:
         return prod(formula(dim)(sizes) for dim in self.shape) * self.dtype.itemsize
@@ -112,7 +112,7 @@ class SavedValue:
 def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str:
     """Lists the values that a forward pass saves for its backward pass, with their bytes."""
     total = sum(value.size(sizes) for value in values)
-    extra = sum(value.size(sizes) for value in values if not value.held)
+    extra = sum(value.size(sizes) for value in values if not value.owner)
     head = f"saved for the backward pass: {human_bytes(total)}, {human_bytes(extra)} beside arguments and results"
     return "\n".join([head, *(f"   {value.line(sizes)}" for value in values)])
 

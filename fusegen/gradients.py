@@ -33,14 +33,14 @@ def passes_of(
 class Saved:
     """Tensors and numbers that a forward pass saves for the backward pass, with the version counters of the tensors."""
 
-    left: SavedForBackward
+    values: SavedForBackward
     versions: tuple[int, ...]
     forward: Forward
 
     @classmethod
-    def of(cls, left: SavedForBackward, forward: Forward) -> Saved:
+    def of(cls, values: SavedForBackward, forward: Forward) -> Saved:
         """Records the current version counters; raises `ArgumentError` for a tensor without one."""
-        return cls(left, _versions(left.passes.backward.graph, left.tensors), forward)
+        return cls(values, _versions(values.passes.backward.graph, values.tensors), forward)
 
     def __repr__(self) -> str:
         types = [f"{str(t.dtype).removeprefix('torch.')}[{', '.join(map(str, t.shape))}]" for t in self.tensors]
@@ -49,14 +49,14 @@ class Saved:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Arguments, results and intermediate values."""
-        return self.left.tensors
+        return self.values.tensors
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Saved:
         """Replaces the tensors, as after ``ctx.save_for_backward``; an empty sequence removes them."""
         if not all(isinstance(each, Tensor) for each in tensors):
             what = f"{self.forward.name}: with_tensors got {tensors!r:.100}"
             raise ArgumentError(what, hint=f"give {len(self.tensors)} tensors in the order of saved.tensors, or an empty tuple")
-        return Saved.of(replace(self.left, tensors=tuple(tensors)), self.forward)
+        return Saved.of(replace(self.values, tensors=tuple(tensors)), self.forward)
 
 
 def _versions(backward: Graph, tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class Backward:
         if not isinstance(saved, Saved) or saved.forward is not self._forward:
             what = f"the backward pass of {self._forward.name}: the first argument was not saved by its forward pass"
             raise ArgumentError(what, hint="pass the second result of the forward pass")
-        passes, kernel = saved.left.passes, saved.left.passes.backward
+        passes, kernel = saved.values.passes, saved.values.passes.backward
         saved_count = len(passes.derivative.kept)
         specs = kernel.graph.inputs
         _check_counts(kernel.graph.name, saved, saved_count, len(gradients), len(specs) - saved_count)
@@ -155,7 +155,7 @@ class Backward:
             if tensor._version != version:
                 what = f"{kernel.graph.name}: {spec.name!r} was modified in place after the forward pass saved it"
                 raise ArgumentError(what, hint=f"modify a copy: {spec.name}.clone()")
-        outputs = kernel([*saved.tensors, *gradients, *saved.left.numbers])
+        outputs = kernel([*saved.tensors, *gradients, *saved.values.numbers])
         named = {spec.name: tensor for spec, tensor in zip(specs[saved_count:], gradients, strict=True)}
         sources = passes.derivative.gradients
         return tuple(named[source] if isinstance(source, str) else outputs[source] for source in sources)

@@ -59,12 +59,12 @@ class Ranks:
             if group.ndim != 1:
                 raise ArgumentError(f"the mesh has {group.ndim} dims", hint="pass one of its dims, such as mesh['tp']")
             group = group.get_group()
-        ranks = dist.group.WORLD if group is None else group
-        assert ranks is not None  # as it is initialized
-        if not isinstance(ranks, ProcessGroup):
-            what = f"{ranks!r} is not a process group" + (" that contains this rank" if isinstance(ranks, int) else "")
+        chosen = dist.group.WORLD if group is None else group
+        assert chosen is not None  # as it is initialized
+        if not isinstance(chosen, ProcessGroup):
+            what = f"{chosen!r} is not a process group" + (" that contains this rank" if isinstance(chosen, int) else "")
             raise ArgumentError(what, hint="pass a group of torch.distributed.new_group, on its ranks only, or a mesh")
-        return Ranks(ranks.group_name, dist.get_rank(ranks), dist.get_world_size(ranks))
+        return Ranks(chosen.group_name, dist.get_rank(chosen), dist.get_world_size(chosen))
 
     def part(self, count: int) -> slice:
         """Returns the slice of ``count`` items that belongs to this rank; the size must divide the count."""
@@ -333,7 +333,7 @@ class ParallelAttention(nn.Module):
         if mask is None or mask.dim() < 3 or mask.shape[-3] == 1:
             return mask
         if mask.shape[-3] != self.num_attention_heads * self.ranks.size:
-            what = f"ParallelAttention: the mask has shape {tuple(mask.shape)}, which is not the number of heads of all ranks"
+            what = f"ParallelAttention: the mask has shape {tuple(mask.shape)}, and dim -3 is not the number of heads of all ranks"
             raise ArgumentError(what, hint=f"pass a mask of {self.num_attention_heads * self.ranks.size} heads, or of one")
         return mask[..., self.ranks.part(mask.shape[-3]), :, :]
 

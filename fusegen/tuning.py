@@ -56,13 +56,13 @@ class TunedLaunch:
 
     Attributes:
         name: of the kernel.
-        place: the tuning key: the kind of launch, the device and the extents.
+        key: the kind of launch, the device and the extents.
         candidates: the default plan comes first.
         plan: the one that later calls use.
     """
 
     name: str
-    place: TuningKey
+    key: TuningKey
     candidates: tuple[Candidate, ...]
     plan: Plan
 
@@ -77,10 +77,10 @@ class TunedLaunch:
         """
         if plan not in [each.plan for each in self.candidates]:
             raise ArgumentError(f"{plan} is not a plan of {self.name}", hint="pass the plan of one of its candidates")
-        keep(self.place, entry_of(self.place.extents, plan, _words(self.candidates), pinned=True))
+        keep(self.key, entry_of(self.key.extents, plan, _words(self.candidates), pinned=True))
 
     def __str__(self) -> str:
-        rows, columns = self.place.extents
+        rows, columns = self.key.extents
         lines = [f"{self.name}, {rows} x {columns}:"]
         for each in self.candidates:
             time = f"{each.times.median:10.1f} us" if each.times else f"{each.error:>13}"
@@ -140,8 +140,8 @@ def _measured(dispatcher: Dispatcher, values: Values) -> Tuning:
 def _stored(tuning: Tuning) -> Tuning:
     """Writes the measurements to the cache, except where the user has pinned a plan."""
     for each in tuning.launches:
-        if not any(entry.pinned for entry in _records_at(each.place)):
-            keep(each.place, entry_of(each.place.extents, each.plan, _words(each.candidates)))
+        if not any(entry.pinned for entry in _records_at(each.key)):
+            keep(each.key, entry_of(each.key.extents, each.plan, _words(each.candidates)))
     return tuning
 
 
@@ -165,7 +165,7 @@ def _measured_by_rank_0(measure: Callable[[], Tuning]) -> Tuning:
     if isinstance(message[0], FusegenError):
         raise message[0]
     tuning: Tuning = message[0]
-    remember({each.place: entry_of(each.place.extents, each.plan, _words(each.candidates)) for each in tuning.launches})
+    remember({each.key: entry_of(each.key.extents, each.plan, _words(each.candidates)) for each in tuning.launches})
     return tuning
 
 

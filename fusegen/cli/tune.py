@@ -78,4 +78,4 @@ def _plain_launch(launch: TunedLaunch) -> dict[str, object]:
         {"plan": each.plan.words, "microseconds": each.times and each.times.median, "error": each.error}
         for each in launch.candidates
     ]
-    return {"name": launch.name, "extents": launch.place.extents, "plan": launch.plan.words, "candidates": plans}
+    return {"name": launch.name, "extents": launch.key.extents, "plan": launch.plan.words, "candidates": plans}

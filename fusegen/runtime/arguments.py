@@ -290,7 +290,7 @@ def check_writable(kernel: str, name: str, tensor: Tensor) -> None:
 def refuse_gradients(kernel: str, names: Collection[str]) -> None:
     """Raises `GradientError` if inputs of a call that writes in place require a gradient."""
     if names:
-        what = f"{kernel} writes in place, of which no gradient is recorded, and {', '.join(sorted(names))} requires one"
+        what = f"{kernel} writes in place, which records no gradient, and {', '.join(sorted(names))} requires one"
         raise GradientError(what, hint="return new values, and write them outside of the kernel; or call it under torch.no_grad()")
 
 

@@ -32,7 +32,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
         a, b: (…, m, k) and (…, k, n), of one dtype; their leading dims broadcast.
         out: (…, m, n), contiguous, of their dtype or float32.
     """
-    a, b = _compact_enough(a), _compact_enough(b)
+    a, b = _compacted(a), _compacted(b)
     if out.dtype is a.dtype:
         torch.matmul(a, b, out=out)
     elif not out.is_cuda:
@@ -50,7 +50,7 @@ def multiply_into(a: Tensor, b: Tensor, out: Tensor) -> None:
         a, b: (m, k) and (k, n), of one dtype.
         out: (m, n), of their dtype or float32.
     """
-    a, b = _compact_enough(a), _compact_enough(b)
+    a, b = _compacted(a), _compacted(b)
     if out.dtype is a.dtype:
         torch.addmm(out, a, b, out=out)
     elif out.is_cuda:
@@ -64,7 +64,7 @@ def _batched(operand: Tensor, out: Tensor) -> Tensor:
     return operand.expand(*out.shape[:-2], *operand.shape[-2:]).reshape(-1, *operand.shape[-2:])
 
 
-def _compact_enough(operand: Tensor) -> Tensor:
+def _compacted(operand: Tensor) -> Tensor:
     """Copies an operand whose strides span too many gigabytes for cuBLAS."""
     span = sum((extent - 1) * stride for extent, stride in zip(operand.shape, operand.stride(), strict=True))
     return operand if span < FAR or operand.is_contiguous() else operand.contiguous()

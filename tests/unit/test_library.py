@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.runtime.library import _compact_enough, _sorted_segment_sums, multiply
+from fusegen.runtime.library import _compacted, _sorted_segment_sums, multiply
 
 SHAPES = [((5, 7, 64), (64, 48)), ((2, 3, 7, 64), (2, 3, 64, 48)), ((2, 1, 7, 64), (1, 3, 64, 48)), ((7, 64), (3, 64, 48))]
 
@@ -32,9 +32,9 @@ def test_what_only_our_kernels_read_of_a_product_stays_wide() -> None:
 @pytest.mark.parametrize(("stride", "copied"), [(1 << 29, False), (1 << 30, True)])
 def test_rows_that_are_gigabytes_apart_are_copied(stride: int, copied: bool) -> None:
     operand = torch.empty_strided((3, 2048), (stride, 1), dtype=torch.bfloat16, device="meta")
-    assert _compact_enough(operand).is_contiguous() is copied
+    assert _compacted(operand).is_contiguous() is copied
     long = torch.empty((1 << 20) + 3, 2056, dtype=torch.bfloat16, device="meta")
-    assert _compact_enough(long) is long
+    assert _compacted(long) is long
 
 
 @pytest.mark.parametrize(("length", "last"), [(3, 3), (40, 1), (5000, 5000), (5000, 2)])
