@@ -174,7 +174,7 @@ def unit_of(
     """Creates the operator of a call.
 
     Args:
-        given: the sources of its sizes.
+        size_sources: of its sizes.
         sources: of its launches.
         cubins: their machine code; None on the CPU, where the texts are compiled with the unit.
     """

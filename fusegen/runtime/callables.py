@@ -73,7 +73,7 @@ def _wrapped(
 
     Args:
         function: provides the annotations.
-        given, named: the bound arguments.
+        positional, named: the bound arguments.
         signature: of the open parameters.
         called: the object to call, if it is not the function.
     """
