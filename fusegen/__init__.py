@@ -1,4 +1,4 @@
-"""fusegen: declare a chain of tensor operations as torch math; get fused GPU kernels that you can read.
+"""Declare a chain of tensor operations as torch math; get fused GPU kernels that you can read.
 
 import torch.nn.functional as F
 import fusegen as fg
@@ -36,7 +36,7 @@ __all__ = [
     "vjp",
 ]
 
-# The public names are imported when they are first asked for: `fusegen doctor` has to start where torch does not.
+# Public names are imported on first use: `fusegen doctor` must start even where torch cannot be imported.
 if TYPE_CHECKING:
     from fusegen.api import Kernel, vjp
     from fusegen.bundle.load import load
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from fusegen.trace.functions.random import dropout
     from fusegen.tuning import tune
 else:
-    _HOMES = {
+    _MODULES = {
         "FusegenError": "fusegen.errors",
         "Kernel": "fusegen.api",
         "Lowered": "fusegen.lowered",
@@ -74,11 +74,11 @@ else:
     }
 
     def __getattr__(name):
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'fusegen' has no attribute {name!r}")
         from importlib import import_module
 
-        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return value
 
     def __dir__():

@@ -1,4 +1,4 @@
-"""The public face of a kernel: declare, call, inspect."""
+"""The class of declared kernels: call, inspect, differentiate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fusegen.operators.recorded_call import operator_for, recorded_call, recorde
 from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values
 from fusegen.runtime.bound import Hidden
-from fusegen.runtime.callables import OUT, filled, is_complex, with_out
+from fusegen.runtime.callables import OUT, fill_out, is_complex, with_out_parameter
 from fusegen.target import Target
 from fusegen.threads import cached_property
 
@@ -42,12 +42,12 @@ S = TypeVar("S")
 
 
 class Kernel(Generic[P, R]):
-    """A declared chain of operations, compiled at its first call for each kind of input.
+    """A declared chain of torch operations, compiled at the first call for each combination of dtypes, ranks and layouts.
 
-    Made by `kernel`. Called with torch tensors it returns torch tensors; called inside of another kernel it is inlined.
+    `kernel` creates it. Called with torch tensors it returns torch tensors; called inside another kernel it is inlined.
     """
 
-    __name__: str  # of the function, as its documentation and module are
+    __name__: str  # copied from the function, like its docstring and module
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Kernel(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel.
 
-        ``out=`` names a tensor that the result is written to, and that is returned, where the function has no such parameter.
+        ``out=`` names a tensor that receives the result and is returned, unless the function has a parameter of that name.
 
         Raises:
             ArgumentError: an argument has the wrong type, device or dtype.
-            GradientError: an input requires a gradient, of which there is none.
-            TraceError: the function does something that no kernel can do.
+            GradientError: an input requires a gradient that the kernel cannot compute.
+            TraceError: the function does something that cannot be traced.
         """
         if kwargs:
             kwargs = self._named(kwargs)  # type: ignore[assignment]
@@ -82,14 +82,13 @@ class Kernel(Generic[P, R]):
         return result
 
     def _while_compiling(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call that torch.compile, or torch.export, looks into."""
+        """Handles a call that torch.compile or torch.export traces."""
         if self._has_out(kwargs):
-            others = {name: value for name, value in kwargs.items() if name != OUT}
-            return filled(self._dispatcher.name, kwargs[OUT], self._compiled(args, others))
+            remaining = {name: value for name, value in kwargs.items() if name != OUT}
+            return fill_out(self._dispatcher.name, kwargs[OUT], self._compiled(args, remaining))
         return self._compiled(args, kwargs)
 
     def _compiled(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The same without ``out``."""
         parameters = self._dispatcher.parameters
         if not (parameters.variadic or any([isinstance(value, CONTAINERS) for value in (*args, *kwargs.values())])):
             return self._recorded(self._dispatcher, args, kwargs)
@@ -97,32 +96,33 @@ class Kernel(Generic[P, R]):
         return recorded_spread(self.function, parameters, self._dispatcher.name, self.options, values)
 
     def _recorded(self, dispatcher: Dispatcher, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call of a dispatcher as an operator in the graph that is being recorded."""
+        """Emits the call as an operator in the graph that is being recorded."""
         values = (*args, *kwargs.values())
-        if any(map(is_complex, values)):  # no operator knows them
+        if any(map(is_complex, values)):  # operators have no complex dtypes
             return self.function(*args, **kwargs)
-        if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):  # a named operator knows neither
+        # Named operators support neither autocast nor symbolic floats.
+        if self._operator is not None and not (autocasts(values) or has_unknown_floats(values)):
             return self._operator(*args, **kwargs)
         names = dispatcher.parameters.given
         return recorded_call(dispatcher.function, names, dispatcher.name, dispatcher.options, args, kwargs)
 
     def _named(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The named arguments of a call, without an ``out`` of None, which leaves it out as in torch."""
+        """Drops ``out=None``, which torch treats like a missing ``out``."""
         is_left_out = self._has_out(kwargs) and kwargs[OUT] is None
         return {name: value for name, value in kwargs.items() if name != OUT} if is_left_out else kwargs
 
     def _has_out(self, kwargs: Mapping[str, Any]) -> bool:
-        """Tells if a call names a tensor for the result by a parameter that the function does not have."""
+        """Returns True if the call passes ``out=`` without a parameter of that name."""
         parameters = self._dispatcher.parameters
         return OUT in kwargs and OUT not in parameters.given and not parameters.takes_any_name
 
     def _dispatcher_of(self, kwargs: Mapping[str, Any]) -> Dispatcher:
-        """The dispatcher of a kind of calls: those that name a tensor for the result are a kind of their own."""
+        """Returns the dispatcher of the call; calls with ``out=`` have their own."""
         return self._into_out if self._has_out(kwargs) else self._dispatcher
 
     @cached_property
     def _into_out(self) -> Dispatcher:
-        function: Callable[..., Any] = with_out(self.function)  # type: ignore[arg-type]
+        function: Callable[..., Any] = with_out_parameter(self.function)  # type: ignore[arg-type]
         options = self.options._replace(mutates=(*self.options.mutates, OUT))
         return Dispatcher(function, self._dispatcher.name, options)
 
@@ -130,40 +130,40 @@ class Kernel(Generic[P, R]):
         """Shows the stages of a call without running it.
 
         Args:
-            args, kwargs: as in a call; tensors may be meta or fake ones. A parameter that is called ``target`` goes by position.
+            args, kwargs: as in a call; tensors may be meta or fake. Pass a parameter that is called ``target`` by position.
             target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
 
         Raises:
-            ArgumentError: the target is no name.
+            ArgumentError: the target is not a string.
             TargetError: an unknown target.
-            TraceError: the function does something that no kernel can do.
+            TraceError: the function does something that cannot be traced.
         """
-        _require_name(self._dispatcher.name, target)
+        _check_target_name(self._dispatcher.name, target)
         named = self._named(kwargs)
         dispatcher = self._dispatcher_of(named)
-        dispatcher, given = dispatcher.of_call(args, named)
-        dispatcher, values = dispatcher.of_reals(given)
+        dispatcher, arguments = dispatcher.of_call(args, named)
+        dispatcher, values = dispatcher.of_reals(arguments)
         variant, hidden = self._variant(dispatcher, values, target=target)
         return Lowered(variant, dispatcher.variants.sizes(variant, values, hidden))
 
     @property
     def backward(self) -> BackwardPass:
-        """The derived backward pass: ``kernel.backward.lower(...)`` shows what runs in it."""
+        """The derived backward pass: ``kernel.backward.lower(...)`` shows the kernels that it runs."""
         return BackwardPass(self)
 
     def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
-        """The operator that a call is in a graph of torch.compile, torch.export or make_fx.
+        """Returns the operator that represents a call in a graph of torch.compile, torch.export or make_fx.
 
         It is ``torch.ops.fusegen.<name>_<digest>``, or has the name that the kernel was declared with.
 
-        It takes the tensors of the call, those that the function closes over, sizes and run-time numbers, in the order of its
-        schema; of a random kernel a key of its random bits as well, one int64.
+        It takes the call's tensors, the captured tensors, sizes and run-time numbers, in the order of its schema. The operator
+        of a random kernel also takes the key of the random bits, one int64.
 
         Args:
             args, kwargs: as in a call.
 
         Raises:
-            UnsupportedError: there is none for such a call.
+            UnsupportedError: the call has no operator.
         """
         dispatcher, values = self._dispatcher.of_call(args, kwargs)
         if self._operator is not None:
@@ -171,66 +171,49 @@ class Kernel(Generic[P, R]):
         return operator_for(dispatcher.function, dispatcher.name, dispatcher.options, dispatcher.parameters.given, values)
 
     def _variant(self, dispatcher: Dispatcher, values: Values, *, target: str | None) -> tuple[Variant, Hidden]:
-        """The variant of a call, and the tensors that the function closes over.
-
-        Args:
-            dispatcher: of the kind of call.
-            values: all arguments, in the order of the parameters.
-            target: as of `lower`.
-        """
+        """Returns the variant of a call with all arguments, and the captured tensors."""
         device = next((v.device for v in values if isinstance(v, torch.Tensor)), torch.device("cpu"))
-        chosen = _default_target(device) if target is None else targets.target(target)
-        shown = torch.device(chosen.device)
-        return dispatcher.variants.of(values, chosen, shown if device.type == "meta" else device)
+        machine = _default_target(device) if target is None else targets.target(target)
+        target_device = torch.device(machine.device)
+        return dispatcher.variants.of(values, machine, target_device if device.type == "meta" else device)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Kernel[P, R]: ...
     @overload
     def __get__(self: Kernel[Concatenate[S, Q], R], instance: S, owner: type) -> Method[Q, R]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        """In a class, a kernel is a method: its first argument is the object, whose attributes the kernel reads."""
+        """Binds a kernel that is declared in a class as a method: its first argument is the object, whose attributes it reads."""
         return self if instance is None else Method(self, instance)
 
-    # Copies: what was compiled stays where it is.
-
     def fresh(self, function: Callable[P, R] | None = None, *, options: Options | None = None) -> Kernel[P, R]:
-        """Such a kernel without memory of earlier calls, whose code follows from its arguments alone, and which is no operator.
-
-        Args:
-            function, options: in place of its own.
-        """
+        """Returns an equal kernel with an empty cache that is not registered as an operator; the arguments replace its own."""
         return Kernel(self.function if function is None else function, options=self.options if options is None else options)
 
     def __copy__(self) -> Kernel[P, R]:
-        """The kernel itself, as a function's copy is the function."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel[P, R]:
-        """A kernel of the copied function: that of an object's method belongs to the copied object. An operator is there once."""
+        """Copies the kernel with its function. A kernel that is registered as an operator returns itself."""
         return self if self.op else Kernel(copy.deepcopy(self.function, memo), *self._declared)
 
     @property
     def _declared(self) -> tuple[str, None, Options]:
-        """The arguments behind the function that make such a kernel; an operator is there once."""
+        """The constructor arguments after the function; a copy is not registered as an operator."""
         return self._dispatcher.name, None, self.options
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """By name, as functions are: that of the kernel, or of its function.
-
-        Raises:
-            PicklingError: neither can be found under its name.
-        """
+        """Pickles by the name of the kernel or of its function, like a function."""
         function = self.function
         if inspect.ismethod(function):
             return Kernel, (function, *self._declared)
-        found = _at(function.__module__, function.__qualname__)
-        if found is self:
+        original = _lookup(function.__module__, function.__qualname__)
+        if original is self:
             return function.__qualname__
-        if found is function:
+        if original is function:
             return Kernel, (function, *self._declared)
         raise pickle.PicklingError(
             f"the kernel {function.__qualname__} cannot be pickled: {function.__module__} has no such function\n"
-            "  try: define the function at the top of a module, or save a state_dict and make the kernel anew"
+            "  try: define the function at the top of a module, or save a state_dict and declare the kernel again"
         )
 
     def __repr__(self) -> str:
@@ -238,35 +221,27 @@ class Kernel(Generic[P, R]):
 
 
 class Method(Generic[Q, R]):
-    """A kernel of an object's class, bound to the object.
-
-    Args:
-        kernel: the kernel.
-        instance: its first argument.
-
-    Attributes:
-        kernel, instance: as given. They have names of their own, since torch.compile knows those of Python's methods otherwise.
-    """
+    """A kernel of an object's class, bound to the object."""
 
     def __init__(self, kernel: Kernel[..., R], instance: object) -> None:
-        self.kernel, self.instance = kernel, instance
+        self.kernel, self.instance = kernel, instance  # torch.compile would take ``__func__`` for a method of Python
         self.__name__, self.__doc__ = kernel.function.__name__, kernel.__doc__
 
     def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> R:
-        """Runs the kernel, as `Kernel` does."""
+        """Runs the kernel, like `Kernel.__call__`."""
         return self.kernel(self.instance, *args, **kwargs)
 
     def lower(self, *args: Any, target: str | None = None, **kwargs: Any) -> Lowered:
-        """Shows the stages of a call, as `Kernel.lower` does."""
+        """Shows the stages of a call, like `Kernel.lower`."""
         return self.kernel.lower(self.instance, *args, target=target, **kwargs)
 
     @property
     def backward(self) -> BackwardPass:
-        """The derived backward pass, as `Kernel.backward` has it."""
+        """The derived backward pass, like `Kernel.backward`."""
         return BackwardPass(self.kernel, self.instance)
 
     def operator(self, *args: Any, **kwargs: Any) -> torch._ops.OpOverload[..., Any]:
-        """The operator of a call, as `Kernel.operator` gives it."""
+        """Returns the operator of a call, like `Kernel.operator`."""
         return self.kernel.operator(self.instance, *args, **kwargs)
 
     @property
@@ -278,7 +253,7 @@ class Method(Generic[Q, R]):
         return isinstance(other, Method) and self.kernel is other.kernel and self.instance is other.instance
 
     def __hash__(self) -> int:
-        # Older versions of torch.compile ask for it before they run ``__init__``.
+        # Older versions of torch.compile call this before ``__init__``.
         return hash((id(vars(self).get("kernel")), id(vars(self).get("instance"))))
 
     def __repr__(self) -> str:
@@ -292,20 +267,20 @@ def vjp(
     target: str | None = None,
     **kwargs: Any,
 ) -> Vjp:
-    """The forward and backward pass of a kernel.
+    """Returns the forward and backward pass of a kernel.
 
-    A tensor that the backward pass needs must not change in between, which `Backward` refuses. Torch does not count the writes to
-    tensors of inference mode: `Forward` refuses to save one, as autograd does. Call it under ``torch.no_grad()`` instead.
+    A tensor that is saved for the backward pass must not be modified in between: `Backward` checks its version counter. Tensors of
+    inference mode have no version counter, and `Forward` refuses to save them; use ``torch.no_grad()`` instead.
 
     Args:
-        kernel: the kernel, or a module that is one.
-        args, kwargs: as in a call; tensors may be meta or fake ones.
-        wrt: names of parameters by which gradients are wanted, and of tensors that the function closes over, as `Lowered.traced`
-            has them; by default all arguments that are tensors of floats, and what it closes over that requires a gradient.
+        kernel: the kernel, or a module that was declared as one.
+        args, kwargs: as in a call; tensors may be meta or fake.
+        wrt: names of the parameters and captured tensors to differentiate by, as in `Lowered.traced`. By default all arguments that
+            are tensors of floats, and the captured tensors that require a gradient.
         target: ``sm_80`` to ``sm_120``, or ``cpu``; by default that of the tensors' device.
 
     Raises:
-        ArgumentError: something in ``wrt`` has no gradient, or the kernel is not a declared one.
+        ArgumentError: a name in ``wrt`` has no gradient, or the kernel was not declared with `fusegen.kernel`.
         GradientError: there is nothing to differentiate.
         UnsupportedError: an operation has no derivative, or the graph does not show all that torch records.
     """
@@ -313,9 +288,9 @@ def vjp(
     if isinstance(declared, Kernel):
         kernel = Method(declared, kernel)
     if not isinstance(kernel, (Kernel, Method)):
-        what = f"fg.vjp differentiates what fg.kernel declared, and is given {kernel!r}"
-        raise ArgumentError(what, hint="declare it: fg.kernel(function), fg.kernel(module)")
-    _require_name(kernel.function.__name__, target)
+        what = f"fg.vjp differentiates kernels that fg.kernel declared, but got {kernel!r}"
+        raise ArgumentError(what, hint="declare it: fg.kernel(function) or fg.kernel(module)")
+    _check_target_name(kernel.function.__name__, target)
     instance = (kernel.instance,) if isinstance(kernel, Method) else ()
     kernel = kernel.kernel if isinstance(kernel, Method) else kernel
     dispatcher = kernel._dispatcher
@@ -324,26 +299,15 @@ def vjp(
 
 
 class BackwardPass:
-    """The backward pass of a kernel, to be looked at.
-
-    Args:
-        kernel: the kernel.
-        instance: the object, of a method.
-    """
+    """The backward pass of a kernel, for inspection."""
 
     def __init__(self, kernel: Kernel[..., Any], *instance: object) -> None:
         self._kernel, self._instance = kernel, instance
 
     def lower(self, *args: Any, wrt: str | Sequence[str] | None = None, target: str | None = None, **kwargs: Any) -> Lowered:
-        """Every stage of the backward pass of a call, without running it; gradients by its results are in row-major order.
+        """Shows every stage of the backward pass of a call, without running it; arguments and errors are those of `vjp`.
 
-        Args:
-            args, kwargs, wrt, target: as of `fusegen.vjp`.
-
-        Raises:
-            ArgumentError: something in ``wrt`` has no gradient.
-            GradientError: there is nothing to differentiate.
-            UnsupportedError: an operation has no derivative, or the graph does not show all that torch records.
+        The gradients of the results are row-major.
         """
         return vjp(self._kernel, *self._instance, *args, wrt=wrt, target=target, **kwargs).backward.lower()
 
@@ -351,23 +315,19 @@ class BackwardPass:
         return f"<backward pass of {self._kernel!r}>"
 
 
-def _at(module: str, path: str) -> object:
-    """The object that a module holds under a dotted name; None where there is none."""
-    found: object = sys.modules.get(module)
+def _lookup(module: str, path: str) -> object:
+    """Returns the object that a module holds under a dotted name, or None."""
+    value: object = sys.modules.get(module)
     for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value
 
 
-def _require_name(kernel: str, target: object) -> None:
-    """Refuses an argument of a kernel that has a parameter called as that of `lower` is.
-
-    Raises:
-        ArgumentError: the target is not the name of one.
-    """
+def _check_target_name(kernel: str, target: object) -> None:
+    """Raises `ArgumentError` for a ``target=`` that is not a string: the kernel itself has a parameter of that name."""
     if target is not None and not isinstance(target, str):
-        what = f"{kernel}: target= names a machine, and is given a {type(target).__name__}"
-        raise ArgumentError(what, hint="give the kernel's own parameter of that name by its position")
+        what = f"{kernel}: target= must be the name of a target, not a {type(target).__name__}"
+        raise ArgumentError(what, hint="pass the kernel's own parameter of that name by position")
 
 
 def _default_target(device: torch.device) -> Target:

@@ -1,4 +1,4 @@
-"""Kernels described for people: `explain`, the summary that the REPL prints, and the page that a notebook shows."""
+"""Descriptions of lowered kernels: `explain`, the REPL's summary, and a notebook's HTML page."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ from fusegen.units import human_bytes
 
 
 def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, ProductChoice]) -> str:
-    """One paragraph a step: its kind, its layout, the bytes that it reads and writes, its floating-point operations and what binds
-    it, the expected time, where there was a choice also those of others, and a warning where most of the GPU idles meanwhile.
+    """Describes each step of a program in one paragraph.
 
-    Operations are counted by the rule of `schedule.flops`, and compared with the peaks of `schedule.peaks`.
+    A paragraph states the kind and layout, bytes read and written, FLOPs, the bound and the expected time. It adds the time of the
+    best other candidate, and a warning if most SMs idle. FLOPs are counted as in `schedule.flops`; peaks are those of
+    `schedule.peaks`.
 
     Args:
-        sizes: of the example.
-        choices: for products, what was chosen.
+        sizes: of the example arguments.
+        choices: the selected implementation of each matmul.
     """
     lines = [explain_head(program, sizes)]
     for number, step in program.numbered:
-        first, *others = explain_step(program, step, sizes, choices)
-        lines += [f"{number} {first}", *(f"   {line}" for line in others)]
+        first, *details = explain_step(program, step, sizes, choices)
+        lines += [f"{number} {first}", *(f"   {line}" for line in details)]
     if workspace := bytes_of(program.call, sizes):
         peak = peak_of(program.call, sizes)
         lines.append(f"workspace: {human_bytes(workspace)}{f', {peak} bytes at once' if peak else ''}")
@@ -50,25 +51,25 @@ def explain(program: Program, sizes: Mapping[str, int], choices: Mapping[int, Pr
 
 
 def explain_head(program: Program, sizes: Mapping[str, int]) -> str:
-    """The kernel, its target, the number of its steps, and the sizes of the example."""
+    """Describes the kernel, its target, its steps, and the sizes of the example."""
     shown = ", ".join(f"{name}={value}" for name, value in sorted(sizes.items()) if "_stride" not in name)
     return f"{program.graph.name} for {program.target.name}: {program.call.described}{f' at {shown}' if shown else ''}"
 
 
 _NOTES = {"attention_backward": ": adds in any order, but under torch.use_deterministic_algorithms(True)"}
-"""Words on functions of torch."""
+"""Remarks on library functions."""
 
 
-_IDLE = 2  # times as many multiprocessors as blocks leave most idle
-_WORTH_A_LAUNCH = 1 << 18  # bytes that a block moves in about the time of a launch
+_IDLE = 2  # most of the GPU idles if it has at least this many SMs per block
+_WORTH_A_LAUNCH = 1 << 18  # bytes that a block moves in about the latency of a launch
 
 
 def explain_title(step: Step) -> str:
-    """The name of a step and its kind; of a matmul by the library, why no kernel computes it, and padded rows."""
+    """Returns the name and kind of a step; for a library matmul also the rejection reason of kernels, and padded rows."""
     if isinstance(step, LibraryProduct):
         reason = [step.reason] if step.reason else []
-        said = ", ".join([*reason, *(f"rows padded to {row}" for row in step.padded)])
-        return f"torch.matmul (library){f': {said}' if said else ''}"
+        remarks = ", ".join([*reason, *(f"rows padded to {row}" for row in step.padded)])
+        return f"torch.matmul (library){f': {remarks}' if remarks else ''}"
     if isinstance(step, LoopStep):
         return f"{step.body.graph.name}: loop over blocks of {step.blocks.extent} rows"
     if isinstance(step, LibraryStep):
@@ -77,7 +78,6 @@ def explain_title(step: Step) -> str:
 
 
 def explain_step(program: Program, step: Step, sizes: Mapping[str, int], choices: Mapping[int, ProductChoice]) -> list[str]:
-    """The lines of one step, its title first."""
     work = roofline(step, program.graph, sizes, program.target)
     expected = [*_expected(step, choices), *_ranked(step, sizes, program.target)]
     if not expected and work.seconds is not None:
@@ -91,36 +91,33 @@ class SavedValue:
     """A value that a forward pass saves for its backward pass.
 
     Attributes:
-        name: of an argument or a result, or the operation that makes the value.
-        dtype, shape: of it, in symbols.
-        held: what holds it anyway: ``an argument``, ``a result``; nothing where the pass alone does.
+        name: of an argument or a result, or of the operation that computes the value.
+        shape: with symbolic sizes.
+        owner: ``an argument`` or ``a result`` that keeps the value alive anyway; empty if only the pass does.
     """
 
     name: str
     dtype: DType
     shape: Shape
-    held: str = ""
+    owner: str = ""
 
     def line(self, sizes: Mapping[str, int]) -> str:
-        """The value in words."""
         shape = shape_text(tuple(formula(dim)(sizes) for dim in self.shape))
-        return f"{self.name}: {self.dtype.short} {shape}, {human_bytes(self.size(sizes))}{f', {self.held}' if self.held else ''}"
+        return f"{self.name}: {self.dtype.short} {shape}, {human_bytes(self.size(sizes))}{f', {self.owner}' if self.owner else ''}"
 
     def size(self, sizes: Mapping[str, int]) -> int:
-        """Bytes."""
         return prod(formula(dim)(sizes) for dim in self.shape) * self.dtype.itemsize
 
 
 def explain_saved(values: Sequence[SavedValue], sizes: Mapping[str, int]) -> str:
-    """The bytes that a forward pass saves for its backward pass, and a line for each value."""
-    everything = sum(value.size(sizes) for value in values)
-    further = sum(value.size(sizes) for value in values if not value.held)
-    head = f"saved for the backward pass: {human_bytes(everything)}, {human_bytes(further)} beside arguments and results"
+    """Lists the values that a forward pass saves for its backward pass, with their bytes."""
+    total = sum(value.size(sizes) for value in values)
+    extra = sum(value.size(sizes) for value in values if not value.owner)
+    head = f"saved for the backward pass: {human_bytes(total)}, {human_bytes(extra)} beside arguments and results"
     return "\n".join([head, *(f"   {value.line(sizes)}" for value in values)])
 
 
 def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
-    """The layout of a launch, its traffic, its work, and why it is made like this."""
     traffic = f"reads {human_bytes(step.traffic.read(sizes))}, writes {human_bytes(step.traffic.written(sizes))}"
     if isinstance(step, LoopStep):
         return [traffic, work, *_blocks(step, sizes)]
@@ -133,9 +130,9 @@ def _facts(step: Step, sizes: Mapping[str, int], work: str) -> list[str]:
 
 
 def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
-    first, *others = step.call.blocks(sizes)
+    first, *remaining = step.call.blocks(sizes)
     rows, (_, workspace) = first[step.blocks.rows.name], plan_workspace(step.body.call, first)
-    count = f"{len(others) + 1} blocks of up to {rows} rows" if others else f"1 block of {rows} rows"
+    count = f"{len(remaining) + 1} blocks of up to {rows} rows" if remaining else f"1 block of {rows} rows"
     lines = [f"{count}, each of {step.body.call.described}, {human_bytes(workspace)} of workspace"]
     for number, inner in step.body.numbered:
         lines.append(f"  {number} {explain_title(inner)}")
@@ -144,7 +141,7 @@ def _blocks(step: LoopStep, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _expected(step: Step, choices: Mapping[int, ProductChoice]) -> list[str]:
-    """The expected times of a launch of products, or of what takes its place."""
+    """States the expected times of a fused matmul kernel and of the library."""
     choice = next((choices[p] for p in step.group.anchors if p in choices), None)
     if choice is None or choice.ours is None or isinstance(step, Launch) == choice.takes_library:
         return []
@@ -154,20 +151,19 @@ def _expected(step: Step, choices: Mapping[int, ProductChoice]) -> list[str]:
 
 
 def _ranked(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
-    """The expected times of a launch with its plan, and with the best of the others."""
     if not isinstance(step, Launch) or step.plan is None:
         return []
     times = expected_times(step, sizes, target)
     if step.plan not in times:
         return []
-    others = sorted((time, plan.words) for plan, time in times.items() if plan != step.plan)
-    beside = "".join(f"; {time:.1f} µs with {words}" for time, words in others[:1])
-    more = f" (best of {len(others)} others)" if len(others) > 1 else ""
-    return [f"expected: {times[step.plan]:.1f} µs with {step.plan.words}{beside}{more}"]
+    alternatives = sorted((time, plan.words) for plan, time in times.items() if plan != step.plan)
+    runner_up = "".join(f"; {time:.1f} µs with {words}" for time, words in alternatives[:1])
+    more = f" (best of {len(alternatives)} others)" if len(alternatives) > 1 else ""
+    return [f"expected: {times[step.plan]:.1f} µs with {step.plan.words}{runner_up}{more}"]
 
 
 def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
-    """A warning of a launch whose blocks are few, and have much to do each."""
+    """Warns of a launch with much work but few blocks."""
     blocks = step.grid(sizes) if isinstance(step, Launch) and not step.part else target.processors
     if _IDLE * blocks >= target.processors or step.traffic.moved(sizes) < _WORTH_A_LAUNCH * blocks:
         return []
@@ -176,9 +172,8 @@ def _idling(step: Step, sizes: Mapping[str, int], target: Target) -> list[str]:
 
 
 def _approximate(program: Program, step: Step) -> list[str]:
-    """The functions that are approximate because the kernel asks for it, with their documented errors and the accurate ones."""
-    found = dict.fromkeys(op for graph, launch in _launches(program.graph, step) for op in approximated(graph, launch.group))
-    return [f"fast math: {op.row.name} within {FAST_MATH[op].error}, accurate {FAST_MATH[op].accurate}" for op in found]
+    ops = dict.fromkeys(op for graph, launch in _launches(program.graph, step) for op in approximated(graph, launch.group))
+    return [f"fast math: {op.row.name} within {FAST_MATH[op].error}, accurate {FAST_MATH[op].accurate}" for op in ops]
 
 
 def _launches(graph: Graph, step: Step) -> Iterator[tuple[Graph, Launch]]:
@@ -189,20 +184,17 @@ def _launches(graph: Graph, step: Step) -> Iterator[tuple[Graph, Launch]]:
             yield from _launches(step.body.graph, inner)
 
 
-# The stages of a kernel, in a few lines and as a page of HTML that needs nothing else.
+# Summary and HTML page.
 
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a kernel for some sizes.
+    """The stages of a kernel for given sizes.
 
     Attributes:
-        traced: the graph as the function was traced.
+        traced: the graph before simplification.
         program: the steps; its graph is the simplified one.
-        sources: the text of each launch.
-        sizes: of the example arguments.
-        choices: of matmuls, by their positions in the graph.
-        languages: of the text, that of the sources first.
+        languages: of the text; the first is the language of the sources.
         saved: a line about the values that a forward pass saves; empty for other kernels.
     """
 
@@ -216,19 +208,18 @@ class Stages:
 
     @property
     def inputs(self) -> list[str]:
-        """Each input and each run-time number, with its type."""
         graph = self.program.graph
         tensors = [f"{spec.name}: {type_text(spec.dtype, spec.shape)}" for spec in graph.inputs]
         return tensors + [f"{name}: {dtype.short}" for name, dtype in graph.scalars]
 
     @property
     def results(self) -> list[str]:
-        """The type of each result, with the input whose memory it is, if it is one."""
+        """The type of each result, and the input that it is written to, if any."""
         return [_result(self.program.graph, position) for position in self.program.graph.outputs]
 
     @property
     def hints(self) -> list[str]:
-        """The attributes of `Lowered` that show more."""
+        """The attributes of `Lowered` that show details."""
         texts = [f'.asm["{language}"]' for language in self.languages]
         return [".explain()", ".traced", ".graph", ".groups", ".program", ".plans", *texts]
 
@@ -242,7 +233,7 @@ def _result(graph: Graph, position: int) -> str:
 
 
 def summary(stages: Stages) -> str:
-    """Name, target and sizes; inputs and results; a line for each step; the attributes that show more."""
+    """Summarizes the target and sizes, inputs and results, steps, and attributes for details."""
     lines = [
         explain_head(stages.program, stages.sizes),
         f"  inputs: {', '.join(stages.inputs) or 'none'}",
@@ -260,15 +251,8 @@ def _step(stages: Stages, step: Step) -> str:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A step on the page.
-
-    Attributes:
-        title: its name and its kind.
-        facts: the other lines of `explain`.
-        source: the text of a launch; None for a matmul of the library.
-        passages: that text in passages.
-    """
+class StepView:
+    """A step on the HTML page: facts are the remaining lines of `explain`, passages are the source split by user lines."""
 
     title: str
     facts: tuple[str, ...]
@@ -277,18 +261,18 @@ class Shown:
 
 
 def page(stages: Stages) -> str:
-    """The page: inputs and results, both graphs, and each step with its text beside the user's lines."""
+    """Renders inputs and results, both graphs, and each step with its source next to the user's lines."""
     return _template().render(
         head=explain_head(stages.program, stages.sizes), stages=stages, graph=stages.program.graph, steps=list(_steps(stages))
     )
 
 
-def _steps(stages: Stages) -> Iterator[Shown]:
+def _steps(stages: Stages) -> Iterator[StepView]:
     sources = iter(stages.sources)
     for step in stages.program.steps:
         title, *facts = explain_step(stages.program, step, stages.sizes, stages.choices)
         source = next(sources) if isinstance(step, Launch) else None
-        yield Shown(title, tuple(facts), source, tuple(passages(source.kernel_text)) if source else ())
+        yield StepView(title, tuple(facts), source, tuple(passages(source.kernel_text)) if source else ())
 
 
 @lru_cache(maxsize=1)
@@ -296,18 +280,18 @@ def _template() -> jinja2.Template:
     return html_environment().get_template("describe/lowered.html.jinja")
 
 
-# Emitted text in passages, each with the user's line that it comes from.
+# Emitted text, split by the user's lines.
 
 
-_PLACE = re.compile(r"^(?P<code>.*?)\s*// (?P<place>line \d+: .*)$")  # as `emit.math` writes it
+_USER_LINE = re.compile(r"^(?P<code>.*?)\s*// (?P<place>line \d+: .*)$")  # as `emit.math` writes it
 
 
 @dataclass
 class Passage:
-    """Lines of emitted text.
+    """Consecutive lines of emitted text.
 
     Attributes:
-        place: the number and the text of the user's line; empty where the text comes from no line.
+        place: the number and text of the user's line that they come from; empty if there is none.
     """
 
     place: str
@@ -315,17 +299,16 @@ class Passage:
 
     @property
     def code(self) -> str:
-        """The lines as one text."""
         return "\n".join(self.lines)
 
 
 def passages(text: str) -> list[Passage]:
-    """The text in passages. A user's line holds from its comment to the next one, or to the end of the function."""
-    found = [Passage("")]
+    """Splits emitted text by user lines. A user's line extends from its comment to the next one, or to the end of the function."""
+    split = [Passage("")]
     for line in text.splitlines():
-        place = _PLACE.match(line)
-        ends = line.startswith("}") and found[-1].place
-        if place or ends:
-            found.append(Passage(place["place"] if place else ""))
-        found[-1].lines.append(place["code"] if place else line)
-    return [passage for passage in found if passage.lines]
+        location = _USER_LINE.match(line)
+        ends = line.startswith("}") and split[-1].place
+        if location or ends:
+            split.append(Passage(location["place"] if location else ""))
+        split[-1].lines.append(location["code"] if location else line)
+    return [passage for passage in split if passage.lines]

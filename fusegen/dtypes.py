@@ -1,7 +1,6 @@
-"""Element types: what is stored in memory, and the wider type that arithmetic uses.
+"""Element types in memory, and the types that arithmetic uses.
 
-The rule is *precision follows the output*: 8-bit and 16-bit floats compute in float32, float32 in float32, float64 in float64,
-integers in int64. Promotion between tensors is torch's own (``torch.promote_types``), which has none of 8-bit floats.
+8-bit and 16-bit floats compute in float32, other floats in their own type, integers in int64.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from fusegen.errors import TraceError, UnsupportedError
 
 
 class DType(Enum):
-    """An element type: (short name, spelling in emitted text, bytes, torch's type)."""
+    """An element type: (short name, spelling in emitted text, bytes, torch dtype)."""
 
     BOOL = ("bool", "bool", 1, torch.bool)
     UINT8 = ("u8", "u8", 1, torch.uint8)
@@ -38,27 +37,25 @@ class DType(Enum):
 
     @property
     def is_float(self) -> bool:
-        """True of a floating-point type."""
         return self.torch.is_floating_point
 
     @property
     def is_half(self) -> bool:
-        """True of a 16-bit float, which computes in float32."""
         return self in (DType.FLOAT16, DType.BFLOAT16)
 
     @property
     def is_float8(self) -> bool:
-        """True for an 8-bit float, which is stored, moved and converted only."""
+        """True for an 8-bit float, which supports only loads, stores and conversions."""
         return self in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
     @property
     def is_narrow(self) -> bool:
-        """True for a float of 16 bits or fewer, which computes in float32."""
+        """True for a float of at most 16 bits, which computes in float32."""
         return self.is_half or self.is_float8
 
     @property
     def compute(self) -> DType:
-        """The type in which values of this type are computed."""
+        """The type that arithmetic on this type uses."""
         if self.is_narrow:
             return DType.FLOAT32
         return self if self.is_float or self is DType.BOOL else DType.INT64
@@ -71,18 +68,14 @@ class DType(Enum):
 
 
 SATURATES = not torch.tensor(480.0, device="cpu").to(torch.float8_e4m3fn).isnan().item()
-"""True if torch converts numbers beyond 448 to 448 in float8_e4m3fn; older versions convert them to NaN."""
+"""True if torch converts numbers beyond 448 to 448 in float8_e4m3fn; older versions give NaN."""
 
 _BY_TORCH = {dtype.torch: dtype for dtype in DType}
-_NUMBERS = 2  # the rank of Python numbers in promotion, after tensors with dims and tensors without
+_NUMBER_RANK = 2  # priority of Python numbers in promotion, after tensors with dims (0) and without (1)
 
 
 def from_torch(dtype: torch.dtype) -> DType:
-    """The element type of a torch dtype.
-
-    Raises:
-        UnsupportedError: for complex, quantised and other types that fusegen does not know.
-    """
+    """Returns the element type of a torch dtype; raises `UnsupportedError` for complex, quantised and other types."""
     if dtype not in _BY_TORCH:
         known = f"convert the tensor to one of: {', '.join(map(str, DType))}"
         hint = "pass it to a call as an argument, or use torch.view_as_real(z)" if dtype.is_complex else known
@@ -91,22 +84,21 @@ def from_torch(dtype: torch.dtype) -> DType:
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype of ``torch.autocast`` on a kind of device; None where it is off."""
+    """Returns the dtype of ``torch.autocast`` on a device type, or None if it is off."""
     is_on = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if is_on else None
 
 
 def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool] | None = None) -> DType:
-    """torch's promotion: zero-dimensional tensors change only the category (bool, int, float) of tensors with dims, and Python
-    numbers only that of tensors; a number that makes integers floats makes them float32.
+    """Promotes dtypes like ``torch.promote_types``.
+
+    Zero-dimensional tensors change only the category (bool, int, float) of tensors with dims. Python numbers change only the
+    category of tensors; a float number promotes integer tensors to float32. Combining an 8-bit float with another dtype raises
+    `TraceError`.
 
     Args:
-        dtypes: the operands' types; at least one.
         weak: for each operand, whether it is a Python number.
-        scalar: for each operand, whether it has no dims; none has by default.
-
-    Raises:
-        TraceError: an 8-bit float meets another dtype.
+        scalar: for each operand, whether it has no dims; by default none.
     """
     ranks = [2 if w else int(s) for w, s in zip(weak, scalar or [False] * len(dtypes), strict=True)]
     groups = [[d for d, r in zip(dtypes, ranks, strict=True) if r == rank] for rank in range(3)]
@@ -114,7 +106,7 @@ def promote(dtypes: Sequence[DType], weak: Sequence[bool], scalar: Sequence[bool
     for rank, group in enumerate(groups):
         joined = _join(group) if group else None
         if joined is not None and (result is None or _category(joined) > _category(result)):
-            is_default = rank == _NUMBERS and joined.is_float and result is not None
+            is_default = rank == _NUMBER_RANK and joined.is_float and result is not None
             result = DType.FLOAT32 if is_default else _join([joined if result is None else result, joined])
     if result is None:
         raise ValueError("promotion of no operands")
@@ -125,8 +117,8 @@ def _join(dtypes: Sequence[DType]) -> DType:
     result = dtypes[0].torch
     for dtype in dtypes[1:]:
         if dtype.torch is not result and (dtype.is_float8 or from_torch(result).is_float8):
-            what = f"{from_torch(result)} and {dtype} have no common dtype, in torch neither"
-            raise TraceError(what, hint="convert both to one dtype first, x.float() say")
+            what = f"{from_torch(result)} and {dtype} have no common dtype, as in torch"
+            raise TraceError(what, hint="convert both to one dtype first, e.g. x.float()")
         result = torch.promote_types(result, dtype.torch)
     return from_torch(result)
 

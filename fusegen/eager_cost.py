@@ -1,8 +1,7 @@
-"""The launches and bytes of torch eager for a function, counted on meta tensors: nothing is run.
+"""Launches and bytes of a function in torch eager, counted on meta tensors without running it.
 
-An operation that torch's dispatcher sees and that is no view is one launch; it reads each of its operands once, of a table that it
-gathers from no more than it returns, and writes its results. That is the least that eager can do: some of torch's operations take
-several launches.
+Each operation of torch's dispatcher that is not a view counts as one launch. It reads each operand once and writes its results;
+a gather reads no more of its table than it returns. This is a lower bound: some operations of torch take several launches.
 """
 
 from __future__ import annotations
@@ -26,26 +25,22 @@ _FREE = (
     "prim::device",
     *(f"aten::{name}" for name in ("_unsafe_view", "detach", "empty", "empty_strided", "lift_fresh", "scalar_tensor")),
 )
-"""Operations that launch nothing, though their signatures do not say that they are views."""
+"""Operations that launch nothing, although their schemas do not mark them as views."""
 
 _GATHERS = ("embedding", "gather", "index", "index_select", "take")
-"""Operations whose first operand is read at indices only."""
+"""Operations that read their first operand only at given indices."""
 
-_WHOLE: Mapping[Any, str] = {
+_SINGLE_KERNEL: Mapping[Any, str] = {
     F.rms_norm: "rms_norm",
     torch.rms_norm: "rms_norm",
     F.scaled_dot_product_attention: "scaled_dot_product_attention",
 }
-"""Functions that are several operations on meta tensors, and one kernel on a GPU."""
+"""Functions that decompose on meta tensors, but run as one kernel on a GPU."""
 
 
 @dataclass(frozen=True)
 class EagerCost:
-    """The cost of one call in torch eager.
-
-    Attributes:
-        operations: names of the launched operations, in order.
-    """
+    """The cost of one call in torch eager: names of the launched operations, in order, and bytes."""
 
     operations: tuple[str, ...]
     read: int
@@ -53,24 +48,21 @@ class EagerCost:
 
     @property
     def launches(self) -> int:
-        """The number of launches."""
         return len(self.operations)
 
     @property
     def moved(self) -> int:
-        """All bytes."""
         return self.read + self.written
 
 
 def eager_cost(
     function: Callable[..., Any], arguments: Mapping[str, Any], lowered: tuple[str, torch.dtype] | None = None
 ) -> EagerCost | None:
-    """The cost of a function of torch tensors; None when it does not run on meta tensors.
+    """Counts the launches and bytes of a torch function; returns None if it does not run on meta tensors.
 
     Args:
-        function: ordinary torch.
-        arguments: by parameter; only shapes and dtypes of tensors are looked at.
-        lowered: the kind of device, and the dtype, of the autocast that is on. Meta tensors are not cast, so it runs on fake ones.
+        arguments: by parameter; only shapes and dtypes of tensors matter.
+        lowered: device type and dtype of the active autocast. Autocast ignores meta tensors, so the function runs on fake ones.
     """
     device = "meta" if lowered is None else lowered[0]
     counter = _Counter(device)
@@ -78,39 +70,38 @@ def eager_cost(
     if lowered is not None:
         modes = (FakeTensorMode(), torch.autocast(*lowered))
     try:
-        with modes[0], modes[1], torch.device(device), torch.no_grad(), counter, _Whole(counter):
+        with modes[0], modes[1], torch.device(device), torch.no_grad(), counter, _SingleKernelMode(counter):
             function(**{name: counter.emptied(value) for name, value in arguments.items()})
-    except Exception:  # a user's function may need anything at all of a real tensor: then there is nothing to count
+    except Exception:  # the user's function may need real values
         return None
     return EagerCost(tuple(counter.operations), counter.read, counter.written)
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook has no types
-    """Notes every operation that would launch something."""
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook is untyped
+    """Counts every operation that would launch a kernel."""
 
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device, self.kept = device, "meta" if device == "meta" else None  # none of fake tensors, which have any device
+        self.device, self.passed_through = device, "meta" if device == "meta" else None  # fake tensors have any device
         self.operations: list[str] = []
         self.read = 0
         self.written = 0
         self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs = None) -> Any:
-        given, named = self._map(args), {name: self._map(value) for name, value in (kwargs or {}).items()}
-        result = func(*given, **named)
+        positional, named = self._map(args), {name: self._map(value) for name, value in (kwargs or {}).items()}
+        result = func(*positional, **named)
         if not func.is_view and func._schema.name not in _FREE:
-            self.note(func._schema.name.removeprefix("aten::"), (given, tuple(named.values())), result)
+            self.note(func._schema.name.removeprefix("aten::"), (positional, tuple(named.values())), result)
         return result
 
     def emptied(self, value: Any) -> Any:
-        """A tensor that holds nothing in the place of one that does."""
-        if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.device.type != self.kept:
+        if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and value.device.type != self.passed_through:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=self.device)
         return value
 
     def _map(self, value: Any) -> Any:
-        """Arguments of an operation, with closed-over tensors emptied."""
+        """Applies `emptied` to nested arguments, such as captured tensors."""
         if isinstance(value, (tuple, list)):
             return type(value)(map(self._map, value))
         return self.emptied(value)
@@ -127,39 +118,36 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's c
         self.written += written
 
 
-class _Whole(TorchFunctionMode):
-    """Notes what a GPU does in one launch as one."""
-
+class _SingleKernelMode(TorchFunctionMode):
     def __init__(self, counter: _Counter) -> None:
         super().__init__()
         self.counter = counter
 
     def __torch_function__(self, func: Any, types: Sequence[type], args: Args = (), kwargs: Kwargs = None) -> Any:
         named = kwargs or {}
-        if func not in _WHOLE:
+        if func not in _SINGLE_KERNEL:
             return func(*args, **named)
         self.counter.paused = True
         result = func(*args, **named)
         self.counter.paused = False
-        self.counter.note(_WHOLE[func], (tuple(args), tuple(named.values())), result)
+        self.counter.note(_SINGLE_KERNEL[func], (tuple(args), tuple(named.values())), result)
         return result
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All different tensors in nested tuples and lists."""
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     stack = [value]
     while stack:
         item = stack.pop()
         if isinstance(item, Tensor):
-            found[id(item)] = item
+            tensors[id(item)] = item
         elif isinstance(item, (tuple, list)):
             stack += item
-    return iter(found.values())
+    return iter(tensors.values())
 
 
 def _footprint(tensor: Tensor) -> int:
-    """Bytes of a tensor's different elements: what is expanded is read once."""
+    """Returns the bytes of the distinct elements; an expanded dim counts once."""
     count = tensor.element_size()
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride else min(size, 1)

@@ -1,8 +1,4 @@
-"""Every error that a user can meet: what went wrong, where, and a hint.
-
-One class a kind of mistake, so that callers can catch what they can handle. A message is always built from the same
-three parts; nothing in the package raises a bare ``Exception`` or uses ``assert`` for a mistake of the user's.
-"""
+"""All errors that fusegen raises on purpose, one class per kind of mistake: each has the problem, the location, and a hint."""
 
 from __future__ import annotations
 
@@ -11,9 +7,9 @@ class FusegenError(Exception):
     """Base of all errors that fusegen raises on purpose.
 
     Args:
-        what: what went wrong, in one sentence.
-        where: the place, usually the user's file and line.
-        hint: what the user can do about it.
+        what: the problem, in one sentence.
+        where: the location, usually the user's file and line.
+        hint: how to fix it.
     """
 
     def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
@@ -30,29 +26,28 @@ class FusegenError(Exception):
 
     @property
     def one_line(self) -> str:
-        """The message on one line, for the command line."""
         return " · ".join(part.strip() for part in self._parts())
 
 
 def one_line(error: Exception) -> str:
-    """Any error on one line."""
+    """Returns the message of any error on one line."""
     return error.one_line if isinstance(error, FusegenError) else f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 class TraceError(FusegenError):
-    """The function does something that cannot be traced to a graph."""
+    """The function does something that cannot be traced."""
 
 
 class UnsupportedError(TraceError):
-    """The function uses an operation, a dtype or a shape that fusegen does not know."""
+    """The function uses an operation, dtype or shape that fusegen does not support."""
 
 
 class ShapeError(TraceError, RuntimeError):
-    """Shapes that do not fit together, as torch would also refuse: with a ``RuntimeError``, for which a function may have a way."""
+    """Shapes do not fit together. torch raises a ``RuntimeError`` too, which a function may catch."""
 
 
 class DimError(ShapeError, IndexError):
-    """A dim, or an element of one, that a tensor does not have: torch raises an ``IndexError``."""
+    """A tensor has no such dim or index; torch raises an ``IndexError``."""
 
 
 class ArgumentError(FusegenError, TypeError):
@@ -64,27 +59,27 @@ class BatchError(ArgumentError):
 
 
 class GradientError(FusegenError):
-    """A gradient that is not computed: a call's input requires one, or there is nothing to differentiate."""
+    """A gradient cannot be computed: an input requires an unsupported one, or there is nothing to differentiate."""
 
 
 class TargetError(FusegenError, ValueError):
-    """An unknown target, or one that cannot do what is asked of it."""
+    """The target is unknown, or lacks a capability."""
 
 
 class SettingsError(FusegenError, ValueError):
-    """An environment variable that cannot be understood."""
+    """An environment variable has an invalid value."""
 
 
 class ToolNotFoundError(FusegenError):
-    """A compiler or tool that the request needs is not on this machine."""
+    """A compiler or tool is missing on this machine."""
 
 
 class CompileError(FusegenError):
-    """A compiler refused emitted text: a defect of fusegen, with the text's place to report it."""
+    """A compiler rejected emitted text: a bug of fusegen."""
 
 
 class BundleError(FusegenError):
-    """A folder of built kernels cannot be written, or is not as it was built."""
+    """A folder of built kernels cannot be written, or has been modified since."""
 
 
 class LaunchError(FusegenError):
@@ -92,16 +87,16 @@ class LaunchError(FusegenError):
 
 
 class IndexRangeError(FusegenError, IndexError):
-    """A value that a kernel used as an index names no element. On a GPU it is a device assert with the same words."""
+    """A kernel used an index outside its range. A GPU reports it as a device assert with the same message."""
 
 
 class EmulationError(FusegenError):
-    """The emulator saw a kernel do something illegal: out of bounds, a race, an uninitialised read."""
+    """The emulator found an illegal operation: out of bounds, a race, an uninitialised read."""
 
 
 class SpecNotFoundError(FusegenError, LookupError):
-    """No kernel of the given name."""
+    """There is no kernel of that name."""
 
 
 class VerificationError(FusegenError):
-    """A graph or a program breaks an invariant: a defect of fusegen."""
+    """A graph or a program breaks an invariant: a bug of fusegen."""

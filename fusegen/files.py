@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and binaries that carry their own digest."""
+"""Atomic writes, and binaries with an embedded digest."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _DIGEST_BYTES = 32
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file so that no reader ever sees a part of it; the last of several writers wins."""
+    """Writes a file so that readers never see a part of it; the last writer wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        with temporary.open("xb") as file:  # with the rights that the user's files have; those of `mkstemp` are the owner's alone
+        with temporary.open("xb") as file:  # default permissions; `mkstemp` would grant access to the owner only
             file.write(content)
         temporary.replace(path)
     except BaseException:
@@ -35,11 +35,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_for_user(path: Path, text: str, hint: str) -> None:
-    """Writes a file that a user has named, whole or not at all.
-
-    Raises:
-        ArgumentError: it cannot be written.
-    """
+    """Atomically writes a file that the user named; raises `ArgumentError` if that fails."""
     try:
         write_atomically(path, text.encode())
     except OSError as error:
@@ -47,14 +43,11 @@ def write_for_user(path: Path, text: str, hint: str) -> None:
 
 
 def read_json(path: Path, kind: str, version: int, make: Callable[[Any], T], hint: str) -> T:
-    """Makes a value of a file of JSON that has a format's version.
+    """Reads a JSON file of a given format version; raises `ArgumentError` if it cannot be read or has another format.
 
     Args:
         kind: of the file, for errors.
-        make: from the document; it may fail in any way on what is none of ours.
-
-    Raises:
-        ArgumentError: the file cannot be read, or holds something else.
+        make: converts the document; it may raise anything on invalid input.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -64,23 +57,23 @@ def read_json(path: Path, kind: str, version: int, make: Callable[[Any], T], hin
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ArgumentError(f"{path} is no {kind} ({one_line(error)})", hint=hint) from None
+        raise ArgumentError(f"{path} is not a {kind} ({one_line(error)})", hint=hint) from None
 
 
 def sealed(content: bytes) -> bytes:
-    """A binary with its digest behind it, where no loader looks."""
+    """Appends the digest to a binary, where loaders ignore it."""
     return content + _MARK + hashlib.sha256(content).digest()
 
 
-def unsealed(whole: bytes) -> bytes | None:
-    """The content that `sealed` was given; None where it was damaged since, or never sealed."""
-    end = len(whole) - _DIGEST_BYTES - len(_MARK)
-    content = whole[: max(end, 0)]
-    return content if end >= 0 and sealed(content) == whole else None
+def unsealed(binary: bytes) -> bytes | None:
+    """Returns the content of a `sealed` binary; None if it is damaged or was never sealed."""
+    end = len(binary) - _DIGEST_BYTES - len(_MARK)
+    content = binary[: max(end, 0)]
+    return content if end >= 0 and sealed(content) == binary else None
 
 
 def is_whole(binary: Path) -> bool:
-    """True if a file is there, and is what `sealed` made."""
+    """Returns True if the file exists and is an undamaged `sealed` binary."""
     try:
         return unsealed(read_regular(binary)) is not None
     except OSError:
@@ -88,11 +81,7 @@ def is_whole(binary: Path) -> bool:
 
 
 def read_regular(path: Path) -> bytes:
-    """The content of a file; a pipe in its place, which might never have any, is no file.
-
-    Raises:
-        OSError: there is none, or it cannot be read.
-    """
+    """Reads a file; raises ``OSError`` for a pipe, which might block forever."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -101,11 +90,7 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Turns the system's refusal of files in a folder of the cache into an error that names the folder.
-
-    Raises:
-        SettingsError: a file could not be written: no room, no permission, no such folder.
-    """
+    """Converts an ``OSError`` while writing to a cache folder to a `SettingsError` that names the folder."""
     try:
         yield
     except OSError as error:
@@ -113,9 +98,8 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def unusable(folder: Path, reason: str) -> SettingsError:
-    """The error of a folder of the cache in which files cannot be kept."""
     return SettingsError(
         f"the cache folder {folder} cannot be used: {reason}",
         where=f"FUSEGEN_CACHE_DIR ({folder.parent})",
-        hint="make room there, or set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded",
+        hint="free space there, or set FUSEGEN_CACHE_DIR to a folder of yours from which libraries may be loaded",
     )

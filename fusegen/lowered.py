@@ -1,4 +1,4 @@
-"""The stages of a kernel to inspect: graphs, groups, programs, texts."""
+"""The inspectable stages of a kernel: graphs, groups, programs, source text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fusegen.threads import cached_property
 
 
 class Lowered:
-    """Every stage of a kernel for some arguments.
+    """Every stage of a kernel for given arguments.
 
-    A terminal prints a summary of it, a notebook shows a page with collapsible sections.
+    A terminal prints a summary, a notebook shows an HTML page.
 
     Attributes:
-        traced: the graph as the function was traced.
+        traced: the graph before simplification.
         sizes: values of the symbolic sizes and strides of the example arguments.
     """
 
@@ -36,42 +36,39 @@ class Lowered:
 
     @property
     def target(self) -> Target:
-        """The machine."""
         return self._compiled.target
 
     @property
     def graph(self) -> Graph:
-        """The graph in primitives, simplified."""
+        """The simplified graph of primitive operations."""
         return self._planned.graph
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of nodes, one a step."""
+        """The groups of nodes; each is one step."""
         return self._planned.groups
 
     @property
     def program(self) -> Program:
-        """The steps, with sizes as formulas."""
         return self._planned.program
 
     @property
     def step_count(self) -> int:
-        """The number of steps of a call: launches, and calls of libraries."""
+        """The number of launches and library calls of a call."""
         return len(self._compiled.call.steps)
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The text of each launch."""
         return self._compiled.sources
 
     @cached_property
     def choices(self) -> Mapping[int, ProductChoice]:
-        """For products, by their positions in the graph, what was chosen for these sizes, with the expected times."""
+        """Maps each matmul, by its position in the graph, to its selected implementation and the expected times."""
         return self._planner.choices(self.sizes)
 
     @cached_property
     def asm(self) -> Assembly:
-        """The text of all launches: ``cuda`` or ``cpp``, ``ptx``, ``sass``."""
+        """The text of all launches by language: ``cuda`` or ``cpp``, ``ptx``, ``sass``."""
         return Assembly(self.sources, self.target)
 
     @property
@@ -83,19 +80,17 @@ class Lowered:
         return self._compiled.specializer.planner(self.sizes)
 
     def explain(self) -> str:
-        """The kernels that run, with the layout, the bytes, the FLOPs and the bound of each; of a forward pass also the
-        values that it saves for its backward pass.
+        """Describes the kernels that run: layout, bytes, FLOPs and bound of each, and the values that a forward pass saves.
 
-        A pointwise operation of `graph` is one FLOP an element: an addition, a comparison, an exponential. A
-        multiplication and an addition are two. A reduction is one an element that it reduces; moments and the normalizer
-        of a softmax are four. A matmul is 2mnk; attention is its two matmuls, over the keys up to the last that a query
-        sees. A value counts once. Conversions, copies, integers, logic, random bits and the softmax of attention are not
-        counted.
+        A pointwise operation of `graph` is one FLOP per element: an addition, a comparison, an exponential. A multiply-add is two.
+        A reduction is one per reduced element; moments and the normalizer of a softmax are four. A matmul is 2mnk; attention is its
+        two matmuls, over the keys up to the last that a query sees. A value counts once. Conversions, copies, integers, logic,
+        random bits and the softmax of attention do not count.
 
-        The expected time is that of a model of plans, in µs, beside the best other plan's; of a step without a model it is the
-        time at peak rates. A warning says where a launch of much work has so few blocks that most of the GPU idles.
+        The expected time, in µs, is an estimate of the cost model, next to that of the best other candidate; for a step without a
+        model it is the time at peak rates. A warning marks a launch with much work and so few blocks that most SMs idle.
 
-        Bandwidth binds a kernel below the GPU's ridge point, arithmetic one above it. Launch latency binds a kernel whose
+        A kernel below the GPU's ridge point is bound by bandwidth, above it by arithmetic. It is bound by launch latency if its
         work at peak rates takes less time than a launch.
         """
         text = explain(self.program, self.sizes, self.choices)
@@ -104,14 +99,13 @@ class Lowered:
 
     @property
     def workspace_bytes(self) -> int:
-        """The bytes of a `fg.Workspace` for a call of these sizes."""
+        """The bytes that a `fg.Workspace` needs for a call of these sizes."""
         return bytes_of(self._compiled.call, self.sizes)
 
     def __repr__(self) -> str:
         return summary(self._stages())
 
     def _repr_html_(self) -> str:
-        """The page that a notebook shows."""
         return page(self._stages())
 
     def _stages(self) -> Stages:
@@ -122,21 +116,21 @@ class Lowered:
         return "" if self._saved is None else explain_saved(self._saved, self.sizes)
 
     @property
-    def plans(self) -> tuple[LoweredForm, ...]:
-        """The programs of all numbers of rows that products can have, with rows and points laid out for these sizes; made when they
-        are asked for."""
-        forms = self._planner.all(self.sizes)
-        return tuple(LoweredForm({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources) for rows, f in forms)
+    def plans(self) -> tuple[LoweredSpecialization, ...]:
+        """The programs for all ranges of matmul row counts, with layouts chosen for these sizes; built on first use."""
+        specializations = self._planner.all(self.sizes)
+        return tuple(
+            LoweredSpecialization({str(dim): numbers for dim, numbers in rows.items()}, f.program, f.sources)
+            for rows, f in specializations
+        )
 
 
 @dataclass(frozen=True, repr=False)
-class LoweredForm:
-    """The program of calls with some numbers of rows.
+class LoweredSpecialization:
+    """The program for calls with certain row counts.
 
     Attributes:
-        rows: for each number of rows that is known at the call only, from where to where; the last range has no end, in fact.
-        program: the steps.
-        sources: the text of each launch.
+        rows: maps each row count that is only known at the call to its range; the last range is open-ended.
     """
 
     rows: Mapping[str, range]
@@ -149,19 +143,14 @@ class LoweredForm:
 
 
 class Assembly(Mapping[str, str]):
-    """The text of a program's launches in each language; compiled only when asked for.
-
-    Args:
-        sources: of the launches.
-        target: the machine.
-    """
+    """The text of all launches of a program in each language; compiled on first use."""
 
     def __init__(self, sources: tuple[Source, ...], target: Target) -> None:
         self.sources = sources
         self.target = target
 
     def __getitem__(self, language: str) -> str:
-        """The text.
+        """Returns the text in a language.
 
         Raises:
             KeyError: the target has no such language.

@@ -1,10 +1,11 @@
-"""The prebuilt fusions as functions: kernels of torch tensors, with gradients where they have them.
+"""The prebuilt fusions as functions of torch tensors, differentiable where a derivative exists.
 
 from fusegen import ops
 
 y, h = ops.add_rms_norm(x, residual, weight, eps=1e-6)
 
-A function with a name of `torch.nn.functional` takes its arguments, and more by name. `fusegen list` shows all of them.
+A function that shares its name with one of `torch.nn.functional` takes the same arguments, and further ones by name. `fusegen
+list` shows all of them.
 """
 
 from fusegen.specs.attention import cached_attention, flash_attention, paged_attention

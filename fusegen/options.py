@@ -1,4 +1,4 @@
-"""The options of a kernel's declaration, as one value."""
+"""The options of a kernel declaration."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fusegen.errors import ArgumentError
 from fusegen.settings import COMPILERS, Compiler
 
 
-class Options(NamedTuple):  # torch.compile can look into one, and not into every dataclass
-    """The rules that a kernel was declared with, as `fusegen.kernel` describes them."""
+class Options(NamedTuple):  # torch.compile traces NamedTuples, but not every dataclass
+    """The options of a declaration, as documented by `fusegen.kernel`."""
 
     mutates: tuple[str, ...] = ()
     recompute: Recompute = "auto"
@@ -19,28 +19,28 @@ class Options(NamedTuple):  # torch.compile can look into one, and not into ever
     fast_math: bool = False
 
     def checked(self) -> Options:
-        """The same, with names in a tuple.
+        """Returns the options with ``mutates`` as a tuple.
 
         Raises:
-            ArgumentError: an unknown rule, or a name in place of names.
+            ArgumentError: an unknown option value, or one name instead of a sequence of names.
         """
         if isinstance(self.mutates, str):
-            raise ArgumentError(f"mutates is {self.mutates!r}", hint=f"give a tuple of names: mutates=({self.mutates!r},)")
+            raise ArgumentError(f"mutates is {self.mutates!r}", hint=f"pass a tuple of names: mutates=({self.mutates!r},)")
         names = tuple(self.mutates) if isinstance(self.mutates, Iterable) else (self.mutates,)
         if not all(isinstance(name, str) for name in names):
-            raise ArgumentError(f"fg.kernel: mutates is {self.mutates!r}", hint="give names of parameters: mutates=('x',)")
+            raise ArgumentError(f"fg.kernel: mutates is {self.mutates!r}", hint="pass names of parameters: mutates=('x',)")
         if self.recompute not in RECOMPUTES:
-            what = f"fg.kernel: recompute is {self.recompute!r}, which is no rule for what a backward pass computes again"
+            what = f"fg.kernel: recompute is {self.recompute!r}, which is not a rule of recomputation"
             raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, RECOMPUTES))}")
         if self.compiler not in (None, *COMPILERS):
-            what = f"fg.kernel: compiler is {self.compiler!r}, which is no way to compile"
+            what = f"fg.kernel: compiler is {self.compiler!r}, which is not a compiler"
             raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, COMPILERS))}")
         if not isinstance(self.fast_math, bool):
-            raise ArgumentError(f"fg.kernel: fast_math is {self.fast_math!r}", hint="give True or False")
+            raise ArgumentError(f"fg.kernel: fast_math is {self.fast_math!r}", hint="pass True or False")
         return self._replace(mutates=names)
 
     def over(self, declared: Options) -> Options:
-        """Rules of a kernel that has some already: these, where they are not those by default."""
+        """Returns a kernel's options with the non-default ones of these on top."""
         rules = {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
         return declared._replace(**rules | {"mutates": declared.mutates})
 

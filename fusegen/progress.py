@@ -1,4 +1,4 @@
-"""Says on stderr that kernels are compiled, where somebody waits for it: a bar on terminals and in notebooks, else one line."""
+"""Progress of compilation on stderr: a bar on terminals and in notebooks, otherwise one line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,14 @@ from importlib.util import find_spec
 from fusegen.settings import settings
 from fusegen.threads import new_lock
 
-_PATIENCE = 2.0  # seconds without a word
-_PAUSE = 0.5  # seconds without a first call, behind which nobody waits any more
+_PATIENCE = 2.0  # seconds before anything is shown
+_PAUSE = 0.5  # seconds without a first call after which the display ends
 _TICK = 0.1  # seconds
 
 
 @dataclass
 class Layers:
-    """Layers of a model that are alike, each of which is a kernel.
-
-    Attributes:
-        name: of their class.
-        done: how many have been called.
-    """
+    """Equal layers of a model, each a kernel; ``done`` counts those that have been called."""
 
     name: str
     count: int
@@ -35,11 +30,11 @@ class Layers:
 
 
 class _Progress:
-    """First calls of a process, and the thread that tells of them.
+    """The first calls of a process, and the thread that displays them.
 
     Attributes:
-        layers: those of which one is called first.
-        is_silent: True where another part of the program says what it does.
+        layers: the layers that are called first at the moment.
+        is_silent: True while another part of the program reports progress.
     """
 
     def __init__(self) -> None:
@@ -48,80 +43,74 @@ class _Progress:
         self._name = ""
         self._running = 0
         self._ended = 0.0
-        self._is_telling = False
+        self._is_displaying = False
         self._lock = new_lock()
 
     def begin(self, name: str) -> None:
-        """A kernel is made."""
         with self._lock:
             self._running += 1
             self._name = name
-            if self._is_telling or self.is_silent or not settings().progress or sys.stderr is None:
+            if self._is_displaying or self.is_silent or not settings().progress or sys.stderr is None:
                 return
-            self._is_telling = True
+            self._is_displaying = True
         try:
-            threading.Thread(target=self._tell, name="fusegen: progress", daemon=True).start()
-        except RuntimeError:  # there can be no more threads
-            self._is_telling = False
+            threading.Thread(target=self._display, name="fusegen: progress", daemon=True).start()
+        except RuntimeError:  # no more threads can be started
+            self._is_displaying = False
 
     def end(self) -> None:
-        """It is made."""
         with self._lock:
             self._running = max(self._running - 1, 0)  # a forked child may end what its parent has begun
             self._ended = time.monotonic()
 
-    def _tell(self) -> None:
-        begun, bar = time.monotonic(), None
+    def _display(self) -> None:
+        start, bar = time.monotonic(), None
         try:
             while not self._is_over():
                 time.sleep(_TICK)
-                if bar is None and self._running and time.monotonic() - begun >= _PATIENCE:
+                if bar is None and self._running and time.monotonic() - start >= _PATIENCE:
                     bar = _Bar.of_terminal() or _Line(self._name)
                 if bar is not None:
                     bar.show(self._name, self.layers)
             if bar is not None:
                 bar.close()
         except (OSError, ValueError):  # stderr is closed
-            self.is_silent, self._is_telling = True, False
+            self.is_silent, self._is_displaying = True, False
 
     def _is_over(self) -> bool:
-        """True behind a pause; the next first call has another thread tell of it."""
+        """Returns True after a pause; the next first call starts another thread."""
         with self._lock:
-            self._is_telling = self._running > 0 or time.monotonic() - self._ended < _PAUSE
-            if not self._is_telling:
-                self.layers = None  # also those whose first call has failed
-            return not self._is_telling
+            self._is_displaying = self._running > 0 or time.monotonic() - self._ended < _PAUSE
+            if not self._is_displaying:
+                self.layers = None  # also after a failed first call
+            return not self._is_displaying
 
 
 class _Line:
-    """Says it once."""
-
     def __init__(self, name: str) -> None:
         print(f"fusegen: compiling {name}; later processes find it in the cache", file=sys.stderr, flush=True)
 
     def show(self, name: str, layers: Layers | None) -> None:
-        """Nothing more."""
+        """Prints nothing more."""
 
     def close(self) -> None:
-        """Nothing: the line stays."""
+        """Leaves the line."""
 
 
 class _Bar:
-    """Is drawn anew as layers are done, and leaves nothing behind."""
-
     def __init__(self, console: object) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = TextColumn("compiling {task.description}", markup=False), BarColumn(24), TimeRemainingColumn()
-        own = {"auto_refresh": False, "transient": True, "redirect_stdout": False, "redirect_stderr": False}
-        self._bar = Progress(*columns, console=console, **own)  # type: ignore[arg-type]
+        settings = {"auto_refresh": False, "transient": True, "redirect_stdout": False, "redirect_stderr": False}
+        self._bar = Progress(*columns, console=console, **settings)  # type: ignore[arg-type]
         self._task, self._shown = self._bar.add_task("", visible=False), ""
         self._bar.start()
-        atexit.register(self.close)  # else the terminal's cursor stayed hidden: the thread ends with the process
+        atexit.register(self.close)  # restores the terminal's cursor: the thread ends with the process
 
     @classmethod
     def of_terminal(cls) -> _Bar | None:
-        """One for a person who looks at stderr; None where nobody does."""
+        """Creates a bar if stderr is a terminal or a notebook; else None."""
         from rich.console import Console
 
         console = Console(stderr=True)
@@ -129,11 +118,10 @@ class _Bar:
         return cls(console) if is_drawn else None
 
     def show(self, name: str, layers: Layers | None) -> None:
-        """Draws it for a kernel, or for layers."""
-        shown = name if layers is None else layers.name
-        if shown != self._shown:  # else the time that is left would be that of other layers
+        title = name if layers is None else layers.name
+        if title != self._shown:  # resets the estimate of the remaining time
             self._bar.reset(self._task)
-            self._shown = shown
+            self._shown = title
         if layers is None:
             self._bar.update(self._task, total=None, description=name, visible=True)
         else:
@@ -142,43 +130,42 @@ class _Bar:
         self._bar.refresh()
 
     def close(self) -> None:
-        """Removes it."""
         self._bar.stop()
         atexit.unregister(self.close)
 
 
-_NOW = _Progress()
+_PROGRESS = _Progress()
 
 
 @contextmanager
 def first_call(name: str) -> Iterator[None]:
-    """Around the making of a kernel: says so if it, or several behind each other, take more than two seconds."""
-    _NOW.begin(name)
+    """Wraps the compilation of a kernel: reports progress if one or several in a row take more than two seconds."""
+    _PROGRESS.begin(name)
     try:
         yield
     finally:
-        _NOW.end()
+        _PROGRESS.end()
 
 
-def tell_of(layers: Layers | None) -> None:
-    """First calls are those of layers from now on, or of no layers."""
-    _NOW.layers = layers
+def set_layers(layers: Layers | None) -> None:
+    """Sets the layers that first calls belong to; None for other kernels."""
+    _PROGRESS.layers = layers
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Says nothing meanwhile."""
-    before, _NOW.is_silent = _NOW.is_silent, True
+    """Suppresses the display."""
+    before, _PROGRESS.is_silent = _PROGRESS.is_silent, True
     try:
         yield
     finally:
-        _NOW.is_silent = before
+        _PROGRESS.is_silent = before
 
 
-def _forget() -> None:
-    global _NOW
-    _NOW, before = _Progress(), _NOW
-    _NOW.is_silent = before.is_silent
+def _reset() -> None:
+    global _PROGRESS
+    _PROGRESS, before = _Progress(), _PROGRESS
+    _PROGRESS.is_silent = before.is_silent
 
 
-os.register_at_fork(after_in_child=_forget)  # the thread is the parent's
+os.register_at_fork(after_in_child=_reset)  # the thread does not exist in the child

@@ -1,6 +1,6 @@
-"""The only reader of the environment.
+"""The settings from environment variables; no other module reads the environment.
 
-Each field says which variable sets it and whether it takes part in cache keys. Settings are read once, on first use.
+Each field names its variable and its part in cache keys. Settings are read once, on first use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, get_args
 from fusegen.errors import SettingsError
 
 Compiler: TypeAlias = Literal["nvrtc", "extension"]
-"""Ways to compile: by NVRTC (the host's compiler on the CPU target) with launches from Python, or as a C++ operator of torch."""
+"""NVRTC (the host's compiler on the CPU target) with launches from Python, or C++ operators of torch."""
 
 COMPILERS: tuple[Compiler, ...] = get_args(Compiler)
 
@@ -27,14 +27,14 @@ class Settings:
 
     Attributes:
         cache_dir: folder of compiled binaries (``FUSEGEN_CACHE_DIR``; not part of any key).
-        emulate: run CUDA kernels through the emulator on the CPU (``FUSEGEN_EMULATE``; not part of any key, since
-            the emulator keeps its own binaries under their own digest).
+        emulate: run CUDA kernels in the emulator on the CPU (``FUSEGEN_EMULATE``; not part of any key: the emulator stores its
+            binaries under their own digest).
         cxx: the host compiler (``CXX``; part of the host compiler's key).
-        nvcc: the CUDA compiler in place of NVRTC (``FUSEGEN_NVCC``; its version is part of the key of cubins).
-        compiler: of kernels that do not say one (``FUSEGEN_COMPILER``; the two ways keep binaries apart).
+        nvcc: the CUDA compiler instead of NVRTC (``FUSEGEN_NVCC``; its version is part of the key of cubins).
+        compiler: default of kernels (``FUSEGEN_COMPILER``; the two compilers store binaries separately).
         native: build and use the native module (``FUSEGEN_NATIVE``; not part of any key).
-        progress: say on stderr that kernels are compiled (``FUSEGEN_PROGRESS``; not part of any key). Under ``torchrun``
-            the first process of a machine does.
+        progress: report compilation on stderr (``FUSEGEN_PROGRESS``; not part of any key). Under ``torchrun`` only the first
+            process of a machine does.
     """
 
     cache_dir: Path
@@ -48,7 +48,6 @@ class Settings:
 
 @lru_cache(maxsize=1)
 def settings() -> Settings:
-    """The settings of this process."""
     return Settings(
         cache_dir=_cache_dir(),
         emulate=_flag("FUSEGEN_EMULATE"),
@@ -61,11 +60,7 @@ def settings() -> Settings:
 
 
 def cache_folder(name: str) -> Path:
-    """A folder of the cache, made if it is not there.
-
-    Raises:
-        SettingsError: it cannot be made or written to.
-    """
+    """Returns a folder of the cache, and creates it if necessary; raises `SettingsError` if that fails."""
     folder = settings().cache_dir / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,20 +72,20 @@ def cache_folder(name: str) -> Path:
 
 
 def _cache_dir() -> Path:
-    chosen, base = os.environ.get("FUSEGEN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    folder, xdg = os.environ.get("FUSEGEN_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     try:
-        if chosen:
-            return Path(chosen).expanduser()
-        return (Path(base) if base else Path.home() / ".cache") / "fusegen"
-    except RuntimeError:  # there is no such user, or this one has no home
-        what = f"FUSEGEN_CACHE_DIR={chosen!r} names no user's home" if chosen else "there is no home folder for the cache"
+        if folder:
+            return Path(folder).expanduser()
+        return (Path(xdg) if xdg else Path.home() / ".cache") / "fusegen"
+    except RuntimeError:  # no such user, or no home folder
+        what = f"FUSEGEN_CACHE_DIR={folder!r} does not name a user's home" if folder else "there is no home folder for the cache"
         raise SettingsError(what, hint="set FUSEGEN_CACHE_DIR to a folder of yours") from None
 
 
 def _compiler() -> Compiler:
     value = os.environ.get("FUSEGEN_COMPILER") or "nvrtc"
     if value not in COMPILERS:
-        raise SettingsError(f"FUSEGEN_COMPILER={value!r} is no way to compile", hint=f"set it to {' or '.join(COMPILERS)}")
+        raise SettingsError(f"FUSEGEN_COMPILER={value!r} is not a compiler", hint=f"set it to {' or '.join(COMPILERS)}")
     return value
 
 
@@ -100,4 +95,4 @@ def _flag(name: str, default: str = "") -> bool:
         return True
     if value in _FALSE:
         return False
-    raise SettingsError(f"{name}={value!r} is neither true nor false", hint=f"set {name} to 1 or 0")
+    raise SettingsError(f"{name}={value!r} is not a flag", hint=f"set {name} to 1 or 0")

@@ -1,4 +1,4 @@
-"""Emitted text: what goes to a compiler, in the three parts that a reader sees."""
+"""Emitted source text: primitives, math, pipeline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ _RULE = "// " + "-" * 117
 
 @dataclass(frozen=True)
 class Primitive:
-    """A named function of the language's own.
-
-    Attributes:
-        name: of the function.
-        variant: the types and widths that its text is specialised for; the text follows from these and the target.
-        text: its definition.
-    """
+    """A device function; `variant` lists the types and widths that its text is specialised for."""
 
     name: str
     variant: tuple[str, ...]
@@ -26,7 +20,7 @@ class Primitive:
 
     @property
     def label(self) -> str:
-        """The name and the variant, for file names: ``narrow.bf16``."""
+        """The name and variant for file names: ``narrow.bf16``."""
         return ".".join((self.name, *self.variant))
 
 
@@ -35,13 +29,13 @@ class Source:
     """One translation unit.
 
     Attributes:
-        name: what it computes, for file names.
+        name: the computation, for file names.
         entry: the symbol to launch or call.
         language: ``cuda`` or ``cpp``.
-        banner: the first lines: what this is.
-        primitives: named functions of the language's own, each after those that it mentions.
-        math: the user's math.
-        pipeline: how data moves.
+        banner: the first lines, a title.
+        primitives: device functions, sorted so that callees come first.
+        math: the user's computation.
+        pipeline: loads, stores and synchronization.
     """
 
     name: str
@@ -57,26 +51,24 @@ class Source:
 
     @property
     def text(self) -> str:
-        """The whole unit."""
         primitives = section("Primitives", "\n".join(p.text for p in self.primitives)) if self.primitives else ""
         return "\n".join([self.banner, primitives, self.kernel_text])
 
     @property
     def kernel_text(self) -> str:
-        """Math and pipeline: what belongs to this kernel alone."""
+        """Math and pipeline, without the shared primitives."""
         return f"{self.math}\n{self.pipeline}"
 
     @property
     def digest(self) -> str:
-        """A hash of the text without its comments: the same math at another line is the same kernel."""
+        """A hash of the text without comments, so that source lines do not matter."""
         return hashlib.sha256(strip_comments(self.text).encode()).hexdigest()
 
 
 def section(title: str, text: str) -> str:
-    """A part of a text under a heading."""
     return f"{_RULE}\n// {title}\n{_RULE}\n{text}"
 
 
 def strip_comments(text: str) -> str:
-    """The text without comments, and without the white space and the empty lines that they leave."""
+    """Removes comments, trailing white space and empty lines."""
     return "\n".join(line.rstrip() for line in _COMMENT.sub("", text).splitlines() if line.strip())

@@ -1,7 +1,4 @@
-"""Targets: what a piece of hardware can do, as plain values that schedules ask.
-
-Nothing else in the package compares architecture names: it asks a capability.
-"""
+"""Targets: the capabilities of hardware. No other module compares architecture names."""
 
 from __future__ import annotations
 
@@ -13,27 +10,25 @@ from fusegen.errors import TargetError
 
 
 class Backend(Enum):
-    """The language that a target is emitted in."""
-
     CUDA = "cuda"
     CPU = "cpu"
 
 
 @dataclass(frozen=True)
 class Target:
-    """One kind of machine.
+    """A GPU architecture, or the CPU.
 
     Attributes:
-        name: as the user writes it, e.g. ``sm_90a`` or ``cpu``.
+        name: e.g. ``sm_90a`` or ``cpu``.
         backend: the emitted language.
-        warp: threads that run in step; 0 where cores take neighbours one after the other, in vectors.
-        processors: streaming multiprocessors of the representative part (sizes persistent grids).
-        shared_bytes: shared memory that one block can have.
-        wgmma: whether warpgroup products and the tensor memory accelerator of Hopper are there.
-        cluster: blocks that can share a row and reach each other's shared memory; 1 where none can.
-        overlap: whether a kernel can be launched while the one before it still runs, and wait for that itself.
-        converts_float8: whether instructions convert 8-bit floats.
-        products: pipelines for products with epilogues, by name, the preferred one first; what none of them takes is the library's.
+        warp: threads of a warp; 0 on a CPU, whose cores process neighbouring elements in vectors.
+        processors: SMs of a typical GPU (sizes persistent grids).
+        shared_bytes: the most shared memory of a block.
+        wgmma: has Hopper's warpgroup matmuls and TMA.
+        cluster: the most blocks of a cluster; 1 without clusters.
+        overlap: supports programmatic dependent launch: a kernel starts before the previous one ends, and waits for it itself.
+        converts_float8: has conversion instructions for 8-bit floats.
+        products: matmul pipelines with epilogues, the preferred one first; other matmuls use the library.
     """
 
     name: str
@@ -49,37 +44,36 @@ class Target:
 
     @property
     def device(self) -> str:
-        """The type of the torch devices that run its code."""
+        """The torch device type."""
         return self.backend.value
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The texts that a kernel has on its way to the machine."""
         return _LANGUAGES[self.backend]
 
     def clusters(self, size: int) -> int:
-        """Clusters of so many blocks that run at a time, where a multiprocessor has room for one block.
+        """Returns the number of concurrent clusters of a size, with one block per SM.
 
-        The blocks of a cluster run in one group of multiprocessors, which larger clusters leave some of idle. Shares are those that
-        cuOccupancyMaxActiveClusters gives for an H200: 66, 30, 15 and 7 clusters of 2, 4, 8 and 16 blocks.
+        A cluster runs on one group of SMs, and larger clusters leave some of a group idle. The shares are those that
+        cuOccupancyMaxActiveClusters reports on an H200: 66, 30, 15 and 7 clusters of 2, 4, 8 and 16 blocks.
         """
-        share = next(share for most, share in _IN_CLUSTERS if size <= most)
+        share = next(share for limit, share in _IN_CLUSTERS if size <= limit)
         return max(1, int(self.processors * share) // size)
 
 
 _LANGUAGES = {Backend.CUDA: ("cuda", "ptx", "sass"), Backend.CPU: ("cpp",)}
 
 _IN_CLUSTERS = ((2, 1.0), (8, 0.91), (16, 0.85))
-"""Shares of the multiprocessors that clusters of at most so many blocks can have."""
+"""Pairs of a cluster size and the share of SMs that clusters up to that size can use."""
 
 
 PORTABLE_CLUSTER = 8
-"""Blocks of a cluster that every machine with clusters has room for, and that a kernel gets without asking."""
+"""The largest cluster that every GPU with clusters supports without a function attribute."""
 
 CPU = Target("cpu", Backend.CPU, warp=0)
 
-# Processors and shared memory: CUDA C++ Programming Guide, "Compute Capabilities", and the vendor's datasheets. Clusters of eight
-# blocks are portable; of sixteen the tuning guides of Hopper and Blackwell speak, for H100 and B200.
+# SMs and shared memory: CUDA C++ Programming Guide, "Compute Capabilities", and the vendor's datasheets. Clusters of 16 blocks: the
+# tuning guides of Hopper and Blackwell, for H100 and B200.
 _CUDA = (
     Target("sm_80", Backend.CUDA, processors=108, shared_bytes=166_912, products=("mma.sync",)),
     Target("sm_86", Backend.CUDA, processors=84, shared_bytes=101_376, products=("mma.sync",)),
@@ -96,23 +90,18 @@ _BY_CAPABILITY = {(8, 0): "sm_80", (8, 6): "sm_86", (8, 9): "sm_89", (9, 0): "sm
 
 
 def target(name: str) -> Target:
-    """The target of a name.
-
-    Raises:
-        TargetError: when there is none of that name.
-    """
+    """Returns the target of a name, or raises `TargetError`."""
     if name not in _BY_NAME:
-        close = difflib.get_close_matches(str(name).lower(), _BY_NAME, n=1, cutoff=0.85)  # of sm_103, sm_100 is none
-        meant = f"{close[0]!r}, or another" if close else "one"
-        raise TargetError(f"unknown target {name!r}", hint=f"choose {meant} of {', '.join(_BY_NAME)}")
+        close = difflib.get_close_matches(str(name).lower(), _BY_NAME, n=1, cutoff=0.85)  # sm_100 is not suggested for sm_103
+        choice = f"{close[0]!r}, or another" if close else "one"
+        raise TargetError(f"unknown target {name!r}", hint=f"choose {choice} of {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
 
 
 def from_capability(major: int, minor: int) -> Target:
-    """The target of a device's compute capability; of an unknown newer one, the closest older relative.
+    """Returns the target of a compute capability; for an unknown one, the newest older one of the same major version.
 
-    Raises:
-        TargetError: below compute capability 8.0.
+    Raises `TargetError` below 8.0 and for unknown major versions.
     """
     older = [capability for capability in _BY_CAPABILITY if capability <= (major, minor)]
     if not older:
@@ -124,5 +113,4 @@ def from_capability(major: int, minor: int) -> Target:
 
 
 def cuda_targets() -> tuple[Target, ...]:
-    """All CUDA targets, oldest first."""
     return _CUDA

@@ -1,4 +1,4 @@
-"""Lazy properties and locks that survive a fork: what another thread holds while a process forks is held for ever in the child."""
+"""Lazy properties and locks that survive a fork; a lock that another thread holds at the fork stays held in the child."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ _LOCKS: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
 
 
 def new_lock() -> threading.RLock:
-    """A reentrant lock that is free in a forked child, whoever held it in the parent."""
+    """Returns a reentrant lock that is released in forked children."""
     lock = threading.RLock()
     _LOCKS.add(lock)
     return lock
 
 
 class cached_property(functools.cached_property[T]):
-    """``functools.cached_property`` without its lock, which Python 3.11 shares between all objects of a class: threads that meet
-    compute the value twice, and all get the first one."""
+    """``functools.cached_property`` without its lock, which Python 3.11 shares between all objects of a class.
+
+    Threads that race compute the value twice, and all get the first one.
+    """
 
     @overload
     def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
     @overload
     def __get__(self, instance: object, owner: type[Any] | None = None) -> T: ...
     def __get__(self, instance: object, owner: type[Any] | None = None) -> Self | T:
-        """Gives the value, which is computed at the first read."""
         if instance is None:
             return self
         value: T = instance.__dict__.setdefault(str(self.attrname), self.func(instance))
@@ -38,7 +39,7 @@ class cached_property(functools.cached_property[T]):
 
 def _free_locks() -> None:
     for lock in tuple(_LOCKS):
-        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library frees its own
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does with its own locks
 
 
 os.register_at_fork(after_in_child=_free_locks)

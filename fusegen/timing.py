@@ -1,8 +1,8 @@
-"""Times of calls that are compared: in turn, round by round, so that a machine that drifts drifts for all of them.
+"""Timing of several calls, interleaved in rounds so that clock drift affects all of them equally.
 
-On a GPU it is device time: of the replay of a CUDA graph that holds one call, with a cold second-level cache. The host has no part
-in it; `fusegen/bench/latency.py` measures that. Training steps are timed with the host: as it makes the calls, one after the other,
-and the time that the device waits for it counts. On a CPU it is wall time.
+On a GPU it is device time: the replay of a CUDA graph of one call with a cold L2 cache, without the host;
+`fusegen/bench/latency.py` measures host time. Training steps include the host: gaps between launches count. On a CPU it is wall
+time.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ T = TypeVar("T")
 TimedCall: TypeAlias = Callable[[], Any]
 
 Timer: TypeAlias = Callable[[], float]
-"""A round: the median of some calls in microseconds."""
+"""Runs one round; returns the median of its calls in µs."""
 
 Span: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]
-"""The events before and behind a call."""
+"""The events before and after a call."""
 
 _ROUNDS = 5
-_REPLAYS, _QUICK_REPLAYS = 20, 4  # a round
+_REPLAYS, _QUICK_REPLAYS = 20, 4  # per round
 _WARM_CALLS = 3
-_FLUSHED_BYTES = 256 << 20  # more than the second-level cache of any GPU
-_BUDGET, _QUICK_BUDGET = 0.1, 0.02  # seconds a round on a CPU
-_FEWEST, _MOST = 3, 200  # calls a round on a CPU
+_FLUSHED_BYTES = 256 << 20  # more than the L2 cache of any GPU
+_BUDGET, _QUICK_BUDGET = 0.1, 0.02  # seconds per round on a CPU
+_FEWEST, _MOST = 3, 200  # calls per round on a CPU
 
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """The time of a call in microseconds: the median, the least and the greatest of the rounds."""
+    """µs: median, minimum and maximum of the rounds."""
 
     median: float
     low: float
@@ -45,11 +45,11 @@ class RoundTimes:
 
 
 class CaptureError(FusegenError):
-    """A call that cannot be part of a CUDA graph."""
+    """A call cannot be captured in a CUDA graph."""
 
 
 def timer_name(device: torch.device, *, quick: bool = False, with_host: bool = False) -> str:
-    """The timer of `interleaved`, for a record."""
+    """Describes the timer of `interleaved`, for a record."""
     if device.type == "cuda":
         clock = "CUDA events around calls, host gaps included" if with_host else "CUDA graphs, cold L2"
         return f"{clock}, {_ROUNDS} rounds of {_QUICK_REPLAYS if quick else _REPLAYS}"
@@ -57,22 +57,21 @@ def timer_name(device: torch.device, *, quick: bool = False, with_host: bool = F
 
 
 def microseconds(call: TimedCall, device: torch.device) -> float:
-    """The time of one call."""
-    found = interleaved({"": call}, device)[""]
-    if isinstance(found, Exception):
-        raise found
-    return found.median
+    times = interleaved({"": call}, device)[""]
+    if isinstance(times, Exception):
+        raise times
+    return times.median
 
 
 def interleaved(
     calls: Mapping[str, TimedCall], device: torch.device, *, quick: bool = False, with_host: bool = False
 ) -> dict[str, RoundTimes | Exception]:
-    """The time of each call, or the error in its place: the others are timed all the same.
+    """Times each call; a call that fails gets its error instead, and does not affect the others.
 
     Args:
-        calls: the work; on a GPU, on the current stream.
-        quick: fewer calls a round.
-        with_host: on a GPU, calls as the host makes them, in place of a graph's replay: gaps between launches count.
+        calls: by name; on a GPU, they run on the current stream.
+        quick: fewer calls per round.
+        with_host: on a GPU, times eager calls instead of a graph's replay, so that gaps between launches count.
     """
     timers = {name: attempt(partial(_timer, call, device, quick, with_host)) for name, call in calls.items()}
     rounds: dict[str, list[float]] = {name: [] for name in calls}
@@ -80,16 +79,18 @@ def interleaved(
         for name, timer in timers.items():
             if not isinstance(timer, Exception):
                 rounds[name].append(timer())
-    found = {name: RoundTimes(statistics.median(of), min(of), max(of)) for name, of in rounds.items() if of}
-    return {name: timer if isinstance(timer, Exception) else found[name] for name, timer in timers.items()}
+    times = {
+        name: RoundTimes(statistics.median(samples), min(samples), max(samples)) for name, samples in rounds.items() if samples
+    }
+    return {name: timer if isinstance(timer, Exception) else times[name] for name, timer in timers.items()}
 
 
 def attempt(make: Callable[[], T]) -> T | Exception:
-    """A result, or why there is none: one call that fails must not hide the times of all others."""
+    """Returns a result, or the exception."""
     try:
         return make()
     except Exception as error:
-        return error.with_traceback(None)  # whose frames would hold tensors
+        return error.with_traceback(None)  # a traceback would keep tensors alive
 
 
 def _timer(call: TimedCall, device: torch.device, quick: bool, with_host: bool) -> Timer:
@@ -99,17 +100,14 @@ def _timer(call: TimedCall, device: torch.device, quick: bool, with_host: bool) 
     return _wall_timer(call, _QUICK_BUDGET if quick else _BUDGET)
 
 
-# A GPU.
-
-
 def _graph_timer(call: TimedCall, device: torch.device, replays: int) -> Timer:
     graph = _captured(call)
-    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
-    return lambda: _median([_replay(graph, flushed) for _ in range(replays)])
+    buffer = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
+    return lambda: _median([_replay(graph, buffer) for _ in range(replays)])
 
 
 def _event_timer(call: TimedCall, count: int) -> Timer:
-    """A timer of calls that follow one another. The host is ahead of the device where it can be, as in a training loop."""
+    """Times consecutive calls. The host runs ahead of the device if it can, as in a training loop."""
     for _ in range(_WARM_CALLS):
         call()
     torch.cuda.synchronize()
@@ -117,7 +115,7 @@ def _event_timer(call: TimedCall, count: int) -> Timer:
 
 
 def _captured(call: TimedCall) -> torch.cuda.CUDAGraph:
-    """One call as a graph. What compiles, tunes or loads does so before, on a side stream, as torch asks for."""
+    """Captures one call, after warm-up calls on a side stream, as torch recommends."""
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -127,22 +125,21 @@ def _captured(call: TimedCall) -> torch.cuda.CUDAGraph:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.stream(current), torch.cuda.graph(graph):  # a capture that fails leaves its own stream as the current one
+        with torch.cuda.stream(current), torch.cuda.graph(graph):  # restores the current stream if the capture fails
             call()
     except Exception as error:
-        cause = error.__context__ or error  # torch's own error at the end of a capture hides what was wrong in it
+        cause = error.__context__ or error  # torch's error at the end of a capture hides the original one
         raise CaptureError(f"no CUDA graph can hold it: {type(cause).__name__}: {cause}") from error
     return graph
 
 
-def _replay(graph: torch.cuda.CUDAGraph, flushed: torch.Tensor) -> Span:
-    """Queues a replay between two events. The cache is cleared before: long enough for the host to queue all of it meanwhile."""
-    flushed.zero_()
+def _replay(graph: torch.cuda.CUDAGraph, buffer: torch.Tensor) -> Span:
+    """Queues a replay between two events. Clearing the cache takes long enough for the host to queue all of it."""
+    buffer.zero_()
     return _span(graph.replay)
 
 
 def _span(call: TimedCall) -> Span:
-    """Queues a call between two events."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     call()
@@ -153,9 +150,6 @@ def _span(call: TimedCall) -> Span:
 def _median(spans: Sequence[Span]) -> float:
     torch.cuda.synchronize()
     return 1e3 * statistics.median(float(start.elapsed_time(end)) for start, end in spans)
-
-
-# A CPU.
 
 
 def _wall_timer(call: TimedCall, budget: float) -> Timer:

@@ -1,4 +1,4 @@
-"""``fg.tune``: the plans that a kernel could have for some arguments are measured, and later calls take the fastest."""
+"""``fg.tune``: measures the candidate plans of a kernel for given arguments; later calls use the fastest."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ from fusegen.schedule.precision import has_jumps
 from fusegen.schedule.program import Launch
 from fusegen.timing import RoundTimes, interleaved
 
-_MARGIN = 0.98  # of the time of what nobody measured: what is hardly faster today may be slower tomorrow
+_MARGIN = 0.98  # of the default plan's time: a smaller gain may be noise
 _TOLERANCES = {
     torch.float8_e5m2: 2**-3, torch.float8_e4m3fn: 2**-4,
     torch.bfloat16: 2**-6, torch.float16: 2**-9, torch.float32: 2**-14, torch.float64: 2**-30,
 }  # fmt: skip
-"""Root mean square by which two plans' results may differ, over that of the result: they add up in other orders."""
+"""Relative RMS difference allowed between the results of two plans, which sum in different orders."""
 
-_BESIDE = 1e-4
-"""The share of elements that fall on the other side of a jump then: a scale that is a power of two, an index of equal values."""
+_DISCONTINUOUS_SHARE = 1e-4
+"""Share of elements that may differ at a discontinuity, such as a power-of-two scale or the index of equal values."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan that a launch could have.
+    """A candidate plan of a launch.
 
     Attributes:
-        plan: the plan.
-        times: of a whole call with it, in microseconds; None where it could not be timed.
-        error: why not.
+        times: of a whole call with the plan, in µs; None if it could not be timed.
+        error: the reason, if it could not be timed.
     """
 
     plan: Plan
@@ -53,34 +52,35 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TunedLaunch:
-    """A launch and what its plans take.
+    """A launch and the times of its candidates.
 
     Attributes:
         name: of the kernel.
-        place: what was measured: which kind of launch, on which device, at which extents.
-        candidates: the first is what nobody has measured would be taken.
-        plan: the one that calls take from now on.
+        key: the kind of launch, the device and the extents.
+        candidates: the default plan comes first.
+        plan: the one that later calls use.
     """
 
     name: str
-    place: TuningKey
+    key: TuningKey
     candidates: tuple[Candidate, ...]
     plan: Plan
 
     def pin(self, plan: Plan) -> None:
-        """Keeps a candidate, whatever was measured; `tune` leaves it alone from then on. Kernels that were called already with such
-        shapes go on as they are.
+        """Selects a candidate regardless of the measurements; `tune` does not change it from then on.
+
+        Kernels that were already called with these shapes keep their plan.
 
         Raises:
-            ArgumentError: the plan is none of the candidates.
+            ArgumentError: the plan is not a candidate.
             SettingsError: the cache cannot be written to.
         """
         if plan not in [each.plan for each in self.candidates]:
-            raise ArgumentError(f"{plan} is no plan of {self.name}", hint="pass one of its candidates' plans")
-        write_record(self.place, TuningRecord.of(self.place.extents, plan, _words(self.candidates), pinned=True))
+            raise ArgumentError(f"{plan} is not a plan of {self.name}", hint="pass the plan of one of its candidates")
+        write_record(self.key, TuningRecord.of(self.key.extents, plan, _words(self.candidates), pinned=True))
 
     def __str__(self) -> str:
-        rows, columns = self.place.extents
+        rows, columns = self.key.extents
         lines = [f"{self.name}, {rows} x {columns}:"]
         for each in self.candidates:
             time = f"{each.times.median:10.1f} us" if each.times else f"{each.error:>13}"
@@ -90,11 +90,7 @@ class TunedLaunch:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The measurements of `tune`.
-
-    Attributes:
-        launches: those that have several plans.
-    """
+    """The measurements of `tune`: launches with several candidates."""
 
     launches: tuple[TunedLaunch, ...]
 
@@ -103,35 +99,34 @@ class Tuning:
 
 
 def tune(kernel: Kernel[..., Any] | Method[..., Any], *args: Any, **kwargs: Any) -> Tuning:
-    """Measures the plans that a kernel could have for some arguments, and keeps the fastest for later calls.
+    """Measures the candidate plans of a kernel for given arguments, and stores the fastest for later calls.
 
-    One launch after the other, each with all of its plans while the others have their best: whole calls, on a GPU device time of
-    CUDA graphs with a cold second-level cache. What is kept lies in the cache folder, by what the launch computes, its extents and
-    the device; calls of other sizes, no more than a factor of two away, take the plan that is most like it. In a job of several
-    processes (``torch.distributed``) rank 0 measures for all.
+    Launches are tuned one after the other: each tries all of its plans while the others use their best. The time is that of whole
+    calls; on a GPU it is device time of CUDA graphs with a cold L2 cache. Results are stored in the cache folder, keyed by the
+    computation of the launch, its extents and the device. Calls of other sizes, up to a factor of two away, use the plan of the
+    nearest size. In a distributed job (``torch.distributed``) rank 0 measures for all.
 
     Args:
-        kernel: a kernel.
-        args, kwargs: as in a call. Tensors that it writes to are left as they are.
+        args, kwargs: as in a call. Tensors that the kernel writes to are not changed.
 
     Raises:
-        ArgumentError: as a call does; or the arguments have no values.
+        ArgumentError: as in a call; or the arguments have no values.
         SettingsError: the cache cannot be written to.
         VerificationError: two plans give different results.
     """
     if isinstance(kernel, Method):
         return tune(kernel.kernel, kernel.instance, *args, **kwargs)
     if not isinstance(kernel, Kernel):
-        raise ArgumentError(f"{kernel!r} is no kernel", hint="decorate it with @fg.kernel")
+        raise ArgumentError(f"{kernel!r} is not a kernel", hint="decorate it with @fg.kernel")
     dispatcher = kernel._dispatcher_of(kwargs)
     dispatcher, values = dispatcher.of_call(args, kwargs)
-    tuning = _of_rank_0(lambda: _kept(_measured(dispatcher, values)))
+    tuning = _measured_by_rank_0(lambda: _stored(_measured(dispatcher, values)))
     dispatcher.executable.forget()
     return tuning
 
 
 def measured(kernel: Kernel[..., Any], *args: Any) -> Tuning:
-    """Measures as `tune` does, and keeps nothing."""
+    """Measures like `tune`, but stores nothing."""
     dispatcher = kernel._dispatcher_of({})
     return _measured(dispatcher, dispatcher.arguments(args, {}))
 
@@ -142,36 +137,35 @@ def _measured(dispatcher: Dispatcher, values: Values) -> Tuning:
         return _Tuner(dispatcher, values, _device(values)).tuning()
 
 
-def _kept(tuning: Tuning) -> Tuning:
-    """Writes down what was measured; where the user has pinned a plan, that stays."""
+def _stored(tuning: Tuning) -> Tuning:
+    """Writes the measurements to the cache, except where the user has pinned a plan."""
     for each in tuning.launches:
-        if not any(entry.pinned for entry in _here(each.place)):
-            write_record(each.place, TuningRecord.of(each.place.extents, each.plan, _words(each.candidates)))
+        if not any(entry.pinned for entry in _records_at(each.key)):
+            write_record(each.key, TuningRecord.of(each.key.extents, each.plan, _words(each.candidates)))
     return tuning
 
 
 def _device(values: Values) -> torch.device:
     tensors = [value for value in values if isinstance(value, Tensor)]
     if any(tensor.is_meta or not tensor.numel() for tensor in tensors):
-        raise ArgumentError("there is nothing to measure on tensors without elements", hint="pass tensors as a call gets them")
+        raise ArgumentError("tensors without elements cannot be timed", hint="pass the tensors of a real call")
     return tensors[0].device
 
 
-def _of_rank_0(measure: Callable[[], Tuning]) -> Tuning:
-    """The measurement of rank 0 on all ranks of a job; that of this process where it is alone."""
+def _measured_by_rank_0(measure: Callable[[], Tuning]) -> Tuning:
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return measure()
-    sent: list[Any] = [None]
+    message: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            sent = [measure()]
-        except FusegenError as error:  # which the other ranks would wait for
-            sent = [error]
-    dist.broadcast_object_list(sent)
-    if isinstance(sent[0], FusegenError):
-        raise sent[0]
-    tuning: Tuning = sent[0]
-    add_records({each.place: TuningRecord.of(each.place.extents, each.plan, _words(each.candidates)) for each in tuning.launches})
+            message = [measure()]
+        except FusegenError as error:  # sent, because the other ranks wait for a message
+            message = [error]
+    dist.broadcast_object_list(message)
+    if isinstance(message[0], FusegenError):
+        raise message[0]
+    tuning: Tuning = message[0]
+    add_records({each.key: TuningRecord.of(each.key.extents, each.plan, _words(each.candidates)) for each in tuning.launches})
     return tuning
 
 
@@ -180,14 +174,6 @@ def _words(candidates: Sequence[Candidate]) -> list[tuple[str, float]]:
 
 
 class _Tuner:
-    """The launches of a call, one after the other.
-
-    Args:
-        dispatcher: of the kernel.
-        values: all arguments, in the order of the parameters.
-        device: where.
-    """
-
     def __init__(self, dispatcher: Dispatcher, values: Values, device: torch.device) -> None:
         self.dispatcher, self.values, self.device = dispatcher, values, device
         self.machine = machine_of(device)
@@ -199,36 +185,36 @@ class _Tuner:
         return Tuning(tuple(self._launch(each) for each in self.variant.program.launches if len(each.candidates) > 1))
 
     def _launch(self, launch: Launch) -> TunedLaunch:
-        place = tuning_key(self.variant.program, launch, self.sizes, self.device)
+        key = tuning_key(self.variant.program, launch, self.sizes, self.device)
         candidates = self._measured(launch)
-        plan = _pinned(place, launch.candidates) or _fastest(candidates)
+        plan = _pinned(key, launch.candidates) or _fastest(candidates)
         self.pins[launch.group.outputs] = plan
-        return TunedLaunch(launch.kernel.name, place, candidates, plan)
+        return TunedLaunch(launch.kernel.name, key, candidates, plan)
 
     def _measured(self, launch: Launch) -> tuple[Candidate, ...]:
         calls: dict[str, Callable[[], Any]] = {}
-        wanted: list[Any] | None = None
+        expected: list[Any] | None = None
         plans = _in_order(launch)
-        forms = [self._form({**self.pins, launch.group.outputs: plan}) for plan in plans]
-        self.machine.prepare([source for form in forms for source in form.sources])
-        for number, (plan, form) in enumerate(zip(plans, forms, strict=True)):
-            call = self._call(form)
-            results, given = call()
-            found = tree_leaves((results, given))
-            if wanted is None:
-                wanted = found
+        variants = [self._variant_with_pins({**self.pins, launch.group.outputs: plan}) for plan in plans]
+        self.machine.prepare([source for variant in variants for source in variant.sources])
+        for number, (plan, variant) in enumerate(zip(plans, variants, strict=True)):
+            call = self._call(variant)
+            returned, written = call()
+            results = tree_leaves((returned, written))
+            if expected is None:
+                expected = results
             elif not self.variant.call.keys:  # random bits differ from call to call
-                share = _BESIDE if has_jumps(self.variant.graph) else 0.0
-                _check_alike(launch.kernel.name, plan, found, wanted, share)
+                share = _DISCONTINUOUS_SHARE if has_jumps(self.variant.graph) else 0.0
+                _check_alike(launch.kernel.name, plan, results, expected, share)
             calls[str(number)] = call
         times = interleaved(calls, self.device, quick=True)
         return tuple(_candidate(plan, times[str(number)]) for number, plan in enumerate(plans))
 
-    def _form(self, pins: Pins) -> Variant:
+    def _variant_with_pins(self, pins: Pins) -> Variant:
         return self.variant.with_specialization(self.variant.specializer.at(self.sizes, pins))
 
     def _call(self, variant: Variant) -> Callable[[], tuple[Any, Sequence[Tensor]]]:
-        """A call of a variant, on copies of what it writes to; it gives its results and these."""
+        """Returns a function that runs a variant on copies of the mutated tensors, and returns its results and the copies."""
         mutated = self.dispatcher.parameters.mutates
         names = self.dispatcher.parameters.names
         values = [v.clone() if n in mutated and isinstance(v, Tensor) else v for n, v in zip(names, self.values, strict=True)]
@@ -238,16 +224,15 @@ class _Tuner:
 
 
 def _in_order(launch: Launch) -> list[Plan]:
-    """The plans of a launch; the one that it has comes first."""
     return sorted(launch.candidates, key=lambda plan: plan != launch.plan)
 
 
-def _here(place: TuningKey) -> list[TuningRecord]:
-    return [entry for entry in records(place) if entry.extents == place.extents]
+def _records_at(key: TuningKey) -> list[TuningRecord]:
+    return [entry for entry in records(key) if entry.extents == key.extents]
 
 
-def _pinned(place: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
-    return recorded_plan(place, candidates) if any(entry.pinned for entry in _here(place)) else None
+def _pinned(key: TuningKey, candidates: Sequence[Plan]) -> Plan | None:
+    return recorded_plan(key, candidates) if any(entry.pinned for entry in _records_at(key)) else None
 
 
 def _candidate(plan: Plan, times: RoundTimes | Exception) -> Candidate:
@@ -257,7 +242,7 @@ def _candidate(plan: Plan, times: RoundTimes | Exception) -> Candidate:
 
 
 def _fastest(candidates: Sequence[Candidate]) -> Plan:
-    """The fastest plan; the first where none is clearly faster."""
+    """Returns the fastest plan, or the default one if none is clearly faster."""
     timed = [(each.times.median, each.plan) for each in candidates if each.times]
     first = candidates[0]
     if not timed:
@@ -266,32 +251,25 @@ def _fastest(candidates: Sequence[Candidate]) -> Plan:
     return plan if first.times is None or time < _MARGIN * first.times.median else first.plan
 
 
-def _check_alike(name: str, plan: Plan, found: Sequence[Any], wanted: Sequence[Any], share: float) -> None:
-    """Refuses plans that give other results.
-
-    Args:
-        share: of the elements of a result that may differ.
-
-    Raises:
-        VerificationError: naming the plan.
-    """
-    for one, other in zip(found, wanted, strict=True):
-        if isinstance(one, Tensor) and not _alike(one, other, math.ceil(share * one.numel())):
-            what = f"{name} gives other results with the plan {plan.words}"
+def _check_alike(name: str, plan: Plan, results: Sequence[Any], expected: Sequence[Any], share: float) -> None:
+    """Raises `VerificationError` if a plan gives different results; ``share`` is the share of elements that may differ."""
+    for result, reference in zip(results, expected, strict=True):
+        if isinstance(result, Tensor) and not _alike(result, reference, math.ceil(share * result.numel())):
+            what = f"{name} gives different results with the plan {plan.words}"
             raise VerificationError(what, hint="please report the declaration and its shapes")
 
 
-def _alike(one: Tensor, other: Tensor, few: int) -> bool:
-    """True if a few elements of two results differ at most, and all others by what two orders of adding up may give."""
-    if not one.is_floating_point():
-        return int((one != other).sum()) <= few
-    tolerance = _TOLERANCES[one.dtype]
-    if one.itemsize == 1:  # torch has no difference of 8-bit floats
-        one, other = one.float(), other.float()
-    finite = one.isfinite() & other.isfinite()
-    if int((one.isfinite() != other.isfinite()).sum()) > few:
+def _alike(result: Tensor, reference: Tensor, allowed: int) -> bool:
+    """Returns True if at most ``allowed`` elements differ, and all others by no more than another summation order explains."""
+    if not result.is_floating_point():
+        return int((result != reference).sum()) <= allowed
+    tolerance = _TOLERANCES[result.dtype]
+    if result.itemsize == 1:  # torch cannot subtract 8-bit floats
+        result, reference = result.float(), reference.float()
+    finite = result.isfinite() & reference.isfinite()
+    if int((result.isfinite() != reference.isfinite()).sum()) > allowed:
         return False
-    distances = (one - other)[finite].double().abs().flatten()
-    largest = distances.topk(min(few, distances.numel())).values.square().sum()
-    off = float((distances.square().sum() - largest).clamp(min=0).sqrt())
-    return off <= tolerance * float(torch.linalg.vector_norm(other[finite].double()))
+    distances = (result - reference)[finite].double().abs().flatten()
+    largest = distances.topk(min(allowed, distances.numel())).values.square().sum()
+    error = float((distances.square().sum() - largest).clamp(min=0).sqrt())
+    return error <= tolerance * float(torch.linalg.vector_norm(reference[finite].double()))

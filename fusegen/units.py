@@ -1,13 +1,13 @@
-"""Numbers for people."""
+"""Formatting of byte and FLOP counts."""
 
 from __future__ import annotations
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_THOUSANDS = ("", "K", "M", "G", "T", "P")
+_PREFIXES = ("", "K", "M", "G", "T", "P")
 
 
 def human_bytes(count: float) -> str:
-    """A number of bytes in the unit that suits it."""
+    """Formats a number of bytes, e.g. ``1.5 MiB``."""
     unit = 0
     while count >= 1024 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1
@@ -15,8 +15,8 @@ def human_bytes(count: float) -> str:
 
 
 def human_flops(count: float) -> str:
-    """A number of floating-point operations in the unit that suits it."""
+    """Formats a number of FLOPs, e.g. ``1.5 GFLOP``."""
     unit = 0
-    while count >= 1000 and unit < len(_THOUSANDS) - 1:
+    while count >= 1000 and unit < len(_PREFIXES) - 1:
         count, unit = count / 1000, unit + 1
-    return f"{count:.0f} FLOP" if unit == 0 else f"{count:.1f} {_THOUSANDS[unit]}FLOP"
+    return f"{count:.0f} FLOP" if unit == 0 else f"{count:.1f} {_PREFIXES[unit]}FLOP"

@@ -27,7 +27,7 @@ from fusegen.extension.native import Texts, library_of
 from fusegen.extension.operators_text import UnitText
 from fusegen.extension.program_text import CallGuards
 from fusegen.extension.sources_text import cmake_text, program_files
-from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, Shaped, header
+from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, TensorSpec, header
 from fusegen.files import unsealed
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, InputSpec
@@ -193,7 +193,7 @@ def _unique(name: str, files: Container[str]) -> str:
     return next(each for each in names if f"{each}.cu" not in files)
 
 
-def _dtypes(tensors: Sequence[Shaped]) -> Sequence[str]:
+def _dtypes(tensors: Sequence[TensorSpec]) -> Sequence[str]:
     """Returns dtype suffixes for a name: the floating-point dtypes, or all dtypes if there are none."""
     dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
     floats = [dtype.short for dtype in dtypes if dtype.is_float]
@@ -251,7 +251,7 @@ class Traced:
         fresh = [position for position in self._graph.outputs if position not in self._graph.puts]
         return CallKind(
             on_gpu=not self._is_cpu,
-            tensors=tuple(Shaped(tuple(map(formula, spec.shape)), spec.dtype) for spec in self._specs),
+            tensors=tuple(TensorSpec(tuple(map(formula, spec.shape)), spec.dtype) for spec in self._specs),
             constants=tuple(constants),
             sizes=self._extents,
             programs=self._programs(self._variant, self._specs, self._signature.relations, self._signature.conditions),
@@ -332,8 +332,8 @@ def _is_plain(value: object) -> bool:
     return type(value) in (bool, int, float) and (not isinstance(value, float) or math.isfinite(value))
 
 
-def _shaped(graph: Graph, positions: Sequence[int]) -> tuple[Shaped, ...]:
-    return tuple(Shaped(tuple(map(formula, graph.nodes[p].shape)), graph.nodes[p].dtype) for p in positions)
+def _shaped(graph: Graph, positions: Sequence[int]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(tuple(map(formula, graph.nodes[p].shape)), graph.nodes[p].dtype) for p in positions)
 
 
 def _capability(target: Target) -> int:

@@ -38,7 +38,7 @@ from fusegen.runtime.arguments import (
     check_writable,
     refuse_gradients,
 )
-from fusegen.runtime.bound import NOTHING, BoundCall, BoundPlan, CallFacts, Condition, Hidden, both, condition_of
+from fusegen.runtime.bound import NOTHING, BoundCall, BoundPlan, CallFacts, Condition, Hidden, condition_of, conjunction
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.execute import bound_call
 from fusegen.runtime.node import ArgumentSource, BackwardNode, BoundAutogradCall
@@ -231,11 +231,11 @@ class BuiltFunction(CallBinder):
         passes = self._requested_passes(values, variant, self._passes[number])
         if passes is not None:
             condition = condition_of(variant.signature.conditions, sizes, self._plain)
-            return self._bind_passes(values, number, passes, sizes, both(condition, same_aliases)), NOTHING
+            return self._bind_passes(values, number, passes, sizes, conjunction(condition, same_aliases)), NOTHING
         structure = self._kernel.variants[number].structure
         program = bound_call(variant.call, builder(structure), sizes, device, *self._kernels[number].on(device))
         facts = CallFacts(variant.call, variant.signature.conditions, {}, sizes, self._plain)
-        return BoundPlan(program, facts, self._uncomputable, also=same_aliases), NOTHING
+        return BoundPlan(program, facts, self._uncomputable, further=same_aliases), NOTHING
 
     def _requested_passes(self, values: Values, program: BuiltProgram, passes: LoadedPasses | None) -> LoadedPasses | None:
         """Returns the passes if autograd requests gradients that they compute. Raises if it requests others."""
@@ -270,7 +270,7 @@ class BuiltFunction(CallBinder):
             tensors=sum(isinstance(value, Tensor) for value in pass_values),
             forward=forward,
             node=BackwardNode(wiring, passes.backward.executable, recorded, sizes),
-            put_together=builder(variant.structure),
+            pack_results=builder(variant.structure),
             by_value=self._uncomputable if takes_numbers else None,
             condition=condition,
         )

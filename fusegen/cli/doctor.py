@@ -11,7 +11,7 @@ from fusegen.cli import probes
 from fusegen.cli.probes import ProbeResult, ProbeState, broken
 from fusegen.cli.terminal import Terminal, print_document, printable
 from fusegen.errors import FusegenError, SettingsError
-from fusegen.jit.cache import Usage, clear, strangers, usage
+from fusegen.jit.cache import Usage, clear, unknown_names, usage
 from fusegen.settings import settings
 from fusegen.units import human_bytes
 
@@ -177,7 +177,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 def run_cache(options: argparse.Namespace, terminal: Terminal) -> int:
     folder = settings().cache_dir
     kinds = clear(folder) if options.action == "clear" else usage(folder)
-    foreign = strangers(folder)
+    foreign = unknown_names(folder)
     if options.json:
         total = sum(kind.bytes for kind in kinds)
         fields = {"action": options.action, "folder": folder, "kinds": kinds, "bytes": total, "not_ours": foreign}

@@ -72,4 +72,4 @@ def _plain_launch(launch: TunedLaunch) -> dict[str, object]:
         {"plan": candidate.plan.words, "microseconds": candidate.times and candidate.times.median, "error": candidate.error}
         for candidate in launch.candidates
     ]
-    return {"name": launch.name, "extents": launch.place.extents, "plan": launch.plan.words, "candidates": plans}
+    return {"name": launch.name, "extents": launch.key.extents, "plan": launch.plan.words, "candidates": plans}

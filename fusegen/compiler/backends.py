@@ -19,7 +19,7 @@ from fusegen.compiler.emulator import EARLY, EmulatedTiming, EmulatorBackend, em
 from fusegen.emit.environment import unit_text
 from fusegen.errors import IndexRangeError, LaunchError
 from fusegen.extension.native import Texts, ensure_native, library_of
-from fusegen.extension.unit import LIBRARY, OperatorUnit, SizePlaces, unit_of
+from fusegen.extension.unit import LIBRARY, OperatorUnit, SizeSources, unit_of
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph
 from fusegen.jit import nvrtc
@@ -27,7 +27,7 @@ from fusegen.jit.host import ARITHMETIC, compile_shared, load_shared
 from fusegen.program.call import KernelLaunch, LaunchPlan
 from fusegen.runtime import cuda, devices
 from fusegen.runtime.devices import host_kernel, instruction_set
-from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend, PutTogether, bound_call
+from fusegen.runtime.execute import CudaBackend, HostBackend, LaunchBackend, PackResults, bound_call
 from fusegen.runtime.instructions import Runner, Scalars, integer
 from fusegen.schedule.names import plain, stride_name
 from fusegen.settings import Compiler, cache_folder, settings
@@ -138,7 +138,7 @@ def emulated_machine(target: Target, timing: EmulatedTiming = EARLY) -> Machine:
     return Machine(target, EmulatorBackend(timing), lambda sources, _: emulated_kernels(sources), emulated_kernels)
 
 
-def builder(structure: ResultTree) -> PutTogether | None:
+def builder(structure: ResultTree) -> PackResults | None:
     """Returns the function that assembles results from their tensors: None for a single tensor, the type itself for a flat list
     or tuple."""
     if structure.is_leaf():
@@ -197,18 +197,18 @@ _operators: dict[tuple[LaunchPlan, tuple[str, ...], str], tuple[OperatorUnit, Ca
 _lock = new_lock()
 
 
-def bound_extension(compiled: CompiledGraph, put_together: PutTogether | None, sizes: Mapping[str, int], target: Target) -> Runner:
+def bound_extension(compiled: CompiledGraph, pack_results: PackResults | None, sizes: Mapping[str, int], target: Target) -> Runner:
     """A compiled graph bound to exact sizes, as a call of its C++ operator.
 
     Args:
-        put_together: assembles the results from their tensors; None for a single tensor or none.
+        pack_results: assembles the results from their tensors; None for a single tensor or none.
         sizes: values of all sizes and strides, by name.
 
     Raises:
         ToolNotFoundError, CompileError: it cannot be built.
     """
     unit, operator = _operator(compiled, target)
-    return _Call(unit, operator, [sizes[name] for name in unit.sizes], put_together)
+    return _Call(unit, operator, [sizes[name] for name in unit.sizes], pack_results)
 
 
 @dataclass(frozen=True)
@@ -222,9 +222,9 @@ class _Call:
     unit: OperatorUnit
     operator: Callable[..., Any]
     sizes: Sequence[int]
-    put_together: PutTogether | None
+    pack_results: PackResults | None
 
-    def made(self, _: ModuleType) -> None:
+    def native_call(self, _: ModuleType) -> None:
         pass
 
     def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
@@ -234,9 +234,9 @@ class _Call:
         except IndexError as error:
             what, _, hint = str(error).partition("\n  try: ")
             raise IndexRangeError(what, hint=hint or None) from None
-        if self.put_together is None:
+        if self.pack_results is None:
             return results
-        return self.put_together([results] if isinstance(results, Tensor) else list(results or ()))
+        return self.pack_results([results] if isinstance(results, Tensor) else list(results or ()))
 
 
 def _operator(compiled: CompiledGraph, target: Target) -> tuple[OperatorUnit, Callable[..., Any]]:
@@ -265,7 +265,7 @@ def flags_of(*, is_cpu: bool) -> tuple[str, ...]:
     return tuple(flag for flag in host_flags() if not flag.startswith(_NOT_FOR_TORCH)) if is_cpu else _FLAGS
 
 
-def size_places_of(graph: Graph, call: LaunchPlan) -> SizePlaces:
+def size_places_of(graph: Graph, call: LaunchPlan) -> SizeSources:
     """Where the sizes of a call are found: tensor, and size or stride."""
     names = tuple(name for _, name in call.inputs)
     specs = {spec.name: spec for spec in graph.inputs}
@@ -273,4 +273,4 @@ def size_places_of(graph: Graph, call: LaunchPlan) -> SizePlaces:
         (str(formula(extent).value), n, f"size({d})") for n, name in enumerate(names) for d, extent in enumerate(specs[name].shape)
     ]
     strides = [(stride_name(name, d), n, f"stride({d})") for n, name in enumerate(names) for d in range(len(specs[name].shape))]
-    return SizePlaces(names, tuple(dims + strides))
+    return SizeSources(names, tuple(dims + strides))

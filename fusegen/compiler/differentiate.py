@@ -134,7 +134,7 @@ class VjpCalls(CallBinder):
     def __call__(self, values: Values) -> tuple[Any, SavedForBackward]:
         """Runs the forward pass. Returns the kernel's results and the values saved for the backward pass."""
         with torch.enable_grad():
-            forward, hidden = self._executable.recently(values) or self._executable.found(values)
+            forward, hidden = self._executable.recent_match(values) or self._executable.lookup(values)
         results: tuple[Any, SavedForBackward] = forward(values, hidden)
         return results
 

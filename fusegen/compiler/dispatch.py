@@ -30,13 +30,13 @@ from fusegen.options import DEFAULTS, Options
 from fusegen.runtime.arguments import Values, check, check_memory, check_plain, check_values, check_writable, refuse_gradients
 from fusegen.runtime.bound import NO_SCALARS, NOTHING, BoundCall, BoundPlan, ByValue, CallFacts, Hidden, condition_of
 from fusegen.runtime.callables import (
-    in_pairs,
+    as_real_pairs,
     is_complex,
     is_intercepted,
     is_recorded_as_operators,
     is_transformed,
-    is_watched,
-    of_pairs,
+    runs_in_torch,
+    taking_real_pairs,
 )
 from fusegen.runtime.executable import BoundMatch, CallBinder, Executable
 from fusegen.runtime.instructions import Runner, Scalars
@@ -57,7 +57,7 @@ class _WithoutHistory:
 
     runner: Runner
 
-    def made(self, _: ModuleType) -> None:
+    def native_call(self, _: ModuleType) -> None:
         pass
 
     def call(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
@@ -123,7 +123,7 @@ class Dispatcher(CallBinder):
             self.parameters.bind(args, kwargs)  # checks the arguments as a call outside does
             return self.function(*args, **kwargs)
         values = args if len(args) == self._positional and not kwargs else self.parameters.bind(args, kwargs)
-        match = None if function_modes() and is_intercepted(values) else self.executable.recently(values)
+        match = None if function_modes() and is_intercepted(values) else self.executable.recent_match(values)
         if match is None:
             flat = self._spread(values)
             if flat is not None:
@@ -131,9 +131,9 @@ class Dispatcher(CallBinder):
             if any(map(is_complex, values)):
                 derived, pairs = self.of_reals(values)
                 return derived.call((), dict(zip(self.parameters.given, pairs, strict=True)))
-            if is_watched(values):
+            if runs_in_torch(values):
                 return self._as_torch_does(values, args, kwargs)
-            match = self.executable.found(values)
+            match = self.executable.lookup(values)
         program, hidden = match
         return program(values, hidden) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
@@ -144,9 +144,9 @@ class Dispatcher(CallBinder):
             return self, values
         with self._lock:
             if names not in self._derived:
-                function = of_pairs(self.function, names)
+                function = taking_real_pairs(self.function, names)
                 self._derived[names] = Dispatcher(function, self.name, self.options, None, self._requires)
-        return self._derived[names], in_pairs(values)
+        return self._derived[names], as_real_pairs(values)
 
     def _as_torch_does(self, values: Values, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs the function itself, under a torch mode or transform that watches the call."""
@@ -299,7 +299,7 @@ class Dispatcher(CallBinder):
         source = ArgumentSource(tuple(index_of.get(name) for name in passes.forward.names), device)
         arguments = source.example(all_values)
         with torch.no_grad():
-            forward, _ = passes.forward.executable.found(arguments)
+            forward, _ = passes.forward.executable.lookup(arguments)
         recorded = differentiated_results(variant.traced, wrt)
         return BoundAutogradCall(
             source=source,
@@ -307,7 +307,7 @@ class Dispatcher(CallBinder):
             tensors=len(passes.forward.graph.inputs),
             forward=forward,
             node=BackwardNode(passes.wiring, passes.backward.executable, recorded, {**passes.forward.sizes(arguments), **sizes}),
-            put_together=builder(variant.structure),
+            pack_results=builder(variant.structure),
             by_value=self._by_value(variant) if passes.forward.graph.scalars else None,
             condition=condition_of(variant.conditions, sizes, names),
             state=variant.state,
@@ -321,7 +321,7 @@ class Dispatcher(CallBinder):
     def _call_by_value(self, scalars: Sequence[str], values: Values) -> Any:
         """Runs the call with the values of these scalars as constants of the trace."""
         self.variants.make_static(scalars)
-        program, hidden = self.executable.first(values)
+        program, hidden = self.executable.bind_new(values)
         return program(values, hidden)
 
 

@@ -21,7 +21,7 @@ from fusegen.dtypes import from_torch
 from fusegen.errors import ArgumentError, UnsupportedError
 from fusegen.ir.graph import InputSpec
 from fusegen.ir.symbolic import Dim, literal, size_symbol, stride_symbol
-from fusegen.runtime.arguments import MOST_ALIGNED, alignment
+from fusegen.runtime.arguments import MAX_ALIGNMENT, alignment
 from fusegen.schedule.names import plain, stride_name
 
 DimRef: TypeAlias = tuple[str, int]
@@ -255,7 +255,7 @@ class _Sizes:
     def sizes(self) -> SymbolicSizes:
         return SymbolicSizes(
             hints=tuple(self.hints.items()),
-            multiples=tuple((n, min(MOST_ALIGNED, e & -e)) for n, e in self.features.items()),
+            multiples=tuple((n, min(MAX_ALIGNMENT, e & -e)) for n, e in self.features.items()),
             bounds=tuple((n, 1 << (e - 1).bit_length()) for n, e in self.features.items()),
             sources=tuple(self.sources.items()),
         )

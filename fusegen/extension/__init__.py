@@ -1,1 +1,1 @@
-"""Calls as C++ operators of torch: their text, and the shared libraries that torch's own compiler of extensions makes of it."""
+"""Calls as C++ operators of torch: source text, and the build of shared libraries."""

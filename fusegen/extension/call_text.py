@@ -1,4 +1,4 @@
-"""A call as statements of C++: memory, addresses, steps, in the order of `runtime.execute`, with all sizes as expressions."""
+"""A launch plan as C++ statements: memory, addresses, steps, in the order of `runtime.execute`, with sizes as expressions."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ from fusegen.program.call import (
 )
 from fusegen.program.formula import Formula, FormulaKind, formula_of
 
-# Formulas, types and texts of a call as C++.
-
-
 DTYPES: dict[DType, str] = {
     DType.FLOAT64: "at::kDouble",
     DType.FLOAT32: "at::kFloat",
@@ -46,79 +43,73 @@ DTYPES: dict[DType, str] = {
     DType.UINT8: "at::kByte",
     DType.BOOL: "at::kBool",
 }
-"""Element types as ATen has them."""
 
-_CALLED = {FormulaKind.QUOTIENT: "fg::quotient", FormulaKind.REMAINDER: "fg::remainder"}
+_FUNCTIONS = {FormulaKind.QUOTIENT: "fg::quotient", FormulaKind.REMAINDER: "fg::remainder"}
 
 
 def size_name(name: str) -> str:
-    """The variable of a size."""
+    """Returns the C++ variable of a size."""
     return f"s_{name}"
 
 
 def number_name(name: str) -> str:
-    """The variable of a run-time number."""
+    """Returns the C++ variable of a run-time number."""
     return f"n_{name}"
 
 
-def spelled(formula: Formula) -> str:
-    """A formula as an expression of 64-bit integers."""
+def cpp_expression(formula: Formula) -> str:
+    """Prints a formula as an expression of 64-bit integers."""
     if formula.operator is FormulaKind.SIZE:
         return size_name(str(formula.value))
     if formula.operator is FormulaKind.INTEGER:
         return f"int64_t({formula.value})"
-    operands = [spelled(operand) for operand in formula.operands]
+    operands = [cpp_expression(operand) for operand in formula.operands]
     if formula.operator is FormulaKind.NEGATION:
         return f"(-{operands[0]})"
     if formula.operator is FormulaKind.MINIMUM:
-        found = operands[0]
+        minimum = operands[0]
         for operand in operands[1:]:
-            found = f"fg::least({found}, {operand})"
-        return found
-    if formula.operator in _CALLED:
-        return f"{_CALLED[formula.operator]}({operands[0]}, {operands[1]})"
+            minimum = f"fg::least({minimum}, {operand})"
+        return minimum
+    if formula.operator in _FUNCTIONS:
+        return f"{_FUNCTIONS[formula.operator]}({operands[0]}, {operands[1]})"
     return f"({f' {formula.operator.value} '.join(operands)})"
 
 
-def spelled_list(formulas: Sequence[Formula]) -> str:
-    """Formulas as a braced list."""
-    return f"{{{', '.join(map(spelled, formulas))}}}"
+def cpp_list(formulas: Sequence[Formula]) -> str:
+    return f"{{{', '.join(map(cpp_expression, formulas))}}}"
 
 
-def quoted(text: str) -> str:
-    """A text as a literal, in UTF-8."""
+def string_literal(text: str) -> str:
+    """Prints a text as a UTF-8 literal."""
     escaped = "".join(chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:03o}" for byte in text.encode())
     return f'"{escaped}"'
 
 
 def array_of(content: bytes) -> str:
-    """Machine code as the numbers of an array."""
+    """Prints bytes as an array initializer."""
     rows = [",".join(map(str, content[start : start + 64])) for start in range(0, len(content), 64)]
     return "{\n" + ",\n".join(rows) + "}"
 
 
 def results_type(count: int) -> str:
-    """The C++ type of an operator's results."""
+    """Returns the C++ type of an operator's results."""
     if count == 1:
         return "at::Tensor"
     return f"std::tuple<{', '.join(['at::Tensor'] * count)}>" if count else "void"
 
 
 def results_schema(count: int) -> str:
-    """The same as schemas have it."""
+    """Returns the schema type of an operator's results."""
     return "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
 
 
-def returned(results: Sequence[str]) -> str:
-    """The operand of an operator's ``return``."""
+def return_value(results: Sequence[str]) -> str:
     return results[0] if len(results) == 1 else f"{{{', '.join(results)}}}" if results else ""
 
 
-# Calls.
-
-
 _KINDS = {DType.FLOAT16: 6, DType.FLOAT32: 7, DType.BFLOAT16: 9}
-"""Element types of tensor maps, by their numbers in ``cuda.h``."""
+"""Element types of tensor maps, as numbered in ``cuda.h``."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +117,7 @@ class LaunchEntry:
     """The kernel of a launch.
 
     Attributes:
-        name: of the C++ object that launches it on a GPU, or of the function that is it on a CPU.
-        is_cuda: which of the two.
+        name: of the C++ object that launches it on a GPU, or of the function on a CPU.
     """
 
     name: str
@@ -135,18 +125,17 @@ class LaunchEntry:
 
 
 class CallText:
-    """The statements of a call.
+    """The C++ statements of a call.
 
     Args:
-        call: what is done.
         entries: the kernels of its launches.
-        number: names the variable of a run-time number.
-        is_inside: whether another call makes it, so that what it writes to has been seen to.
+        number: returns the variable of a run-time number.
+        is_inside: whether another call contains it, and handles its writes.
 
     Attributes:
-        lines: the statements; `results` names the tensors that they end with.
-        sizes: names of the sizes that they read.
-        numbers: the run-time numbers that they read, with whether each is a float.
+        lines: the statements; `results` names the tensors that they produce.
+        sizes: names of the sizes that they use.
+        numbers: the run-time numbers that they use, and whether each is a float.
     """
 
     def __init__(
@@ -157,61 +146,65 @@ class CallText:
         *,
         is_inside: bool = False,
     ) -> None:
-        self.call, self._named_number = call, number
+        self.call, self._number_variable = call, number
         self._written = () if is_inside else call.written
         self.sizes: dict[str, None] = {}
         self.numbers: dict[str, bool] = {}
         self._specs = {spec.key: spec for spec in call.buffers}
-        self._made = call.library_allocated
+        self._library_allocated = call.library_allocated
         touched = [step.accesses for step in call.steps]
         self._slots = {
-            spec.key: (place, [n for n, keys in enumerate(touched) if spec.key in keys])
-            for place, spec in enumerate(
-                spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in self._made
+            spec.key: (index, [n for n, keys in enumerate(touched) if spec.key in keys])
+            for index, spec in enumerate(
+                spec for spec in call.buffers if spec.role is Role.TEMPORARY and spec.key not in self._library_allocated
             )
         }
         self._first_of, self._last_of = live_ranges(call)
-        self._late = {spec.key for spec in self._outputs() if spec.key in self._first_of}.union(self._slots)
-        self._parts: set[int] = set()  # temporaries that are needed as tensors
-        self._located: set[int] = set()  # buffers that a step allocates, and of which one needs the address
+        self._step_allocated = {spec.key for spec in self._outputs() if spec.key in self._first_of}.union(self._slots)
+        self._used_as_tensors: set[int] = set()
+        self._used_as_addresses: set[int] = set()  # among those that steps allocate
         self._addresses: dict[str, str] = {}
         steps = [self._step(number, entries) for number in range(len(call.steps))]
         self.results = [self.tensor(key) for key in call.results]
-        lines = [line for n, step in enumerate(steps) for line in (*self._begin(n), *step, *self._end(n))]
-        self.lines = [*self._checks(), *self._memory(), *self._keys(), *self._addresses.values(), *lines, *self._counted()]
-
-    # Names.
+        lines = [line for n, step in enumerate(steps) for line in (*self._before_step(n), *step, *self._after_step(n))]
+        self.lines = [
+            *self._alias_checks(),
+            *self._memory(),
+            *self._keys(),
+            *self._addresses.values(),
+            *lines,
+            *self._version_bumps(),
+        ]
 
     def formula(self, formula: Formula) -> str:
-        """A formula, whose sizes are noted."""
+        """Prints a formula, and records its sizes."""
         self.sizes |= dict.fromkeys(sorted(formula.sizes))
-        return spelled(formula)
+        return cpp_expression(formula)
 
     def formulas(self, formulas: Sequence[Formula]) -> str:
-        """A list of formulas, likewise."""
         for formula in formulas:
             self.formula(formula)
-        return spelled_list(formulas)
+        return cpp_list(formulas)
 
     def tensor(self, key: int) -> str:
-        """The variable of a buffer as a tensor."""
+        """Returns the variable of a buffer as a tensor."""
         if key in self._slots:
-            self._parts.add(key)
-        return _named(key)
+            self._used_as_tensors.add(key)
+        return _buffer_name(key)
 
     def _address(self, key: int) -> str:
-        if key in self._made:  # which a step before this one allocates
-            return f"fg::address({_named(key)})"
-        name = _named(key)
-        if key in self._late:
-            self._located.add(key)
+        if key in self._library_allocated:  # allocated by an earlier step
+            return f"fg::address({_buffer_name(key)})"
+        name = _buffer_name(key)
+        if key in self._step_allocated:
+            self._used_as_addresses.add(key)
         else:
             self._addresses.setdefault(name, f"const int64_t at_{name} = fg::address({name});")
         return f"at_{name}"
 
     def _number(self, name: str, *, is_float: bool) -> str:
         self.numbers[name] = self.numbers.get(name, False) or is_float
-        return self._named_number(name)
+        return self._number_variable(name)
 
     def _argument(self, argument: LaunchArgument) -> str:
         if isinstance(argument, PointerArgument):
@@ -222,70 +215,72 @@ class CallText:
         name = self._number(argument.name, is_float=argument.is_float)
         return f"double({name})" if argument.is_float else f"fg::integer({name})"
 
-    # Before the steps.
-
-    def _checks(self) -> list[str]:
+    def _alias_checks(self) -> list[str]:
         if not self._written:
             return []
-        names = ", ".join(quoted(name) for _, name in self.call.inputs)
-        tensors = ", ".join(_named(key) for key, _ in self.call.inputs)
-        return [f"fg::check_apart({{{names}}}, {{{tensors}}}, {place});" for place in self._written]
+        names = ", ".join(string_literal(name) for _, name in self.call.inputs)
+        tensors = ", ".join(_buffer_name(key) for key, _ in self.call.inputs)
+        return [f"fg::check_apart({{{names}}}, {{{tensors}}}, {position});" for position in self._written]
 
     def _memory(self) -> list[str]:
-        lines = [f"at::Tensor {_named(o.key)} = {self._fresh(o.key)};" for o in self._outputs() if o.key not in self._late]
+        lines = [
+            f"at::Tensor {_buffer_name(o.key)} = {self._allocation(o.key)};"
+            for o in self._outputs()
+            if o.key not in self._step_allocated
+        ]
         if not self._slots:
             return lines
-        slots = [f"{{{self._bytes(key)}, {used[0]}, {used[-1]}}}" for key, (_, used) in self._slots.items()]
+        slots = [f"{{{self._bytes(key)}, {steps[0]}, {steps[-1]}}}" for key, (_, steps) in self._slots.items()]
         lines.append(f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};")
         return [*lines, "const at::Tensor workspace = fg::workspace(slots, device);"]
 
     def _outputs(self) -> list[Buffer]:
-        """Results that no library allocates."""
-        return [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._made]
+        """Returns the results that no library function allocates."""
+        return [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self._library_allocated]
 
-    def _fresh(self, key: int) -> str:
+    def _allocation(self, key: int) -> str:
         return f"fg::fresh({self.formulas(self._specs[key].shape)}, {DTYPES[self._specs[key].dtype]}, device)"
 
-    def _begin(self, number: int) -> list[str]:
-        """Allocates values that no step before this one knows; small ones have their places in the workspace."""
+    def _before_step(self, number: int) -> list[str]:
+        """Allocates the buffers that a step uses first; small ones are part of the workspace."""
         lines = []
-        for key in sorted(key for key in self._late if self._first_of[key] == number):
-            name, slot = _named(key), f"slots[{self._slots[key][0]}]" if key in self._slots else ""
+        for key in sorted(key for key in self._step_allocated if self._first_of[key] == number):
+            name, slot = _buffer_name(key), f"slots[{self._slots[key][0]}]" if key in self._slots else ""
             dtype = DTYPES[self._specs[key].dtype]
-            made = f"fg::is_apart({slot}) ? {self._fresh(key)} : " if slot else self._fresh(key)
-            if slot and key in self._parts:
-                made += f"fg::part(workspace, {slot}, {self.formulas(self._specs[key].shape)}, {dtype})"
+            value = f"fg::is_apart({slot}) ? {self._allocation(key)} : " if slot else self._allocation(key)
+            if slot and key in self._used_as_tensors:
+                value += f"fg::part(workspace, {slot}, {self.formulas(self._specs[key].shape)}, {dtype})"
             elif slot:
-                made += "at::Tensor()"
-            lines.append(f"at::Tensor {name} = {made};")
-            if key in self._located:
-                at = (
+                value += "at::Tensor()"
+            lines.append(f"at::Tensor {name} = {value};")
+            if key in self._used_as_addresses:
+                address = (
                     f"fg::is_apart({slot}) ? fg::address({name}) : fg::address(workspace) + {slot}.offset"
                     if slot
                     else f"fg::address({name})"
                 )
-                lines.append(f"const int64_t at_{name} = {at};")
+                lines.append(f"const int64_t at_{name} = {address};")
         return lines
 
-    def _end(self, number: int) -> list[str]:
-        """Lets go of values that no step behind this one knows."""
-        own = (self._made | set(self._slots)) - set(self.call.results)
-        return [f"{_named(key)}.reset();" for key in sorted(own) if self._last_of.get(key) == number]
+    def _after_step(self, number: int) -> list[str]:
+        """Releases buffers after their last step."""
+        releasable = (self._library_allocated | set(self._slots)) - set(self.call.results)
+        return [f"{_buffer_name(key)}.reset();" for key in sorted(releasable) if self._last_of.get(key) == number]
 
     def _bytes(self, key: int) -> str:
         spec = self._specs[key]
         return " * ".join([f"int64_t({spec.dtype.itemsize})", *(self.formula(extent) for extent in spec.shape)])
 
     def _keys(self) -> list[str]:
-        """Keys of random bits, one drawn for all that have none of their own."""
+        """Defines the keys of random bits; those without a source share one draw."""
         lines, drawn = [], ""
         for key in self.call.keys:
-            value = self._given_key(key) or drawn or "fg::drawn_key(device)"
-            lines.append(f"const at::Tensor {_named(key.buffer)} = {value};")
-            drawn = drawn or ("" if key.source is not None else _named(key.buffer))
+            value = self._explicit_key(key) or drawn or "fg::drawn_key(device)"
+            lines.append(f"const at::Tensor {_buffer_name(key.buffer)} = {value};")
+            drawn = drawn or ("" if key.source is not None else _buffer_name(key.buffer))
         return lines
 
-    def _given_key(self, key: RandomKey) -> str:
+    def _explicit_key(self, key: RandomKey) -> str:
         if isinstance(key.source, PointerArgument):
             return self.tensor(key.source.buffer)
         if isinstance(key.source, SizeArgument):
@@ -294,10 +289,8 @@ class CallText:
             return f"fg::key_of(fg::integer({self._number(key.source.name, is_float=False)}), device)"
         return ""
 
-    def _counted(self) -> list[str]:
-        return [f"fg::count_write({_named(self.call.inputs[place][0])});" for place in self._written]
-
-    # Steps.
+    def _version_bumps(self) -> list[str]:
+        return [f"fg::count_write({_buffer_name(self.call.inputs[position][0])});" for position in self._written]
 
     def _step(self, number: int, entries: Sequence[LaunchEntry]) -> list[str]:
         step = self.call.steps[number]
@@ -308,36 +301,36 @@ class CallText:
             return [f"({self.formula(step.adds)} ? fg::multiply_into : fg::multiply)({', '.join(views)});"]
         if isinstance(step, LibraryCall):
             return self._library_call(number, step)
-        place = sum(len(launches_of(before)) for before in self.call.steps[:number])
+        launch_index = sum(len(launches_of(previous)) for previous in self.call.steps[:number])
         if isinstance(step, Loop):
-            return self._loop(step, entries[place : place + len(step.body.launches)])
-        if not entries[place].is_cuda:
-            return self._host_launch(step, entries[place])
-        before = self.call.steps[number - 1] if number else None
-        overlaps = f"grid_{place - 1} > 0" if step.overlaps and isinstance(before, KernelLaunch) else "false"
-        return self._cuda_launch(step, entries[place], place, overlaps)
+            return self._loop(step, entries[launch_index : launch_index + len(step.body.launches)])
+        if not entries[launch_index].is_cuda:
+            return self._host_launch(step, entries[launch_index])
+        previous = self.call.steps[number - 1] if number else None
+        overlaps = f"grid_{launch_index - 1} > 0" if step.overlaps and isinstance(previous, KernelLaunch) else "false"
+        return self._cuda_launch(step, entries[launch_index], launch_index, overlaps)
 
     def _library_call(self, number: int, call: LibraryCall) -> list[str]:
-        """The call, and its results as they are wanted in memory, where the function left them otherwise."""
-        wanted = ", ".join(f"{{{result.number}, {DTYPES[self._specs[result.buffer].dtype]}}}" for result in call.results)
+        """Calls the function, and permutes its results to the expected layout."""
+        requested = ", ".join(f"{{{result.number}, {DTYPES[self._specs[result.buffer].dtype]}}}" for result in call.results)
         settings = [f"{{{', '.join(map(repr, call.settings))}}}"] if call.settings else []
         operands = f"{{{', '.join(self._strided(operand) for operand in call.operands)}}}"
-        given = ", ".join([f"{{{wanted}}}", *settings, *map(self.formula, call.sizes), operands])
-        lines = [f"std::vector<at::Tensor> made_{number} = fg::{call.function}({given});"]
-        for place, result in enumerate(call.results):
+        arguments = ", ".join([f"{{{requested}}}", *settings, *map(self.formula, call.sizes), operands])
+        lines = [f"std::vector<at::Tensor> made_{number} = fg::{call.function}({arguments});"]
+        for index, result in enumerate(call.results):
             spec, order = self._specs[result.buffer], f"{{{', '.join(map(str, result.order))}}}"
-            moved = f"made_{number}[{place}].permute({order}).contiguous()"
-            lines.append(f"at::Tensor {_named(result.buffer)} = {moved}.view({self.formulas(spec.shape)});")
+            permuted = f"made_{number}[{index}].permute({order}).contiguous()"
+            lines.append(f"at::Tensor {_buffer_name(result.buffer)} = {permuted}.view({self.formulas(spec.shape)});")
         return [*lines, f"made_{number}.clear();"]
 
     def _loop(self, loop: Loop, entries: Sequence[LaunchEntry]) -> list[str]:
-        """A function of the buffers that are the body's inputs, called for each block."""
-        body = CallText(loop.body, entries, self._named_number, is_inside=True)
+        """Calls a lambda of the body's inputs for each block."""
+        body = CallText(loop.body, entries, self._number_variable, is_inside=True)
         self.sizes |= {size: None for size in body.sizes if size not in (loop.start, loop.rows)}
         for name, is_float in body.numbers.items():
             self._number(name, is_float=is_float)
-        given = ", ".join(self.tensor(key) for key in loop.operands)
-        taken = ", ".join(f"const at::Tensor& {_named(key)}" for key, _ in loop.body.inputs)
+        arguments = ", ".join(self.tensor(key) for key in loop.operands)
+        parameters = ", ".join(f"const at::Tensor& {_buffer_name(key)}" for key, _ in loop.body.inputs)
         start, rows = size_name(loop.start), size_name(loop.rows)
         of_bytes = f"{self.formula(loop.row_bytes)}, {self.formula(loop.sum_bytes)}"
         return [
@@ -347,16 +340,16 @@ class CallText:
             f"  const int64_t most = fg::rows_of_block(extent, {of_bytes}, {MAX_BLOCK_BYTES}, {ROW_MULTIPLE});",
             f"  for (int64_t {start} = 0; {start} < extent; {start} += most) {{",
             f"    [[maybe_unused]] const int64_t {rows} = std::min(most, extent - {start});",
-            f"    [&]({taken}) {{",
+            f"    [&]({parameters}) {{",
             *(f"      {line}" for line in body.lines),
-            f"    }}({given});",
+            f"    }}({arguments});",
             "  }",
             "}",
         ]
 
     def _strided(self, operand: StridedOperand) -> str:
-        places = f"{self.formulas(operand.shape)}, {self.formulas(operand.strides)}, {self.formula(operand.offset)}"
-        return f"fg::view({self.tensor(operand.buffer)}, {places})"
+        view = f"{self.formulas(operand.shape)}, {self.formulas(operand.strides)}, {self.formula(operand.offset)}"
+        return f"fg::view({self.tensor(operand.buffer)}, {view})"
 
     def _host_launch(self, launch: KernelLaunch, entry: LaunchEntry) -> list[str]:
         arguments = [self._argument(argument) for argument in launch.arguments]
@@ -367,37 +360,37 @@ class CallText:
             lines.append("if (failed) fg::out_of_range(failed, sizes());")
         return ["{", *(f"  {line}" for line in lines), "}"]
 
-    def _cuda_launch(self, launch: KernelLaunch, entry: LaunchEntry, place: int, overlaps: str) -> list[str]:
-        lines, taken = [], []
+    def _cuda_launch(self, launch: KernelLaunch, entry: LaunchEntry, index: int, overlaps: str) -> list[str]:
+        lines, pointers = [], []
         for number, argument in enumerate(launch.arguments):
             if isinstance(argument, MapArgument):
-                lines += self._made_map(f"a{number}", self._map(launch.tensor_maps[argument.number]))
+                lines += self._tensor_map(f"a{number}", self._map(launch.tensor_maps[argument.number]))
             else:
                 kind = "double" if isinstance(argument, ScalarArgument) and argument.is_float else "int64_t"
                 lines.append(f"{kind} a{number} = {self._argument(argument)};")
-            taken.append(f"&a{number}")
-        lines.append(f"void* arguments[] = {{{', '.join(taken)}}};")
-        lines.append(self._launched(launch, entry, place, overlaps))
-        return [f"const int64_t grid_{place} = {self.formula(launch.grid)};", "{", *(f"  {line}" for line in lines), "}"]
+            pointers.append(f"&a{number}")
+        lines.append(f"void* arguments[] = {{{', '.join(pointers)}}};")
+        lines.append(self._launch(launch, entry, index, overlaps))
+        return [f"const int64_t grid_{index} = {self.formula(launch.grid)};", "{", *(f"  {line}" for line in lines), "}"]
 
-    def _made_map(self, name: str, arguments: str) -> list[str]:
+    def _tensor_map(self, name: str, arguments: str) -> list[str]:
         return [f"fg::TensorMap {name} = fg::tensor_map(device.index(), {arguments});"]
 
-    def _launched(self, launch: KernelLaunch, entry: LaunchEntry, place: int, overlaps: str) -> str:
-        return f"fg::launch({entry.name}, device.index(), grid_{place}, {launch.block}, arguments, stream, {overlaps});"
+    def _launch(self, launch: KernelLaunch, entry: LaunchEntry, index: int, overlaps: str) -> str:
+        return f"fg::launch({entry.name}, device.index(), grid_{index}, {launch.block}, arguments, stream, {overlaps});"
 
     def _map(self, spec: TensorMapSpec) -> str:
         dtype = self._specs[spec.buffer].dtype
-        place = f"{self._address(spec.buffer)} + {self.formula(spec.offset)} * {dtype.itemsize}, {_KINDS[dtype]}, {dtype.itemsize}"
+        start = f"{self._address(spec.buffer)} + {self.formula(spec.offset)} * {dtype.itemsize}, {_KINDS[dtype]}, {dtype.itemsize}"
         box = f"{{{', '.join(map(str, spec.box))}}}"
-        return f"{place}, {self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}, {str(not spec.writable).lower()}"
+        return f"{start}, {self.formulas(spec.shape)}, {self.formulas(spec.strides)}, {box}, {str(not spec.writable).lower()}"
 
 
-def _named(key: int) -> str:
+def _buffer_name(key: int) -> str:
     return f"b{key}".replace("-", "_")
 
 
 def sizes_text(names: Sequence[str]) -> str:
-    """The function that gives the sizes of a call by name, for messages."""
-    pairs = ", ".join(f"{{{quoted(name)}, {size_name(name)}}}" for name in names)
+    """Defines a function that returns the sizes of a call by name, for messages."""
+    pairs = ", ".join(f"{{{string_literal(name)}, {size_name(name)}}}" for name in names)
     return f"const auto sizes = [&]() -> fg::Named {{ return {{{pairs}}}; }};"

@@ -1,4 +1,4 @@
-"""Operators with their kinds of calls as a C++ unit."""
+"""The C++ unit of several operators with their kinds of calls."""
 
 from __future__ import annotations
 
@@ -12,24 +12,38 @@ from fusegen.extension.call_text import (
     DTYPES,
     LaunchEntry,
     array_of,
-    quoted,
+    cpp_list,
     results_schema,
     results_type,
-    returned,
+    return_value,
     size_name,
-    spelled_list,
+    string_literal,
 )
 from fusegen.extension.program_text import literal_of, program_lines
-from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, Shaped, header, runtime_for
+from fusegen.extension.unit import Built, CallKind, OperatorParameter, OperatorPasses, OperatorSpec, TensorSpec, header, runtime_for
 from fusegen.program.formula import Formula
 from fusegen.program.formula import FormulaKind as Sign
 
 _TENSORS = ("tensor", "written")
-_WORDS = ("Tensor", "SymInt", "Scalar", "Device", "Layout", "float", "int", "bool", "str", "complex", "number", "out", "self")
-"""Words of the language of schemas; those of Python are likewise."""
+_SCHEMA_WORDS = (
+    "Tensor",
+    "SymInt",
+    "Scalar",
+    "Device",
+    "Layout",
+    "float",
+    "int",
+    "bool",
+    "str",
+    "complex",
+    "number",
+    "out",
+    "self",
+)
+"""Reserved words of schemas, beside those of Python."""
 
-_FURTHER = ("fg_key", "fg_kind")
-"""Arguments of forward passes behind those of the function."""
+_EXTRA_ARGUMENTS = ("fg_key", "fg_kind")
+"""Arguments of forward passes after those of the function."""
 
 _SCHEMA = {"tensor": "Tensor", "size": "SymInt", "int": "SymInt", "float": "float"}
 _PLAIN = {"size": "int64_t", "int": "int64_t", "float": "double"}
@@ -42,18 +56,17 @@ _CONSTANT: dict[type, tuple[str, str]] = {
 
 
 class UnitText:
-    """A unit in the making.
+    """Prints a unit.
 
     Args:
-        library: of torch's, in which the operators are.
-        operators: what it holds.
+        library: the namespace of the operators.
 
     Attributes:
-        kernels: of the CPU: for each program its C++ texts' entries under names that differ, to be compiled beside the unit.
+        kernels: for each CPU program the renamed entries of its C++ texts, which are compiled with the unit.
         schemas: of the operators.
 
     Raises:
-        BundleError: two arguments of an operator would have one name.
+        BundleError: two arguments of an operator would have the same name.
     """
 
     def __init__(self, library: str, operators: Sequence[OperatorSpec]) -> None:
@@ -66,7 +79,6 @@ class UnitText:
 
     @property
     def text(self) -> str:
-        """The C++ text."""
         return render(
             "binding/operators.cpp.jinja",
             banner=f"operators of torch.ops.{self._library}: {', '.join(str(view['name']) for view in self._views)}",
@@ -79,21 +91,19 @@ class UnitText:
             library=self._library,
         )
 
-    # Programs.
-
     def _listed(self, kind: int, programs: Sequence[Built]) -> list[dict[str, object]]:
         return [{"kind": kind, "capability": built.capability, "name": self._program(built)} for built in programs]
 
     def _program(self, built: Built) -> str:
         number = len(self._programs)
         names, entries = [], []
-        for place, (source, launch) in enumerate(zip(built.sources, built.call.launches, strict=True)):
-            name = f"kernel_{number}_{place}"
-            cubin = None if built.cubins is None else array_of(built.cubins[place])
+        for index, (source, launch) in enumerate(zip(built.sources, built.call.launches, strict=True)):
+            name = f"kernel_{number}_{index}"
+            cubin = None if built.cubins is None else array_of(built.cubins[index])
             self._kernels.append(
                 {
                     "name": name,
-                    "quoted": quoted(source.entry),
+                    "quoted": string_literal(source.entry),
                     "cubin": cubin,
                     "shared_bytes": launch.shared_bytes,
                     "cluster": launch.cluster,
@@ -107,8 +117,6 @@ class UnitText:
         self._programs.append({"name": name, "lines": program_lines(built.call, built.assumed, entries)})
         return name
 
-    # Operators.
-
     def _operator(self, op: OperatorSpec) -> dict[str, object]:
         _check_names(op)
         tensors = op.of(*_TENSORS)
@@ -120,7 +128,7 @@ class UnitText:
         view = {
             "name": op.name,
             "qualified": qualified,
-            "quoted": quoted(qualified),
+            "quoted": string_literal(qualified),
             "kinds": [{"number": n, "condition": _condition(kind)} for n, kind in enumerate(op.kinds)],
             "programs": [each for n, kind in enumerate(op.kinds) for each in self._listed(n, kind.programs)],
             "parameters": ", ".join(_declared(p, sym=False) for p in op.parameters),
@@ -135,13 +143,13 @@ class UnitText:
             "words": ", ".join(_variable(p) for p in op.of("int", "float")),
             "written": ", ".join(f"size_t({n})" for n, p in enumerate(tensors) if p.role == "written"),
             "returns": results_type(count),
-            "packed": returned([f"out[{n}]" for n in range(count)]),
+            "packed": return_value([f"out[{n}]" for n in range(count)]),
             "results": count,
             "result_shapes": [_shapes(n, kind, kind.results) for n, kind in enumerate(op.kinds)],
-            "built": quoted(built),
+            "built": string_literal(built),
             "differentiable": all(kind.passes for kind in op.kinds),
             "draws": any(built.call.draws for kind in op.kinds for built in kind.programs),
-            "schemas": [quoted(_schema(op))],
+            "schemas": [string_literal(_schema(op))],
             "integers": [_variable(p) for p in integers],
             "floats": ", ".join(_variable(p) for p in floats),
         }
@@ -149,28 +157,28 @@ class UnitText:
 
     def _passes(self, op: OperatorSpec, qualified: str) -> dict[str, object]:
         kinds = [(n, kind, kind.passes) for n, kind in enumerate(op.kinds) if kind.passes]
-        further = [("key", "Tensor?", "const std::optional<at::Tensor>&"), ("kind", "int", "int64_t")]
-        declared = [f"{kind} {name}" for name, _, kind in further]
+        extra = [("key", "Tensor?", "const std::optional<at::Tensor>&"), ("kind", "int", "int64_t")]
+        declared = [f"{kind} {name}" for name, _, kind in extra]
         parameters = [_declared(p, sym=False) for p in op.parameters]
         sym_parameters = [_declared(p, sym=True) for p in op.parameters]
-        kinds_of_further = [f"{kind} {name}" for name, (_, kind, _) in zip(_FURTHER, further, strict=True)]
-        taken = ", ".join([*(_typed(p, default=False) for p in op.parameters), *kinds_of_further])
+        extra_parameters = [f"{kind} {name}" for name, (_, kind, _) in zip(_EXTRA_ARGUMENTS, extra, strict=True)]
+        parameter_list = ", ".join([*(_typed(p, default=False) for p in op.parameters), *extra_parameters])
         schemas = [
             _schema(op),
-            f"{op.name}_forward({taken}) -> Tensor[]",
+            f"{op.name}_forward({parameter_list}) -> Tensor[]",
             f"{op.name}_backward(Tensor[] kept, Tensor[] gradients, SymInt[] sizes, float[] numbers, int kind) -> Tensor[]",
         ]
         return {
-            "schemas": [quoted(schema) for schema in schemas],
-            "quoted_forward": quoted(f"{qualified}_forward"),
-            "quoted_backward": quoted(f"{qualified}_backward"),
+            "schemas": [string_literal(schema) for schema in schemas],
+            "quoted_forward": string_literal(f"{qualified}_forward"),
+            "quoted_backward": string_literal(f"{qualified}_backward"),
             "forward_programs": [each for n, _, passes in kinds for each in self._listed(n, passes.forward)],
             "backward_programs": [each for n, _, passes in kinds for each in self._listed(n, passes.backward)],
             "forward_parameters": ", ".join([*parameters, *declared]),
             "sym_forward_parameters": ", ".join([*sym_parameters, *declared]),
-            "sym_forward_types": ", ".join([*(_type(p, sym=True) for p in op.parameters), *(kind for _, _, kind in further)]),
-            "forward_arguments": ", ".join([*(_variable(p) for p in op.parameters), *(name for name, _, _ in further)]),
-            "arguments": len(op.parameters) + len(further),
+            "sym_forward_types": ", ".join([*(_type(p, sym=True) for p in op.parameters), *(kind for _, _, kind in extra)]),
+            "forward_arguments": ", ".join([*(_variable(p) for p in op.parameters), *(name for name, _, _ in extra)]),
+            "arguments": len(op.parameters) + len(extra),
             "random": any(passes.draws for _, _, passes in kinds),
             "forward_shapes": [_shapes(n, kind, passes.outputs) for n, kind, passes in kinds],
             "backward_words": [_words(n, op, passes) for n, _, passes in kinds],
@@ -180,15 +188,12 @@ class UnitText:
         }
 
 
-# Parameters.
-
-
 def _variable(parameter: OperatorParameter) -> str:
     return f"p_{parameter.name}"
 
 
 def _type(parameter: OperatorParameter, *, sym: bool) -> str:
-    """A parameter's C++ type, with symbols for ints or without."""
+    """Returns the C++ type of a parameter, with symbolic or plain ints."""
     if parameter.role in _TENSORS:
         return "const at::Tensor&"
     if parameter.role == "constant":
@@ -200,10 +205,10 @@ def _declared(parameter: OperatorParameter, *, sym: bool) -> str:
     return f"{_type(parameter, sym=sym)} {_variable(parameter)}"
 
 
-def _typed(parameter: OperatorParameter, place: int = 0, *, default: bool = True) -> str:
+def _typed(parameter: OperatorParameter, position: int = 0, *, default: bool = True) -> str:
     name = _schema_name(parameter)
     if parameter.role == "written":
-        return f"Tensor(a{place}!) {name}"
+        return f"Tensor(a{position}!) {name}"
     if parameter.role == "constant":
         value = f"={_default(parameter.default)}" if default else ""
         return f"{_CONSTANT[type(parameter.default)][0]} {name}{value}"
@@ -211,12 +216,12 @@ def _typed(parameter: OperatorParameter, place: int = 0, *, default: bool = True
 
 
 def _schema_name(parameter: OperatorParameter) -> str:
-    """A parameter's name in schemas, which have words of their own."""
-    return f"{parameter.name}_" if iskeyword(parameter.name) or parameter.name in _WORDS else parameter.name
+    """Returns the name of a parameter in schemas, which have reserved words."""
+    return f"{parameter.name}_" if iskeyword(parameter.name) or parameter.name in _SCHEMA_WORDS else parameter.name
 
 
 def _check_names(op: OperatorSpec) -> None:
-    names = [*map(_schema_name, op.parameters), *_FURTHER]
+    names = [*map(_schema_name, op.parameters), *_EXTRA_ARGUMENTS]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BundleError(f"two arguments of {op.name} would be called {twice[0]}", hint="rename a parameter or a captured tensor")
 
@@ -226,77 +231,76 @@ def _default(value: object) -> str:
 
 
 def _schema(op: OperatorSpec) -> str:
-    last = max((place for place, parameter in enumerate(op.parameters) if parameter.role != "constant"), default=-1)
-    taken = ", ".join(_typed(parameter, place, default=place > last) for place, parameter in enumerate(op.parameters))
+    last = max((position for position, parameter in enumerate(op.parameters) if parameter.role != "constant"), default=-1)
+    parameter_list = ", ".join(
+        _typed(parameter, position, default=position > last) for position, parameter in enumerate(op.parameters)
+    )
     count = len(op.kinds[0].results)
-    return f"{op.name}({taken}) -> {results_schema(count)}"
-
-
-# Kinds.
+    return f"{op.name}({parameter_list}) -> {results_schema(count)}"
 
 
 def _condition(kind: CallKind) -> str:
-    """Asks if a call is of a kind: of tensors ``t`` and constants, on a device."""
+    """Tests whether tensors ``t`` and constants are of a kind of call, on a device."""
     parts = [f"device != {0 if kind.on_gpu else 1}"]
     for n, tensor in enumerate(kind.tensors):
         parts.append(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")
         parts += [
             f"t[{n}].sym_size({d}) == {extent.value}" for d, extent in enumerate(tensor.shape) if extent.operator is Sign.INTEGER
         ]
-    parts += [f"p_{name} == {quoted(v) if isinstance(v, str) else literal_of(v)}" for name, v in kind.constants]  # type: ignore[arg-type]
+    parts += [f"p_{name} == {string_literal(v) if isinstance(v, str) else literal_of(v)}" for name, v in kind.constants]  # type: ignore[arg-type]
     return " && ".join(parts)
 
 
-def _sizes_of(shapes: Sequence[Sequence[Formula]], further: Sequence[str]) -> Iterator[str]:
-    """The sizes of some tensors ``t``, and further ones ``z``, as symbols."""
-    known = set(further)
-    for name in dict.fromkeys(further):
-        yield f"[[maybe_unused]] const c10::SymInt {size_name(name)} = z[{further.index(name)}];"
+def _sizes_of(shapes: Sequence[Sequence[Formula]], extra_sizes: Sequence[str]) -> Iterator[str]:
+    """Defines the sizes of tensors ``t``, and of further sizes ``z``, as symbols."""
+    defined = set(extra_sizes)
+    for name in dict.fromkeys(extra_sizes):
+        yield f"[[maybe_unused]] const c10::SymInt {size_name(name)} = z[{extra_sizes.index(name)}];"
     for n, shape in enumerate(shapes):
         for d, extent in enumerate(shape):
-            if extent.operator is Sign.SIZE and str(extent.value) not in known:
-                known.add(str(extent.value))
+            if extent.operator is Sign.SIZE and str(extent.value) not in defined:
+                defined.add(str(extent.value))
                 yield f"[[maybe_unused]] const c10::SymInt {size_name(str(extent.value))} = t[{n}].sym_size({d});"
 
 
-def _stand_ins(tensors: Sequence[Shaped]) -> Iterator[str]:
+def _placeholders(tensors: Sequence[TensorSpec]) -> Iterator[str]:
     for tensor in tensors:
-        yield f"out.push_back(fg::stand_in({spelled_list(tensor.shape)}, {DTYPES[tensor.dtype]}, t[0]));"
+        yield f"out.push_back(fg::stand_in({cpp_list(tensor.shape)}, {DTYPES[tensor.dtype]}, t[0]));"
 
 
-def _shapes(number: int, kind: CallKind, tensors: Sequence[Shaped]) -> dict[str, Any]:
-    lines = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes), *_stand_ins(tensors)]
+def _shapes(number: int, kind: CallKind, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
+    lines = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes), *_placeholders(tensors)]
     return {"kind": number, "lines": lines}
 
 
 def _backward_shapes(number: int, passes: OperatorPasses) -> dict[str, Any]:
-    return {"kind": number, "lines": [*_sizes_of(passes.dims, passes.sizes), *_stand_ins(passes.wanted)]}
+    return {"kind": number, "lines": [*_sizes_of(passes.dims, passes.sizes), *_placeholders(passes.wanted)]}
 
 
 def _words(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[str, Any]:
-    """The sizes and numbers of the backward pass, of those that the node of autograd's graph kept."""
-    places: Mapping[str, str] = {p.name: f"sizes[{len(passes.sizes) + n}]" for n, p in enumerate(op.of("int"))} | {
+    """Assigns the sizes and numbers of the backward pass from those saved in the autograd node."""
+    sources: Mapping[str, str] = {p.name: f"sizes[{len(passes.sizes) + n}]" for n, p in enumerate(op.of("int"))} | {
         p.name: f"numbers[{n}]" for n, p in enumerate(op.of("float"))
     }
     sizes = ", ".join(f"sizes[{n}]" for n in range(len(passes.sizes)))
-    return {"kind": number, "lines": [f"z = {{{sizes}}};", f"n = {{{', '.join(places[name] for name in passes.numbers)}}};"]}
+    return {"kind": number, "lines": [f"z = {{{sizes}}};", f"n = {{{', '.join(sources[name] for name in passes.numbers)}}};"]}
 
 
 def _keeping(number: int, kind: CallKind, passes: OperatorPasses) -> dict[str, Any]:
-    kept = ", ".join(f"t[{place}]" if place >= 0 else f"out[{~place}]" for place in passes.kept)
+    saved = ", ".join(f"t[{position}]" if position >= 0 else f"out[{~position}]" for position in passes.kept)
     sizes = [*_sizes_of([tensor.shape for tensor in kind.tensors], kind.sizes)] if passes.sizes else []
     pushed = [f"sizes.push_back({size_name(name)});" for name in passes.sizes]
     plain = ", ".join(f"out[{n}]" for n, result in enumerate(kind.results) if not result.dtype.is_float)
-    return {"kind": number, "kept": kept, "plain_results": plain, "lines": [*sizes, *pushed]}
+    return {"kind": number, "kept": saved, "plain_results": plain, "lines": [*sizes, *pushed]}
 
 
 def _gradients(number: int, op: OperatorSpec, passes: OperatorPasses) -> dict[str, Any]:
-    """The results' gradients that a kind takes, and where the gradient of each argument is."""
-    places = [place for place, p in enumerate(op.parameters) if p.role in _TENSORS]
+    """Selects the gradients that a kind takes, and the gradient of each argument."""
+    positions = [position for position, p in enumerate(op.parameters) if p.role in _TENSORS]
     lines = []
-    for edge, (argument, source) in enumerate(zip(places, passes.gradients, strict=True)):
+    for edge, (argument, source) in enumerate(zip(positions, passes.gradients, strict=True)):
         if source is not None:
-            found = f"found[{source}]" if source >= 0 else f"given[{~source}]"
-            lines.append(f"if (ctx->needs_input_grad({edge})) all[{argument}] = {found};")
-    given = ", ".join(f"gradients[{place}]" for place in passes.given)
-    return {"kind": number, "given": given, "lines": lines}
+            gradient = f"found[{source}]" if source >= 0 else f"given[{~source}]"
+            lines.append(f"if (ctx->needs_input_grad({edge})) all[{argument}] = {gradient};")
+    taken = ", ".join(f"gradients[{position}]" for position in passes.given)
+    return {"kind": number, "given": taken, "lines": lines}

@@ -1,4 +1,4 @@
-"""A program as a C++ function that first asks if it is good for a call: shapes, strides, sizes, numbers."""
+"""A program as a C++ function that first checks its guards: shapes, strides, sizes, numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fusegen.dtypes import DType
-from fusegen.extension.call_text import DTYPES, CallText, LaunchEntry, number_name, size_name, sizes_text, spelled
+from fusegen.extension.call_text import DTYPES, CallText, LaunchEntry, cpp_expression, number_name, size_name, sizes_text
 from fusegen.program.call import MAX_BLOCK_BYTES, ROW_MULTIPLE, LaunchPlan, Loop
 from fusegen.program.formula import Formula, FormulaKind, Relation
 from fusegen.program.numbers import TORCH_OPERATIONS, Numbers, Operation, Scalar
@@ -19,18 +19,18 @@ _WIDE = 1 << 31
 
 @dataclass(frozen=True)
 class CallGuards:
-    """The calls that a program is good for.
+    """The guards of a program on its calls.
 
     Attributes:
         tensors: all tensors, by name.
-        sizes: names of the sizes that no tensor has.
+        sizes: names of the sizes that are not dims of tensors.
         numbers: the run-time numbers, with their dtypes.
         relations: of sizes.
-        rows: likewise, by which one of several programs is taken that are all good for a call.
-        conditions: of numbers.
-        constants: values of numbers that are no argument.
-        wide: whether indices have 64 bits.
-        distinct: whether no tensor may be given twice.
+        rows: relations that select one of several valid programs.
+        conditions: on numbers.
+        constants: values of numbers that are not arguments.
+        wide: whether it uses 64-bit indexing.
+        distinct: whether no tensor may occur twice.
     """
 
     tensors: tuple[tuple[str, TensorArgument], ...]
@@ -45,8 +45,9 @@ class CallGuards:
 
 
 def program_lines(call: LaunchPlan, assumed: CallGuards, entries: Sequence[LaunchEntry]) -> list[str]:
-    """The body of a function of tensors ``t``, sizes ``z``, numbers ``n`` and results ``out``, which returns false where it is not
-    good for a call."""
+    """Returns the body of a function of tensors ``t``, sizes ``z``, numbers ``n`` and results ``out``; it returns false if a
+    guard fails.
+    """
     names = [name for name, _ in assumed.tensors]
     text = CallText(call, entries, computed_name)
     computed = computed_numbers(call, assumed, text.numbers)
@@ -55,37 +56,35 @@ def program_lines(call: LaunchPlan, assumed: CallGuards, entries: Sequence[Launc
     inputs_of_call = {key for key, _ in call.inputs}
     fresh = [result for key, result in zip(call.results, text.results, strict=True) if key not in inputs_of_call]
     ends = [f"out = {{{', '.join(fresh)}}};", "return true;"]
-    return [*_Guards(assumed, call).lines(), *computed, *inputs, *named, *_around(entries), *text.lines, *ends]
+    return [*_Guards(assumed, call).lines(), *computed, *inputs, *named, *_device_setup(entries), *text.lines, *ends]
 
 
 def computed_name(name: str) -> str:
-    """The variable of a number as kernels take it, beside that of the caller's."""
+    """Returns the variable of a number that kernels take, as opposed to the caller's."""
     return f"k_{name}"
 
 
-def computed_numbers(call: LaunchPlan, assumed: CallGuards, wanted: Mapping[str, bool]) -> list[str]:
-    """Statements that define the numbers that kernels take.
-
-    Args:
-        wanted: their names, with whether each is a float.
-    """
+def computed_numbers(call: LaunchPlan, assumed: CallGuards, requested: Mapping[str, bool]) -> list[str]:
+    """Defines the numbers that kernels take; ``requested`` maps their names to whether they are floats."""
     numbers = {name: dtype.is_float for name, dtype in assumed.numbers}
     scalars = NumberText(call.scalars, numbers, dict(assumed.constants), "v")
     values = {name: scalars.value(position) for name, position in call.scalars.results}
     defined = [
         f"const {'double' if is_float else 'int64_t'} {computed_name(name)} = {values.get(name, number_name(name))};"
-        for name, is_float in wanted.items()
+        for name, is_float in requested.items()
     ]
     return [*scalars.lines, *defined]
 
 
 def size_guards(assumed: CallGuards, call: LaunchPlan) -> list[str]:
-    """Statements that return false where sizes, which are variables, and numbers are none that a program is good for; where
-    ``any`` is true, the number of rows does not count."""
-    return _Guards(assumed, call).of_sizes()
+    """Returns statements that return false if the sizes and numbers, which are variables, violate a guard.
+
+    The variable ``any`` disables the guards on row counts.
+    """
+    return _Guards(assumed, call).size_checks()
 
 
-def _around(entries: Sequence[LaunchEntry]) -> list[str]:
+def _device_setup(entries: Sequence[LaunchEntry]) -> list[str]:
     lines = ["const at::Device device = t[0].device();"]
     if any(entry.is_cuda for entry in entries):
         lines += ["const c10::DeviceGuard guard(device);", "void* const stream = fg::current_stream(device.index());"]
@@ -93,57 +92,55 @@ def _around(entries: Sequence[LaunchEntry]) -> list[str]:
 
 
 class _Guards:
-    """Statements that return false where a program is not good for a call."""
+    """Statements that return false if a guard fails."""
 
     def __init__(self, assumed: CallGuards, call: LaunchPlan) -> None:
         self._assumed, self._call = assumed, call
 
     def lines(self) -> list[str]:
-        """All of them, with the sizes that they define."""
         assumed = self._assumed
-        found = [line for n, (_, tensor) in enumerate(assumed.tensors) for line in self._kind(n, tensor)]
-        found += self._sizes()
-        found += self._strides()
-        found += [line for n, (_, tensor) in enumerate(assumed.tensors) for line in self._layout(n, tensor)]
-        found += [_unless(_relation(relation)) for relation in (*assumed.relations, *assumed.rows)]
-        found += self._numbers()
+        statements = [line for n, (_, tensor) in enumerate(assumed.tensors) for line in self._kind(n, tensor)]
+        statements += self._sizes()
+        statements += self._strides()
+        statements += [line for n, (_, tensor) in enumerate(assumed.tensors) for line in self._layout(n, tensor)]
+        statements += [_require(_relation(relation)) for relation in (*assumed.relations, *assumed.rows)]
+        statements += self._numbers()
         if assumed.distinct:
-            found.append("if (fg::one_twice(t)) return false;")
-        return found + ([] if assumed.wide else self._narrow())
+            statements.append("if (fg::one_twice(t)) return false;")
+        return statements + ([] if assumed.wide else self._narrow())
 
-    def of_sizes(self) -> list[str]:
-        """Those of sizes and numbers, which are variables already."""
+    def size_checks(self) -> list[str]:
         assumed = self._assumed
         names = {name for _, tensor in assumed.tensors for extent in tensor.shape for name in extent.sizes} | set(assumed.sizes)
-        found = [_unless(f"{size_name(name)} >= 1") for name in sorted(names)]
-        found += [_unless(_relation(relation)) for relation in assumed.relations]
-        found += [_unless(f"any || {_relation(relation)}") for relation in assumed.rows]
-        return found + self._conditions() + ([] if assumed.wide else self._narrow_counts())
+        lines = [_require(f"{size_name(name)} >= 1") for name in sorted(names)]
+        lines += [_require(_relation(relation)) for relation in assumed.relations]
+        lines += [_require(f"any || {_relation(relation)}") for relation in assumed.rows]
+        return lines + self._conditions() + ([] if assumed.wide else self._narrow_counts())
 
     def _kind(self, n: int, tensor: TensorArgument) -> list[str]:
-        return [_unless(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")]
+        return [_require(f"t[{n}].dim() == {len(tensor.shape)} && t[{n}].scalar_type() == {DTYPES[tensor.dtype]}")]
 
     def _sizes(self) -> list[str]:
         sizes = self._assumed.sizes
         lines = [f"const int64_t {size_name(name)} = z[{sizes.index(name)}];" for name in dict.fromkeys(sizes)]
-        checks = [_unless(f"z[{n}] == {size_name(name)}") for n, name in enumerate(sizes) if n != sizes.index(name)]
-        known = set(sizes)
+        checks = [_require(f"z[{n}] == {size_name(name)}") for n, name in enumerate(sizes) if n != sizes.index(name)]
+        defined = set(sizes)
         for n, (_, tensor) in enumerate(self._assumed.tensors):
             for d, extent in enumerate(tensor.shape):
-                if extent.operator is FormulaKind.SIZE and str(extent.value) not in known:
-                    known.add(str(extent.value))
+                if extent.operator is FormulaKind.SIZE and str(extent.value) not in defined:
+                    defined.add(str(extent.value))
                     lines.append(f"const int64_t {size_name(str(extent.value))} = t[{n}].size({d});")
                     continue
-                checks.append(_unless(f"t[{n}].size({d}) == {spelled(extent)}"))
-        return lines + checks + [_unless(f"{size_name(name)} >= 1") for name in sorted(known)]
+                checks.append(_require(f"t[{n}].size({d}) == {cpp_expression(extent)}"))
+        return lines + checks + [_require(f"{size_name(name)} >= 1") for name in sorted(defined)]
 
     def _layout(self, n: int, tensor: TensorArgument) -> list[str]:
         lines = []
         for d, stride in enumerate(tensor.strides):
-            if not _is_own(stride, tensor.shape):
-                lines.append(_unless(f"t[{n}].size({d}) == 1 || t[{n}].stride({d}) == {spelled(stride)}"))
-        places = f"{{{', '.join(str(d) for d, is_own in enumerate(tensor.own_strides) if is_own)}}}"
-        return [*lines, _unless(f"fg::lies_at(t[{n}], {tensor.alignment}, {places})")]
+            if not _is_free_stride(stride, tensor.shape):
+                lines.append(_require(f"t[{n}].size({d}) == 1 || t[{n}].stride({d}) == {cpp_expression(stride)}"))
+        free_dims = f"{{{', '.join(str(d) for d, is_free in enumerate(tensor.own_strides) if is_free)}}}"
+        return [*lines, _require(f"fg::lies_at(t[{n}], {tensor.alignment}, {free_dims})")]
 
     def _strides(self) -> list[str]:
         return [
@@ -164,10 +161,10 @@ class _Guards:
         kinds = {name: dtype.is_float for name, dtype in assumed.numbers}
         conditions = NumberText(assumed.conditions, kinds, dict(assumed.constants), "c")
         lines: list[str] = []
-        for _, position in assumed.conditions.results:  # a later one may make sense only where the earlier hold
+        for _, position in assumed.conditions.results:  # later conditions may be valid only if earlier ones hold
             value = conditions.value(position)
             lines += [line for line in conditions.lines if line not in lines]
-            lines.append(_unless(value))
+            lines.append(_require(value))
         return (
             ["try {", *(f"  {line}" for line in lines), "} catch (const std::domain_error&) {", "  return false;", "}"]
             if lines
@@ -175,7 +172,7 @@ class _Guards:
         )
 
     def _narrow(self) -> list[str]:
-        spans = [_unless(f"fg::elements(t[{n}]) < int64_t({_WIDE})") for n in range(len(self._assumed.tensors))]
+        spans = [_require(f"fg::elements(t[{n}]) < int64_t({_WIDE})") for n in range(len(self._assumed.tensors))]
         return spans + self._narrow_counts()
 
     def _narrow_counts(self) -> list[str]:
@@ -183,53 +180,53 @@ class _Guards:
 
 
 def _narrow_counts(call: LaunchPlan) -> list[str]:
-    """Likewise, where 31 bits cannot hold an index of the call, or of what its loops do with their first blocks."""
-    lines = [_unless(f"{' * '.join(map(spelled, b.shape))} < int64_t({_WIDE})") for b in call.buffers if b.shape]
-    lines += [_unless(f"{spelled(count)} < int64_t({_WIDE})") for count in call.counts]
+    """Checks that 31 bits can hold all indices of a call, and of the first blocks of its loops."""
+    lines = [_require(f"{' * '.join(map(cpp_expression, b.shape))} < int64_t({_WIDE})") for b in call.buffers if b.shape]
+    lines += [_require(f"{cpp_expression(count)} < int64_t({_WIDE})") for count in call.counts]
     for loop in call.steps:
         if isinstance(loop, Loop):
-            given = ", ".join(
-                [*map(spelled, (loop.extent, loop.row_bytes, loop.sum_bytes)), str(MAX_BLOCK_BYTES), str(ROW_MULTIPLE)]
+            arguments = ", ".join(
+                [*map(cpp_expression, (loop.extent, loop.row_bytes, loop.sum_bytes)), str(MAX_BLOCK_BYTES), str(ROW_MULTIPLE)]
             )
-            block = {loop.start: "0", loop.rows: f"fg::rows_of_block({given})"}
+            block = {loop.start: "0", loop.rows: f"fg::rows_of_block({arguments})"}
             sizes = [f"[[maybe_unused]] const int64_t {size_name(name)} = {value};" for name, value in block.items()]
-            inside = [*sizes, *_narrow_counts(loop.body)]
-            lines += ["{", *(f"  {line}" for line in inside), "}"]
+            body = [*sizes, *_narrow_counts(loop.body)]
+            lines += ["{", *(f"  {line}" for line in body), "}"]
     return lines
 
 
-def _is_own(stride: Formula, shape: Sequence[Formula]) -> bool:
-    """Tells if a stride is a name of its own, which may be any."""
+def _is_free_stride(stride: Formula, shape: Sequence[Formula]) -> bool:
+    """Returns True if a stride has its own symbol."""
     return stride.operator is FormulaKind.SIZE and not any(stride.sizes <= extent.sizes for extent in shape)
 
 
-def _unless(condition: str) -> str:
+def _require(condition: str) -> str:
     return f"if (!({condition})) return false;"
 
 
 def _relation(relation: Relation) -> str:
-    return f"{spelled(relation.left)} {relation.sign} {spelled(relation.right)}"
+    return f"{cpp_expression(relation.left)} {relation.sign} {cpp_expression(relation.right)}"
 
 
-# Arithmetic of numbers as C++: the operations of `program.numbers`, with Python's rules.
+# Number arithmetic of `program.numbers` in C++, with Python's semantics.
 
 
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_OWN = (
+_HELPERS = (
     "bitwise_and", "bitwise_or", "bitwise_xor",
     "copy", "neg", "abs", "add", "sub", "mul", "div", "floor_divide", "remainder", "pow",
     "bitwise_left_shift", "bitwise_right_shift", "exp_below",
 )  # fmt: skip
-_OF_MATH = ("exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "tanh", "erf", "erfc")
+_MATH_FUNCTIONS = ("exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "tanh", "erf", "erfc")
 
 
 class NumberText:
-    """Numbers in the making.
+    """Prints number arithmetic.
 
     Args:
-        numbers: the run-time numbers that there are, with whether each is a float.
+        numbers: the run-time numbers, and whether each is a float.
         constants: values of the others.
-        stem: of the variables.
+        stem: prefix of variables.
     """
 
     def __init__(self, program: Numbers, numbers: Mapping[str, bool], constants: Mapping[str, int | float], stem: str) -> None:
@@ -238,16 +235,15 @@ class NumberText:
 
     @property
     def lines(self) -> list[str]:
-        """Statements that define what was asked for, in order."""
+        """Definitions of the requested values, in order."""
         return [line for _, line in sorted(self._lines.items())]
 
     def value(self, position: int) -> str:
-        """A line's value, as an expression."""
         line = self._program.lines[position]
         if isinstance(line, Scalar):
             return number_name(line.name) if line.name in self._numbers else literal_of(self._constants[line.name])
         if isinstance(line, Formula):
-            return spelled(line)
+            return cpp_expression(line)
         if not isinstance(line, Operation):
             return literal_of(line)
         if position not in self._lines:
@@ -257,7 +253,6 @@ class NumberText:
 
 
 def literal_of(value: float) -> str:
-    """A number as a literal of 64 bits."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -270,9 +265,9 @@ def literal_of(value: float) -> str:
 def _operation(name: str, operands: Sequence[str]) -> str:
     if name in _SIGNS:
         return f"({operands[0]} {_SIGNS[name]} {operands[1]})"
-    if name in _OWN:
+    if name in _HELPERS:
         return f"py::{name}({', '.join(operands)})"
-    if name in _OF_MATH:
+    if name in _MATH_FUNCTIONS:
         return f"py::applied(std::{name}, {operands[0]})"
     if name == "atan2":
         return f"std::atan2(double({operands[0]}), double({operands[1]}))"

@@ -1,4 +1,4 @@
-"""Programs as CUDA C++ that plain nvcc compiles: the emitted kernels, and a function that launches them."""
+"""Programs as CUDA C++ for plain nvcc: the emitted kernels, and a function that launches them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INVALID = "return cudaErrorInvalidValue;"
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a function's arguments."""
+    """A field of the argument struct of a function."""
 
     type: str
     name: str
@@ -28,7 +28,7 @@ class Field:
 
 
 class SourcesCall(CallText):
-    """The statements of a call on addresses ``a``, which end with a status."""
+    """The statements of a call on addresses ``a`` that returns a status."""
 
     def __init__(self, call: LaunchPlan, entries: Sequence[LaunchEntry], number: Callable[[str], str]) -> None:
         self.fields: dict[str, Field] = {}
@@ -36,7 +36,7 @@ class SourcesCall(CallText):
         super().__init__(call, entries, number)
 
     def tensor(self, key: int) -> str:
-        """The field of a buffer; that of its seed for random bits that have one."""
+        """Returns the field of a buffer, or of the seed for random bits."""
         spec = self._specs[self._seeds.get(key, key)]
         name = spec.name if spec.role is not Role.RANDOM else "random_key"
         is_written = spec.role is Role.OUTPUT or any(step.accesses.get(key) for step in self.call.steps)
@@ -53,7 +53,7 @@ class SourcesCall(CallText):
         self._addresses.setdefault(name, f"const int64_t {name} = reinterpret_cast<int64_t>({self.tensor(key)});")
         return name
 
-    def _checks(self) -> list[str]:
+    def _alias_checks(self) -> list[str]:
         return []
 
     def _memory(self) -> list[str]:
@@ -61,49 +61,49 @@ class SourcesCall(CallText):
         if not slots:
             return ["if (bytes) return cudaSuccess;"]
         self.fields["workspace"] = Field("void*", "workspace", "memory of the call's own")
-        lines = [f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};", "const int64_t taken = fg::arrange(slots);"]
+        lines = [f"std::vector<fg::Slot> slots{{{', '.join(slots)}}};", "const int64_t taken = fg::plan_workspace(slots);"]
         return [*lines, "if (bytes) return *bytes = static_cast<size_t>(taken), cudaSuccess;"]
 
-    def _begin(self, number: int) -> list[str]:
+    def _before_step(self, number: int) -> list[str]:
         return []
 
-    def _end(self, number: int) -> list[str]:
+    def _after_step(self, number: int) -> list[str]:
         return []
 
     def _keys(self) -> list[str]:
         return []
 
-    def _counted(self) -> list[str]:
+    def _version_bumps(self) -> list[str]:
         return []
 
-    def _made_map(self, name: str, arguments: str) -> list[str]:
+    def _tensor_map(self, name: str, arguments: str) -> list[str]:
         return [f"fg::TensorMap {name};", f"if (const cudaError_t status = fg::tensor_map({name}, {arguments})) return status;"]
 
-    def _launched(self, launch: KernelLaunch, entry: LaunchEntry, place: int, overlaps: str) -> str:
-        shape = f"grid_{place}, {launch.block}, {launch.shared_bytes}, {launch.cluster}"
-        called = f"fg::launch(reinterpret_cast<const void*>(&{entry.name}), {shape}, arguments, stream, {overlaps})"
-        return f"if (const cudaError_t status = {called}) return status;"
+    def _launch(self, launch: KernelLaunch, entry: LaunchEntry, index: int, overlaps: str) -> str:
+        shape = f"grid_{index}, {launch.block}, {launch.shared_bytes}, {launch.cluster}"
+        call = f"fg::launch(reinterpret_cast<const void*>(&{entry.name}), {shape}, arguments, stream, {overlaps})"
+        return f"if (const cudaError_t status = {call}) return status;"
 
 
 def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str, str]:
-    """A header and a CUDA file for the programs of one kind of calls.
+    """Returns a header and a CUDA file for the programs of one kind of call.
 
     Args:
         name: of the function.
-        programs: in order of preference, for other numbers of rows.
+        programs: in order of preference, for different row counts.
 
     Raises:
-        BundleError: one leaves something to a library.
+        BundleError: all programs call libraries, or need numbers or seeds that plain sources do not support.
     """
     fields: dict[str, Field] = {}
     kernels, forms = [], []
-    for number, built in enumerate(_own(name, programs)):
+    for number, built in enumerate(_plain_programs(name, programs)):
         entries = []
-        for place, source in enumerate(built.sources):
-            entry = f"{source.entry}_{name}_{number}_{place}"
+        for index, source in enumerate(built.sources):
+            entry = f"{source.entry}_{name}_{number}_{index}"
             renamed = re.sub(rf"\b{source.entry}\b", entry, source.text)
-            kernels.append({"space": f"kernel_{name}_{number}_{place}", "text": renamed})
-            entries.append(LaunchEntry(f"kernel_{name}_{number}_{place}::{entry}", True))
+            kernels.append({"space": f"kernel_{name}_{number}_{index}", "text": renamed})
+            entries.append(LaunchEntry(f"kernel_{name}_{number}_{index}::{entry}", True))
         text = SourcesCall(built.call, entries, computed_name)
         sizes = [size_name(size) for size in dict.fromkeys([*_sizes(built), *text.sizes])]
         lines = [f"[[maybe_unused]] const int64_t {size} = a.{size.removeprefix('s_')};" for size in sizes]
@@ -123,7 +123,7 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
     banner = f"{name}, made by fusegen for {target}"
     order = sorted(fields.values(), key=lambda field: "*" not in field.type)
     assumed = programs[0].assumed
-    conditions = (assumed.conditions.text(place) for _, place in assumed.conditions.results)
+    conditions = (assumed.conditions.text(index) for _, index in assumed.conditions.results)
     required = [*map(str, assumed.relations), *conditions, *([] if assumed.wide else ["fewer than 2^31 elements in each tensor"])]
     context = {"banner": banner, "name": name, "arguments": arguments, "target": target, "required": required}
     return {
@@ -132,13 +132,9 @@ def program_files(name: str, target: str, programs: Sequence[Built]) -> dict[str
     }
 
 
-def cmake_text(library: str, made: Mapping[str, Sequence[str]]) -> str:
-    """A CMake target of the CUDA files.
-
-    Args:
-        made: the functions, by the GPU that they are for.
-    """
-    architectures = [(target.removeprefix("sm_"), names) for target, names in made.items()]
+def cmake_text(library: str, functions: Mapping[str, Sequence[str]]) -> str:
+    """Returns a CMake target of the CUDA files; ``functions`` are listed by GPU."""
+    architectures = [(target.removeprefix("sm_"), names) for target, names in functions.items()]
     flags = [flag for flag in FLAGS if not flag.startswith("--std")]
     banner = f"{library}: kernels made by fusegen"
     return render("binding/CMakeLists.txt.jinja", banner=banner, library=library, flags=flags, architectures=architectures)
@@ -149,17 +145,17 @@ def _sizes(built: Built) -> list[str]:
     return [*built.assumed.sizes, *(name for extent in shapes for name in sorted(extent.sizes))]
 
 
-def _own(name: str, programs: Sequence[Built]) -> list[Built]:
-    """The programs that leave nothing to a library."""
+def _plain_programs(name: str, programs: Sequence[Built]) -> list[Built]:
+    """Returns the programs without library calls."""
     call = programs[0].call
     if any(isinstance(key.source, (ScalarArgument, SizeArgument)) for key in call.keys):
-        what = f"{name} takes a seed as a number, and its kernels read seeds from the GPU's memory"
+        what = f"{name} takes a seed as a number, but its kernels read seeds from GPU memory"
         raise BundleError(what, hint="take the seed as a tensor of one int64")
     if {line.name for line in call.scalars.lines if isinstance(line, Operation)} & TORCH_OPERATIONS.keys():
-        what = f"{name} computes with numbers as torch alone does, which plain sources do not have"
+        what = f"{name} computes with numbers by functions of torch, which plain sources cannot call"
         raise BundleError(what, hint="build it with --format extension")
-    own = [built for built in programs if all(isinstance(step, KernelLaunch) for step in built.call.steps)]
-    if not own:
-        what = f"{name} is {programs[0].call.described}, and plain sources have kernels alone"
+    plain = [built for built in programs if all(isinstance(step, KernelLaunch) for step in built.call.steps)]
+    if not plain:
+        what = f"{name} is {programs[0].call.described}, but plain sources contain kernels only"
         raise BundleError(what, hint="build it with --format extension, or for sm_90a in bf16 or f16, where matmuls are kernels")
-    return own
+    return plain

@@ -1,4 +1,4 @@
-"""Operators as data, and the C++ unit of one that runs one call: of tensors, sizes and numbers."""
+"""Operators as data, and the C++ unit of one that runs one call, given tensors, sizes and numbers."""
 
 from __future__ import annotations
 
@@ -14,28 +14,25 @@ from fusegen.extension.call_text import (
     LaunchEntry,
     array_of,
     number_name,
-    quoted,
     results_schema,
     results_type,
-    returned,
+    return_value,
     size_name,
     sizes_text,
+    string_literal,
 )
 from fusegen.extension.program_text import CallGuards
 from fusegen.program.call import LaunchPlan
 from fusegen.program.formula import Formula
 from fusegen.source import Source
 
-# Kinds of calls that an operator is built for, with their programs, as data.
-
 
 @dataclass(frozen=True)
 class Built:
-    """A program of an operator.
+    """A compiled program of an operator.
 
     Attributes:
-        call: what is done.
-        assumed: the calls that it is good for.
+        assumed: guards on its calls.
         sources: of its launches.
         cubins: their machine code; None on the CPU.
         capability: of the GPU, such as 90; 0 is the CPU.
@@ -49,8 +46,8 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Shaped:
-    """A tensor that an operator gives: its shape, of the sizes of a kind, and its dtype."""
+class TensorSpec:
+    """The symbolic shape and the dtype of a tensor of an operator."""
 
     shape: tuple[Formula, ...]
     dtype: DType
@@ -58,19 +55,19 @@ class Shaped:
 
 @dataclass(frozen=True)
 class OperatorPasses:
-    """The two passes of a kind.
+    """The two passes of a kind of call.
 
     Attributes:
-        forward, backward: their programs, for each machine in order of preference.
-        kept: where the backward pass's first tensors come from: an input of the forward pass by its place, or a result by `~place`.
-        sizes: names of the sizes that the backward pass takes.
-        numbers: names of the numbers that it takes.
-        gradients: for each input its gradient: a result of the backward pass, a given gradient by `~place`, or None.
-        given: places of the results by which it takes gradients.
-        outputs: what the forward pass gives: results, and what it leaves.
-        wanted: what the backward pass gives.
-        dims: its inputs' shapes, in order.
-        draws: whether the forward pass takes a key of random bits behind its tensors.
+        forward, backward: their programs, by machine and preference.
+        kept: sources of the backward pass's first tensors: the position of an input of the forward pass, or `~position` of a
+            result.
+        sizes, numbers: names of those that the backward pass takes.
+        gradients: for each input its gradient: a result of the backward pass, `~position` of a given gradient, or None.
+        given: positions of the results whose gradients it takes.
+        outputs: of the forward pass: results and saved values.
+        wanted: outputs of the backward pass.
+        dims: shapes of its inputs, in order.
+        draws: whether the forward pass takes a key of random bits after its tensors.
     """
 
     forward: tuple[Built, ...]
@@ -80,33 +77,33 @@ class OperatorPasses:
     numbers: tuple[str, ...]
     gradients: tuple[int | None, ...]
     given: tuple[int, ...]
-    outputs: tuple[Shaped, ...]
-    wanted: tuple[Shaped, ...]
+    outputs: tuple[TensorSpec, ...]
+    wanted: tuple[TensorSpec, ...]
     dims: tuple[tuple[Formula, ...], ...]
     draws: bool
 
 
 @dataclass(frozen=True)
 class CallKind:
-    """A kind of calls.
+    """A kind of call of an operator.
 
     Attributes:
-        on_gpu: where they run.
-        tensors: dtypes and shapes, one a tensor, captured ones behind.
-        constants: values of the parameters that selected code, by name.
-        sizes: names of the sizes that no tensor has.
+        on_gpu: the device.
+        tensors: dtypes and shapes; captured tensors come last.
+        constants: values of the constant parameters, by name.
+        sizes: names of the sizes that are not dims of tensors.
         programs: without gradients, in order of preference.
-        results: what they give that is fresh.
-        passes: for gradients; None where there is no derivative.
-        description: in words, for messages.
+        results: the newly allocated ones.
+        passes: for gradients; None if there is no derivative.
+        description: for messages.
     """
 
     on_gpu: bool
-    tensors: tuple[Shaped, ...]
+    tensors: tuple[TensorSpec, ...]
     constants: tuple[tuple[str, object], ...]
     sizes: tuple[str, ...]
     programs: tuple[Built, ...]
-    results: tuple[Shaped, ...]
+    results: tuple[TensorSpec, ...]
     passes: OperatorPasses | None
     description: str
 
@@ -116,9 +113,8 @@ class OperatorParameter:
     """A parameter of an operator.
 
     Attributes:
-        name: in the schema.
         role: ``tensor``, ``written``, ``size``, ``int``, ``float``, or ``constant``.
-        default: of a constant; where it has one.
+        default: of a constant, if it has one.
     """
 
     name: str
@@ -128,37 +124,28 @@ class OperatorParameter:
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """An operator.
-
-    Attributes:
-        name: in its library.
-        parameters: in order.
-        kinds: of calls.
-    """
+    """An operator with its parameters, in order, and its kinds of calls."""
 
     name: str
     parameters: tuple[OperatorParameter, ...]
     kinds: tuple[CallKind, ...]
 
     def of(self, *roles: str) -> Sequence[OperatorParameter]:
-        """The parameters of some roles."""
+        """Returns the parameters of some roles."""
         return [parameter for parameter in self.parameters if parameter.role in roles]
 
 
-# A unit that runs one call.
-
-
 LIBRARY = "fusegen_extension"
-"""The library of torch's that these operators are in: ``torch.ops.fusegen_extension``."""
+"""The namespace of these operators: ``torch.ops.fusegen_extension``."""
 
 
 @dataclass(frozen=True)
-class SizePlaces:
-    """The places of an operator's sizes.
+class SizeSources:
+    """The sources of an operator's sizes.
 
     Attributes:
         tensors: names of the tensors, in the call's order.
-        dims: for each size that is one of a tensor's, the tensor's place and C++ text such as ``size(0)``.
+        dims: the size, the position of its tensor, and C++ text such as ``size(0)``.
     """
 
     tensors: tuple[str, ...]
@@ -167,13 +154,12 @@ class SizePlaces:
 
 @dataclass(frozen=True)
 class OperatorUnit:
-    """An operator as text.
+    """The C++ unit of an operator.
 
     Attributes:
-        name: of the operator.
-        text: of the unit, with the machine code for a GPU in it.
-        sizes: names of the sizes that no tensor has, which the operator takes behind the tensors.
-        numbers: the run-time numbers that it takes behind these, with whether each is a float.
+        text: includes the machine code for a GPU.
+        sizes: names of the sizes that the operator takes after the tensors.
+        numbers: the run-time numbers that it takes after the sizes, and whether each is a float.
     """
 
     name: str
@@ -183,23 +169,21 @@ class OperatorUnit:
 
 
 def unit_of(
-    name: str, call: LaunchPlan, given: SizePlaces, sources: Sequence[Source], cubins: Sequence[bytes] | None
+    name: str, call: LaunchPlan, size_sources: SizeSources, sources: Sequence[Source], cubins: Sequence[bytes] | None
 ) -> OperatorUnit:
-    """The operator of a call.
+    """Creates the operator of a call.
 
     Args:
-        name: what it computes.
-        call: what is done.
-        given: where sizes are.
+        size_sources: of its sizes.
         sources: of its launches.
-        cubins: their machine code; None on the CPU, where the texts are compiled beside the unit.
+        cubins: their machine code; None on the CPU, where the texts are compiled with the unit.
     """
     entries = [
         LaunchEntry(source.entry if cubins is None else f"kernel_{n}", cubins is not None) for n, source in enumerate(sources)
     ]
     text = CallText(call, entries)
-    known = {size: f"{_tensor(call, place)}.{member}" for size, place, member in given.dims}
-    further = tuple(size for size in text.sizes if size not in known)
+    dims = {size: f"{_tensor(call, position)}.{member}" for size, position, member in size_sources.dims}
+    remaining_sizes = tuple(size for size in text.sizes if size not in dims)
     numbers = tuple(text.numbers.items())
     digest = _digest(call, sources, text.lines, cubins)
     operator = f"{name}_{digest}"
@@ -207,7 +191,7 @@ def unit_of(
         {
             "name": entry.name,
             "entry": source.entry,
-            "quoted": quoted(source.entry),
+            "quoted": string_literal(source.entry),
             "shared_bytes": launch.shared_bytes,
             "cluster": launch.cluster,
             "cubin": None if cubins is None else array_of(cubins[n]),
@@ -216,14 +200,14 @@ def unit_of(
     ]
     program = {
         "name": "run",
-        "quoted": quoted(operator),
-        "schema": quoted(_schema(operator, given, further, numbers, len(call.results))),
+        "quoted": string_literal(operator),
+        "schema": string_literal(_schema(operator, size_sources, remaining_sizes, numbers, len(call.results))),
         "returns": results_type(len(call.results)),
-        "parameters": _parameters(call, further, numbers),
+        "parameters": _parameters(call, remaining_sizes, numbers),
         "first": _tensor(call, 0),
         "on_gpu": cubins is not None,
-        "lines": [*_sizes(text, known), *text.lines],
-        "result": returned(text.results),
+        "lines": [*_sizes(text, dims), *text.lines],
+        "result": return_value(text.results),
     }
     banner = f"{name} as an operator of torch: {len(sources)} kernels"
     unit = render(
@@ -234,11 +218,11 @@ def unit_of(
         programs=[program],
         library=LIBRARY,
     )
-    return OperatorUnit(operator, unit, further, numbers)
+    return OperatorUnit(operator, unit, remaining_sizes, numbers)
 
 
-def _tensor(call: LaunchPlan, place: int) -> str:
-    return f"b{call.inputs[place][0]}"
+def _tensor(call: LaunchPlan, position: int) -> str:
+    return f"b{call.inputs[position][0]}"
 
 
 def _sizes(text: CallText, known: dict[str, str]) -> list[str]:
@@ -248,16 +232,16 @@ def _sizes(text: CallText, known: dict[str, str]) -> list[str]:
 
 
 def _parameters(call: LaunchPlan, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]]) -> list[str]:
-    found = [f"const at::Tensor& b{key}" for key, _ in call.inputs]
-    found += [f"int64_t {size_name(size)}" for size in sizes]
-    return found + [f"{'double' if is_float else 'int64_t'} {number_name(name)}" for name, is_float in numbers]
+    parameters = [f"const at::Tensor& b{key}" for key, _ in call.inputs]
+    parameters += [f"int64_t {size_name(size)}" for size in sizes]
+    return parameters + [f"{'double' if is_float else 'int64_t'} {number_name(name)}" for name, is_float in numbers]
 
 
-def _schema(operator: str, given: SizePlaces, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]], count: int) -> str:
-    found = [f"Tensor t{place}" for place in range(len(given.tensors))]
-    found += [f"int s{place}" for place in range(len(sizes))]
-    found += [f"{'float' if is_float else 'int'} n{place}" for place, (_, is_float) in enumerate(numbers)]
-    return f"{operator}({', '.join(found)}) -> {results_schema(count)}"
+def _schema(operator: str, size_sources: SizeSources, sizes: Sequence[str], numbers: Sequence[tuple[str, bool]], count: int) -> str:
+    parameters = [f"Tensor t{position}" for position in range(len(size_sources.tensors))]
+    parameters += [f"int s{position}" for position in range(len(sizes))]
+    parameters += [f"{'float' if is_float else 'int'} n{position}" for position, (_, is_float) in enumerate(numbers)]
+    return f"{operator}({', '.join(parameters)}) -> {results_schema(count)}"
 
 
 def _digest(call: LaunchPlan, sources: Sequence[Source], lines: Sequence[str], cubins: Sequence[bytes] | None) -> str:
@@ -265,19 +249,21 @@ def _digest(call: LaunchPlan, sources: Sequence[Source], lines: Sequence[str], c
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-# Headers of `templates/binding`, each as one text with what it includes of them.
+# Headers of `templates/binding`, with their includes inlined.
 
 
 _INCLUDE = re.compile(r'^#include "(\w+\.h)"\n', re.MULTILINE)
 
 
 def header(name: str) -> str:
-    """A header's text, without the guard that only a file needs."""
+    """Returns a header's text with its includes inlined, without the include guard."""
     text = (templates() / "binding" / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
-    return _INCLUDE.sub(lambda found: header(found[1]), text)
+    return _INCLUDE.sub(lambda match: header(match[1]), text)
 
 
 def runtime_for(programs: Iterable[Mapping[str, object]]) -> str:
-    """The runtime of some programs. Functions that differ from one version of torch to another come where they are called."""
+    """Returns the runtime headers of some programs. Attention, which differs between torch versions, is included only if it is
+    called.
+    """
     calls_attention = any("fg::attention" in str(program["lines"]) for program in programs)
     return header("runtime.h") + (header("attention.h") if calls_attention else "")

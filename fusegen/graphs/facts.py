@@ -41,7 +41,7 @@ _CHECKED_SEPARATELY = (Tensor, nn.Module, torch.optim.Optimizer)
 _CONTAINERS = (dict, list, set, deque)
 _CALL = nn.Module._call_impl.__code__
 _MAX_ELEMENTS = 64  # elements of a container that are traversed
-_COMPILES = Executable.first.__code__
+_COMPILES = Executable.bind_new.__code__
 _MODULE_CALLERS = (_FUSEGEN_FOLDER, nn.Module.__call__.__code__.co_filename)
 """Code that calls modules. It reads their hooks, which are rejected."""
 

@@ -1,1 +1,1 @@
-"""Compilers and the disk: sources to binaries, cached."""
+"""Compilation of source text to binaries, with a disk cache."""

@@ -1,7 +1,4 @@
-"""The cache as a whole: what of it is ours, how much that is, and removing it while others use it.
-
-Whatever lies in the folder and does not look like an entry of ours is left alone: the folder may be a user's own.
-"""
+"""The disk cache as a whole: its entries, their size, and their removal while others use it. Unknown files are left alone."""
 
 from __future__ import annotations
 
@@ -15,18 +12,17 @@ from pathlib import Path
 
 from fusegen.errors import SettingsError
 
-_STALE_SECONDS = 3600  # after which a half-written file belongs to nobody
+_STALE_SECONDS = 3600  # age of an abandoned partial file
 
 
 @dataclass(frozen=True)
 class CacheFolder:
-    """One folder of the cache.
+    """A folder of the cache.
 
     Attributes:
-        name: of the folder.
-        holds: what, in words.
-        entry: what the path of a finished file looks like, relative to the folder.
-        unfinished: what that of a half-written one looks like.
+        holds: describes the contents.
+        entry: pattern of the relative paths of finished files.
+        unfinished: pattern of the relative paths of partial files.
     """
 
     name: str
@@ -57,18 +53,15 @@ KINDS = (
     CacheFolder("tuned", "plans that were measured", re.compile(r"[0-9a-f]{32}/\d+x\d+\.json"),
          re.compile(r"[0-9a-f]{32}/\.\d+x\d+\.json-\w+")),
 )  # fmt: skip
-"""All folders of the cache."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The space that one kind takes.
+    """The disk space of a folder of the cache.
 
     Attributes:
-        name, holds: of the kind.
-        folder: where.
-        entries: kernels; a library and its source are one.
-        bytes: of all files of ours.
+        entries: number of kernels; a library and its source are one.
+        bytes: of all its files.
     """
 
     name: str
@@ -79,16 +72,12 @@ class Usage:
 
 
 def usage(root: Path) -> tuple[Usage, ...]:
-    """The space that each kind takes of a cache folder; of one that is not there, nothing.
-
-    Raises:
-        SettingsError: the folder cannot be read.
-    """
-    return tuple(_usage(root, kind, _ours(root, kind)) for kind in KINDS)
+    """Returns the disk space of each folder of the cache; raises `SettingsError` if it cannot be read."""
+    return tuple(_usage(root, kind, _own_files(root, kind)) for kind in KINDS)
 
 
-def strangers(root: Path) -> tuple[str, ...]:
-    """Names in the cache folder that are not ours."""
+def unknown_names(root: Path) -> tuple[str, ...]:
+    """Returns the names in the cache folder that fusegen did not create."""
     try:
         return tuple(sorted({path.name for path in root.iterdir()} - {kind.name for kind in KINDS}))
     except OSError:
@@ -96,32 +85,29 @@ def strangers(root: Path) -> tuple[str, ...]:
 
 
 def clear(root: Path) -> tuple[Usage, ...]:
-    """Removes all entries, file by file, and says what that was; folders stay, since others may be writing into them.
+    """Removes all entries, file by file, and returns their disk space. Folders stay, since other processes may write to them.
 
-    A process that uses an entry meanwhile keeps what it has loaded, or compiles once more.
-
-    Raises:
-        SettingsError: something cannot be removed.
+    A process that uses an entry keeps it in memory, or compiles again. Raises `SettingsError` if a file cannot be removed.
     """
     return tuple(_clear(root, kind) for kind in KINDS)
 
 
 def _clear(root: Path, kind: CacheFolder) -> Usage:
-    ours = _ours(root, kind)
+    files = _own_files(root, kind)
     try:
-        for path in sorted(ours, key=lambda path: path.suffix, reverse=True):  # a library before the source that it names
+        for path in sorted(files, key=lambda path: path.suffix, reverse=True):  # a library before the source that it names
             path.unlink(missing_ok=True)
     except OSError as error:
         raise SettingsError(f"{error.filename} cannot be removed: {error.strerror}", hint="remove it yourself") from None
-    return _usage(root, kind, ours)
+    return _usage(root, kind, files)
 
 
-def _usage(root: Path, kind: CacheFolder, ours: dict[Path, int]) -> Usage:
-    entries = {path.with_suffix("") for path in ours if kind.entry.fullmatch(path.relative_to(root / kind.name).as_posix())}
-    return Usage(kind.name, kind.holds, root / kind.name, len(entries), sum(ours.values()))
+def _usage(root: Path, kind: CacheFolder, files: dict[Path, int]) -> Usage:
+    entries = {path.with_suffix("") for path in files if kind.entry.fullmatch(path.relative_to(root / kind.name).as_posix())}
+    return Usage(kind.name, kind.holds, root / kind.name, len(entries), sum(files.values()))
 
 
-def _ours(root: Path, kind: CacheFolder) -> dict[Path, int]:
+def _own_files(root: Path, kind: CacheFolder) -> dict[Path, int]:
     try:
         if root.exists() and not root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -141,14 +127,14 @@ def _files(folder: Path, kind: CacheFolder) -> Iterator[tuple[Path, int]]:
             continue
         try:
             state = path.stat()
-        except FileNotFoundError:  # somebody else was faster
+        except FileNotFoundError:  # removed concurrently
             continue
         if is_entry or now - state.st_mtime > _STALE_SECONDS:
             yield path, state.st_size
 
 
 def _all_files(folder: Path) -> Iterator[Path]:
-    """Everything in a folder that is no folder; what goes away meanwhile is not there."""
+    """Lists all files of a folder; tolerates concurrent removal."""
 
     def failed(error: OSError) -> None:
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)):

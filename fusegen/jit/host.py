@@ -1,7 +1,4 @@
-"""The host C++ compiler: text to a shared library, kept by content.
-
-Serves the CPU target and the emulator. Nothing here knows what the text means, and nothing is loaded unless asked.
-"""
+"""The host C++ compiler: source text to a shared library, cached by content. The CPU target and the emulator use it."""
 
 from __future__ import annotations
 
@@ -24,23 +21,22 @@ from fusegen.files import is_whole, sealed, unusable, writing_to
 from fusegen.settings import settings
 
 ARITHMETIC = ("-ffp-contract=off", "-fwrapv")
-"""The flags of every text: each operation rounds once, so that a value is the same number wherever it is computed, and
-integers wrap."""
+"""Flags of every compilation: no contraction, so that a value is the same wherever it is computed, and integers wrap."""
 
 _VERSION_SECONDS, _BUILD_SECONDS = 60, 300
-_SIGNS_OF_THE_DISK = (
+_DISK_ERRORS = (
     "No space left on device",
     "Disk quota exceeded",
     "Read-only file system",
     "File size limit exceeded",
     "File too large",
 )
-_USUAL_NAMES = ("c++", "g++", "clang++")
+_DEFAULT_COMPILERS = ("c++", "g++", "clang++")
 
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """A C++ compiler: its command line's first words, and the version line that takes part in keys."""
+    """A C++ compiler: the start of its command line, and its version line, which is part of cache keys."""
 
     command: tuple[str, ...]
     version: str
@@ -48,32 +44,31 @@ class HostCompiler:
 
 @lru_cache(maxsize=8)
 def find_compiler(preferred: str | None = None) -> HostCompiler:
-    """The compiler to use: ``preferred`` (a command line such as ``"ccache g++"``) or the first of the usual names.
+    """Returns ``preferred`` (a command line such as ``"ccache g++"``), or the first default compiler that is installed.
 
     Raises:
-        ToolNotFoundError: ``preferred`` is not on this machine, or nothing was preferred and none of the usual names is.
+        ToolNotFoundError: there is none.
     """
-    for name in (preferred,) if preferred else _USUAL_NAMES:
-        command = _words(name)
+    for name in (preferred,) if preferred else _DEFAULT_COMPILERS:
+        command = _split_command(name)
         if command and shutil.which(command[0]):
             return HostCompiler(command, _version(command))
     raise ToolNotFoundError(
-        f"no host C++ compiler: {preferred or ', '.join(_USUAL_NAMES)} not found",
+        f"no host C++ compiler: {preferred or ', '.join(_DEFAULT_COMPILERS)} not found",
         where="CXX" if preferred else "PATH",
         hint="install g++ or clang++, or set CXX to the compiler's path",
     )
 
 
 def compile_shared(text: str, flags: tuple[str, ...], cache_dir: Path) -> Path:
-    """Compiles C++ to a shared library and returns its path in ``cache_dir``, from there when it was built before.
+    """Compiles C++ to a shared library in ``cache_dir``, unless it is cached, and returns its path.
 
-    The name is the digest of text, flags and compiler; the source lies beside it. The library carries a digest of its own,
-    and one that was damaged is built again. Processes may race: each builds its own file, and the last to finish replaces an
-    equal one.
+    The name is the digest of text, flags and compiler; the source is stored next to it. A damaged library is rebuilt. Concurrent
+    processes build separate files, and the last one replaces an equal one.
 
     Raises:
         ToolNotFoundError: there is no compiler.
-        CompileError: the compiler refused the text, crashed, built nothing or took too long; holds all of its output.
+        CompileError: the compiler rejected the text, crashed, built nothing or took too long; includes its output.
         SettingsError: the folder cannot be written to.
     """
     compiler = find_compiler(settings().cxx)
@@ -86,14 +81,10 @@ def compile_shared(text: str, flags: tuple[str, ...], cache_dir: Path) -> Path:
 
 
 def load_shared(library: Path, *, for_others: bool = False) -> ctypes.CDLL:
-    """Loads a library that :func:`compile_shared` returned.
+    """Loads a library that :func:`compile_shared` returned; raises `SettingsError` if the system refuses to.
 
     Args:
-        library: its path.
-        for_others: whether libraries that are loaded later may use its symbols, which otherwise stay its own.
-
-    Raises:
-        SettingsError: the system does not load libraries from that folder.
+        for_others: whether libraries that are loaded later may use its symbols.
     """
     try:
         return ctypes.CDLL(str(library), mode=os.RTLD_NOW | (os.RTLD_GLOBAL if for_others else os.RTLD_LOCAL))
@@ -101,7 +92,7 @@ def load_shared(library: Path, *, for_others: bool = False) -> ctypes.CDLL:
         raise unusable(library.parent, str(error)) from error
 
 
-def _words(name: str) -> tuple[str, ...]:
+def _split_command(name: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(name))
     except ValueError as error:
@@ -119,36 +110,35 @@ def _digest(text: str, flags: tuple[str, ...], compiler: HostCompiler) -> str:
 
 
 def _build(compiler: HostCompiler, text: str, flags: tuple[str, ...], library: Path) -> None:
-    kept = library.with_suffix(".cpp")
+    final_source = library.with_suffix(".cpp")
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-", ignore_cleanup_errors=True) as folder:
-        source, built = Path(folder, kept.name), Path(folder, library.name)
+        source, built = Path(folder, final_source.name), Path(folder, library.name)
         source.write_text(text, encoding="utf-8")
         command = [*compiler.command, "-shared", "-fPIC", *flags, str(source), "-o", str(built)]
-        done = run(command, _BUILD_SECONDS, {"TMPDIR": folder})
-        source.replace(kept)
-        _check(done, command[0], kept, built)
+        result = run(command, _BUILD_SECONDS, {"TMPDIR": folder})
+        source.replace(final_source)
+        _check(result, command[0], final_source, built)
         built.write_bytes(sealed(built.read_bytes()))
         built.replace(library)
 
 
-def _check(done: Done, compiler: str, source: Path, built: Path) -> None:
-    """Refuses what a compiler left when it did not end well."""
-    if done.code is None:
-        what = f"{compiler} was ended after {_BUILD_SECONDS} s: the text is too much for it"
-        raise CompileError(what, where=str(source), hint="split the kernel into several; what lies in memory is computed once")
-    if done.code != 0 and (reason := next((sign for sign in _SIGNS_OF_THE_DISK if sign in done.output), None)):
+def _check(result: ProcessResult, compiler: str, source: Path, built: Path) -> None:
+    if result.code is None:
+        what = f"{compiler} was stopped after {_BUILD_SECONDS} s: the source is too large for it"
+        raise CompileError(what, where=str(source), hint="split the kernel into several; materialized values are computed once")
+    if result.code != 0 and (reason := next((error for error in _DISK_ERRORS if error in result.output), None)):
         raise unusable(source.parent, reason)
-    if done.code != 0 and done.output.strip():
+    if result.code != 0 and result.output.strip():
         raise CompileError(
-            f"the host compiler refused the text:\n{done.output}", where=str(source), hint="report it with this file"
+            f"the host compiler refused the text:\n{result.output}", where=str(source), hint="report it with this file"
         )
-    if done.code != 0 or not built.is_file():
-        printed = repr(done.output.strip()) if done.output.strip() else "nothing"
-        what = f"{compiler} {done.manner}, printed {printed} and built nothing"
+    if result.code != 0 or not built.is_file():
+        printed = repr(result.output.strip()) if result.output.strip() else "nothing"
+        what = f"{compiler} {result.manner}, printed {printed} and built nothing"
         raise CompileError(what, where=str(source), hint="set CXX to a C++ compiler that works, such as g++; see fusegen doctor")
 
 
-# Compilers as processes: with a limit of time, and nothing of them left when they are given up.
+# Compiler processes, with a time limit; their children end with them.
 
 
 _SECONDS_TO_END = 2
@@ -157,20 +147,15 @@ _is_ending = False
 
 
 @dataclass(frozen=True)
-class Done:
-    """The end of a process.
-
-    Attributes:
-        code: its exit code, negative for a signal; None when it took too long.
-        output: all that it printed.
-    """
+class ProcessResult:
+    """The exit code of a process (negative for a signal, None for a timeout) and its output."""
 
     code: int | None
     output: str
 
     @property
     def manner(self) -> str:
-        """The end, in words."""
+        """Describes how the process ended."""
         if self.code is None:
             return "took too long"
         if self.code < 0:
@@ -178,36 +163,34 @@ class Done:
         return f"ended with exit code {self.code}"
 
 
-def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> Done:
-    """Runs a command to its end or to a limit; if this call ends early, so do the command and all that it has started.
+def run(command: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> ProcessResult:
+    """Runs a command with a time limit in seconds. If this call ends early, the command and its children are killed.
 
     Args:
-        command: with its arguments.
-        seconds: the limit.
-        variables: of the environment, beside those of this process.
+        variables: added to the environment.
 
     Raises:
         ToolNotFoundError: it cannot be started.
     """
-    theirs, ours = os.pipe()  # nothing comes through it: it ends when this process does, in whatever way
-    with os.fdopen(ours, "wb"):
-        process = _started(command, variables, theirs)
+    read_end, write_end = os.pipe()  # never written: it closes when this process ends, even if killed
+    with os.fdopen(write_end, "wb"):
+        process = _start(command, variables, read_end)
         _running.add(process)
         with process:
             try:
                 output, _ = process.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:
                 _end(process)
-                return Done(None, "")
+                return ProcessResult(None, "")
             except BaseException:
                 _end(process)
                 raise
             finally:
                 _running.discard(process)
-    return Done(process.returncode, output)
+    return ProcessResult(process.returncode, output)
 
 
-def _started(command: Sequence[str], variables: Mapping[str, str] | None, stdin: int) -> subprocess.Popen[str]:
+def _start(command: Sequence[str], variables: Mapping[str, str] | None, stdin: int) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             command,
@@ -217,7 +200,7 @@ def _started(command: Sequence[str], variables: Mapping[str, str] | None, stdin:
             text=True,
             errors="replace",
             env={**os.environ, **(variables or {})},
-            start_new_session=True,  # a driver such as g++ works by children: the group ends as a whole
+            start_new_session=True,  # compiler drivers have children: the whole group is killed
         )
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -227,29 +210,28 @@ def _started(command: Sequence[str], variables: Mapping[str, str] | None, stdin:
 
 
 def is_ending() -> bool:
-    """True once this process ends, and with it the commands that it runs."""
+    """Returns True while this process, and the commands that it runs, end."""
     return _is_ending
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ends a process with all that it has started: ninja's commands are in groups of their own, which it ends if it is asked to."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+    """Ends a process and its children. ninja's commands have their own groups; ninja ends them on SIGTERM."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.killpg(process.pid, sign)
+            os.killpg(process.pid, signal_number)
             process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             continue
-        except (ProcessLookupError, PermissionError):  # it has just ended
+        except (ProcessLookupError, PermissionError):  # it has already ended
             process.kill()
         return
 
 
-os.register_at_fork(after_in_child=_running.clear)  # they are the parent's
+os.register_at_fork(after_in_child=_running.clear)  # they belong to the parent
 
 
 @atexit.register
 def _end_all() -> None:
-    """Ends what other threads run, which end with this process."""
     global _is_ending
     _is_ending = True
     for process in list(_running):

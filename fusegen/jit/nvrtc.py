@@ -1,8 +1,8 @@
-"""NVRTC: CUDA text to cubin or PTX, kept on disk by content. Needs neither a GPU nor a host compiler.
+"""NVRTC: CUDA text to cubin or PTX, cached by content. Needs neither a GPU nor a host compiler.
 
-The cache is cuda.core's program cache (atomic, shared by processes, least recently used goes first). Its key is ours: the
-digest of the text without comments, the architecture, the flags and the compiler's version. So is the digest behind each entry:
-one that was damaged is compiled again. Where ``FUSEGEN_NVCC`` names an nvcc, that makes the cubins.
+The cache is cuda.core's program cache (atomic, shared by processes, LRU eviction). The key is the digest of the text without
+comments, the architecture, the flags and the compiler version. Each entry ends with its digest; a damaged one is compiled again.
+``FUSEGEN_NVCC`` replaces NVRTC by nvcc for cubins.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _CACHE_BYTES = 1 << 30
 _STANDARD = "c++17"
 
 FLAGS = (f"--std={_STANDARD}", "--fmad=false")
-"""Flags that decide about the meaning of a text, as NVRTC and nvcc take it. Each operation rounds once, so that a value is the
-same number wherever it is computed; contracted, `x * s` and `x * s - peak` would hold two."""
+"""Flags of NVRTC and nvcc that affect results. Without contraction a value is the same wherever it is computed: a contracted
+`x * s - max` would differ from `x * s`."""
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled kernel: machine code for one architecture, and where its source lies."""
+    """A compiled kernel: machine code for one architecture, and the path of its source."""
 
     entry: str
     architecture: str
@@ -48,19 +48,19 @@ class Binary:
 
 
 def compile_cubin(source: Source, architecture: str) -> Binary:
-    """The cubin of a source, from the cache when it was compiled before.
+    """Compiles a source to a cubin, unless it is cached.
 
     Raises:
-        ToolNotFoundError: NVRTC is not installed, or ``FUSEGEN_NVCC`` names no nvcc.
-        CompileError: the compiler refused the text; holds its log.
+        ToolNotFoundError: NVRTC is not installed, or ``FUSEGEN_NVCC`` is not an nvcc.
+        CompileError: the compiler rejected the text; includes its log.
         SettingsError: the cache cannot be written to.
     """
     key = _key(source, architecture)
     path = _source_path(key)
     with writing_to(path.parent):
-        known = unsealed(_cache().get(key) or b"")
-        if known is not None and path.exists():
-            return Binary(source.entry, architecture, known, path, from_cache=True)
+        cached = unsealed(_cache().get(key) or b"")
+        if cached is not None and path.exists():
+            return Binary(source.entry, architecture, cached, path, from_cache=True)
         _write(path, source.text)
     cubin = _compile(source.text, architecture, path)
     with writing_to(cache_folder("cubin")):
@@ -69,38 +69,29 @@ def compile_cubin(source: Source, architecture: str) -> Binary:
 
 
 def compile_cubins(sources: Sequence[Source], architecture: str) -> list[Binary]:
-    """The cubins of some sources, compiled side by side: NVRTC works outside the interpreter's lock.
-
-    Raises:
-        As `compile_cubin`, for the first source that cannot be compiled.
-    """
-    different = {source.digest: source for source in sources}
-    if len(different) < 2:
+    """Compiles several sources in parallel: NVRTC releases the GIL. Raises the error of the first that fails."""
+    by_digest = {source.digest: source for source in sources}
+    if len(by_digest) < 2:
         return [compile_cubin(source, architecture) for source in sources]
-    with ThreadPoolExecutor(min(len(different), processors())) as pool:
-        found = pool.map(partial(compile_cubin, architecture=architecture), different.values())
-        binaries = dict(zip(different, found, strict=True))
+    with ThreadPoolExecutor(min(len(by_digest), processors())) as pool:
+        compiled = pool.map(partial(compile_cubin, architecture=architecture), by_digest.values())
+        binaries = dict(zip(by_digest, compiled, strict=True))
     return [binaries[source.digest] for source in sources]
 
 
 def processors() -> int:
-    """That this process may use."""
+    """Returns the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def forget(source: Source, architecture: str) -> None:
-    """Removes a cached binary, for one that turned out to be damaged."""
+    """Removes a damaged binary from the cache."""
     with contextlib.suppress(KeyError):
         del _cache()[_key(source, architecture)]
 
 
 def compile_ptx(source: Source, architecture: str) -> str:
-    """The PTX of a source.
-
-    Raises:
-        ToolNotFoundError: NVRTC is not installed.
-        CompileError: NVRTC refused the text.
-    """
+    """Compiles a source to PTX; errors are those of `compile_cubin`."""
     nvrtc = _nvrtc()
     status, program = nvrtc.nvrtcCreateProgram(source.text.encode(), source.entry.encode(), 0, [], [])
     options = [flag.encode() for flag in (f"--gpu-architecture={architecture.replace('sm_', 'compute_')}", *FLAGS)]
@@ -112,7 +103,7 @@ def compile_ptx(source: Source, architecture: str) -> str:
 
 
 def _text(program: Any, size_of: Callable[[Any], tuple[Any, int]], fill: Callable[[Any, bytes], Any]) -> str:
-    """The output of NVRTC for a program: its PTX, or the compiler's log."""
+    """Reads an output of NVRTC: PTX, or the log."""
     _, size = size_of(program)
     text = b" " * size
     fill(program, text)
@@ -121,26 +112,18 @@ def _text(program: Any, size_of: Callable[[Any], tuple[Any, int]], fill: Callabl
 
 @lru_cache(maxsize=1)
 def nvrtc_version() -> str:
-    """NVRTC's version, such as ``13.0``.
-
-    Raises:
-        ToolNotFoundError: NVRTC is not installed.
-    """
+    """Returns the version of NVRTC, e.g. ``13.0``; raises `ToolNotFoundError` if it is not installed."""
     try:
         _, major, minor = _nvrtc().nvrtcVersion()
-    except Exception as error:  # the bindings raise whatever the loader found
+    except Exception as error:  # the bindings raise various loader errors
         raise _missing() from error
     return f"{major}.{minor}"
 
 
 def compiler_version() -> str:
-    """The version of what makes cubins, such as ``13.0`` for NVRTC or ``nvcc 13.0.48``.
-
-    Raises:
-        ToolNotFoundError: NVRTC is not installed, or ``FUSEGEN_NVCC`` names no nvcc.
-    """
-    chosen = settings().nvcc
-    return nvrtc_version() if chosen is None else f"nvcc {find_nvcc(chosen).version}"
+    """Returns the version of the cubin compiler, e.g. ``13.0`` for NVRTC or ``nvcc 13.0.48``."""
+    command = settings().nvcc
+    return nvrtc_version() if command is None else f"nvcc {find_nvcc(command).version}"
 
 
 def _compile(text: str, architecture: str, path: Path) -> bytes:
@@ -169,7 +152,7 @@ def _source_path(key: bytes) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """The source beside its binary: profilers and debuggers find the lines there."""
+    """Writes the source to its line-info path, for profilers and debuggers."""
     write_atomically(path, text.encode())
 
 
@@ -192,16 +175,16 @@ def _missing() -> ToolNotFoundError:
     return ToolNotFoundError("NVRTC is not installed", hint="pip install 'cuda-bindings[all]' cuda-core (Linux and Windows)")
 
 
-# The CUDA toolkit's nvcc in place of NVRTC, for those who name one: its version may be newer, or one that they have tested.
+# The CUDA toolkit's nvcc instead of NVRTC, e.g. a newer or a tested version.
 
 
 _VERSION_SECONDS, _BUILD_SECONDS = 60, 600
-_MEND = "set FUSEGEN_NVCC to the path of the CUDA toolkit's nvcc, or unset it: NVRTC compiles then"
+_NVCC_HINT = "set FUSEGEN_NVCC to the path of the CUDA toolkit's nvcc, or unset it to use NVRTC"
 
 
 @dataclass(frozen=True)
 class Nvcc:
-    """A compiler: its command line's first words, and its version, such as ``13.0.48``."""
+    """The start of a command line of nvcc, and its version, e.g. ``13.0.48``."""
 
     command: tuple[str, ...]
     version: str
@@ -209,68 +192,68 @@ class Nvcc:
 
 @lru_cache(maxsize=8)
 def find_nvcc(name: str) -> Nvcc:
-    """The compiler of a command line, such as ``"/usr/local/cuda/bin/nvcc -ccbin g++-12"``.
+    """Returns the nvcc of a command line, such as ``"/usr/local/cuda/bin/nvcc -ccbin g++-12"``.
 
     Raises:
-        ToolNotFoundError: it cannot be read or started, or is another program.
+        ToolNotFoundError: it cannot be parsed or started, or is another program.
     """
     try:
         command = tuple(shlex.split(name))
     except ValueError as error:
-        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} cannot be read as a command line: {error}", hint=_MEND) from None
+        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} cannot be read as a command line: {error}", hint=_NVCC_HINT) from None
     try:
-        done = run([*command, "--version"], _VERSION_SECONDS)
+        result = run([*command, "--version"], _VERSION_SECONDS)
     except ToolNotFoundError as error:
-        raise ToolNotFoundError(error.what, where="FUSEGEN_NVCC", hint=_MEND) from None
-    match = re.search(r"release [\d.]+, V([\d.]+)", done.output)
+        raise ToolNotFoundError(error.what, where="FUSEGEN_NVCC", hint=_NVCC_HINT) from None
+    match = re.search(r"release [\d.]+, V([\d.]+)", result.output)
     if match is None:
-        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} is no nvcc: it does not say its version", hint=_MEND)
+        raise ToolNotFoundError(f"FUSEGEN_NVCC={name!r} is not an nvcc: it prints no version", hint=_NVCC_HINT)
     return Nvcc(command, match[1])
 
 
 def cubin_of(nvcc: Nvcc, source: Path, architecture: str, flags: Sequence[str]) -> bytes:
-    """The machine code of a file.
-
-    Raises:
-        CompileError: nvcc refused the text, crashed or took too long; holds all of its output.
-    """
+    """Compiles a file by nvcc; raises `CompileError`, with all output, if that fails."""
     with tempfile.TemporaryDirectory(dir=source.parent, prefix="building-", ignore_cleanup_errors=True) as folder:
         built = Path(folder, "kernel.cubin")
         target = [f"-arch={architecture}", "-lineinfo", "-cubin", str(source), "-o", str(built)]
-        done = run([*nvcc.command, *flags, *target], _BUILD_SECONDS, {"TMPDIR": folder})
-        if done.code != 0 or not built.is_file():
-            what = f"nvcc {nvcc.version} {done.manner} for {architecture}:\n{done.output.strip()}"
+        result = run([*nvcc.command, *flags, *target], _BUILD_SECONDS, {"TMPDIR": folder})
+        if result.code != 0 or not built.is_file():
+            what = f"nvcc {nvcc.version} {result.manner} for {architecture}:\n{result.output.strip()}"
             raise CompileError(what, where=str(source), hint="unset FUSEGEN_NVCC, or report it with this file")
         return built.read_bytes()
 
 
-# SASS: a cubin's machine code as text, by NVIDIA's disassembler where one is found.
+# SASS: disassembled machine code.
 
 
 _SECONDS = 120
 
-_PLACES = (("triton", "backends/nvidia/bin/nvdisasm"), ("nvidia", "cu13/bin/nvdisasm"), ("nvidia", "cuda_nvdisasm/bin/nvdisasm"))
+_NVDISASM = (
+    ("triton", "backends/nvidia/bin/nvdisasm"),
+    ("nvidia", "cu13/bin/nvdisasm"),
+    ("nvidia", "cuda_nvdisasm/bin/nvdisasm"),
+)
 
 
 def find_nvdisasm() -> str | None:
-    """The disassembler: on the PATH, in Triton's package, or from PyPI's nvidia-cuda-nvdisasm."""
-    if found := shutil.which("nvdisasm"):
-        return found
-    for package, inside in _PLACES:
+    """Returns the path of nvdisasm: on the PATH, in Triton's package, or from PyPI's nvidia-cuda-nvdisasm."""
+    if path := shutil.which("nvdisasm"):
+        return path
+    for package, relative_path in _NVDISASM:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or []) if spec else []:
-            candidate = Path(folder) / inside
+            candidate = Path(folder) / relative_path
             if candidate.is_file():
                 return str(candidate)
     return None
 
 
 def sass(cubin: bytes) -> str:
-    """The machine code of a cubin as text.
+    """Disassembles a cubin.
 
     Raises:
         ToolNotFoundError: no disassembler was found, or it does not run here.
-        CompileError: it refused the machine code.
+        CompileError: it rejected the machine code.
     """
     tool = find_nvdisasm()
     if tool is None:
@@ -281,7 +264,7 @@ def sass(cubin: bytes) -> str:
     with writing_to(folder), tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder) as file:
         file.write(cubin)
         file.flush()
-        done = run([tool, "-c", file.name], _SECONDS)
-    if done.code != 0:
-        raise CompileError(f"{tool} {done.manner}:\n{done.output}", hint="install an nvdisasm that is as new as NVRTC")
-    return done.output
+        result = run([tool, "-c", file.name], _SECONDS)
+    if result.code != 0:
+        raise CompileError(f"{tool} {result.manner}:\n{result.output}", hint="install an nvdisasm at least as new as NVRTC")
+    return result.output

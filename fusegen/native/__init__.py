@@ -1,6 +1,6 @@
-"""The native module: parts of a call in C++, each beside the Python that does the same, slower.
+"""The native module: parts of a call in C++, each with an equivalent in Python.
 
-`fusegen.extension.native` builds it. Until it is loaded, and where it cannot be built, the Python runs.
+`fusegen.extension.native` builds it. Python runs until it is loaded, and if it cannot be built.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ SOURCES = tuple(sorted(path for path in Path(__file__).parent.iterdir() if path.
 NAME = "fusegen_native"
 
 _lock = new_lock()
-_waiting: weakref.WeakSet[NativeChoice] = weakref.WeakSet()  # type: ignore[type-arg]
+_in_python: weakref.WeakSet[NativeChoice] = weakref.WeakSet()  # type: ignore[type-arg]
 _module: ModuleType | None = None
 
 
 class NativeChoice(Generic[F]):
-    """A function that is Python until the native module is loaded.
+    """A function that runs in Python until the native module is loaded.
 
     Args:
-        native: makes it of the native module.
-        python: makes it without.
+        native: creates it from the native module.
+        python: creates the Python equivalent.
     """
 
     def __init__(self, native: Callable[[ModuleType], F], python: Callable[[], F]) -> None:
@@ -38,34 +38,33 @@ class NativeChoice(Generic[F]):
             module = _module
             if module is None:
                 self.call: F = python()
-                _waiting.add(self)
+                _in_python.add(self)
                 return
         try:
             self.call = native(module)
-        except Exception:  # Python says what is wrong, or does it
+        except Exception:  # Python raises the error, or works
             self.call = python()
 
-    def made(self, module: ModuleType) -> F:
-        """The function of a native module."""
+    def native_call(self, module: ModuleType) -> F:
         return self._native(module)
 
-    def take(self, module: ModuleType) -> None:
-        """Takes the function of the native module from now on, where that can be made."""
-        with suppress(Exception):  # one that cannot be is Python
+    def switch_to(self, module: ModuleType) -> None:
+        """Uses the native module from now on; keeps Python if that fails."""
+        with suppress(Exception):
             self.call = self._native(module)
 
 
 def use(module: ModuleType | None) -> None:
-    """Has later calls use the native module, and those functions that wait for it; None: later ones use Python."""
+    """Switches existing and later functions to the native module; None: later ones use Python."""
     global _module
     with _lock:
         _module = module
         if module is not None:
-            for each in list(_waiting):
-                each.take(module)
-            _waiting.clear()
+            for choice in list(_in_python):
+                choice.switch_to(module)
+            _in_python.clear()
 
 
 def loaded() -> ModuleType | None:
-    """The native module; None where it is not there, or not yet."""
+    """Returns the native module, or None if it is not loaded (yet)."""
     return _module

@@ -1,7 +1,7 @@
-// Conditions on the state of Python objects, asked before each call: what a dictionary, an object or a cell holds, by identity.
+// Guards on Python state, checked before each call: the contents of dictionaries, objects and cells, by identity.
 //
-// Nearly all are on dictionaries, of which a large model has hundreds. These are asked again only behind a change of the dictionary:
-// most of their time would be that of memory which nothing else reads.
+// Nearly all are on dictionaries, of which a large model has hundreds. They are rechecked only after the dictionary has changed,
+// since cache misses would dominate.
 
 #pragma once
 
@@ -14,17 +14,17 @@
 
 namespace conditions {
 
-// In the order of `_PLACES` of fusegen/guards/places.py; the last one is found here.
+// In the order of `_PLACES` of fusegen/guards/places.py; `variables` is detected here.
 enum class Place { item, attribute, type, cell, length, result, method, has, missing, defined, parameter, buffer, submodule, variables };
 
-// Weak: a reference to the owner, or to the value. A condition on what is gone is false.
+// Weak conditions hold a weak reference to the owner or value, and are false after its deletion.
 struct Condition {
   Place place;
   PyObject *owner, *key, *value;
   int is_owner_weak = false, is_value_weak = false;
 };
 
-// Where a tensor lies.
+// The memory layout of a tensor.
 struct Layout {
   PyObject *tensor;
   void *address;
@@ -32,20 +32,20 @@ struct Layout {
   at::ScalarType dtype;
 };
 
-// A dictionary, and the conditions on it, which hold if it is as it was when they were asked.
+// A dictionary and its conditions, which still hold if its version is unchanged.
 struct Dictionary {
   PyObject *held;
   std::vector<Condition> conditions;
   bool is_watched = false;
-  uint64_t changes = 1;  // as far as it is watched
-  uint64_t asked = 0;    // its version, when all of them held
+  uint64_t changes = 1;  // counted by the watcher
+  uint64_t asked = 0;    // the last version at which all conditions held
 };
 
 struct Conditions {
   PyObject_HEAD
   vectorcallfunc call;
   PyObject *same;
-  uint64_t changes, asked;  // of all dictionaries
+  uint64_t changes, asked;  // over all dictionaries
   std::vector<Condition> *others;
   std::vector<Dictionary> *dictionaries;
   std::vector<Layout> *layouts;
@@ -58,7 +58,7 @@ struct Conditions {
 };
 
 #if PY_VERSION_HEX < 0x030C0000
-// The interpreter numbers the states of all dictionaries: equal numbers are the same state.
+// The interpreter gives each state of a dictionary a unique version tag.
 void watch(Conditions &, size_t) {}
 void unwatch(Conditions &) {}
 
@@ -66,13 +66,13 @@ uint64_t version_of(const Dictionary &each) { return reinterpret_cast<PyDictObje
 #else
 struct User {
   Conditions *conditions;
-  size_t at;  // among its dictionaries
+  size_t at;  // index of the dictionary
 };
 
 int watcher = -1;
 
 auto &users() {
-  static auto *all = new std::unordered_map<PyObject *, std::vector<User>>;  // dictionaries change until the interpreter ends
+  static auto *all = new std::unordered_map<PyObject *, std::vector<User>>;  // leaked: dictionaries change until the interpreter ends
   return *all;
 }
 
@@ -89,7 +89,7 @@ int note_change(PyDict_WatchEvent, PyObject *dictionary, PyObject *, PyObject *)
 void watch(Conditions &self, size_t at) {
   Dictionary &each = (*self.dictionaries)[at];
   if (watcher < 0) watcher = PyDict_AddWatcher(note_change);
-  if (watcher < 0 || PyDict_Watch(watcher, each.held) < 0) return PyErr_Clear();  // others have taken all watchers
+  if (watcher < 0 || PyDict_Watch(watcher, each.held) < 0) return PyErr_Clear();  // no free watcher
   each.is_watched = true;
   users()[each.held].push_back({&self, at});
 }
@@ -109,10 +109,10 @@ void unwatch(Conditions &self) {
 uint64_t version_of(const Dictionary &each) { return each.is_watched ? each.changes : 0; }
 #endif
 
-// True for dictionaries whose entries nothing but their own methods gives and takes.
+// True for dictionaries without overridden access methods.
 bool is_dictionary(PyObject *object) { return PyDict_CheckExact(object) || PyODict_CheckExact(object); }
 
-// A new reference to what a weak reference refers to; null without an error where that is gone.
+// Returns a new reference to the target of a weak reference; null without an error if it was deleted.
 PyObject *alive(PyObject *reference) {
 #if PY_VERSION_HEX < 0x030D0000
   PyObject *found = PyWeakref_GetObject(reference);
@@ -123,7 +123,7 @@ PyObject *alive(PyObject *reference) {
 #endif
 }
 
-// A new reference to what a variable of a function's closure holds; null with an error.
+// Returns a new reference to the value of a closure variable; null with an error.
 PyObject *in_cell(PyObject *function, PyObject *key) {
   const Object cells = PyFunction_Check(function) ? Object(Py_XNewRef(PyFunction_GET_CLOSURE(function)))
                                                   : Object(PyObject_GetAttrString(function, "__closure__"));
@@ -138,13 +138,13 @@ PyObject *in_cell(PyObject *function, PyObject *key) {
   return Py_XNewRef(found);
 }
 
-// The same for an attribute, and what that holds; `key` is both names.
+// Returns an item of an attribute; `key` holds both names.
 PyObject *within(PyObject *owner, PyObject *key) {
   const Object held(PyObject_GetAttr(owner, PyTuple_GET_ITEM(key, 0)));
   return held ? PyObject_GetItem(held, PyTuple_GET_ITEM(key, 1)) : nullptr;
 }
 
-// True or False; null with an error.
+// Returns True or False; null with an error.
 PyObject *has(PyObject *owner, PyObject *key) {
   const Object found(PyObject_GetAttr(owner, key));
   if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return nullptr;
@@ -152,13 +152,13 @@ PyObject *has(PyObject *owner, PyObject *key) {
   return PyBool_FromLong(found.get() != nullptr);
 }
 
-// The same: True where a dictionary has none of some keys.
+// Returns True if a dictionary has none of the keys.
 PyObject *lacks(PyObject *owner, PyObject *keys) {
   const Object held(PyObject_CallMethod(owner, "keys", nullptr));
   return held ? PyObject_CallMethod(held, "isdisjoint", "(O)", keys) : nullptr;
 }
 
-// A new reference to what a place holds; null with an error where that is nothing any more.
+// Returns a new reference to the value at a place; null with an error if there is none.
 PyObject *read(Place place, PyObject *owner, PyObject *key) {
   switch (place) {
     case Place::item:
@@ -188,22 +188,22 @@ PyObject *read(Place place, PyObject *owner, PyObject *key) {
       return within(owner, key);
     case Place::variables:
       return PyObject_GenericGetDict(owner, nullptr);
-    case Place::length:  // compared without an object
+    case Place::length:  // handled in `holds`
       break;
   }
   PyErr_SetString(PyExc_SystemError, "no such place");
   return nullptr;
 }
 
-// 1 where a place holds a value, 0 where it does not, -1 with an error.
+// Returns 1 if a place holds a value, 0 if not, -1 with an error.
 int holds(PyObject *same, Place place, PyObject *owner, PyObject *key, PyObject *value) {
   if (place == Place::length) {
     const Py_ssize_t size = is_dictionary(owner) ? PyDict_GET_SIZE(owner) : PyObject_Size(owner);
-    const Py_ssize_t wanted = PyLong_AsSsize_t(value);
-    return size < 0 || PyErr_Occurred() ? -1 : size == wanted;
+    const Py_ssize_t expected = PyLong_AsSsize_t(value);
+    return size < 0 || PyErr_Occurred() ? -1 : size == expected;
   }
   PyObject *found;
-  if (place == Place::item && is_dictionary(owner)) {  // nearly all of them
+  if (place == Place::item && is_dictionary(owner)) {  // the common case
     found = PyDict_GetItemWithError(owner, key);
     if (found == value) return 1;
     if (!found) return PyErr_Occurred() ? -1 : 0;
@@ -223,8 +223,8 @@ int holds(const Conditions &self, const Condition &each) {
   return owner && value ? holds(self.same, each.place, owner, each.key, value) : 0;
 }
 
-// The same for all conditions on dictionaries, of which those are asked that may not be as they were. What is asked may run Python,
-// and other threads meanwhile: a version counts as asked when all has held.
+// Checks the conditions of all changed dictionaries. A check may run Python code, and other threads: the version is stored only
+// after all conditions held.
 int dictionaries_hold(Conditions &self) {
   const uint64_t changes = self.changes;
   if (self.asked == changes) return 1;
@@ -241,13 +241,13 @@ int dictionaries_hold(Conditions &self) {
   return 1;
 }
 
-bool lies_there(const Layout &each) {
+bool has_layout(const Layout &each) {
   const at::Tensor &tensor = THPVariable_Unpack(each.tensor);
   return tensor.mutable_data_ptr() == each.address && tensor.sizes() == at::IntArrayRef(each.sizes) &&
          tensor.strides() == at::IntArrayRef(each.strides) && tensor.scalar_type() == each.dtype;
 }
 
-// False where an error says that something is not there any more; null for any other error.
+// Returns False if the error means that a value no longer exists; null for any other error.
 PyObject *gone() {
   for (PyObject *kind : {PyExc_LookupError, PyExc_AttributeError, PyExc_ValueError, PyExc_TypeError, PyExc_NameError})
     if (PyErr_ExceptionMatches(kind)) {
@@ -269,7 +269,7 @@ PyObject *ask(PyObject *object, PyObject *const *, size_t count, PyObject *names
   if (!answer) Py_RETURN_FALSE;
   try {
     for (const Layout &each : *self.layouts)
-      if (!lies_there(each)) Py_RETURN_FALSE;
+      if (!has_layout(each)) Py_RETURN_FALSE;
   } catch (const std::exception &error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
@@ -277,13 +277,13 @@ PyObject *ask(PyObject *object, PyObject *const *, size_t count, PyObject *names
   Py_RETURN_TRUE;
 }
 
-// Fills a vector from a tuple of integers; false with an error.
+// Fills a vector from a tuple of integers; returns false with an error.
 bool fill(std::vector<int64_t> &numbers, PyObject *given) {
   for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(given); ++at) numbers.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(given, at)));
   return !PyErr_Occurred();
 }
 
-// True for the dictionary of an object's variables, where nothing stands between.
+// True if the value is the object's plain ``__dict__``.
 bool are_variables(const Condition &each) {
   if (!PyUnicode_Check(each.key) || PyUnicode_CompareWithASCIIString(each.key, "__dict__")) return false;
   PyObject *found = PyObject_GenericGetDict(each.owner, nullptr);
@@ -338,7 +338,7 @@ PyObject *make(PyTypeObject *type, PyObject *arguments, PyObject *) {
       return nullptr;
     }
     if (!THPVariable_Check(held)) {
-      PyErr_SetString(PyExc_TypeError, "what lies somewhere is a tensor");
+      PyErr_SetString(PyExc_TypeError, "a layout is that of a tensor");
       Py_DECREF(self);
       return nullptr;
     }
@@ -377,7 +377,7 @@ int clear(PyObject *object) {
   Py_CLEAR(self->same);
   std::vector<Condition> all;
   std::vector<Layout> layouts;
-  if (self->others) all.swap(*self->others);  // whatever runs while references go finds none
+  if (self->others) all.swap(*self->others);  // code that runs during decref must find no references
   if (self->dictionaries) {
     unwatch(*self);
     for (const Dictionary &each : *self->dictionaries) all.insert(all.end(), each.conditions.begin(), each.conditions.end());

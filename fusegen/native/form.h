@@ -1,5 +1,5 @@
-// The form of a call: which arguments are tensors of which layout, and what the others are. A later call of the same form gives its
-// tensors.
+// The form of a call: the layouts of its tensor arguments, and the values of the others. It extracts the tensors of calls with the
+// same form.
 
 #pragma once
 
@@ -11,10 +11,10 @@
 
 namespace form {
 
-// The kinds stand in the order of `_Argument` of fusegen/graphs/call.py.
+// In the order of `_Argument` of fusegen/graphs/call.py.
 struct Node {
   enum class Kind { identity, plain, tensor, sequence, dictionary, cache } kind;
-  PyObject *value = nullptr;  // the object, or its type where that is all that counts
+  PyObject *value = nullptr;  // the object, or its type if only the type matters
   std::vector<PyObject *> names;
   std::vector<Node> parts;
   std::vector<int64_t> sizes, strides;
@@ -35,7 +35,7 @@ struct Form {
   }
 };
 
-// 1 where a value is as a node says, 0 where it is not, -1 with an error.
+// Returns 1 if a value matches a node, 0 if not, -1 with an error.
 int matches(const Form &self, const Node &node, PyObject *value, PyObject *tensors, PyObject *caches);
 
 int matches_tensor(const Node &node, PyObject *value, PyObject *tensors) {
@@ -51,7 +51,7 @@ int matches_sequence(const Form &self, const Node &node, PyObject *value, PyObje
   if (reinterpret_cast<PyObject *>(Py_TYPE(value)) != node.value) return 0;
   if (PySequence_Fast_GET_SIZE(value) != static_cast<Py_ssize_t>(node.parts.size())) return 0;
   for (size_t at = 0; at < node.parts.size(); ++at) {
-    if (PySequence_Fast_GET_SIZE(value) <= static_cast<Py_ssize_t>(at)) return 0;  // code that compares may change a list
+    if (PySequence_Fast_GET_SIZE(value) <= static_cast<Py_ssize_t>(at)) return 0;  // comparisons may run code that changes the list
     PyObject *part = Py_NewRef(PySequence_Fast_GET_ITEM(value, at));
     const int answer = matches(self, node.parts[at], part, tensors, caches);
     Py_DECREF(part);
@@ -97,7 +97,7 @@ int matches(const Form &self, const Node &node, PyObject *value, PyObject *tenso
   return 0;
 }
 
-// form(args, kwargs) -> (tensors, caches), or None for a call of another form.
+// form(args, kwargs) -> (tensors, caches), or None if the call has another form.
 PyObject *ask(PyObject *object, PyObject *const *arguments, size_t count, PyObject *names) {
   if (PyVectorcall_NARGS(count) != 2 || names) {
     PyErr_SetString(PyExc_TypeError, "a form takes args and kwargs");
@@ -119,7 +119,7 @@ PyObject *ask(PyObject *object, PyObject *const *arguments, size_t count, PyObje
   return found;
 }
 
-// Reads a node of what Python describes: (kind, value) or (kind, value, parts), of a dictionary (kind, value, parts, names).
+// Reads a node from Python: (kind, value), (kind, value, parts), or for a dictionary (kind, value, parts, names).
 bool read(PyObject *given, Node &node) {
   int kind;
   PyObject *value, *parts = nullptr, *names = nullptr;
@@ -201,7 +201,7 @@ int clear(PyObject *object) {
   for (Node *node : {self->positional, self->named})
     if (node) {
       Node taken;
-      std::swap(taken, *node);  // whatever runs while references go finds none
+      std::swap(taken, *node);  // code that runs during decref must find no references
       release(taken);
     }
   return 0;

@@ -1,4 +1,4 @@
-// One unit, since reading torch's headers takes longer than compiling what is here.
+// One translation unit: torch's headers take longer to parse than this code to compile.
 
 #include "conditions.h"
 #include "executor.h"

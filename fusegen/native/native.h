@@ -1,4 +1,4 @@
-// The types of the native module.
+// Helpers for the types of the native module.
 
 #pragma once
 
@@ -17,7 +17,7 @@
   throw python_error();
 }
 
-// A reference of its own.
+// An owned reference.
 class Object {
  public:
   Object(PyObject *object = nullptr) : object_(object) {}
@@ -41,10 +41,10 @@ inline Object checked(PyObject *made) {
   return Object(made);
 }
 
-// A type whose objects are called, and looked through by the garbage collector.
+// A callable type that supports garbage collection.
 //
 // Object: begins with `PyObject_HEAD`, and has a `vectorcallfunc call`, which `make` sets.
-// `clear` lets go of all references, and `release` of the memory behind `Object`.
+// `clear` drops all references; `release` frees the memory that `Object` owns.
 template <typename Object, inquiry clear>
 PyObject *callable_type(const char *name, newfunc make, traverseproc traverse) {
   const destructor destroy = [](PyObject *object) {
@@ -68,8 +68,8 @@ PyObject *callable_type(const char *name, newfunc make, traverseproc traverse) {
   return PyType_FromSpec(&spec);
 }
 
-// `same` of fusegen/guards/values.py, which is called for what is not here: 1 where two values are the same plain value, or one object;
-// 0 where they are not, -1 with an error.
+// Fast path of `same` in fusegen/guards/values.py: 1 if two values are one object or the same plain value, 0 if not, -1 with an
+// error.
 inline int is_same(PyObject *same, PyObject *one, PyObject *other) {
   if (one == other) return 1;
   if (Py_TYPE(one) != Py_TYPE(other)) return 0;

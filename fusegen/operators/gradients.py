@@ -24,7 +24,7 @@ from fusegen.ir.index_map import in_row_major_order, owner
 from fusegen.ir.symbolic import literal
 from fusegen.passes.rewrite import part_of
 from fusegen.program.formula import Relation
-from fusegen.runtime.arguments import check_apart
+from fusegen.runtime.arguments import check_no_aliasing
 from fusegen.schedule.names import plain
 from fusegen.threads import cached_property, new_lock
 
@@ -134,7 +134,7 @@ class GraphOperator:
         for spec, tensor in zip(self.graph.inputs, tensors, strict=True):
             self._check(spec, tensor, sizes)
         self._require(sizes)
-        check_apart([spec.name for spec in self.graph.inputs], tensors, self._written)
+        check_no_aliasing([spec.name for spec in self.graph.inputs], tensors, self._written)
         return _return_value(self._fresh(tensors, sizes))
 
     def _fresh(self, tensors: Sequence[Tensor], sizes: Mapping[str, Any]) -> tuple[Tensor, ...]:

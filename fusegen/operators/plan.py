@@ -38,7 +38,7 @@ from fusegen.ir.symbolic import literal
 from fusegen.operators.gradients import AssumedGraph, GraphOperator, operator_of, recording_operator_of
 from fusegen.options import Options
 from fusegen.runtime.arguments import GREATEST, LEAST
-from fusegen.runtime.bound import unfollowed
+from fusegen.runtime.bound import without_dynamo
 from fusegen.runtime.callables import is_transformed
 from fusegen.schedule.names import Namer
 from fusegen.trace.run import Trace
@@ -63,7 +63,7 @@ _numbers = itertools.count()
 def planned(*call: Any) -> str:
     """Returns the plan of a call (arguments as for `plan_of`), or "" with a warning if the function has to run in torch."""
     try:
-        return str(unfollowed(plan_of)(*call))  # after a graph break in the call, torch.compile would trace into it
+        return str(without_dynamo(plan_of)(*call))  # after a graph break in the call, torch.compile would trace into it
     except Unplanned as reason:
         what = f"{call[1]} is not fused where torch records it, and runs as a plain torch function: {reason}"
         warnings.warn(what, stacklevel=2)

@@ -1,5 +1,4 @@
-"""Functions of what can be called and is none (objects with ``__call__``, ``functools.partial``), and functions with other
-parameters: ``out=``, and pairs of real numbers for complex ones; and calls that torch runs as the function itself."""
+"""Adapters of callables: objects with ``__call__`` and partials, ``out=``, complex arguments; and calls that torch runs itself."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from torch.utils._device import DeviceContext
 from fusegen.errors import ArgumentError
 from fusegen.runtime.arguments import Values
 
-_COMPLETED = compile(
+_WRAPPER_CODE = compile(
     """
 def completed(function, given, named):
     def call(*args, **kwargs):
@@ -34,53 +33,53 @@ def completed(function, given, named):
     "<a partial>",
     "exec",
 )
-"""Code that is no library's, which is taken not to change: each call looks at what it closes over."""
+"""Compiled under a file name outside of libraries, so that its closure is guarded in each call; library code counts as constant."""
 
 
 def python_function(target: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, or bound method, that runs when something is called.
-
-    Raises:
-        ArgumentError: no Python function does.
-    """
+    """Returns the function, or bound method, that runs when an object is called; raises `ArgumentError` if there is none."""
     if hasattr(target, "__code__"):
         return target
     if isinstance(target, functools.partial):
-        return _completed(python_function(target.func), target.args, target.keywords, _signature(target))
+        return _wrapped(python_function(target.func), target.args, target.keywords, _signature(target))
     method = getattr(target, "__call__", None)  # noqa: B004  # the method itself
     if isinstance(method, MethodType) and not isinstance(target, type):
-        return _completed(method, (), {}, inspect.signature(method), target)  # its class may have another later
-    raise ArgumentError(f"{target!r} is no Python function", hint="wrap it: def f(x): return ...")
+        return _wrapped(method, (), {}, inspect.signature(method), target)  # its class may replace it later
+    raise ArgumentError(f"{target!r} is not a Python function", hint="wrap it: def f(x): return ...")
 
 
 def name_of(target: Callable[..., Any]) -> str:
-    """The name of the kernel that is made of it."""
+    """Returns the name of the kernel of a callable."""
     if isinstance(target, functools.partial):
         return name_of(target.func)
     return str(getattr(target, "__name__", type(target).__name__))
 
 
 def by_position(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments by name as those of a call that names only what it must: a parameter may have the name of one of `lower`'s."""
+    """Converts named arguments to positional ones where possible, since a parameter may share its name with one of `lower`."""
     bound = inspect.signature(function).bind(**arguments)
     bound.apply_defaults()
     return bound.args, bound.kwargs
 
 
-def _completed(
-    function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any], signature: inspect.Signature, called: Any = None
+def _wrapped(
+    function: Callable[..., Any],
+    positional: tuple[Any, ...],
+    named: dict[str, Any],
+    signature: inspect.Signature,
+    called: Any = None,
 ) -> Callable[..., Any]:
-    """A partial, or an object, as a function of the parameters that it leaves open; those that it names are defaults.
+    """Wraps a partial, or a callable object, as a function of its open parameters; named arguments become defaults.
 
     Args:
-        function: what its annotations are of.
-        given, named: arguments that are there already.
-        signature: of what is left.
-        called: what is called, where this is not the function.
+        function: provides the annotations.
+        positional, named: the bound arguments.
+        signature: of the open parameters.
+        called: the object to call, if it is not the function.
     """
     scope: dict[str, Any] = {"__name__": "a partial"}
-    exec(_COMPLETED, scope)
-    call: Callable[..., Any] = scope["completed"](function if called is None else called, given, named)
+    exec(_WRAPPER_CODE, scope)
+    call: Callable[..., Any] = scope["completed"](function if called is None else called, positional, named)
     call.__name__, call.__qualname__, call.__module__ = function.__name__, function.__qualname__, function.__module__
     call.__doc__ = function.__doc__
     call.__signature__ = signature  # type: ignore[attr-defined]
@@ -92,28 +91,25 @@ def _signature(target: functools.partial[Any]) -> inspect.Signature:
     try:
         return inspect.signature(target)
     except ValueError as error:
-        raise ArgumentError(f"{target!r} cannot be called: {error}", hint="complete no more parameters than there are") from None
+        raise ArgumentError(f"{target!r} cannot be called: {error}", hint="bind no more parameters than there are") from None
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations as values, which the function's own variables resolve; as they are written where these do not."""
+    """Returns the evaluated annotations, or their source if they cannot be evaluated."""
     try:
         return inspect.get_annotations(function, eval_str=True)
     except (NameError, TypeError, AttributeError, SyntaxError):
         return dict(function.__annotations__)
 
 
-# ``out=``: the function of a kernel with one more parameter, into which its result is written.
-
-
 OUT = "out"
 
 
-def filled(name: str, out: Any, result: Any) -> Tensor:
-    """``out``, with the result of a function written to it.
+def fill_out(name: str, out: Any, result: Any) -> Tensor:
+    """Copies a result to ``out`` and returns ``out``.
 
     Raises:
-        ArgumentError: one of them is no tensor, or they differ in shape or dtype.
+        ArgumentError: one of them is not a tensor, or they differ in shape or dtype.
     """
     if not isinstance(out, Tensor):
         raise ArgumentError(f"{name}: out is a {type(out).__name__}", hint="pass a tensor of the result's shape and dtype")
@@ -127,16 +123,12 @@ def filled(name: str, out: Any, result: Any) -> Tensor:
     return out.copy_(result)
 
 
-def with_out(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function with a parameter ``out``, to be named: a tensor of the result's shape and dtype, which it fills and returns.
-
-    Raises:
-        ArgumentError: when it is called, the function returns no single tensor, or one of another shape or dtype.
-    """
+def with_out_parameter(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Adds a keyword parameter ``out``: a tensor of the shape and dtype of the single result, which is filled and returned."""
 
     @wraps(function)
     def call(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
-        return filled(function.__name__, out, function(*args, **kwargs))
+        return fill_out(function.__name__, out, function(*args, **kwargs))
 
     declared = inspect.signature(function)
     parameter = inspect.Parameter(OUT, inspect.Parameter.KEYWORD_ONLY)
@@ -144,74 +136,63 @@ def with_out(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-# Complex arguments: a kernel takes them as the pairs of real numbers that lie in their memory.
+# Complex arguments: kernels take them as real tensors with a last dim of two.
 
 
 def is_complex(value: object) -> bool:
-    """Returns True if a value is a complex tensor."""
     if not isinstance(value, Tensor):
         return False
-    with torch._C.DisableTorchFunctionSubclass():  # a class of the user's may answer for itself
+    with torch._C.DisableTorchFunctionSubclass():  # a tensor subclass may override it
         return value.is_complex()
 
 
-def in_pairs(values: Values) -> list[Any]:
-    """Values, complex tensors among them as real ones with a last dim of two; autograd knows them as views."""
+def as_real_pairs(values: Values) -> list[Any]:
+    """Views complex tensors as real ones with a last dim of two; autograd tracks the views."""
     return [torch.view_as_real(value.resolve_conj()) if is_complex(value) else value for value in values]
 
 
-def of_pairs(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
-    """The function of real tensors with a last dim of two in the place of some complex ones.
-
-    Args:
-        names: the parameters that are complex.
-    """
+def taking_real_pairs(function: Callable[..., Any], names: Collection[str]) -> Callable[..., Any]:
+    """Wraps a function so that the named complex parameters take real tensors with a last dim of two."""
     declared = tuple(inspect.signature(function).parameters)
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = [torch.view_as_complex(a) if name in names else a for name, a in zip(declared, args, strict=False)]
-        return function(*given, **{name: torch.view_as_complex(a) if name in names else a for name, a in kwargs.items()})
+        positional = [torch.view_as_complex(a) if name in names else a for name, a in zip(declared, args, strict=False)]
+        return function(*positional, **{name: torch.view_as_complex(a) if name in names else a for name, a in kwargs.items()})
 
     return call
 
 
-# Calls that something watches which cannot look into a kernel: a transform, a recorder, a mode, a tensor that stands for another
-# one. There torch runs the user's function itself, operation by operation: what comes of it is what comes of any function.
+# Transforms, recorders, modes and placeholder tensors cannot see into a kernel. There torch runs the user's function itself,
+# operation by operation.
 
 
-def is_watched(values: Values) -> bool:
-    """Tells if torch is to run a call's function itself.
-
-    Args:
-        values: all arguments.
-    """
-    return is_transformed() or _is_recorded() or is_intercepted(values) or any(map(_stands_for_another, values))
+def runs_in_torch(values: Values) -> bool:
+    """Tells if torch must run the function of a call itself."""
+    return is_transformed() or _is_recorded() or is_intercepted(values) or any(map(_is_placeholder, values))
 
 
 def is_intercepted(values: Values) -> bool:
-    """Tells if a function mode may change what a call's function does: all but a device for new tensors that is that of the call's,
-    or torch's own, which says no more than that tensors are made where torch makes them.
+    """Tells if a function mode may change the operations of a call.
 
-    Args:
-        values: all arguments.
+    A default device does not, if it is the CPU or the device of the arguments.
     """
-    modes = [function_mode(place) for place in range(function_modes())]
-    return any(not isinstance(mode, DeviceContext) or _is_elsewhere(mode.device, values) for mode in modes)
+    modes = [function_mode(index) for index in range(function_modes())]
+    return any(not isinstance(mode, DeviceContext) or _changes_device(mode.device, values) for mode in modes)
 
 
-def _is_elsewhere(device: torch.device, values: Values) -> bool:
+def _changes_device(device: torch.device, values: Values) -> bool:
     return device.type not in ("cpu", next((value.device.type for value in values if isinstance(value, Tensor)), ""))
 
 
 def is_transformed() -> bool:
-    """Tells if a transform of torch.func, or differentiation in forward mode, is under way."""
+    """Tells if a transform of torch.func, or forward-mode differentiation, is active."""
     return peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def is_recorded_as_operators() -> bool:
-    """Tells if a graph of torch's operators is being recorded, in which a kernel can be one: by make_fx, or torch.export."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # here: it takes a third of a second
+    """Tells if make_fx or torch.export is recording a graph of operators, in which a kernel can be one."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # a slow import: 0.3 s
 
     return get_proxy_mode() is not None and not is_transformed()
 
@@ -222,10 +203,10 @@ def _is_recorded() -> bool:
     return bool(dispatch_modes())
 
 
-def _stands_for_another(tensor: object) -> bool:
+def _is_placeholder(tensor: object) -> bool:
     if not isinstance(tensor, Tensor):
         return isinstance(tensor, Proxy)
     if type(tensor) is Tensor:
         return tensor.is_meta or torch._is_functional_tensor(tensor)
-    with torch._C.DisableTorchFunctionSubclass():  # a class of the user's may answer for itself
+    with torch._C.DisableTorchFunctionSubclass():  # a tensor subclass may override it
         return isinstance(tensor, FakeTensor) or tensor.is_meta

@@ -1,4 +1,4 @@
-"""Launches on a CUDA device: loaded kernels, streams, tensor maps. Only this file touches a GPU."""
+"""Loading and launching kernels on a CUDA device; TMA tensor maps. Only this module touches a GPU."""
 
 from __future__ import annotations
 
@@ -17,69 +17,58 @@ from fusegen.errors import LaunchError
 from fusegen.program.call import KernelLaunch
 from fusegen.target import PORTABLE_CLUSTER
 
-# The CUDA driver's own functions: launches and tensor maps, with arguments that are laid out before the call.
-#
-# A launch asks ctypes to convert nothing: it passes addresses of memory that is filled by one ``struct`` beforehand.
+# Driver functions. A launch passes only addresses of memory that one ``struct`` has filled, so that ctypes converts nothing.
 
 
-_ALIGNMENT = 128  # bytes: of a CUtensorMap, as CUDA 13 declares it; CUDA 12 wants half of that
+_ALIGNMENT = 128  # bytes, of a CUtensorMap in CUDA 13; CUDA 12 requires 64
 _MAP_BYTES = 128
-_MOST_BLOCKS = (1 << 31) - 1  # of a grid's first dim
+_MAX_BLOCKS = (1 << 31) - 1  # of a grid's first dim
 
 MAP = f"{_MAP_BYTES}s"
 ADDRESS, INTEGER, REAL = "Q", "q", "d"
-"""Kinds of arguments, as `struct` spells them."""
+"""`struct` codes of argument kinds."""
 
 ParameterKind: TypeAlias = str
 Frame: TypeAlias = tuple[Any, Any, Any]
-"""Memory of one launch under way, and the addresses of its configuration and of its table of arguments, ready to be passed."""
+"""Memory of one launch, and references to its configuration and its table of arguments."""
 
 
 class Driver:
-    """The functions.
-
-    Args:
-        library: the driver's, which nobody else sets types of arguments on.
-    """
+    """The driver functions; ``library`` must be private, since types are set on its functions."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self.launch = library.cuLaunchKernelEx  # without types: ctypes would convert each argument again
+        self.launch = library.cuLaunchKernelEx  # untyped: ctypes would convert each argument again
 
     def encode(self, device: int, *arguments: Any) -> bytes:
-        """A tensor map.
+        """Encodes a tensor map on a device.
 
         Args:
-            device: the index.
-            arguments: what ``cuTensorMapEncodeTiled`` takes behind the place of its result.
+            arguments: of ``cuTensorMapEncodeTiled`` after the output.
 
         Raises:
-            LaunchError: the driver refuses them.
+            LaunchError: the driver rejects them.
         """
-        place = _aligned(_MAP_BYTES)
-        status = self._library.cuTensorMapEncodeTiled(place, *arguments)
-        if status == _INVALID_CONTEXT:  # the device has not met this thread, as it has not autograd's at first
+        tensor_map = _aligned(_MAP_BYTES)
+        status = self._library.cuTensorMapEncodeTiled(tensor_map, *arguments)
+        if status == _INVALID_CONTEXT:  # a new thread, such as one of autograd, has no context
             make_current(device)
-            status = self._library.cuTensorMapEncodeTiled(place, *arguments)
+            status = self._library.cuTensorMapEncodeTiled(tensor_map, *arguments)
         if status:
             raise LaunchError(f"the driver makes no tensor map: {self.described(status)}", hint=_REPORT)
-        return bytes(place)
+        return bytes(tensor_map)
 
     def described(self, status: int) -> str:
-        """A status in the driver's own words."""
-        found = ctypes.c_char_p(), ctypes.c_char_p()
-        for ask, text in zip((self._library.cuGetErrorName, self._library.cuGetErrorString), found, strict=True):
-            ask(status, ctypes.byref(text))
-        return ": ".join(text.value.decode() for text in found if text.value) or f"error {status}"
+        """Returns the name and description of a status."""
+        texts = ctypes.c_char_p(), ctypes.c_char_p()
+        for query, text in zip((self._library.cuGetErrorName, self._library.cuGetErrorString), texts, strict=True):
+            query(status, ctypes.byref(text))
+        return ": ".join(text.value.decode() for text in texts if text.value) or f"error {status}"
 
 
 @lru_cache(maxsize=1)
 def driver() -> Driver:
-    """The driver of this machine.
-
-    Raises:
-        LaunchError: there is none.
-    """
+    """Loads the CUDA driver; raises `LaunchError` if there is none."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         return Driver(ctypes.CDLL(name))
@@ -90,13 +79,10 @@ def driver() -> Driver:
 
 
 def make_current(index: int) -> None:
-    """Makes a device's context the current one of this thread: that of torch, which may not have met the thread yet."""
+    """Makes torch's context of a device current in this thread."""
     from cuda.core import Device
 
     Device(index).set_current()
-
-
-# Launches.
 
 
 @dataclass(frozen=True)
@@ -104,8 +90,8 @@ class LoadedKernel:
     """A kernel that is loaded on a device.
 
     Attributes:
-        handle: a ``CUkernel``, which the driver launches as it does a ``CUfunction``.
-        owner: with whose life the handle ends.
+        handle: a ``CUkernel``, which the driver launches like a ``CUfunction``.
+        owner: keeps the handle valid.
     """
 
     entry: str
@@ -114,18 +100,18 @@ class LoadedKernel:
 
 
 class LaunchAttribute(ctypes.Structure):
-    """``CUlaunchAttribute`` of the driver: a number and a value, of which the first four bytes are used here."""
+    """The driver's ``CUlaunchAttribute``: a number and a value, of which only four bytes are used here."""
 
     _fields_ = (("number", ctypes.c_uint), ("gap", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_ubyte * 60))
 
 
 OVERLAPS = LaunchAttribute(number=6, value=1)
-"""``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``: the kernel starts when all blocks of the one before it in the stream
-have ended, or said that it may. What they wrote need not be visible then; ``griddepcontrol.wait`` waits for that."""
+"""Programmatic dependent launch (``CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION``): the kernel starts when all blocks of
+the previous one have ended or triggered it. ``griddepcontrol.wait`` waits until their writes are visible."""
 
 
 class LaunchConfig(ctypes.Structure):
-    """``CUlaunchConfig`` of the driver, which ends with its attributes: there are none, or one."""
+    """The driver's ``CUlaunchConfig``, with at most one attribute."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -138,34 +124,27 @@ class LaunchConfig(ctypes.Structure):
 
 
 class LaunchSite:
-    """One launch of a call: what all calls have in common, and frames for what they have not.
+    """One launch of a call: the constant part, and frames for the variable arguments.
 
-    A frame belongs to one launch at a time, from its filling until the driver has copied the arguments, which is before it returns:
-    other threads, and signal handlers of this one, may be in the call as well. So a frame is taken from a list, whose ends Python
-    moves in one step, and put back.
+    A frame belongs to one launch from its filling until the driver returns, which has copied the arguments by then. Other threads,
+    and signal handlers of this one, may launch at the same time. So frames are popped from a list and appended, which Python does
+    atomically.
 
     Args:
-        kernel: what is launched.
-        device: where.
         grid: number of blocks.
-        block: threads of a block.
-        shared_bytes: dynamic shared memory of a block.
-        arguments: of each parameter its kind, or its value where that is the same in all calls.
-        overlaps: whether it starts while the launch before it still runs.
+        block: threads per block.
+        shared_bytes: dynamic shared memory per block.
+        arguments: for each parameter its kind, or its value if that is constant.
+        overlaps: whether it starts while the previous launch still runs.
 
     Attributes:
-        device, grid, block, shared_bytes, overlaps: as given.
-        handle: of the kernel.
         function: the address of `launch`.
-        launch: the driver's function, of a frame's configuration, `kernel`, a frame's table, and nothing.
-        kernel: the kernel, ready to be passed.
-        fill: writes a stream, `attributes` and the arguments that have a kind into the memory of a frame, at `start`.
-        attributes: where they are and how many; nothing where there are none.
-        start: where.
-        frames: those that no launch uses.
+        fill: writes a stream, `attributes` and the variable arguments into the memory of a frame, at offset `start`.
+        attributes: their address and count; empty if there are none.
+        frames: the free ones.
 
     Raises:
-        LaunchError: no device has so many blocks.
+        LaunchError: the grid has too many blocks.
     """
 
     start = LaunchConfig.stream.offset
@@ -181,8 +160,8 @@ class LaunchSite:
         *,
         overlaps: bool = False,
     ) -> None:
-        if grid > _MOST_BLOCKS:
-            what = f"{kernel.entry} needs {grid} blocks, and a launch has {_MOST_BLOCKS} at most"
+        if grid > _MAX_BLOCKS:
+            what = f"{kernel.entry} needs {grid} blocks, and a launch has {_MAX_BLOCKS} at most"
             raise LaunchError(what, hint="call the kernel on parts of its tensors")
         self.device, self.grid, self.block, self.shared_bytes, self.overlaps = device, grid, block, shared_bytes, overlaps
         self._loaded, self._driver, self.handle = kernel, driver(), kernel.handle
@@ -194,102 +173,86 @@ class LaunchSite:
         self._lay_out(arguments)
 
     def _lay_out(self, arguments: Sequence[ParameterKind | int]) -> None:
-        """Values that are filled in stand in one piece: the stream, the attributes or zeros, what has a kind; then the rest."""
-        head, behind = f"={ADDRESS}{ADDRESS}I" if self.attributes else f"={ADDRESS}", ctypes.sizeof(LaunchConfig)
-        spelled, places = f"{head}{behind - self.start - struct.calcsize(head)}x", dict[int, int]()
+        """Lays out a frame. The variable values are contiguous: stream, attributes or zeros, arguments. Constants and the table
+        follow.
+        """
+        head, end = f"={ADDRESS}{ADDRESS}I" if self.attributes else f"={ADDRESS}", ctypes.sizeof(LaunchConfig)
+        format, offsets = f"{head}{end - self.start - struct.calcsize(head)}x", dict[int, int]()
         for number, kind in enumerate(arguments):
             if isinstance(kind, str):
-                gap = -behind % _ALIGNMENT if kind == MAP else 0
-                spelled, places[number] = f"{spelled}{gap}x{kind}", behind + gap
-                behind += gap + struct.calcsize(kind)
-        self.fill = struct.Struct(spelled).pack_into
+                gap = -end % _ALIGNMENT if kind == MAP else 0
+                format, offsets[number] = f"{format}{gap}x{kind}", end + gap
+                end += gap + struct.calcsize(kind)
+        self.fill = struct.Struct(format).pack_into
         self._constants = [(number, value) for number, value in enumerate(arguments) if isinstance(value, int)]
-        places |= {number: behind + 8 * place for place, (number, _) in enumerate(self._constants)}
-        self._constants_at, self._table_at = behind, behind + 8 * len(self._constants)
-        self._places = [places[number] for number in range(len(arguments))]
+        offsets |= {number: end + 8 * index for index, (number, _) in enumerate(self._constants)}
+        self._constants_at, self._table_at = end, end + 8 * len(self._constants)
+        self._offsets = [offsets[number] for number in range(len(arguments))]
 
     def frame(self) -> Frame:
-        """Another frame."""
-        memory = _aligned(self._table_at + 8 * len(self._places))
+        """Allocates a frame."""
+        memory = _aligned(self._table_at + 8 * len(self._offsets))
         ctypes.memmove(memory, ctypes.byref(self._config), ctypes.sizeof(LaunchConfig))
         struct.pack_into(f"={len(self._constants)}q", memory, self._constants_at, *(value for _, value in self._constants))
-        table = [ctypes.addressof(memory) + place for place in self._places]
+        table = [ctypes.addressof(memory) + offset for offset in self._offsets]
         struct.pack_into(f"={len(table)}Q", memory, self._table_at, *table)
         return memory, ctypes.byref(memory), ctypes.byref(memory, self._table_at)
 
-    def __call__(self, stream: int, given: Sequence[Any]) -> None:
-        """Launches the kernel.
-
-        Args:
-            given: the arguments that have a kind.
-
-        Raises:
-            LaunchError: the driver refuses it.
-        """
+    def __call__(self, stream: int, arguments: Sequence[Any]) -> None:
+        """Launches the kernel on a stream with the variable arguments; raises `LaunchError` if the driver rejects it."""
         try:
             frame = self.frames.pop()
         except IndexError:
             frame = self.frame()
         memory, config, table = frame
-        self.fill(memory, self.start, stream, *self.attributes, *given)
+        self.fill(memory, self.start, stream, *self.attributes, *arguments)
         status = self.launch(config, self.kernel, table, None)
         if status:
             self.refused(status, frame)
         self.frames.append(frame)
 
     def refused(self, status: int, frame: Frame) -> None:
-        """Handles a launch that the driver refused: by another one, where the thread only had no context yet.
-
-        Raises:
-            LaunchError: it has, or that does not help.
-        """
+        """Retries a rejected launch if the thread had no context; raises `LaunchError` otherwise."""
         if self.made_current(status):
             status = self.launch(frame[1], self.kernel, frame[2], None)
         if status:
             self.refuse(status)
 
     def made_current(self, status: int) -> bool:
-        """Tells if a launch is worth another try: the thread had no context, and has it now."""
+        """Returns True if the thread had no context, and has one now."""
         if status == _INVALID_CONTEXT:
             make_current(self.device)
         return status == _INVALID_CONTEXT
 
     def refuse(self, status: int) -> None:
-        """Says that the driver refused a launch.
-
-        Raises:
-            LaunchError: always.
-        """
+        """Raises the `LaunchError` of a status."""
         what = f"the driver does not launch {self._loaded.entry}: {self._driver.described(status)}"
         raise LaunchError(what, hint=_hint(status))
 
 
 def _aligned(size: int) -> Any:
-    """Zeroed memory whose address every argument can have."""
-    whole = ctypes.create_string_buffer(size + _ALIGNMENT)
-    return (ctypes.c_char * size).from_buffer(whole, -ctypes.addressof(whole) % _ALIGNMENT)
+    """Returns zeroed memory that is aligned for every argument."""
+    buffer = ctypes.create_string_buffer(size + _ALIGNMENT)
+    return (ctypes.c_char * size).from_buffer(buffer, -ctypes.addressof(buffer) % _ALIGNMENT)
 
 
-# Statuses, by their numbers in cuda.h.
+# Status codes of cuda.h.
 
 _OUT_OF_MEMORY, _INVALID_CONTEXT, _OUT_OF_RESOURCES = 2, 201, 701
-_LEFT_BY_ANOTHER = (700, 702, 710, *range(714, 720))  # a kernel before this one faulted, asserted or ran too long
-_OF_CAPTURES = range(900, 909)
+_STICKY_ERRORS = (700, 702, 710, *range(714, 720))  # an earlier kernel faulted, asserted or timed out
+_CAPTURE_ERRORS = range(900, 909)
 
-_REPORT = "report it, with what `fusegen doctor` says"
+_REPORT = "report it, with the output of `fusegen doctor`"
 
 
 def _hint(status: int) -> str:
-    if status in _LEFT_BY_ANOTHER:
-        return "look at what ran before: the device tells late of it; CUDA_LAUNCH_BLOCKING=1 names the call, in a new process"
-    if status in _OF_CAPTURES:
-        return "look at what else is captured: the graph that this call was to become part of cannot take it"
+    if status in _STICKY_ERRORS:
+        return "an earlier kernel failed, and errors arrive late: CUDA_LAUNCH_BLOCKING=1 names the call, in a new process"
+    if status in _CAPTURE_ERRORS:
+        return "check the other captured work: the CUDA graph that is being captured cannot contain this call"
     if status == _OUT_OF_MEMORY:
-        return "free memory of the device: the driver needs some of its own"
+        return "free memory of the device: the driver needs some too"
     return _REPORT
-
-
-# Tensor maps.
 
 
 def encoded(
@@ -302,20 +265,15 @@ def encoded(
     *,
     promote: bool,
 ) -> bytes:
-    """The tensor map of a view whose lines of 128 bytes are swizzled.
+    """Encodes the tensor map of a view with 128-byte swizzle.
 
     Args:
-        dtype: of the elements.
-        device: the index.
-        address: of the first one.
+        address: of the first element.
         shape, strides: of the view, in elements, outermost dim first.
         box: the tile.
-        promote: whether reads should bring whole lines of L2.
-
-    Raises:
-        LaunchError: the driver refuses it.
+        promote: whether reads fetch 256 bytes to L2.
     """
-    from cuda.bindings import driver as names  # NVIDIA's numbers of what follows
+    from cuda.bindings import driver as names  # enumerations
 
     types = {
         DType.BFLOAT16: names.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -330,7 +288,7 @@ def encoded(
         int(types[dtype]),
         rank,
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * rank)(*shape[::-1]),  # the driver counts dims from the innermost one outwards
+        (ctypes.c_uint64 * rank)(*shape[::-1]),  # innermost dim first
         (ctypes.c_uint64 * max(rank - 1, 1))(*bytes_apart),
         (ctypes.c_uint32 * rank)(*box[::-1]),
         (ctypes.c_uint32 * rank)(*[1] * rank),
@@ -341,27 +299,22 @@ def encoded(
     )
 
 
-# Loaded kernels.
-
-
-_SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory that a kernel gets without asking
+_SHARED_WITHOUT_REQUEST = 48 * 1024  # bytes of dynamic shared memory without an attribute
 
 
 def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int) -> LoadedKernel:
-    """A kernel that is loaded on a device.
+    """Loads a kernel on a device.
 
     Args:
-        cubin: the machine code.
         name: of the kernel, for debuggers.
-        launch: says what its launches ask for: dynamic shared memory, and blocks of a cluster.
-        device: the index.
+        launch: its dynamic shared memory and cluster size.
 
     Raises:
-        LaunchError: the driver refuses the machine code, or the device what it asks for.
+        LaunchError: the driver rejects the machine code, or the device the requested resources.
     """
     from cuda.core import Device, ObjectCode
 
-    with torch.cuda.device(device):  # the caller's current device is current again afterwards
+    with torch.cuda.device(device):  # restores the current device
         Device(device).set_current()
         try:
             kernel = ObjectCode.from_cubin(cubin, name=name).get_kernel(entry)
@@ -372,11 +325,7 @@ def load(cubin: bytes, name: str, entry: str, launch: KernelLaunch, device: int)
 
 
 def request(kernel: Any, launch: KernelLaunch, device: int) -> None:
-    """Asks for what no kernel gets without asking.
-
-    Raises:
-        LaunchError: the device refuses it.
-    """
+    """Sets the attributes for large shared memory and clusters; raises `LaunchError` if the device rejects them."""
     if launch.shared_bytes > _SHARED_WITHOUT_REQUEST:
         what = f"{launch.shared_bytes} bytes of shared memory a block"
         _request(kernel, "MAX_DYNAMIC_SHARED_SIZE_BYTES", launch.shared_bytes, device, what)
@@ -394,27 +343,27 @@ def _request(kernel: Any, attribute: str, value: int, device: int, what: str) ->
 
 
 def queries() -> tuple[Callable[[int], int], Callable[[], int]]:
-    """torch's own functions that give the handle of the stream that it would use now on a device, and the index of its current
-    device: a tenth of a microsecond, against three and a half for ``torch.cuda.current_stream``."""
+    """Returns torch's functions for the current stream handle of a device, and for the current device.
+
+    They take 0.1 µs; ``torch.cuda.current_stream`` takes 3.5 µs.
+    """
     return torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
 
 
 class TensorMaps:
-    """Tensor maps of views, kept by address: encoding one takes longer than a launch.
+    """Tensor maps of a view, cached by address: encoding one takes longer than a launch.
 
     Args:
-        dtype: of the elements.
-        device: the index.
         shape, strides: of the view, in elements.
         offset: of the view's first element from the tensor's.
         box: the tile.
-        promote: whether reads should bring whole lines of L2.
+        promote: whether reads fetch 256 bytes to L2.
 
     Attributes:
-        known: gives the map of the tensor at an address; None where it is yet to be made.
+        known: returns the cached map of the tensor at an address, or None.
     """
 
-    _MOST = 64
+    _MAX_CACHED = 64
 
     def __init__(
         self,
@@ -433,9 +382,8 @@ class TensorMaps:
         self.known = self._known.get
 
     def make(self, address: int) -> bytes:
-        """The map of the view of the tensor at an address."""
-        found = self._encoded(address + self._offset)
-        if len(self._known) >= self._MOST:
+        tensor_map = self._encoded(address + self._offset)
+        if len(self._known) >= self._MAX_CACHED:
             self._known.clear()
-        self._known[address] = found
-        return found
+        self._known[address] = tensor_map
+        return tensor_map

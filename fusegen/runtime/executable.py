@@ -1,6 +1,6 @@
-"""From a call to a launch, the one way: of kernels, of their passes, of operators, and of what was built.
+"""The path from a call to its program: an inline cache of the last calls, then a dictionary of exact shapes, then binding.
 
-Exact shapes that were seen before are found by a check of the last few calls, or by a key. Others are checked, and bound by a plan.
+Kernels, their passes, operators and built bundles all use it.
 """
 
 from __future__ import annotations
@@ -19,133 +19,111 @@ from fusegen.dtypes import autocast_dtype
 from fusegen.errors import FusegenError
 from fusegen.progress import first_call
 from fusegen.runtime.arguments import GREATEST, LEAST, CallKey, Values, is_scalar, key_function
-from fusegen.runtime.bound import NO_SCALARS, BoundCall, Hidden, check_of, unfollowed
+from fusegen.runtime.bound import NO_SCALARS, BoundCall, Hidden, check_of, without_dynamo
 from fusegen.threads import new_lock
 
 BoundMatch: TypeAlias = tuple[BoundCall, Hidden]
-"""The program of a call, and the tensors that its function closes over, as they are now."""
+"""The program of a call, and the current captured tensors."""
 
-_MOST_BOUND = 1024  # exact shapes that are remembered
-_MOST_CANDIDATES = 32  # for one key, which differ in scalars and in what the function read of Python's state
-_NO_KEY = (TypeError, RuntimeError, ValueError, FusegenError)  # raised by making one for arguments that no kernel takes
+_MAX_KEYS = 1024  # exact shapes in the dictionary
+_MAX_PER_KEY = 32  # programs of one key, which differ in scalars and guarded Python state
+_KEY_ERRORS = (TypeError, RuntimeError, ValueError, FusegenError)  # raised for arguments that no kernel accepts
 
 
 class CallBinder:
-    """Checks and binds calls that are like no earlier one, for an executable.
-
-    Attributes:
-        name: of what is called.
-    """
+    """Checks and binds calls that have no program yet; ``name`` is the name of the kernel."""
 
     name: str = "a kernel"
 
     def statics(self) -> Sequence[bool]:
-        """Tells for each value of a call whether programs are bound to it, as far as is known."""
+        """Tells for each argument whether programs are bound to its value, as far as is known."""
         raise NotImplementedError
 
     def check(self, values: Values) -> None:
-        """Refuses what no program can work on.
-
-        Raises:
-            ArgumentError: there is such a value.
-        """
+        """Raises `ArgumentError` for arguments that no program accepts."""
         raise NotImplementedError
 
     def bind(self, values: Values) -> BoundMatch:
-        """Makes the program of a call, unlocked: it may wait for another thread's call."""
+        """Creates the program of a call. Runs without a lock, since it may wait for a call of another thread."""
         raise NotImplementedError
 
 
 class Executable:
-    """Runs calls, and remembers the programs of earlier ones.
+    """Runs calls, and caches their programs."""
 
-    Args:
-        plan: makes programs.
-
-    Attributes:
-        recent: the programs of the last few calls.
-    """
-
-    def __init__(self, plan: CallBinder) -> None:
-        self._plan = plan
+    def __init__(self, binder: CallBinder) -> None:
+        self._binder = binder
         self._programs: dict[CallKey, list[BoundCall]] = {}
         self._statics: Sequence[bool] = ()
         self._key: Callable[[Values], CallKey] = _without_key
         self._lock = new_lock()
-        self.recent = Recent()
+        self.inline_cache = InlineCache()
 
     def __call__(self, values: Values) -> Any:
-        """Runs a call.
-
-        Args:
-            values: all arguments.
-
-        Raises:
-            ArgumentError: one is such as no program takes.
-        """
-        program, hidden = self.recently(values) or self.found(values)
+        """Runs a call with all of its arguments."""
+        program, hidden = self.recent_match(values) or self.lookup(values)
         return program(values, hidden) if program.plain is None else program.plain.call(values, NO_SCALARS)
 
-    def recently(self, values: Values) -> BoundMatch | None:
-        """The program of one of the last few calls, where this one is like it."""
-        for knows, program in self.recent.known:
-            hidden = knows(values)
+    def recent_match(self, values: Values) -> BoundMatch | None:
+        """Returns the program of the call if the inline cache has it."""
+        for test, program in self.inline_cache.entries:
+            hidden = test(values)
             if hidden is not None:
                 return program, hidden
         return None
 
-    def found(self, values: Values) -> BoundMatch:
-        """The program of a call: that of an earlier one, or one that is made."""
-        return self._earlier(values) or self.first(values)
+    def lookup(self, values: Values) -> BoundMatch:
+        """Returns the cached program of the call, or binds a new one."""
+        return self._cached(values) or self.bind_new(values)
 
-    def first(self, values: Values) -> BoundMatch:
-        """Makes the program of a call, from now on known.
+    def bind_new(self, values: Values) -> BoundMatch:
+        """Binds and caches the program of a call.
 
-        One that is not even good for its own call, since its function changes what it reads, is not remembered.
+        A program is not cached if it does not even match its own call, because the function modifies the state that it reads.
         """
-        self._plan.check(values)
-        program, hidden = unfollowed(self._bind)(values)
+        self._binder.check(values)
+        program, hidden = without_dynamo(self._bind)(values)
         with self._lock:
-            self._renew()
+            self._update_statics()
             if program.find(values) is not None:
-                if len(self._programs) >= _MOST_BOUND:
+                if len(self._programs) >= _MAX_KEYS:
                     self.forget()
                 key = self._key(values)
-                self._programs[key] = [program, *self._programs.get(key, ())[: _MOST_CANDIDATES - 1]]
+                self._programs[key] = [program, *self._programs.get(key, ())[: _MAX_PER_KEY - 1]]
         return program, hidden
 
     def _bind(self, values: Values) -> BoundMatch:
-        with first_call(self._plan.name):
-            return self._plan.bind(values)
+        with first_call(self._binder.name):
+            return self._binder.bind(values)
 
     def forget(self) -> None:
-        """Later calls are bound anew, with what was measured since."""
+        """Clears the cache, e.g. after tuning."""
         with self._lock:
             self._programs.clear()
-            self.recent = Recent()  # behind the look-ups, one of which may be under way: what it notes stays in what was there
+            self.inline_cache = InlineCache()  # a new object: a concurrent lookup writes to the old one
 
-    def _earlier(self, values: Values) -> BoundMatch | None:
-        recent = self.recent  # as it is before the look-up: a program that is forgotten meanwhile must not come back
-        for program in self._alike(values) if self._programs else ():
+    def _cached(self, values: Values) -> BoundMatch | None:
+        recent = self.inline_cache  # read before the lookup: a concurrently cleared program must not come back
+        for program in self._candidates(values) if self._programs else ():
             hidden = program.find(values)
             if hidden is not None:
-                if dispatch_modes() or forward_ad._current_level >= 0:  # which sees torch's operations, and none of a kernel
-                    self._plan.check(values)
+                if dispatch_modes() or forward_ad._current_level >= 0:  # these see torch's operations, but not a kernel's
+                    self._binder.check(values)
                 else:
-                    recent.found(program, values, self._statics)
+                    recent.note_hit(program, values, self._statics)
                 return program, hidden
         return None
 
-    def _alike(self, values: Values) -> Sequence[BoundCall]:
-        """The programs of the call's key; none of what no kernel takes."""
+    def _candidates(self, values: Values) -> Sequence[BoundCall]:
+        """Returns the programs of the call's key."""
         try:
             return self._programs.get(self._key(values), ())
-        except _NO_KEY:
+        except _KEY_ERRORS:
             return ()
 
-    def _renew(self) -> None:
-        """Makes keys anew where the plan has found out more of what selects code: what is known by other keys is forgotten."""
-        statics = tuple(self._plan.statics())
+    def _update_statics(self) -> None:
+        """Rebuilds the key function if the binder has found more constant arguments; programs of old keys are dropped."""
+        statics = tuple(self._binder.statics())
         if self._key is _without_key or statics != self._statics:
             self._statics, self._key = statics, key_function(statics)
             if self._programs:
@@ -153,94 +131,89 @@ class Executable:
 
 
 def _without_key(_: Values) -> CallKey:
-    """Before the first call: annotations, by which parameters select code, cannot be resolved until then."""
+    """The key before the first call: annotations, which declare constants, cannot be resolved earlier."""
     return ()
 
 
-# Calls like one of the last few: a check of torch's own and a few comparisons tell them, in less than half the time of a key.
+# The inline cache: torch's tensor check and a few comparisons take less than half the time of a key.
 
 
-Knows: TypeAlias = Callable[[Values], Hidden | None]
-"""From the arguments of a call to the tensors that the function closes over; None for a call that may be another one."""
+CallTest: TypeAlias = Callable[[Values], Hidden | None]
+"""Returns the captured tensors if a call matches; None if it may differ."""
 
-_MOST = 4  # that a kernel remembers: each one costs the calls that are none of them a check
-_SETTLED = 16  # look-ups of one program after which it is remembered again: making a check takes longer than a look-up
-_SINGLE = (int, bool, str, type(None))  # types of which equal values are the same
+_MAX_ENTRIES = 4  # each entry costs the other calls a check
+_REFRESH_INTERVAL = 16  # lookups of a program per insertion: building a check costs more than a lookup
+_PLAIN_TYPES = (int, bool, str, type(None))  # types whose equal values are interchangeable
 
 
-class Recent:
-    """The programs of a kernel's last calls.
-
-    Attributes:
-        known: of each a test of calls, and the program; the newest first.
-    """
+class InlineCache:
+    """The programs of the last calls: ``entries`` are pairs of a test and a program, the newest first."""
 
     def __init__(self) -> None:
-        self.known: tuple[tuple[Knows, BoundCall], ...] = ()
+        self.entries: tuple[tuple[CallTest, BoundCall], ...] = ()
 
-    def found(self, bound: BoundCall, values: Values, statics: Sequence[bool]) -> None:
-        """Notes that a look-up found a program; at the second time, and now and then after it, the program becomes a recent one.
+    def note_hit(self, bound: BoundCall, values: Values, statics: Sequence[bool]) -> None:
+        """Counts a lookup of a program; inserts the program at the second one, and again every `_REFRESH_INTERVAL` lookups.
 
         Args:
-            values: all arguments of the call.
-            statics: for each parameter, whether programs are bound to its value.
+            statics: for each argument, whether programs are bound to its value.
         """
-        bound.found += 1
-        if bound.found % _SETTLED != 2:
+        bound.hits += 1
+        if bound.hits % _REFRESH_INTERVAL != 2:
             return
-        knows = of_calls_like(values, statics, bound.find)
-        if knows is not None:
-            self.known = ((knows, bound), *(each for each in self.known if each[1] is not bound))[:_MOST]
+        test = call_test(values, statics, bound.find)
+        if test is not None:
+            self.entries = ((test, bound), *(entry for entry in self.entries if entry[1] is not bound))[:_MAX_ENTRIES]
 
 
-def of_calls_like(values: Values, statics: Sequence[bool], find: Knows) -> Knows | None:
-    """A test that is true for calls of which the key is the same, though not for all of them; None where there is none.
+def call_test(values: Values, statics: Sequence[bool], find: CallTest) -> CallTest | None:
+    """Generates a test that accepts only calls with the same key, though not all of them; None if there is none.
 
     Args:
-        values: all arguments of a call that the program is good for.
-        statics: for each parameter, whether programs are bound to its value.
-        find: tells of calls of this key whether they are like this one in all else (`fusegen.runtime.bound.BoundCall`).
+        values: all arguments of a call that the program matches.
+        statics: for each argument, whether programs are bound to its value.
+        find: tells whether a call of this key also matches in all other respects (`fusegen.runtime.bound.BoundCall`).
     """
     tensors, conditions, addresses = [], [], []
     scope: dict[str, Any] = {"find": find, "forward_ad": forward_ad, "default_dtype": torch.get_default_dtype}
     scope |= {"dtype": torch.get_default_dtype(), "LEAST": LEAST, "GREATEST": GREATEST}
-    for place, (value, static) in enumerate(zip(values, statics, strict=True)):
-        name = f"v{place}"
+    for position, (value, static) in enumerate(zip(values, statics, strict=True)):
+        name = f"v{position}"
         if isinstance(value, Tensor):
             tensors.append(name)
-            addresses.append(f"(a{place} := {name}.data_ptr())")
+            addresses.append(f"(a{position} := {name}.data_ptr())")
         elif not static and is_scalar(value):
-            scope |= {f"t{place}": type(value)}
-            conditions.append(f"type({name}) is t{place}" + (f" and LEAST <= {name} <= GREATEST" if type(value) is int else ""))
-        elif type(value) in _SINGLE:
-            scope |= {f"t{place}": type(value), f"c{place}": value}
-            conditions.append(f"type({name}) is t{place} and {name} == c{place}")
+            scope |= {f"t{position}": type(value)}
+            conditions.append(f"type({name}) is t{position}" + (f" and LEAST <= {name} <= GREATEST" if type(value) is int else ""))
+        elif type(value) in _PLAIN_TYPES:
+            scope |= {f"t{position}": type(value), f"c{position}": value}
+            conditions.append(f"type({name}) is t{position} and {name} == c{position}")
         elif isinstance(value, nn.Module):
-            scope |= {f"m{place}": weakref.ref(value)}
-            conditions.append(f"m{place}() is {name}")
+            scope |= {f"m{position}": weakref.ref(value)}
+            conditions.append(f"m{position}() is {name}")
         elif type(value) is tuple and all(type(each) is int for each in value):  # a shape
-            scope |= {f"c{place}": value, "int": int}
-            same_values = f"type({name}) is tuple and {name} == c{place} and all([type(each) is int for each in {name}])"
-            conditions.append(f"({name} is c{place} or {same_values})")
+            scope |= {f"c{position}": value, "int": int}
+            has_same_values = f"type({name}) is tuple and {name} == c{position} and all([type(each) is int for each in {name}])"
+            conditions.append(f"({name} is c{position} or {has_same_values})")
         else:
             return None
-    given = [value for value in values if isinstance(value, Tensor)]
-    check = check_of(given)
+    tensor_arguments = [value for value in values if isinstance(value, Tensor)]
+    check = check_of(tensor_arguments)
     if check is None:
         return None
     scope |= {"check": check}
     aligned = f"not ({' | '.join(f'a{name[1:]}' for name in tensors)}) & 15"
     conditions += [f"check({', '.join(tensors)})", *addresses, aligned]
     conditions += ["default_dtype() is dtype", "forward_ad._current_level < 0"]
-    if any(tensor.requires_grad for tensor in given):  # torch's check does not ask if gradients are recorded now
+    if any(tensor.requires_grad for tensor in tensor_arguments):  # torch's check ignores grad mode
         scope |= {"recording": torch.is_grad_enabled, "recorded": torch.is_grad_enabled()}
         conditions.append("recording() is recorded")
-    kind = given[0].device.type
+    kind = tensor_arguments[0].device.type
     if autocast_dtype(kind) is not None:
         scope |= {"autocast_dtype": partial(torch.get_autocast_dtype, kind), "lower": autocast_dtype(kind)}
         conditions.append("autocast_dtype() is lower")
-    names = "".join(f"v{place}, " for place in range(len(values)))
-    text = f"def knows(values):\n    {names} = values\n    return find(values) if {' and '.join(conditions)} else None"
-    exec(compile(text, "<recent>", "exec"), scope)
-    knows: Knows = scope["knows"]
-    return knows
+    names = "".join(f"v{position}, " for position in range(len(values)))
+    text = f"def test(values):\n    {names} = values\n    return find(values) if {' and '.join(conditions)} else None"
+    exec(compile(text, "<inline cache>", "exec"), scope)
+    test: CallTest = scope["test"]
+    return test

@@ -1,6 +1,6 @@
-"""Calls on tensors, bound to one set of exact shapes and strides: their memory, arguments and steps as instructions.
+"""Binds a launch plan to exact shapes and strides: its memory, arguments and steps become instructions.
 
-Nothing here knows what a call was made of, and nothing compiles.
+This module knows neither graphs nor compilers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fusegen.program.call import (
     slots_of,
 )
 from fusegen.runtime import cuda
-from fusegen.runtime.arguments import check_apart, count_writes
+from fusegen.runtime.arguments import check_no_aliasing, count_writes
 from fusegen.runtime.cuda import ADDRESS, INTEGER, MAP, REAL, LaunchSite, ParameterKind
 from fusegen.runtime.instructions import (
     Address,
@@ -64,52 +64,47 @@ from fusegen.runtime.instructions import (
     View,
     contiguous,
 )
-from fusegen.runtime.library import BufferView, multiply_into, place_of, product_of
+from fusegen.runtime.library import BufferView, multiply_into, product_of, view_of
 from fusegen.runtime.workspace import OnWorkspace
 
-PutTogether: TypeAlias = Callable[[list[Tensor]], Any]
+PackResults: TypeAlias = Callable[[list[Tensor]], Any]
 
 
 def bound_call(
     call: LaunchPlan,
-    put_together: PutTogether | None,
+    pack_results: PackResults | None,
     sizes: Mapping[str, int],
     device: torch.device,
     backend: LaunchBackend,
     kernels: Sequence[Any],
     name: str = "this call",
 ) -> Runner:
-    """A call with all of its formulas evaluated, of its tensors, one an input in the order of the call's inputs, and its scalars by
-    name, which gives what the user's function returns.
+    """Binds a launch plan; the runner takes one tensor per input of the plan, and scalars by name.
 
     Args:
-        call: what to run.
-        put_together: makes the function's results of their tensors; None where the only tensor, or none, is the result.
+        pack_results: builds the function's result from its tensors; None if the only tensor, or None, is the result.
         sizes: values of all sizes and strides, by name.
-        device: where.
-        backend: makes instructions of launches.
-        kernels: loaded, one a launch.
+        backend: creates the instructions of launches.
+        kernels: loaded, one per launch.
         name: of the kernel, for messages.
     """
 
     def bound(memory: Tensor | None) -> Runner:
-        instructions = Binder(call, sizes, device, backend, memory=memory).instructions(kernels, put_together)
+        instructions = Binder(call, sizes, device, backend, memory=memory).instructions(kernels, pack_results)
         return NativeChoice[RunCall](lambda module: module.Executor(instructions), lambda: instructions)
 
-    own, needed = bound(None), bytes_of(call, sizes)
-    return OnWorkspace(name, own, needed, device, bound) if needed else own
+    standalone, needed = bound(None), bytes_of(call, sizes)
+    return OnWorkspace(name, standalone, needed, device, bound) if needed else standalone
 
 
 class Binder:
-    """Makes the instructions of a call.
+    """Creates the instructions of a call.
 
     Args:
-        call: what they do.
         sizes: values of all sizes and strides, by name.
-        device: where.
-        backend: makes instructions of launches.
-        is_inside: whether another call makes it, so that what it writes to has been seen to.
-        memory: bytes for its temporaries, which the instructions hold, with their views of them; None where they allocate them.
+        backend: creates the instructions of launches.
+        is_inside: whether another call contains it, and handles its writes.
+        memory: buffer for the temporaries, which the instructions keep alive; None to allocate them in each call.
     """
 
     def __init__(
@@ -129,26 +124,21 @@ class Binder:
         self._written = () if is_inside else call.written
         self._slots: dict[int, BufferSlot] = {slot.key: slot for slot in slots}
         self._first_of, self._last_of = live_ranges(call)
-        self._late = {slot.key for slot in temporaries if slot.key not in self._slots} | self._large_results()
-        self._held: list[Tensor | None] = []
-        self._registers: dict[int, int] = {key: place for place, (key, _) in enumerate(call.inputs)}
+        self._allocated_by_steps = {slot.key for slot in temporaries if slot.key not in self._slots} | self._large_outputs()
+        self._initial: list[Tensor | None] = []
+        self._registers: dict[int, int] = {key: position for position, (key, _) in enumerate(call.inputs)}
         self._views: dict[tuple[Any, ...], int] = {}
         self._workspace: int | None = None
         self._body: list[Instruction] = []
 
-    def instructions(self, kernels: Sequence[Any], put_together: PutTogether | None) -> Instructions:
-        """All of them.
-
-        Args:
-            kernels: loaded, one a launch.
-            put_together: as of `bound_call`.
-        """
+    def instructions(self, kernels: Sequence[Any], pack_results: PackResults | None) -> Instructions:
+        """Returns all instructions, given the loaded kernels, one per launch."""
         self._begin()
         loaded = iter(kernels)
         for number, (before, step) in enumerate(zip((None, *self.call.steps), self.call.steps, strict=False)):
             self._allocate_large(number)
             if isinstance(step, KernelLaunch):
-                self._backend.add_launch(self, _behind(before, step, self.sizes), next(loaded))
+                self._backend.add_launch(self, _without_false_overlap(before, step, self.sizes), next(loaded))
             elif isinstance(step, LibraryCall):
                 self._add_library(step)
             elif isinstance(step, Loop):
@@ -160,47 +150,43 @@ class Binder:
         results = tuple(self.tensor(key) for key in self.call.results)
         if self._written:
             self.add(Do(_count_writes, tuple(self._written)))
-        return Instructions(inputs, tuple(self._held), tuple(self._body), results, put_together, self._backend.gpu)
-
-    # What steps name.
+        return Instructions(inputs, tuple(self._initial), tuple(self._body), results, pack_results, self._backend.gpu)
 
     def add(self, *instructions: Instruction) -> None:
-        """Appends instructions."""
         self._body += instructions
 
     def tensor(self, key: int) -> int:
-        """The register of a buffer as a tensor."""
+        """Returns the register of a buffer as a tensor."""
         if key not in self._slots:
             return self._register(key)
         shape = self.shape(key)
         return self.view(BufferView(key, shape, contiguous(shape), 0))
 
-    def view(self, place: BufferView) -> int:
-        """The register of a view of a buffer: as few operations of torch's as it takes, each of which costs microseconds."""
-        spec, slot = self.spec(place.buffer), self._slots.get(place.buffer)
-        shape, strides = place.shape, place.strides
-        is_whole = not place.offset and shape == self.shape(place.buffer) and strides == contiguous(shape)
-        if is_whole and slot is None and spec.role is not Role.INPUT:
-            return self._register(place.buffer)
-        known = place.buffer, shape, strides, place.offset
-        if known not in self._views:
-            offset = place.offset + (slot.offset // spec.dtype.itemsize if slot is not None else 0)
-            self._views[known] = self._viewed(place.buffer, spec.dtype.torch, shape, strides, offset)
-        return self._views[known]
+    def view(self, buffer_view: BufferView) -> int:
+        """Returns the register of a view of a buffer. It avoids torch operations, each of which costs microseconds."""
+        spec, slot = self.spec(buffer_view.buffer), self._slots.get(buffer_view.buffer)
+        shape, strides = buffer_view.shape, buffer_view.strides
+        is_buffer = not buffer_view.offset and shape == self.shape(buffer_view.buffer) and strides == contiguous(shape)
+        if is_buffer and slot is None and spec.role is not Role.INPUT:
+            return self._register(buffer_view.buffer)
+        key = buffer_view.buffer, shape, strides, buffer_view.offset
+        if key not in self._views:
+            offset = buffer_view.offset + (slot.offset // spec.dtype.itemsize if slot is not None else 0)
+            self._views[key] = self._new_view(buffer_view.buffer, spec.dtype.torch, shape, strides, offset)
+        return self._views[key]
 
-    def _viewed(self, key: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> int:
-        is_part = key in self._slots
-        if is_part and self._memory is not None:
-            with torch.inference_mode(mode=False):  # or no call outside of it could write there
-                whole = self._memory[: self._memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-                return self._new(whole.as_strided(shape, strides, whole.storage_offset() + offset))
-        source = self._part() if is_part else self._register(key)
+    def _new_view(self, key: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> int:
+        is_in_workspace = key in self._slots
+        if is_in_workspace and self._memory is not None:
+            with torch.inference_mode(mode=False):  # otherwise calls outside of inference mode could not write there
+                flat = self._memory[: self._memory.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+                return self._new(flat.as_strided(shape, strides, flat.storage_offset() + offset))
+        source = self._workspace_register() if is_in_workspace else self._register(key)
         view = self._new()
         self.add(View(view, source, dtype, shape, strides, offset))
         return view
 
-    def _part(self) -> int:
-        """The register of the workspace."""
+    def _workspace_register(self) -> int:
         if self._workspace is None:
             self._workspace = self._new(self._memory)
         return self._workspace
@@ -210,29 +196,21 @@ class Binder:
             self._registers[key] = self._new()
         return self._registers[key]
 
-    def _new(self, held: Tensor | None = None) -> int:
-        self._held.append(held)
-        return len(self.call.inputs) + len(self._held) - 1
+    def _new(self, tensor: Tensor | None = None) -> int:
+        self._initial.append(tensor)
+        return len(self.call.inputs) + len(self._initial) - 1
 
     def spec(self, key: int) -> Buffer:
-        """A buffer."""
         return self._specs[key]
 
     def shape(self, key: int) -> tuple[int, ...]:
-        """A buffer's shape."""
         return tuple(extent(self.sizes) for extent in self._specs[key].shape)
 
     def address(self, key: int) -> Address:
-        """A buffer's address."""
         slot = self._slots.get(key)
-        return Address(self._register(key)) if slot is None else Address(self._part(), slot.offset)
+        return Address(self._register(key)) if slot is None else Address(self._workspace_register(), slot.offset)
 
     def argument(self, argument: LaunchArgument, maps: Sequence[TensorMap] = ()) -> ArgumentValue:
-        """An argument of a launch.
-
-        Args:
-            maps: the launch's tensor maps.
-        """
         if isinstance(argument, PointerArgument):
             return self.address(argument.buffer)
         if isinstance(argument, MapArgument):
@@ -241,19 +219,19 @@ class Binder:
             return ConstantValue(argument.formula(self.sizes))
         return ScalarValue(argument.name, argument.is_float)
 
-    # Steps.
-
     def _begin(self) -> None:
-        """Allocates what lives as long as the call, and makes the keys of random bits: one is drawn for all that have no other."""
+        """Adds the checks of written tensors, allocations that live as long as the call, and random keys; keys without a source
+        share one.
+        """
         if self._written:
             names = [name for _, name in self.call.inputs]
-            check = partial(_check_apart, names, self._written)
+            check = partial(_check_aliasing, names, self._written)
             self.add(Do(check, tuple(range(len(names)))))
         for spec in self.call.buffers:
-            if spec.role is Role.OUTPUT and spec.key not in self.call.library_allocated | self._late:
+            if spec.role is Role.OUTPUT and spec.key not in self.call.library_allocated | self._allocated_by_steps:
                 self.add(self._allocation(spec))
         if self._slots and self._memory is None:
-            self.add(Allocate.row_major(self._part(), (self._workspace_bytes,), torch.uint8, self.device))
+            self.add(Allocate.row_major(self._workspace_register(), (self._workspace_bytes,), torch.uint8, self.device))
         drawn: int | None = None
         for key in self.call.keys:
             source = key.source
@@ -270,46 +248,46 @@ class Binder:
     def _allocation(self, spec: Buffer) -> Allocate:
         return Allocate.row_major(self._register(spec.key), self.shape(spec.key), spec.dtype.torch, self.device)
 
-    def _large_results(self) -> set[int]:
-        """Results that are allocated by the step that makes them."""
+    def _large_outputs(self) -> set[int]:
+        """Returns the large results, which are allocated right before the step that computes them."""
         results = [spec for spec in self.call.buffers if spec.role is Role.OUTPUT and spec.key not in self.call.library_allocated]
-        touched = [spec for spec in results if spec.key in self._first_of]
-        return {spec.key for spec in touched if spec.dtype.itemsize * math.prod(self.shape(spec.key)) >= SEPARATE_BYTES}
+        used = [spec for spec in results if spec.key in self._first_of]
+        return {spec.key for spec in used if spec.dtype.itemsize * math.prod(self.shape(spec.key)) >= SEPARATE_BYTES}
 
     def _allocate_large(self, number: int) -> None:
-        """Allocates what is large and none of the steps before this one knows."""
-        self.add(*(self._allocation(self.spec(key)) for key in sorted(self._late) if self._first_of[key] == number))
+        """Allocates the large buffers that a step uses first."""
+        self.add(*(self._allocation(self.spec(key)) for key in sorted(self._allocated_by_steps) if self._first_of[key] == number))
 
     def _release(self, number: int) -> None:
-        """Lets go of what no later step knows, and of views of it."""
-        held = {*self.call.results, *(self.call.inputs[place][0] for place in self._written)}
-        own = {key for key, _ in self.call.inputs} | self.call.library_allocated | self._late
-        done = {key for key in own - held if self._last_of.get(key) == number}
-        views = [register for known, register in self._views.items() if known[0] in done]
-        if done:
-            self.add(Release((*sorted(map(self._register, done)), *views)))
+        """Releases buffers, and their views, after their last step."""
+        needed = {*self.call.results, *(self.call.inputs[position][0] for position in self._written)}
+        releasable = {key for key, _ in self.call.inputs} | self.call.library_allocated | self._allocated_by_steps
+        dead = {key for key in releasable - needed if self._last_of.get(key) == number}
+        views = [register for view, register in self._views.items() if view[0] in dead]
+        if dead:
+            self.add(Release((*sorted(map(self._register, dead)), *views)))
 
     def _add_library(self, call: LibraryCall) -> None:
-        """The call, and its results as they are wanted in memory, where the function left them otherwise."""
-        operands = [self.view(place_of(operand, self.sizes)) for operand in call.operands]
-        wanted = tuple((result.number, self.spec(result.buffer).dtype.torch) for result in call.results)
-        given = wanted, *call.settings, *(formula(self.sizes) for formula in call.sizes)
+        """Calls a library function, and permutes its results to the expected layout."""
+        operands = [self.view(view_of(operand, self.sizes)) for operand in call.operands]
+        result_types = tuple((result.number, self.spec(result.buffer).dtype.torch) for result in call.results)
+        arguments = result_types, *call.settings, *(formula(self.sizes) for formula in call.sizes)
         results = tuple((self._register(result.buffer), result.order, self.shape(result.buffer)) for result in call.results)
-        self.add(Library(call.function, given, tuple(operands), results))
+        self.add(Library(call.function, arguments, tuple(operands), results))
 
     def _add_loop(self, loop: Loop, kernels: Sequence[Any]) -> None:
-        """A call of the body for each block, behind zeros where all blocks add up."""
+        """Zeroes the accumulators, and calls the body for each block."""
         self.add(*(Do(_zero, (self.tensor(key),)) for key in loop.zeros))
         tensors = tuple(map(self.tensor, loop.operands))
-        further = None if self._memory is None else self._memory[self._workspace_bytes :]
+        remaining_memory = None if self._memory is None else self._memory[self._workspace_bytes :]
         for sizes in loop.blocks(self.sizes):
-            inner = Binder(loop.body, sizes, self.device, self._backend, is_inside=True, memory=further)
-            self.add(Do(inner.instructions(kernels, None), tensors))
+            body = Binder(loop.body, sizes, self.device, self._backend, is_inside=True, memory=remaining_memory)
+            self.add(Do(body.instructions(kernels, None), tensors))
 
     def _add_product(self, product: MatrixProduct) -> None:
         dtypes = [self.spec(operand.buffer).dtype for operand in (product.a, product.out)]
-        function, *places = product_of(product, self.sizes, is_rounded_once=dtypes[0] is dtypes[1] or self.device.type == "cuda")
-        a, b, out = map(self.view, places)
+        function, *views = product_of(product, self.sizes, is_rounded_once=dtypes[0] is dtypes[1] or self.device.type == "cuda")
+        a, b, out = map(self.view, views)
         if function in (torch.mm, torch.bmm):
             wider = None if dtypes[0] is dtypes[1] else dtypes[1].torch
             self.add(Product(a, b, out, function is torch.bmm, wider))
@@ -317,15 +295,17 @@ class Binder:
             self.add(Multiply(a, b, out, function is multiply_into))
 
 
-def _behind(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, int]) -> KernelLaunch:
-    """A launch as it is at some sizes: it overlaps with the one before it where there is one. Where that has no block it is not
-    launched, and what is in the stream instead may be anything."""
+def _without_false_overlap(before: CallStep | None, launch: KernelLaunch, sizes: Mapping[str, int]) -> KernelLaunch:
+    """Clears `overlaps` unless the previous step is a launch with blocks.
+
+    An empty grid is not launched, and other work may precede the launch in the stream.
+    """
     follows = isinstance(before, KernelLaunch) and before.grid(sizes) > 0
     return launch if follows or not launch.overlaps else replace(launch, overlaps=False)
 
 
-def _check_apart(names: Sequence[str], written: Sequence[int], tensors: Sequence[Tensor], _: object) -> None:
-    check_apart(names, tensors, written)
+def _check_aliasing(names: Sequence[str], written: Sequence[int], tensors: Sequence[Tensor], _: object) -> None:
+    check_no_aliasing(names, tensors, written)
 
 
 def _count_writes(tensors: Sequence[Tensor], _: object) -> None:
@@ -336,41 +316,26 @@ def _zero(tensors: Sequence[Tensor], _: object) -> None:
     tensors[0].zero_()
 
 
-# Backends: how a launch becomes an instruction.
+# Backends: instructions of launches.
 
 
 class LaunchBackend:
-    """Makes instructions of launches.
-
-    Attributes:
-        gpu: the index of the GPU that must be current in a call; None for none.
-    """
+    """Creates the instructions of launches; ``gpu`` is the GPU that must be current in a call, or None."""
 
     gpu: int | None = None
 
     def add_launch(self, binder: Binder, launch: KernelLaunch, kernel: Any) -> None:
-        """Adds the instruction of one launch, with arguments from the buffers at hand.
-
-        Args:
-            binder: of the whole call.
-            launch: what is launched.
-            kernel: its kernel, loaded.
-        """
+        """Adds the instruction of a launch of a loaded kernel."""
         raise NotImplementedError
 
 
 class CudaBackend(LaunchBackend):
-    """Launches on a GPU, which must be the current one: the driver launches in the current context only.
-
-    Args:
-        index: of the GPU.
-    """
+    """Launches on a GPU, which must be current, since the driver launches in the current context only."""
 
     def __init__(self, index: int) -> None:
         self.gpu: int = index
 
     def add_launch(self, binder: Binder, launch: KernelLaunch, kernel: Any) -> None:
-        """A call of the driver."""
         grid = launch.grid(binder.sizes)
         if not grid:
             return
@@ -388,7 +353,7 @@ class CudaBackend(LaunchBackend):
 
 
 def _kind(argument: ArgumentValue) -> ParameterKind | int:
-    """An argument's kind; its value where shapes determine it."""
+    """Returns the kind of an argument, or its value if that is constant."""
     if isinstance(argument, ConstantValue):
         return argument.number
     if isinstance(argument, ScalarValue):
@@ -400,7 +365,6 @@ class HostBackend(LaunchBackend):
     """Runs kernels of the CPU target."""
 
     def add_launch(self, binder: Binder, launch: KernelLaunch, kernel: Any) -> None:
-        """A call of the kernel's entry with its arguments packed."""
         arguments = tuple(map(binder.argument, launch.arguments))
         kinds = ["d" if isinstance(a, ScalarValue) and a.is_float else "q" for a in arguments]
         pack = struct.Struct("".join([*kinds, "q"] if launch.checks else kinds)).pack
@@ -409,7 +373,7 @@ class HostBackend(LaunchBackend):
 
 
 def out_of_range(message: str, sizes: Mapping[str, int]) -> IndexRangeError:
-    """The error of an index that names no element, with the sizes of this call in the range that it ends with."""
-    words, bracket, limits = message.rpartition("[")
-    known = re.sub(r"[A-Za-z_]\w*", lambda name: str(sizes.get(name[0], name[0])), limits)
-    return IndexRangeError(words + bracket + known, hint="check the values that are used as indices")
+    """Returns the error of an index out of range; sizes in the message's bounds are replaced by their values."""
+    text, bracket, limits = message.rpartition("[")
+    evaluated = re.sub(r"[A-Za-z_]\w*", lambda name: str(sizes.get(name[0], name[0])), limits)
+    return IndexRangeError(text + bracket + evaluated, hint="check the values that are used as indices")

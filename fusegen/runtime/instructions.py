@@ -1,11 +1,9 @@
-"""A bound call as a list of instructions, in which all sizes are numbers: data that the native module reads once and runs, and that
-Python runs where there is no such module.
+"""A bound call as a list of instructions with constant sizes, run by the native module or by Python.
 
-Instructions name tensors by registers: the call's inputs first, in order, then what is held and what instructions make.
+Instructions name tensors by registers: first the inputs of the call, in order, then initial values and results of instructions.
 
-Large values are allocated right before the first instruction that needs them, and released behind the last: values of the call's
-own, results of torch's functions, and the caller's tensors where these are given away. So a backward pass keeps no more of what
-the forward pass saved than it still needs.
+Large tensors are allocated right before the first instruction that needs them, and released after the last one. That includes
+tensors that the caller donates: a backward pass frees saved tensors as it goes.
 """
 
 from __future__ import annotations
@@ -30,14 +28,9 @@ from fusegen.runtime.cuda import LaunchSite
 from fusegen.runtime.library import FUNCTIONS, multiply, multiply_into
 from fusegen.threads import cached_property
 
-# Values of a call that nobody else needs: each may be let go as soon as the call has read it.
 
-
-class GivenAway(list[Any]):
-    """Values that the callee empties."""
-
-
-# Bound calls.
+class Donated(list[Any]):
+    """Values of a call that the callee may release after their last use; it empties the list."""
 
 
 Scalars: TypeAlias = Mapping[str, float]
@@ -46,34 +39,26 @@ RunCall: TypeAlias = Callable[[Sequence[Tensor], Scalars], Any]
 
 
 class Runner(Protocol):
-    """A bound call, whose ``call`` runs it; it may be another function after the native module is loaded."""
+    """A bound call; ``call`` may be replaced when the native module is loaded."""
 
     @property
     def call(self) -> RunCall: ...
 
-    def made(self, module: ModuleType) -> RunCall | None:
-        """The same on memory of its own, by the native module alone; None where there is no such thing."""
+    def native_call(self, module: ModuleType) -> RunCall | None:
+        """Returns the native function, with memory of its own; None if there is none."""
 
 
-_STOOD_IN = "a kernel was given a tensor without memory: something around the call stands in for what torch allocates"
+_NO_ADDRESS = "a kernel got a tensor without memory: a mode or transform around the call replaces allocated tensors"
 _OUTSIDE = "call the kernel outside of torch.func's transforms and of modes that make tensors"
-_BEYOND = 1 << 63
+_INT64_LIMIT = 1 << 63
 
-_FRESH: dict[str, Any] = {kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
-"""Fresh tensors on the current device of a kind, past the dispatcher, as code that torch compiles has them: the dispatcher takes
-longer than the allocation."""
-
-
-# Arguments of launches.
+_ALLOCATORS: dict[str, Any] = {kind: getattr(torch._C._dynamo.guards, f"_empty_strided_{kind}", None) for kind in ("cpu", "cuda")}
+"""Allocators of the current device that bypass the dispatcher, as in torch.compile: dispatch takes longer than allocation."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a tensor.
-
-    Attributes:
-        offset: from it, in bytes.
-    """
+    """The address of a tensor, plus an offset in bytes."""
 
     register: int
     offset: int = 0
@@ -82,17 +67,17 @@ class Address:
         tensor = registers[self.register]
         try:
             address = tensor.data_ptr()
-        except RuntimeError as error:  # torch.func hands out tensors of which torch tells no address
+        except RuntimeError as error:  # tensors of torch.func have no address
             raise unreachable() from error
-        if not address and tensor.numel():  # else the process would end
+        if not address and tensor.numel():  # would crash the process
             raise unreachable()
-        found: int = address + self.offset
-        return found
+        start: int = address + self.offset
+        return start
 
 
 @dataclass(frozen=True)
 class ScalarValue:
-    """A run-time scalar, as a float or an integer of 64 bits."""
+    """A run-time scalar, as a float or a 64-bit integer."""
 
     name: str
     is_float: bool
@@ -104,8 +89,6 @@ class ScalarValue:
 
 @dataclass(frozen=True)
 class ConstantValue:
-    """An integer."""
-
     number: int
 
     def value(self, _: Registers, __: Scalars) -> int:
@@ -114,7 +97,7 @@ class ConstantValue:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor map of memory that begins at an address."""
+    """A TMA tensor map of memory that begins at an address."""
 
     at: Address
     maps: cuda.TensorMaps
@@ -128,20 +111,17 @@ ArgumentValue: TypeAlias = Address | ScalarValue | ConstantValue | TensorMap
 
 
 def values_of(arguments: Sequence[ArgumentValue], registers: Registers, scalars: Scalars) -> list[Any]:
-    """Evaluates arguments."""
     return [argument.value(registers, scalars) for argument in arguments]
-
-
-# Instructions.
 
 
 @dataclass(frozen=True)
 class Allocate:
-    """Makes a fresh tensor on the current device of a kind: past torch's dispatcher, unless a mode or a transform is on that may
-    want to see it, and replace it.
+    """Allocates a tensor on the current device of a kind.
+
+    It bypasses torch's dispatcher, unless an active mode or transform may replace the tensor.
 
     Attributes:
-        is_large: asks the host's system for large pages.
+        is_large: whether to request huge pages of the host.
     """
 
     register: int
@@ -153,17 +133,16 @@ class Allocate:
 
     @classmethod
     def row_major(cls, register: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Allocate:
-        """The allocation of a row-major tensor."""
         is_large = device.type == "cpu" and math.prod(shape) * dtype.itemsize >= LARGE
         return cls(register, shape, contiguous(shape), dtype, device, is_large)
 
     def run(self, registers: Registers, _: Scalars) -> None:
-        fresh = _FRESH.get(self.device.type)
+        fresh = _ALLOCATORS.get(self.device.type)
         if fresh is None or dispatch_modes() or peek_interpreter_stack():
-            made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
+            tensor = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
         else:
-            made = fresh(self.shape, self.strides, self.dtype)
-        registers[self.register] = in_large_pages(made) if self.is_large else made
+            tensor = fresh(self.shape, self.strides, self.dtype)
+        registers[self.register] = with_huge_pages(tensor) if self.is_large else tensor
 
 
 @dataclass(frozen=True)
@@ -171,7 +150,6 @@ class View:
     """Views the memory of a tensor.
 
     Attributes:
-        dtype: of the view, whose elements divide those bytes.
         offset: from the tensor's first element, in elements of the view.
     """
 
@@ -191,7 +169,7 @@ class View:
 
 @dataclass(frozen=True)
 class Release:
-    """Lets go of tensors that no later instruction names."""
+    """Drops tensors that no later instruction uses."""
 
     registers: tuple[int, ...]
 
@@ -202,21 +180,16 @@ class Release:
 
 @dataclass(frozen=True)
 class MakeKey:
-    """Makes the key of random bits, one int64: a number, or what torch's generator of the device gives.
-
-    Attributes:
-        number: None to draw it.
-    """
+    """Creates the key of random bits, one int64: a number, or a draw from the device's generator if ``number`` is None."""
 
     register: int
     device: torch.device
     number: ScalarValue | ConstantValue | None
 
     def run(self, registers: Registers, scalars: Scalars) -> None:
-        registers[self.register] = self.made(scalars)
+        registers[self.register] = self.key(scalars)
 
-    def made(self, scalars: Scalars) -> Tensor:
-        """The key of a call."""
+    def key(self, scalars: Scalars) -> Tensor:
         if self.number is None:
             return drawn_key(self.device)
         return torch.full((1,), int(self.number.value([], scalars)), dtype=torch.int64, device=self.device)
@@ -224,21 +197,17 @@ class MakeKey:
 
 @dataclass(frozen=True)
 class LaunchKernel:
-    """Launches a kernel on the stream that torch uses now.
-
-    Attributes:
-        arguments: one a parameter.
-    """
+    """Launches a kernel on the current stream of torch, with one argument per parameter."""
 
     site: LaunchSite
     arguments: tuple[ArgumentValue, ...]
 
     @cached_property
-    def _differing(self) -> list[ArgumentValue]:
+    def _variable_arguments(self) -> list[ArgumentValue]:
         return [argument for argument in self.arguments if not isinstance(argument, ConstantValue)]
 
     def run(self, registers: Registers, scalars: Scalars) -> None:
-        self.site(cuda.queries()[0](self.site.device), values_of(self._differing, registers, scalars))
+        self.site(cuda.queries()[0](self.site.device), values_of(self._variable_arguments, registers, scalars))
 
 
 @dataclass(frozen=True)
@@ -247,8 +216,7 @@ class HostLaunch:
 
     Attributes:
         kernel: takes the address of the arguments, eight bytes each.
-        pack: packs them.
-        refusal: makes the error of what the kernel says of an index; None of one that reads none.
+        refusal: creates the error of an index out of range; None for a kernel that does not gather.
     """
 
     kernel: Callable[[bytes], None]
@@ -258,28 +226,22 @@ class HostLaunch:
 
     @property
     def address(self) -> int:
-        """The kernel's address."""
         return ctypes.cast(cast(Any, self.kernel), ctypes.c_void_p).value or 0
 
     def run(self, registers: Registers, scalars: Scalars) -> None:
-        given = values_of(self.arguments, registers, scalars)
+        values = values_of(self.arguments, registers, scalars)
         if self.refusal is None:
-            self.kernel(self.pack(*given))
+            self.kernel(self.pack(*values))
             return
-        failed = ctypes.c_char_p()
-        self.kernel(self.pack(*given, ctypes.addressof(failed)))
-        if failed.value is not None:
-            raise self.refusal(failed.value.decode())
+        message = ctypes.c_char_p()
+        self.kernel(self.pack(*values, ctypes.addressof(message)))
+        if message.value is not None:
+            raise self.refusal(message.value.decode())
 
 
 @dataclass(frozen=True)
 class Product:
-    """Multiplies matrices, or as many planes of them, by torch.
-
-    Attributes:
-        is_batched: tells of planes.
-        wider: the dtype of the result, where it is not that of the operands.
-    """
+    """Computes a matmul by torch.mm or torch.bmm; ``wider`` is the dtype of the result, if it differs from the operands'."""
 
     a: int
     b: int
@@ -295,11 +257,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Multiply:
-    """Multiplies matrices that no single function of torch takes as they lie.
-
-    Attributes:
-        adds: tells if the product is added to the result.
-    """
+    """Computes a matmul that needs several torch functions; ``adds`` accumulates into the result."""
 
     a: int
     b: int
@@ -313,12 +271,12 @@ class Multiply:
 
 @dataclass(frozen=True)
 class Library:
-    """Calls a function that makes its results.
+    """Calls a function that allocates its results.
 
     Attributes:
-        name: of one of `FUNCTIONS`.
-        given: what it takes before the operands.
-        results: for each result its register, the order in which its dims lie in memory, and its shape there.
+        name: a key of `FUNCTIONS`.
+        given: the arguments before the operands.
+        results: for each result its register, the permutation of its dims, and its final shape.
     """
 
     name: str
@@ -328,12 +286,11 @@ class Library:
 
     @property
     def function(self) -> Callable[..., Sequence[Tensor]]:
-        """A function of the operands."""
         return partial(FUNCTIONS[self.name].run, *self.given)
 
     def run(self, registers: Registers, _: Scalars) -> None:
-        made = self.function(*[registers[operand] for operand in self.operands])
-        for tensor, (register, order, shape) in zip(made, self.results, strict=True):
+        tensors = self.function(*[registers[operand] for operand in self.operands])
+        for tensor, (register, order, shape) in zip(tensors, self.results, strict=True):
             in_order = tensor if order == tuple(range(len(order))) else tensor.permute(order)
             registers[register] = in_order.contiguous().view(shape)
 
@@ -354,22 +311,21 @@ Instruction: TypeAlias = Allocate | View | Release | MakeKey | LaunchKernel | Ho
 
 @dataclass(frozen=True)
 class Instructions:
-    """All of a call: a function of its tensors and of its scalars by name.
+    """A call as a function of its tensors and of its scalars by name.
 
     Attributes:
-        inputs: the number of its tensors.
-        held: what the registers behind the inputs hold at first, among them tensors that are the same in all calls.
-        body: in order.
-        results: the registers of the results.
-        put_together: makes the results of their tensors; None where the only tensor, or none, is the result.
-        gpu: the index of the GPU that must be current; None for none.
+        inputs: the number of tensors.
+        held: the initial values of the registers after the inputs; some are constant tensors.
+        results: registers.
+        pack_results: builds the result from its tensors; None if the only tensor, or None, is the result.
+        gpu: the GPU that must be current; None for none.
     """
 
     inputs: int
     held: tuple[Any, ...]
     body: tuple[Instruction, ...]
     results: tuple[int, ...]
-    put_together: Callable[[list[Tensor]], Any] | None
+    pack_results: Callable[[list[Tensor]], Any] | None
     gpu: int | None
 
     def __call__(self, tensors: Sequence[Tensor], scalars: Scalars) -> Any:
@@ -377,61 +333,59 @@ class Instructions:
             with torch.cuda.device(self.gpu):
                 return self(tensors, scalars)
         registers = [*tensors, *self.held]
-        if type(tensors) is GivenAway:
+        if type(tensors) is Donated:
             tensors.clear()
         for instruction in self.body:
             instruction.run(registers, scalars)
-        found = [registers[register] for register in self.results]
-        if self.put_together is not None:
-            return self.put_together(found)
-        return found[0] if found else None
+        outputs = [registers[register] for register in self.results]
+        if self.pack_results is not None:
+            return self.pack_results(outputs)
+        return outputs[0] if outputs else None
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides, as torch has them."""
+    """Returns row-major strides, like torch."""
     return tuple(math.prod(max(extent, 1) for extent in shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def drawn_key(device: torch.device) -> Tensor:
-    """A key from torch's generator of a device, one int64. An operation of torch's draws it: in a CUDA graph, at each replay."""
+    """Draws a key from the generator of a device, as a torch operation: a CUDA graph draws at each replay."""
     return torch.empty(1, dtype=torch.int64, device=device).random_()
 
 
 def unreachable() -> ArgumentError:
-    """The error of a call on a tensor that has no address."""
-    return ArgumentError(_STOOD_IN, hint=_OUTSIDE)
+    return ArgumentError(_NO_ADDRESS, hint=_OUTSIDE)
 
 
 def integer(value: float) -> int:
-    """A number without its fraction; what 64 bits cannot hold as a processor's conversion gives it."""
-    return int(value) if isinstance(value, int) or -_BEYOND <= value < _BEYOND else -_BEYOND
+    """Truncates a number to 64 bits; out of range it gives −2⁶³, like x86 conversions."""
+    return int(value) if isinstance(value, int) or -_INT64_LIMIT <= value < _INT64_LIMIT else -_INT64_LIMIT
 
 
-# Pages of 2 MiB for large tensors on the host: a kernel that writes fresh memory is stopped once a page by the system, which
-# clears it then, and with the usual 4 KiB that takes longer than most kernels. What has just been cleared lies in the cache:
-# streaming stores past it would take a third longer. torch does the same for all of its tensors where THP_MEM_ALLOC_ENABLE is
-# set.
+# Huge pages of 2 MiB for large host tensors: the first write to a page faults, and with 4 KiB pages the faults take longer than
+# most kernels. The cleared page is in the cache then; streaming stores, which bypass it, would take a third longer. torch does the
+# same for all tensors if THP_MEM_ALLOC_ENABLE is set.
 
 
 LARGE = 4 << 20
-"""Bytes from which on a tensor holds whole pages wherever it lies."""
+"""Bytes from which a tensor always contains a full huge page."""
 
 _PAGE = 2 << 20
 _HUGE_PAGES = 14  # MADV_HUGEPAGE of linux/mman.h
 
 
-def in_large_pages(tensor: Tensor) -> Tensor:
-    """A fresh tensor of the host that is `LARGE`, after the system was asked for large pages."""
+def with_huge_pages(tensor: Tensor) -> Tensor:
+    """Requests huge pages for a new `LARGE` host tensor, and returns it."""
     address = _address(tensor) if _ADVISE is not None else 0
     if address:
         size = tensor.nbytes
         first = -(-address // _PAGE) * _PAGE
-        _ADVISE(first, (address + size - first) // _PAGE * _PAGE, _HUGE_PAGES)  # a system without such pages refuses: no harm
+        _ADVISE(first, (address + size - first) // _PAGE * _PAGE, _HUGE_PAGES)  # an error is harmless
     return tensor
 
 
 def _address(tensor: Tensor) -> int:
-    """0 of a tensor that something around the call hands out in place of one with memory: the call itself refuses it."""
+    """Returns the address; 0 for a tensor without memory, which the call itself rejects later."""
     try:
         return tensor.data_ptr()
     except RuntimeError:
@@ -439,7 +393,6 @@ def _address(tensor: Tensor) -> int:
 
 
 def _madvise() -> Any:
-    """The system's function, where there is one."""
     if sys.platform != "linux":
         return None
     function = ctypes.CDLL(None).madvise

@@ -1,4 +1,4 @@
-"""Functions of torch that are steps of calls: matrix products, into memory that is there, and those that allocate their results."""
+"""Library functions that are steps of calls: matmuls with preallocated results, and functions that allocate their results."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from fusegen.errors import UnsupportedError
 from fusegen.program.call import MatrixProduct, StridedOperand
 
 ResultTypes: TypeAlias = Sequence[tuple[int, torch.dtype]]
-"""Results by number, each with the dtype in which it will lie."""
+"""The requested results by number, with their dtypes."""
 
 _ATEN: Any = torch.ops.aten
 _ALIGNMENT = 16
 FAR = 1 << 31
-"""Elements between the first and the last of a matrix from where on cuBLAS reads at wrong addresses."""
+"""Span of a matrix, in elements, from which cuBLAS computes wrong addresses."""
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out = a @ b, which is not rounded on the way when the result is of float32 and the operands of 16 bits.
+    """out = a @ b, without intermediate rounding if the result is float32 and the operands have 16 bits.
 
     Args:
         a, b: (…, m, k) and (…, k, n), of one dtype; their leading dims broadcast.
-        out: (…, m, n), contiguous, of their dtype or of float32.
+        out: (…, m, n), contiguous, of their dtype or float32.
     """
-    a, b = _near(a), _near(b)
+    a, b = _compacted(a), _compacted(b)
     if out.dtype is a.dtype:
         torch.matmul(a, b, out=out)
     elif not out.is_cuda:
@@ -44,13 +44,13 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def multiply_into(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out += a @ b, which is not rounded on the way.
+    """out += a @ b, without intermediate rounding.
 
     Args:
         a, b: (m, k) and (k, n), of one dtype.
-        out: (m, n), of their dtype or of float32.
+        out: (m, n), of their dtype or float32.
     """
-    a, b = _near(a), _near(b)
+    a, b = _compacted(a), _compacted(b)
     if out.dtype is a.dtype:
         torch.addmm(out, a, b, out=out)
     elif out.is_cuda:
@@ -60,154 +60,155 @@ def multiply_into(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def _batched(operand: Tensor, out: Tensor) -> Tensor:
-    """An operand with one leading dim, as many as the result has."""
+    """Expands an operand to the leading dims of the result, merged to one."""
     return operand.expand(*out.shape[:-2], *operand.shape[-2:]).reshape(-1, *operand.shape[-2:])
 
 
-def _near(operand: Tensor) -> Tensor:
-    """An operand whose elements do not lie too far from each other: a copy of one whose strides leave holes of gigabytes."""
-    reach = sum((extent - 1) * stride for extent, stride in zip(operand.shape, operand.stride(), strict=True))
-    return operand if reach < FAR or operand.is_contiguous() else operand.contiguous()
+def _compacted(operand: Tensor) -> Tensor:
+    """Copies an operand whose strides span too many gigabytes for cuBLAS."""
+    span = sum((extent - 1) * stride for extent, stride in zip(operand.shape, operand.stride(), strict=True))
+    return operand if span < FAR or operand.is_contiguous() else operand.contiguous()
 
 
-def scatter_add(wanted: ResultTypes, length: int, rows: Tensor, index: Tensor) -> list[Tensor]:
-    """Sums of those rows of which the index names the sum, in float32 at least, in the same order at each call: (length, width).
+def scatter_add(requested: ResultTypes, length: int, rows: Tensor, index: Tensor) -> list[Tensor]:
+    """Sums rows with equal indices, at least in float32, in a deterministic order: (length, width).
 
     Args:
-        wanted: the dtype of the only result.
+        requested: the dtype of the only result.
         rows: (n, width).
-        index: (n,), int32 or int64, from 0 to below the length.
+        index: (n,), int32 or int64, in [0, length).
     """
-    ((_, dtype),), shape = wanted, (length, rows.shape[1])
-    total = torch.float32 if rows.is_floating_point() and rows.itemsize < 4 else rows.dtype
-    rows, placed = (rows.to(total), total) if rows.itemsize == 1 else (rows, dtype)  # torch cannot place 8-bit floats
+    ((_, dtype),), shape = requested, (length, rows.shape[1])
+    sum_dtype = torch.float32 if rows.is_floating_point() and rows.itemsize < 4 else rows.dtype
+    rows, out_dtype = (rows.to(sum_dtype), sum_dtype) if rows.itemsize == 1 else (rows, dtype)  # torch cannot scatter 8-bit floats
     if rows.is_cuda and rows.is_floating_point() and len(rows):
-        return [_sums_of_runs(shape, placed, rows, index, total).to(dtype)]
-    return [rows.new_zeros(shape, dtype=total).index_add_(0, index, rows.to(total)).to(dtype)]
+        return [_sorted_segment_sums(shape, out_dtype, rows, index, sum_dtype).to(dtype)]
+    return [rows.new_zeros(shape, dtype=sum_dtype).index_add_(0, index, rows.to(sum_dtype)).to(dtype)]
 
 
 def last(_: ResultTypes, length: int, index: Tensor) -> list[Tensor]:
-    """The last place of each number below the length in the index; -1 for a number that is not there: (length,).
+    """Returns the last position of each number below the length in the index, or -1: (length,).
 
     Args:
-        index: (n,), int64, from 0 to below the length.
+        index: (n,), int64, in [0, length).
     """
-    places = torch.arange(len(index), device=index.device)
-    return [index.new_full((length,), -1).scatter_reduce_(0, index, places, "amax")]
+    positions = torch.arange(len(index), device=index.device)
+    return [index.new_full((length,), -1).scatter_reduce_(0, index, positions, "amax")]
 
 
-def topk(wanted: ResultTypes, descending: float, length: int, rows: Tensor) -> list[Tensor]:
-    """The first of each row, in order, and where they stand: (…, length). Equal values of whole rows keep their order; torch says
-    nothing of that of others.
+def topk(requested: ResultTypes, descending: float, length: int, rows: Tensor) -> list[Tensor]:
+    """Returns the first elements of each sorted row, and their indices: (…, length).
+
+    A full sort is stable; for shorter results torch does not specify the order of equal values.
 
     Args:
-        wanted: the results: 0 for the values, 1 for the indices.
-        descending: whether the greatest come first; NaN is above all numbers.
+        requested: the results: 0 for the values, 1 for the indices.
+        descending: whether the largest come first; NaN is above all numbers.
         rows: (…, n).
     """
-    found: Sequence[Tensor]
+    results: Sequence[Tensor]
     if length == rows.shape[-1]:
-        found = torch.sort(rows, stable=True, dim=-1, descending=bool(descending))
+        results = torch.sort(rows, stable=True, dim=-1, descending=bool(descending))
     else:
-        found = torch.topk(rows, length, -1, bool(descending), sorted=True)
-    return [found[number].to(dtype) for number, dtype in wanted]
+        results = torch.topk(rows, length, -1, bool(descending), sorted=True)
+    return [results[number].to(dtype) for number, dtype in requested]
 
 
-_FEW = 2  # sums for each row up to which all are computed, rather than those of the runs, each of which is then copied to its place
-_PIECE = 64  # rows that one thread adds
+_DENSE_RATIO = 2  # up to this many sums per row, empty segments are computed too, which saves a copy
+_CHUNK_ROWS = 64  # rows that one thread sums
 
 
-def _sums_of_runs(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index: Tensor, total: torch.dtype) -> Tensor:
-    """The sums by sorting: equal indices are a run. torch's own index_add and gradient of embeddings add in any order on a GPU."""
+def _sorted_segment_sums(shape: Sequence[int], dtype: torch.dtype, rows: Tensor, index: Tensor, sum_dtype: torch.dtype) -> Tensor:
+    """Sums rows by sorting: equal indices form a segment. On a GPU, torch's index_add and embedding gradient sum in any order."""
     count, (length, width) = len(index), shape
     ordered, order = index.sort(stable=True)
-    given = rows.index_select(0, order).to(total)
-    if length <= _FEW * count:
+    sorted_rows = rows.index_select(0, order).to(sum_dtype)
+    if length <= _DENSE_RATIO * count:
         starts = torch.searchsorted(ordered, torch.arange(length + 1, device=index.device, dtype=index.dtype))
-        return _added(given, starts).to(dtype)
+        return _segment_sums(sorted_rows, starts).to(dtype)
     is_last = torch.cat([ordered[1:] != ordered[:-1], ordered.new_ones(1, dtype=torch.bool)])
-    run = is_last.cumsum(0) - is_last.long()
-    starts = torch.searchsorted(run, torch.arange(count + 1, device=run.device))  # the count for runs that there are not
-    place = ordered.new_full((count + 1,), length)  # and a row behind the last for these
-    place[:count] = ordered
-    found = rows.new_zeros(length + 1, width, dtype=dtype)
-    return found.index_copy_(0, place[starts[:count]].long(), _added(given, starts).to(dtype))[:length]
+    segment = is_last.cumsum(0) - is_last.long()
+    starts = torch.searchsorted(segment, torch.arange(count + 1, device=segment.device))  # the count for missing segments
+    target = ordered.new_full((count + 1,), length)  # they go to an extra last row
+    target[:count] = ordered
+    sums = rows.new_zeros(length + 1, width, dtype=dtype)
+    return sums.index_copy_(0, target[starts[:count]].long(), _segment_sums(sorted_rows, starts).to(dtype))[:length]
 
 
-def _added(rows: Tensor, starts: Tensor) -> Tensor:
-    """The sum of each run of rows. torch has a thread add all of a run, so a long one, as of padding, is added in pieces.
+def _segment_sums(rows: Tensor, starts: Tensor) -> Tensor:
+    """Sums each segment of rows. torch sums a segment in one thread, so a long one, e.g. of padding, is summed in chunks.
 
     Args:
         rows: (n, width).
-        starts: of each run, and behind the last one n: (runs + 1,).
+        starts: of each segment, then n: (segments + 1,).
     """
-    count, runs = len(rows), len(starts) - 1
-    if count <= _PIECE:
+    count, segments = len(rows), len(starts) - 1
+    if count <= _CHUNK_ROWS:
         return torch.segment_reduce(rows, "sum", offsets=starts, unsafe=True, initial=0)
-    pieces = (starts.diff() + (_PIECE - 1)).div(_PIECE, rounding_mode="floor")
-    before = torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])  # each run, and behind the last one all
-    number = torch.arange(count // _PIECE + runs + 1, device=rows.device)  # as many as there may be
-    run = torch.searchsorted(before[1:], number, right=True)
-    first = (starts[run] + (number - before[run]) * _PIECE).clamp_(max=count)
-    sums = torch.segment_reduce(rows, "sum", offsets=first, unsafe=True, initial=0)
-    return torch.segment_reduce(sums, "sum", offsets=before, unsafe=True, initial=0)
+    chunks = (starts.diff() + (_CHUNK_ROWS - 1)).div(_CHUNK_ROWS, rounding_mode="floor")
+    chunk_starts = torch.cat([chunks.new_zeros(1), chunks.cumsum(0)])  # of each segment, then their total
+    chunk = torch.arange(count // _CHUNK_ROWS + segments + 1, device=rows.device)  # an upper bound
+    segment = torch.searchsorted(chunk_starts[1:], chunk, right=True)
+    first_row = (starts[segment] + (chunk - chunk_starts[segment]) * _CHUNK_ROWS).clamp_(max=count)
+    sums = torch.segment_reduce(rows, "sum", offsets=first_row, unsafe=True, initial=0)
+    return torch.segment_reduce(sums, "sum", offsets=chunk_starts, unsafe=True, initial=0)
 
 
 # Attention.
 
 _FLASH, _EFFICIENT, _CUDNN = 1, 2, 3  # numbers of `torch.nn.attention.SDPBackend`
-_ROWS = 32  # the efficient kernel's logsumexp has a multiple of so many
+_ROWS = 32  # the memory-efficient kernel pads its logsumexp to a multiple of this
 
 
 def attention(
-    wanted: ResultTypes, scale: float, causal: float, dropout: float, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None
+    requested: ResultTypes, scale: float, causal: float, dropout: float, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None
 ) -> list[Tensor]:
-    """softmax(scale q kᵀ + bias) v and the logsumexp of the scores, in float32 at least: by the kernel that torch would take.
+    """Returns softmax(scale q kᵀ + bias) v and the logsumexp of the scores, at least in float32, by the kernel that torch selects.
 
     Args:
-        wanted: the results: 0 for the values (batch, head, query, channel), 1 for the logsumexp (batch, head, query), 2 for the
+        requested: the results: 0 for the values (batch, head, query, channel), 1 for the logsumexp (batch, head, query), 2 for the
             state of torch's generator.
-        causal: whether a query meets the keys up to its own position alone.
-        dropout: the share of the weights that are dropped, by the flash kernel alone.
+        causal: whether a query attends only to keys up to its own position.
+        dropout: the share of dropped weights, for the flash kernel only.
         q: (batch, head, query, channel).
-        k, v: the same of keys, with as many heads, or with fewer that the others share.
+        k, v: (batch, key head, key, channel), with as many heads, or fewer (GQA).
         bias: broadcasts to (batch, head, query, key).
     """
-    is_causal, needs_sums = bool(causal), any(number == 1 for number, _ in wanted)
+    is_causal, needs_sums = bool(causal), any(number == 1 for number, _ in requested)
     if not q.numel() or not k.numel():
         shapes = q.shape, q.shape[:3], (2,)
-        return [q.new_zeros(shapes[number], dtype=dtype) for number, dtype in wanted]
+        return [q.new_zeros(shapes[number], dtype=dtype) for number, dtype in requested]
     if dropout and not q.is_cuda:
-        if any(number for number, _ in wanted):
+        if any(number for number, _ in requested):
             what = "attention with dropout and gradients in the emulator"
             raise UnsupportedError(what, hint="try it on a GPU, or without dropout")
-        k, v = _of_each_head(k, q), _of_each_head(v, q)
+        k, v = _repeat_heads(k, q), _repeat_heads(v, q)
         return [_ATEN._scaled_dot_product_attention_math(q, k, v, None, dropout, is_causal, scale=scale)[0]]
-    q, k, v, bias = _regular(q), _regular(k), _regular(v), _of_each_key(bias, k)
+    q, k, v, bias = _aligned_operand(q), _aligned_operand(k), _aligned_operand(v), _expand_keys(bias, k)
     if not q.is_cuda:
-        found = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
-        if not found[1].all() and not math.isfinite(q.sum(dtype=torch.float64) + k.sum(dtype=torch.float64)):
-            # That kernel gives 0 for a query whose scores are all NaN, and 0 for the logarithm of their sum.
-            k, v = _of_each_head(k, q), _of_each_head(v, q)
+        outputs = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=bias, scale=scale)
+        if not outputs[1].all() and not math.isfinite(q.sum(dtype=torch.float64) + k.sum(dtype=torch.float64)):
+            # For a query whose scores are all NaN, that kernel returns 0 and a logsumexp of 0.
+            k, v = _repeat_heads(k, q), _repeat_heads(v, q)
             exact = _ATEN._scaled_dot_product_attention_math(q, k, v, bias, 0.0, is_causal, scale=scale)[0]
-            found = exact, found[1]
-        return [found[number] for number, _ in wanted]
+            outputs = exact, outputs[1]
+        return [outputs[number] for number, _ in requested]
     kernel, state = _FLASH if dropout else _kernel_for(q, k, v, bias, is_causal, scale), q
     if kernel == _CUDNN:
         values, sums, *_ = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, bias, needs_sums, 0.0, is_causal, False, scale=scale)
     elif kernel == _FLASH:
-        found = _ATEN._scaled_dot_product_flash_attention(q, k, v, dropout, is_causal, False, scale=scale)
-        values, sums, state = found[0], found[1], found[6].view(torch.int64)
+        outputs = _ATEN._scaled_dot_product_flash_attention(q, k, v, dropout, is_causal, False, scale=scale)
+        values, sums, state = outputs[0], outputs[1], outputs[6].view(torch.int64)
     else:
-        k, v, whole = _of_each_head(k, q), _of_each_head(v, q), _aligned(bias, q, k)
-        values, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(q, k, v, whole, needs_sums, 0.0, is_causal, scale=scale)
+        k, v, full = _repeat_heads(k, q), _repeat_heads(v, q), _aligned_bias(bias, q, k)
+        values, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(q, k, v, full, needs_sums, 0.0, is_causal, scale=scale)
     if needs_sums and sums.shape != q.shape[:3]:
         sums = sums.reshape(*q.shape[:2], -1)[:, :, : q.shape[2]]
-    return [(values, sums, state)[number] for number, _ in wanted]
+    return [(values, sums, state)[number] for number, _ in requested]
 
 
 def attention_backward(
-    wanted: ResultTypes,
+    requested: ResultTypes,
     scale: float,
     causal: float,
     dropout: float,
@@ -219,97 +220,99 @@ def attention_backward(
     v: Tensor,
     last: Tensor | None = None,
 ) -> list[Tensor]:
-    """The gradients by q, k, v and bias (0 to 3), as far as they are wanted.
+    """Returns the requested gradients of q, k, v and bias (0 to 3).
 
     Args:
-        scale, causal, dropout, q, k, v: as of the forward pass.
-        gradient: by its values.
+        scale, causal, dropout, q, k, v: as in the forward pass.
+        gradient: of its values.
         values, sums: its results.
-        last: the bias; where weights are dropped, the state of torch's generator.
+        last: the bias; with dropout, the state of torch's generator.
     """
     bias, state = (None, last) if dropout else (last, None)
-    is_causal, known = bool(causal), {"scale": scale}
+    is_causal, options = bool(causal), {"scale": scale}
     if not q.numel() or not k.numel():
-        given = [q, k, v, *([] if bias is None else [bias])]
-        return [torch.zeros_like(given[number]) for number, _ in wanted]
-    gradient, values, q, k, v = (_regular(x) for x in (gradient, values, q, k, v))
-    bias = _of_each_key(bias, k)
-    if not q.is_cuda and any(number == 3 for number, _ in wanted):  # which the emulator alone asks of CPUs
-        return _by_autograd(wanted, scale, is_causal, gradient, [q, k, v, *([] if bias is None else [bias])])
+        operands = [q, k, v, *([] if bias is None else [bias])]
+        return [torch.zeros_like(operands[number]) for number, _ in requested]
+    gradient, values, q, k, v = (_aligned_operand(x) for x in (gradient, values, q, k, v))
+    bias = _expand_keys(bias, k)
+    if not q.is_cuda and any(number == 3 for number, _ in requested):  # only the emulator requests it on CPUs
+        return _by_autograd(requested, scale, is_causal, gradient, [q, k, v, *([] if bias is None else [bias])])
     if not q.is_cuda:
         function = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
-        k, v, few = _of_each_head(k, q), _of_each_head(v, q), k.shape[1]
-        by_q, by_k, by_v = function(gradient, q, k, v, values, sums, 0.0, is_causal, attn_mask=bias, **known)
-        found = [by_q, _of_few(by_k, few), _of_few(by_v, few)]
-        return [found[number] for number, _ in wanted]
-    needs_bias = any(number == 3 for number, _ in wanted)  # which the efficient kernel alone gives
+        k, v, key_heads = _repeat_heads(k, q), _repeat_heads(v, q), k.shape[1]
+        by_q, by_k, by_v = function(gradient, q, k, v, values, sums, 0.0, is_causal, attn_mask=bias, **options)
+        gradients = [by_q, _sum_heads(by_k, key_heads), _sum_heads(by_v, key_heads)]
+        return [gradients[number] for number, _ in requested]
+    needs_bias = any(number == 3 for number, _ in requested)  # only the memory-efficient kernel computes it
     kernel = _EFFICIENT if needs_bias else _FLASH if dropout else _kernel_for(q, k, v, bias, is_causal, scale)
-    lengths, none = (q.shape[2], k.shape[2]), sums.new_empty((), dtype=torch.int64)  # which is read with dropout alone
+    lengths, none = (q.shape[2], k.shape[2]), sums.new_empty((), dtype=torch.int64)  # read only with dropout
     if kernel == _CUDNN:
         function, empty = _ATEN._scaled_dot_product_cudnn_attention_backward, (none, none, bias, None, None)
-        found = list(function(gradient, q, k, v, values, sums[..., None], *empty, *lengths, 0.0, is_causal, **known))
+        gradients = list(function(gradient, q, k, v, values, sums[..., None], *empty, *lengths, 0.0, is_causal, **options))
     elif kernel == _FLASH:
-        function, drawn = _ATEN._scaled_dot_product_flash_attention_backward, none if state is None else state.view(torch.uint64)
-        found = list(function(gradient, q, k, v, values, sums, None, None, *lengths, dropout, is_causal, drawn, none, **known))
+        function, seed = (
+            _ATEN._scaled_dot_product_flash_attention_backward,
+            none if state is None else state.view(torch.uint64),
+        )
+        gradients = list(function(gradient, q, k, v, values, sums, None, None, *lengths, dropout, is_causal, seed, none, **options))
     else:
-        few, whole = k.shape[1], _aligned(bias, q, k)
-        k, v = _of_each_head(k, q), _of_each_head(v, q)
+        key_heads, full_bias = k.shape[1], _aligned_bias(bias, q, k)
+        k, v = _repeat_heads(k, q), _repeat_heads(v, q)
         sums = F.pad(sums, (0, -sums.shape[2] % _ROWS), value=torch.inf)
         function, masks = _ATEN._scaled_dot_product_efficient_attention_backward, (True, True, True, needs_bias)
-        found = list(function(gradient, q, k, v, whole, values, sums, none, none, 0.0, masks, is_causal, **known))
-        found[1:3] = (_of_few(x, few) for x in found[1:3])
-        found[3] = found[3][..., : k.shape[2]] if needs_bias else None
-    return [found[number] for number, _ in wanted]
+        gradients = list(function(gradient, q, k, v, full_bias, values, sums, none, none, 0.0, masks, is_causal, **options))
+        gradients[1:3] = (_sum_heads(x, key_heads) for x in gradients[1:3])
+        gradients[3] = gradients[3][..., : k.shape[2]] if needs_bias else None
+    return [gradients[number] for number, _ in requested]
 
 
-def _by_autograd(wanted: ResultTypes, scale: float, is_causal: bool, gradient: Tensor, operands: list[Tensor]) -> list[Tensor]:
+def _by_autograd(requested: ResultTypes, scale: float, is_causal: bool, gradient: Tensor, operands: list[Tensor]) -> list[Tensor]:
     with torch.enable_grad():
-        q, k, v, bias = given = [x.detach().requires_grad_() for x in operands]
+        q, k, v, bias = leaves = [x.detach().requires_grad_() for x in operands]
         values, _ = _ATEN._scaled_dot_product_attention_math(
-            q, _of_each_head(k, q), _of_each_head(v, q), bias, 0.0, is_causal, scale=scale
+            q, _repeat_heads(k, q), _repeat_heads(v, q), bias, 0.0, is_causal, scale=scale
         )
-    return list(torch.autograd.grad(values, [given[number] for number, _ in wanted], gradient))
+    return list(torch.autograd.grad(values, [leaves[number] for number, _ in requested], gradient))
 
 
 def _kernel_for(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, is_causal: bool, scale: float) -> int:
-    """The number of the kernel that torch takes; where it would keep all scores, that of the one that takes everything."""
-    shared = q.shape[1] != k.shape[1]
-    chosen: int = torch._fused_sdp_choice(q, k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=shared)
+    """Returns torch's SDPA backend, or the memory-efficient one instead of the math fallback."""
+    has_groups = q.shape[1] != k.shape[1]
+    chosen: int = torch._fused_sdp_choice(q, k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=has_groups)
     return chosen if chosen in (_FLASH, _CUDNN) else _EFFICIENT
 
 
-def _regular(x: Tensor) -> Tensor:
-    """An operand as all kernels read it: contiguous channels, and rows that begin at multiples of 16 bytes."""
-    if not x.data_ptr() % _ALIGNMENT and _are_regular(x.stride(), x.itemsize):
+def _aligned_operand(x: Tensor) -> Tensor:
+    """Copies an operand unless its channels are contiguous and its rows aligned to 16 bytes, as all kernels require."""
+    if not x.data_ptr() % _ALIGNMENT and _strides_are_aligned(x.stride(), x.itemsize):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
 @lru_cache(maxsize=1024)
-def _are_regular(strides: tuple[int, ...], itemsize: int) -> bool:
-    """True if channels are contiguous, and all other strides multiples of 16 bytes."""
+def _strides_are_aligned(strides: tuple[int, ...], itemsize: int) -> bool:
     return strides[-1] == 1 and not any(stride * itemsize % _ALIGNMENT for stride in strides[:-1])
 
 
-def _of_each_head(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values once for each head of queries."""
+def _repeat_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Repeats key or value heads for each query head."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
 
-def _of_few(gradient: Tensor, heads: int) -> Tensor:
-    """The gradient by heads of which each was repeated."""
+def _sum_heads(gradient: Tensor, heads: int) -> Tensor:
+    """Sums the gradients of repeated heads."""
     return gradient if gradient.shape[1] == heads else gradient.view(len(gradient), heads, -1, *gradient.shape[2:]).sum(2)
 
 
-def _of_each_key(bias: Tensor | None, k: Tensor) -> Tensor | None:
-    """A bias with an element for each key, as kernels read it along a row."""
+def _expand_keys(bias: Tensor | None, k: Tensor) -> Tensor | None:
+    """Expands a bias along the keys, as the kernels require."""
     if bias is None or bias.shape[-1] == k.shape[2]:
         return bias
     return bias.expand(*bias.shape[:-1], k.shape[2]).contiguous()
 
 
-def _aligned(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """A bias as the efficient kernel reads it: of all scores, with rows that begin at multiples of 16 elements."""
+def _aligned_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """Expands a bias to all scores, with rows aligned to 16 elements, as the memory-efficient kernel requires."""
     if bias is None:
         return None
     keys = k.shape[2]
@@ -320,12 +323,12 @@ def _aligned(bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class LibraryFunction:
-    """A function of the results that are wanted, with their dtypes, of numbers, of sizes and of tensors.
+    """A library function. It takes the requested results, numbers, sizes, and tensors.
 
     Attributes:
         settings, sizes: how many numbers and sizes it takes.
         operands: how many tensors.
-        results: dims of each of its results; None of any number.
+        results: the rank of each of its results; None for any.
     """
 
     run: Callable[..., list[Tensor]]
@@ -342,17 +345,15 @@ FUNCTIONS = {
     "attention": LibraryFunction(attention, 3, 0, range(3, 5), (4, 3, 1)),
     "attention_backward": LibraryFunction(attention_backward, 3, 0, range(6, 8), (4, 4, 4, 4)),
 }
-"""Functions by name."""
 
 
-# Matrix products of a call: one function of torch on views that are known when it is bound.
-#
-# What torch, or `multiply`, looks at before it comes to cuBLAS takes as long as some kernels.
+# Matmuls are bound to one torch function on precomputed views: the checks of torch.matmul, or `multiply`, take as long as some
+# kernels.
 
 
 @dataclass(frozen=True)
 class BufferView:
-    """A view of a buffer, in elements."""
+    """A strided view of a buffer; strides and offset in elements."""
 
     buffer: int
     shape: tuple[int, ...]
@@ -361,12 +362,12 @@ class BufferView:
 
     @property
     def is_near(self) -> bool:
-        """True if cuBLAS reads it rightly."""
+        """True if cuBLAS computes its addresses correctly."""
         return sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)) < FAR
 
 
-def place_of(operand: StridedOperand, sizes: Mapping[str, int]) -> BufferView:
-    """An operand at the sizes of a call."""
+def view_of(operand: StridedOperand, sizes: Mapping[str, int]) -> BufferView:
+    """Evaluates the view of an operand at the sizes of a call."""
     shape, strides = (tuple(formula(sizes) for formula in formulas) for formulas in (operand.shape, operand.strides))
     return BufferView(operand.buffer, shape, strides, operand.offset(sizes))
 
@@ -374,50 +375,49 @@ def place_of(operand: StridedOperand, sizes: Mapping[str, int]) -> BufferView:
 def product_of(
     product: MatrixProduct, sizes: Mapping[str, int], *, is_rounded_once: bool
 ) -> tuple[Any, BufferView, BufferView, BufferView]:
-    """The function that computes a product, and its views of both operands and of the result.
+    """Returns the function that computes a matmul, and the views of both operands and the result.
 
     Args:
-        product: what is computed.
         sizes: values of all sizes and strides, by name.
-        is_rounded_once: whether torch's own function rounds the result once, to its dtype.
+        is_rounded_once: whether torch's own function rounds the result only once.
     """
-    a, b, out = (place_of(operand, sizes) for operand in (product.a, product.b, product.out))
+    a, b, out = (view_of(operand, sizes) for operand in (product.a, product.b, product.out))
     if product.adds(sizes):
         return multiply_into, a, b, out
     return _function_of(a, b, out) if is_rounded_once and a.is_near and b.is_near else (multiply, a, b, out)
 
 
 def _function_of(a: BufferView, b: BufferView, out: BufferView) -> tuple[Any, BufferView, BufferView, BufferView]:
-    """torch's own function, where one takes such views."""
+    """Selects torch.mm or torch.bmm if the views allow it."""
     rows, results = _as_matrix(a), _as_matrix(out)
     if math.prod(b.shape[:-2]) == 1 and rows is not None and results is not None:
         return torch.mm, rows, replace(b, shape=b.shape[-2:], strides=b.strides[-2:]), results
-    first, second, third = (_as_planes(place, out.shape[:-2]) for place in (a, b, out))
-    if first is not None and second is not None and third is not None:
-        return torch.bmm, first, second, third
+    left, right, output = (_as_planes(view, out.shape[:-2]) for view in (a, b, out))
+    if left is not None and right is not None and output is not None:
+        return torch.bmm, left, right, output
     return multiply, a, b, out
 
 
-def _as_matrix(place: BufferView) -> BufferView | None:
-    """Leading dims as one, where their strides allow it."""
-    shape, strides = place.shape, place.strides
-    merged = _merged(shape[:-1], strides[:-1])
-    return None if merged is None else replace(place, shape=(merged[0], shape[-1]), strides=(merged[1], strides[-1]))
+def _as_matrix(view: BufferView) -> BufferView | None:
+    """Merges the leading dims, if their strides allow it."""
+    shape, strides = view.shape, view.strides
+    merged = _merge_dims(shape[:-1], strides[:-1])
+    return None if merged is None else replace(view, shape=(merged[0], shape[-1]), strides=(merged[1], strides[-1]))
 
 
-def _as_planes(place: BufferView, batch: Sequence[int]) -> BufferView | None:
-    """Leading dims as one, of as many as a result has, where their strides allow it; over dims that an operand lacks it repeats."""
-    missing = len(batch) + 2 - len(place.shape)
-    extents, steps = (1,) * missing + place.shape[:-2], (0,) * missing + place.strides[:-2]
+def _as_planes(view: BufferView, batch: Sequence[int]) -> BufferView | None:
+    """Expands the leading dims to those of the result and merges them, if the strides allow it."""
+    missing = len(batch) + 2 - len(view.shape)
+    extents, steps = (1,) * missing + view.shape[:-2], (0,) * missing + view.strides[:-2]
     repeated = [0 if extent == 1 else step for extent, step in zip(extents, steps, strict=True)]
-    merged = _merged(batch, repeated)
+    merged = _merge_dims(batch, repeated)
     if merged is None:
         return None
-    return replace(place, shape=(merged[0], *place.shape[-2:]), strides=(merged[1], *place.strides[-2:]))
+    return replace(view, shape=(merged[0], *view.shape[-2:]), strides=(merged[1], *view.strides[-2:]))
 
 
-def _merged(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
-    """Some dims as one: how many elements it has, and the stride between them."""
+def _merge_dims(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
+    """Merges dims; returns the number of elements and their stride, or None."""
     dims = [dim for dim in range(len(shape)) if shape[dim] != 1]
     if any(strides[outer] != shape[inner] * strides[inner] for outer, inner in pairwise(dims)):
         return None

@@ -1,4 +1,4 @@
-"""`fg.Workspace`: memory that is allocated once, from which calls take their temporaries."""
+"""`fg.Workspace`: a preallocated buffer for the temporaries of calls."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from fusegen.runtime.instructions import RunCall, Runner
 from fusegen.threads import new_lock
 from fusegen.units import human_bytes
 
-_HELD = threading.local()
+_THREAD = threading.local()
 
 
 class Workspace:
-    """One buffer for the temporaries of kernels: of all calls under ``with workspace:``, and of their backward passes.
+    """A buffer for the temporaries of kernels: of all calls under ``with workspace:``, and of their backward passes.
 
-    Temporaries are the values that only the steps of one call know. Results, what a forward pass saves for its backward pass, and
-    what functions of torch allocate themselves (attention, sorting) are not among them. One call at a time uses the buffer: threads
-    wait for each other, and a call on another stream than the last one waits, on the device, for that stream. Nothing waits on the
-    host. A CUDA graph that was captured under it writes to the same bytes at each replay: keep the workspace as long as the graph,
-    and replay it where no other stream uses the workspace at that time.
+    Temporaries are intermediate values of one call. Results, saved values of a forward pass, and memory that torch's functions
+    allocate (attention, sorting) are not included. One call at a time uses the buffer: threads wait for each other, and a call on
+    another stream waits, on the device, for the previous stream. The host never waits. A CUDA graph that was captured under it
+    writes to the same bytes at each replay. So keep the workspace as long as the graph, and do not replay the graph while another
+    stream uses the workspace.
 
     Args:
-        size: bytes: the largest ``workspace_bytes`` of what is lowered for the calls, by the formula that ``explain`` prints.
-        device: where; by default the current GPU.
+        size: bytes; at least the largest ``workspace_bytes`` of the lowered calls, whose formula ``explain`` prints.
+        device: by default the current GPU.
 
     Raises:
-        ArgumentError: the size is no positive int.
+        ArgumentError: the size is not a positive int.
     """
 
     def __init__(self, size: int, device: torch.device | str = "cuda") -> None:
@@ -44,20 +44,19 @@ class Workspace:
             self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self._stream_now = partial(queries()[0], self.memory.device.index) if self.memory.is_cuda else None
         self._lock = new_lock()
-        self._stream: torch.cuda.Stream | None = None  # the last call's
+        self._stream: torch.cuda.Stream | None = None  # of the last call
         self._raw_stream = -1
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return self.memory.numel()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Workspace:
-        """Itself: copies of layers share it."""
+        """Returns the workspace itself: copied layers share it."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Memory of the same size."""
+        """Pickles the size, not the memory."""
         return Workspace, (self.size, self.memory.device)
 
     def __enter__(self) -> Workspace:
@@ -71,16 +70,7 @@ class Workspace:
         return f"fg.Workspace({self.size}, device={str(self.memory.device)!r})"
 
     def check(self, name: str, needed: int, device: torch.device) -> None:
-        """Refuses a call that the memory is not for.
-
-        Args:
-            name: of the kernel.
-            needed: bytes.
-            device: of the call.
-
-        Raises:
-            ArgumentError: it is too small, or on another device.
-        """
+        """Raises `ArgumentError` if a call of a kernel needs more bytes, or runs on another device."""
         if needed > self.size:
             what = f"{name} needs a workspace of {needed} bytes ({human_bytes(needed)}), and this one has {self.size}"
             raise ArgumentError(what, hint=f"make it larger: fg.Workspace({needed})")
@@ -89,7 +79,7 @@ class Workspace:
             raise ArgumentError(what, hint=f"make one there: fg.Workspace({needed}, device={str(device)!r})")
 
     def run(self, run: RunCall, tensors: Any, scalars: Any) -> Any:
-        """Makes a call that uses the memory, when no other thread's does, and behind what the last stream does with it."""
+        """Runs a call on the buffer, after the calls of other threads and the last stream's work."""
         with self._lock:
             if self._stream_now is not None and (stream := self._stream_now()) != self._raw_stream:
                 self._raw_stream = stream
@@ -97,8 +87,10 @@ class Workspace:
             return run(tensors, scalars)
 
     def _follow(self, stream: torch.cuda.Stream) -> None:
-        """Lets a stream wait for the one that used the memory last, and the memory outlive what the stream does with it. A capture
-        begins behind all of it, and waits for no stream outside."""
+        """Makes a stream wait for the last one, and extends the life of the memory to the end of its work.
+
+        A capturing stream does not wait for others.
+        """
         last, self._stream = self._stream, stream
         if torch.cuda.is_current_stream_capturing():
             return
@@ -107,47 +99,44 @@ class Workspace:
             stream.wait_stream(last)
 
 
-def held() -> Workspace | None:
-    """The workspace of this thread's calls."""
+def current_workspace() -> Workspace | None:
+    """Returns the innermost workspace of this thread, or None."""
     stack = _stack()
     return stack[-1] if stack else None
 
 
 def _stack() -> list[Workspace]:
-    """The workspaces under which this thread is, the innermost last."""
     try:
-        found: list[Workspace] = _HELD.stack
+        stack: list[Workspace] = _THREAD.stack
     except AttributeError:
-        found = _HELD.stack = []
-    return found
+        stack = _THREAD.stack = []
+    return stack
 
 
 class OnWorkspace:
-    """A call that takes its temporaries from a workspace where one is held.
+    """A call that takes its temporaries from the current workspace, if there is one.
 
     Args:
-        name: of the kernel.
         own: the call on memory that it allocates.
-        needed: the bytes of its temporaries.
-        device: where it runs.
-        make: makes the call on given memory.
+        needed: bytes of its temporaries.
+        make: binds the call to given memory.
     """
 
-    def __init__(self, name: str, own: Runner, needed: int, device: torch.device, make: Callable[[torch.Tensor], Runner]) -> None:
-        self._name, self._own, self._needed, self._device, self._make = name, own, needed, device, make
-        self._made: WeakKeyDictionary[Workspace, Runner] = WeakKeyDictionary()  # they hold the memory
+    def __init__(
+        self, name: str, standalone: Runner, needed: int, device: torch.device, make: Callable[[torch.Tensor], Runner]
+    ) -> None:
+        self._name, self._standalone, self._needed, self._device, self._make = name, standalone, needed, device, make
+        self._by_workspace: WeakKeyDictionary[Workspace, Runner] = WeakKeyDictionary()  # the runners keep the memory alive
 
-    def made(self, module: ModuleType) -> RunCall | None:
-        """As of a `Runner`."""
-        return self._own.made(module)
+    def native_call(self, module: ModuleType) -> RunCall | None:
+        return self._standalone.native_call(module)
 
     def call(self, tensors: Any, scalars: Any) -> Any:
-        """Makes a call."""
-        workspace = held()
+        workspace = current_workspace()
         if workspace is None:
-            return self._own.call(tensors, scalars)
-        inside = self._made.get(workspace)
-        if inside is None:
+            return self._standalone.call(tensors, scalars)
+        runner = self._by_workspace.get(workspace)
+        if runner is None:
             workspace.check(self._name, self._needed, self._device)
-            inside = self._made[workspace] = self._make(workspace.memory)
-        return workspace.run(inside.call, tensors, scalars)
+            runner = self._by_workspace[workspace] = self._make(workspace.memory)
+        return workspace.run(runner.call, tensors, scalars)

@@ -61,8 +61,8 @@ def test_an_object_is_read_at_each_call() -> None:
 
 def test_what_runs_no_python_function_is_refused() -> None:
     for given, says in (
-        (torch.relu, "no Python function"),
-        (Scaling, "no Python function"),
+        (torch.relu, "not a Python function"),
+        (Scaling, "not a Python function"),
         (functools.partial(affine, a=1), "affine"),
     ):
         with case(given), pytest.raises(ArgumentError, match=f"(?s){says}.*try: "):

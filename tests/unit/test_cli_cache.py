@@ -92,7 +92,7 @@ def _age(root: Path) -> None:
 def test_usage(folder: Path) -> None:
     found = {each.name: (each.entries, each.bytes) for each in cache.usage(folder)}
     assert found == ENTRIES
-    assert cache.strangers(folder) == (".bashrc", "notes.txt", "thesis")
+    assert cache.unknown_names(folder) == (".bashrc", "notes.txt", "thesis")
     assert [each.bytes for each in cache.usage(folder / "nowhere")] == [0] * len(cache.KINDS)
 
 

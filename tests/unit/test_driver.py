@@ -316,7 +316,7 @@ def test_a_call_within_a_call(machine: Machine) -> None:
     ("status", "words"),
     [
         (701, ["fg_0", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: too many resources", "report it"]),
-        (710, ["fg_0", "CUDA_ERROR_ASSERT", "what ran before", "CUDA_LAUNCH_BLOCKING=1"]),
+        (710, ["fg_0", "CUDA_ERROR_ASSERT", "an earlier kernel failed", "CUDA_LAUNCH_BLOCKING=1"]),
         (901, ["error 901", "captured"]),
         (2, ["error 2", "free memory"]),
     ],

@@ -21,7 +21,7 @@ import torch
 
 import fusegen as fg
 from fusegen.jit.nvrtc import FLAGS, compile_cubin
-from fusegen.lowered import Lowered, LoweredForm
+from fusegen.lowered import Lowered, LoweredSpecialization
 from fusegen.source import Source
 from fusegen.specs import SPECS
 from fusegen.target import cuda_targets, target
@@ -57,7 +57,7 @@ def expanded(path: Path) -> str:
     return re.sub(r'^#include "(.*)"$', included, path.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
-def _rows(form: LoweredForm) -> str:
+def _rows(form: LoweredSpecialization) -> str:
     return ", ".join(f"{dim} from {numbers[0]} to {numbers[-1]}" for dim, numbers in form.rows.items())
 
 

@@ -52,7 +52,7 @@ def test_no_byte_beside_the_tensor_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(instructions, "_ADVISE", lambda first, size, _: asked.append((first, size)))
     for count, offset in itertools.product((1 << 20, (1 << 20) + 1, 2_100_003), (0, 1, 4096)):
         tensor = torch.empty(count + offset)[offset:]
-        assert instructions.in_large_pages(tensor) is tensor
+        assert instructions.with_huge_pages(tensor) is tensor
         first, size = asked.pop()
         assert first % (2 << 20) == size % (2 << 20) == 0 and not asked
         assert tensor.data_ptr() <= first and first + size <= tensor.data_ptr() + tensor.nbytes

@@ -231,5 +231,5 @@ def test_arguments() -> None:
 
 def test_what_is_no_function_cannot_be_declared() -> None:
     for declared in [torch.relu, 5]:
-        with case(declared), pytest.raises(ArgumentError, match="no Python function"):
+        with case(declared), pytest.raises(ArgumentError, match="not a Python function"):
             fg.kernel(declared)

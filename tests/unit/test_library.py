@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusegen as fg
-from fusegen.runtime.library import _near, _sums_of_runs, multiply
+from fusegen.runtime.library import _compacted, _sorted_segment_sums, multiply
 
 SHAPES = [((5, 7, 64), (64, 48)), ((2, 3, 7, 64), (2, 3, 64, 48)), ((2, 1, 7, 64), (1, 3, 64, 48)), ((7, 64), (3, 64, 48))]
 
@@ -32,9 +32,9 @@ def test_what_only_our_kernels_read_of_a_product_stays_wide() -> None:
 @pytest.mark.parametrize(("stride", "copied"), [(1 << 29, False), (1 << 30, True)])
 def test_rows_that_are_gigabytes_apart_are_copied(stride: int, copied: bool) -> None:
     operand = torch.empty_strided((3, 2048), (stride, 1), dtype=torch.bfloat16, device="meta")
-    assert _near(operand).is_contiguous() is copied
+    assert _compacted(operand).is_contiguous() is copied
     long = torch.empty((1 << 20) + 3, 2056, dtype=torch.bfloat16, device="meta")
-    assert _near(long) is long
+    assert _compacted(long) is long
 
 
 @pytest.mark.parametrize(("length", "last"), [(3, 3), (40, 1), (5000, 5000), (5000, 2)])
@@ -43,5 +43,5 @@ def test_sums_of_sorted_rows(length: int, last: int) -> None:
     index = torch.randint(last, (1000,))
     index[::7] = length - 1
     rows = torch.randn(1000, 4, dtype=torch.float64)
-    found = _sums_of_runs((length, 4), torch.float64, rows, index, torch.float64)
+    found = _sorted_segment_sums((length, 4), torch.float64, rows, index, torch.float64)
     torch.testing.assert_close(found, rows.new_zeros(length, 4).index_add_(0, index, rows))

@@ -88,9 +88,9 @@ def test_what_has_no_forward_of_its_class_is_refused() -> None:
     block, fused = made()
     block.forward = lambda x: x  # type: ignore[method-assign]
     for module, says in (
-        (block, "no function of its class"),
-        (fused, "a kernel already"),
-        (torch.jit.script(nn.ReLU()), "no function"),
+        (block, "not a Python function of its class"),
+        (fused, "already a kernel"),
+        (torch.jit.script(nn.ReLU()), "not a Python function"),
     ):
         with pytest.raises(ArgumentError, match=says):
             fg.kernel(module)

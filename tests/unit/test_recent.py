@@ -22,7 +22,7 @@ from fusegen.errors import ArgumentError
 from fusegen.runtime import arguments
 from fusegen.runtime.arguments import key_function
 from fusegen.runtime.bound import NOTHING, Hidden
-from fusegen.runtime.executable import of_calls_like
+from fusegen.runtime.executable import call_test
 from tests.naming import case
 from tests.unit.eager import randn
 from tests.unit.test_keys import VALUES, Color
@@ -65,7 +65,7 @@ def test_what_is_known_has_the_same_key() -> None:
 def key_is_the_same(name: str, static: bool) -> None:
     """Whatever is known to be like a call has the key of the call."""
     key = key_function([False, static])
-    knows = of_calls_like((X, MORE[name]), [False, static], lambda _: NOTHING)
+    knows = call_test((X, MORE[name]), [False, static], lambda _: NOTHING)
     if knows is None or key((X, MORE[name]))[1] == arguments._TOO_WIDE:  # no program is bound to such a number
         return
     assert knows((randn(6, 6), MORE[name])) == NOTHING
@@ -95,13 +95,13 @@ def settled(function: Callable[..., Any], *values: Any) -> fg.Kernel[..., Any]:
     kernel = fg.kernel(function)
     for _ in range(3):
         kernel(*values)
-    ((knows, _),) = kernel._dispatcher.executable.recent.known
+    ((knows, _),) = kernel._dispatcher.executable.inline_cache.entries
     assert knows(values) is not None
     return kernel
 
 
 def knows(kernel: fg.Kernel[..., Any], *values: Any) -> bool:
-    return any(known(values) is not None for known, _ in kernel._dispatcher.executable.recent.known)
+    return any(known(values) is not None for known, _ in kernel._dispatcher.executable.inline_cache.entries)
 
 
 def scaled(x: Tensor, y: Tensor) -> Tensor:
@@ -241,9 +241,9 @@ def test_a_look_up_that_is_under_way_brings_nothing_back() -> None:
         executable.forget()
         return find(values)
 
-    bound.found, bound.find = 1, forgetting  # its next look-up makes it a recent one
+    bound.hits, bound.find = 1, forgetting  # its next look-up makes it a recent one
     kernel(X, randn(6, 6))
-    assert bound.found == 2 and not executable.recent.known
+    assert bound.hits == 2 and not executable.inline_cache.entries
 
 
 def test_no_tensor_is_kept_alive() -> None:

@@ -102,7 +102,7 @@ def test_what_is_no_record_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "verified.json"
     for text in ("", "{}", "[]", '{"format": 0}', '{"format": 1, "dtypes": {"f32": {}}}', '{"format": 1, "dtypes": 3}'):
         path.write_text(text)
-        with pytest.raises(ArgumentError, match="is no verification record"):
+        with pytest.raises(ArgumentError, match="is not a verification record"):
             read(path)
 
 

@@ -23,7 +23,7 @@ def halved(x: Tensor) -> Tensor:
 
 def test_what_is_no_declared_kernel(tmp_path: Path) -> None:
     for given in (torch.relu, lambda x: x * 2, built(tmp_path / "built", halved, (torch.randn(4),)), 5):
-        with case(given), pytest.raises(ArgumentError, match=r"(?s)fg.vjp differentiates what fg.kernel declared.*try: "):
+        with case(given), pytest.raises(ArgumentError, match=r"(?s)fg.vjp differentiates kernels that fg.kernel declared.*try: "):
             fg.vjp(given, torch.randn(4))
 
 
@@ -34,17 +34,17 @@ def test_wrong_gradients_and_saved_values() -> None:
     good = torch.ones_like(y)
     other = fg.vjp(fresh(rms_norm), x, weight).forward(x, weight)[1]
     for match, arguments in {
-        "needs 1 gradient, and is given 0": (saved,),
-        "needs 1 gradient, and is given 2": (saved, good, good),
+        "needs 1 gradient, but got 0": (saved,),
+        "needs 1 gradient, but got 2": (saved, good, good),
         r"'grad' has shape \(5, 16\), where \(x_dim0, 16\) is needed, with x_dim0=4": (saved, torch.ones(5, 16)),
         r"'grad' has shape \(4, 17\)": (saved, torch.ones(4, 17)),
         r"'grad' has shape \(16,\)": (saved, torch.ones(16)),
         "'grad' is of torch.float64, where torch.float32 is needed": (saved, good.double()),
         "'grad' is on meta, but 'x' is on cpu": (saved, good.to("meta")),
         "'grad' is a float, where a tensor is needed": (saved, 1.0),
-        "not what its forward pass left": (other, good),
-        "first argument is not what its forward pass": ((x, weight), good),
-        "needs 3 saved tensors, and is given 2": (saved.with_tensors(saved.tensors[:2]), good),
+        "not saved by its forward pass": (other, good),
+        "first argument was not saved by its forward pass": ((x, weight), good),
+        "needs 3 saved tensors, but got 2": (saved.with_tensors(saved.tensors[:2]), good),
         r"'weight' has shape \(4, 16\)": (saved.with_tensors((x, x, saved.tensors[2])), good),
         r"'saved' is of torch.bfloat16": (saved.with_tensors((x, weight, saved.tensors[2].bfloat16())), good),
     }.items():
@@ -81,7 +81,7 @@ def test_what_changes_between_the_passes_is_refused() -> None:
     passes = fg.vjp(fresh(rms_norm), x, weight)
     y, saved = passes.forward(x, weight)
     weight += 1
-    with pytest.raises(ArgumentError, match="'weight' was changed in place after the forward pass"):
+    with pytest.raises(ArgumentError, match="'weight' was modified in place after the forward pass"):
         passes.backward(saved, torch.ones_like(y))
 
 

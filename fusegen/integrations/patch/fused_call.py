@@ -21,7 +21,7 @@ from fusegen.eager_cost import eager_cost
 from fusegen.errors import ArgumentError, FusegenError, GradientError, IndexRangeError
 from fusegen.graphs.graphed import KernelGraphs
 from fusegen.guards import ChangeError, refusing_changes
-from fusegen.progress import Layers, tell_of
+from fusegen.progress import Layers, set_layers
 from fusegen.threads import cached_property
 from fusegen.trace import inlined, is_tracing
 from fusegen.trace.run import trace
@@ -117,7 +117,7 @@ class FusedCall:
         if kind is not None and isinstance(self.kinds.get(kind), str):
             return self.original(*args, **kwargs)
         if kind is not None and self.layers is not None:
-            tell_of(self.layers)
+            set_layers(self.layers)
         refusal, is_first = "", False
         try:
             call = self.prepared(args, kwargs)
@@ -192,7 +192,7 @@ class FusedCall:
     def _count_first_call(self) -> None:
         if self.layers is not None and not self.kinds:
             self.layers.done += 1
-            tell_of(None)
+            set_layers(None)
 
     def _learn(self, kind: CallKind, call: PreparedCall) -> None:
         try:
