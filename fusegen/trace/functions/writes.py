@@ -21,10 +21,10 @@ from fusegen.trace.functions.indexing import (
     getitem,
     index_added,
     index_select,
-    place_of,
     require_one_dtype,
     scatter_add,
     taken,
+    write_target,
 )
 from fusegen.trace.functions.views import holds, require_shape, reshaped, select, sliced
 from fusegen.trace.memory import overwrite, require_filled, with_value
@@ -123,7 +123,7 @@ def setitem(input: Any, key: Any, value: Any) -> None:
     if isinstance(key, torch.Tensor) and key.dtype is torch.bool:
         overwrite(input, _under_mask(input, input._tracer.lift(key), value))
         return
-    place = place_of(input, key)
+    place = write_target(input, key)
     _write(input, place, value)
 
 
@@ -305,7 +305,7 @@ def _index_replaced(x: TracedTensor, indices: Sequence[Any], values: Any) -> Tra
     """The tensor with other elements at the places that tensors of integers name; of several at one place the last is there."""
     if not all(isinstance(index, torch.Tensor) for index in indices):
         raise UnsupportedError("index_put by what is no tensor cannot be traced", hint="give a tuple of tensors of integers")
-    place = place_of(x._tracer.value(x._position), tuple(indices))
+    place = write_target(x._tracer.value(x._position), tuple(indices))
     require_one_dtype("index_put", x, x._tracer.lift(values))
     return _with(x, place, _value_for(place, values))
 
