@@ -22,20 +22,21 @@ from fusegen.trace.functions.common import (
     cast,
     dtype_of,
     each_dim,
-    floats,
     normalize_dim,
-    numbers,
+    require_float,
+    require_number,
     sequence,
     unsupported_argument,
 )
 from fusegen.trace.functions.creation import iota, scalar_tensor
 from fusegen.trace.functions.pointwise import sub
 from fusegen.trace.functions.views import (
+    as_copy,
+    as_view,
     cat,
     holds,
     movedim,
     narrow,
-    own,
     permuted,
     reshape,
     reshaped,
@@ -43,7 +44,6 @@ from fusegen.trace.functions.views import (
     stack,
     transpose,
     unsqueeze,
-    within,
 )
 from fusegen.trace.modes import autocasted
 from fusegen.trace.registry import implements
@@ -105,7 +105,7 @@ def flip(input: TracedTensor, *dims: Any, **named: Any) -> TracedTensor:
     result = input
     for axis in each_dim(sequence(dims, named), input.ndim):
         result = _flipped(result, axis) if input.ndim else result
-    return own(result)
+    return as_copy(result)
 
 
 def _flipped(x: TracedTensor, dim: int) -> TracedTensor:
@@ -132,7 +132,7 @@ def rot90(input: TracedTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Trac
         return flip(input, first, second)
     flipped = _flipped(input, second) if turns == 1 else input
     transposed = transpose(flipped, first, second) if turns else flipped
-    return own(_flipped(transposed, second) if turns == 3 else transposed)
+    return as_copy(_flipped(transposed, second) if turns == 3 else transposed)
 
 
 @implements("pixel_shuffle")
@@ -143,7 +143,7 @@ def pixel_shuffle(input: TracedTensor, upscale_factor: int) -> TracedTensor:
     split = reshape(input, (*outer, -1, r, r, height, width))
     n = len(outer)
     tiles = permuted(split, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
-    return own(reshape(tiles, (*outer, -1, height * r, width * r)))
+    return as_copy(reshape(tiles, (*outer, -1, height * r, width * r)))
 
 
 @implements("pixel_unshuffle")
@@ -154,14 +154,14 @@ def pixel_unshuffle(input: TracedTensor, downscale_factor: int) -> TracedTensor:
     split = reshape(input, (*outer, channels, height // r, r, width // r, r))
     n = len(outer)
     channel_tiles = permuted(split, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
-    return own(reshape(channel_tiles, (*outer, channels * r * r, height // r, width // r)))
+    return as_copy(reshape(channel_tiles, (*outer, channels * r * r, height // r, width // r)))
 
 
 @implements("channel_shuffle")
 def channel_shuffle(input: TracedTensor, groups: int) -> TracedTensor:
     """Interleaves the channels (dim 1) of the groups (Zhang et al., arXiv 1707.01083)."""
     split = reshape(input, (input.shape[0], groups, -1, *input.shape[2:]))
-    return own(reshape(transpose(split, 1, 2), input.shape))
+    return as_copy(reshape(transpose(split, 1, 2), input.shape))
 
 
 @implements("diff")
@@ -198,7 +198,7 @@ def pad(input: TracedTensor, pad: Sequence[Any], mode: str = "constant", value: 
     (result,) = (input,) if kernel is None else autocasted(kernel, input)
     for number, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         result = _padded(result, input.ndim - 1 - number, (dim_of(before), dim_of(after)), border)
-    return own(result)
+    return as_copy(result)
 
 
 def _padded(x: TracedTensor, dim: int, widths: tuple[Dim, Dim], border: _Border) -> TracedTensor:
@@ -271,7 +271,7 @@ def diagonal_of(input: TracedTensor, offset: int = 0, dim1: int = 0, dim2: int =
     if not holds(x._tracer, sympy.sympify(length) > 0):
         return sliced(reshaped(x, (*outer, simplify_dim(rows * columns))), len(outer), 0, 0)
     flat = reshaped(x, (*outer, simplify_dim(rows * columns)))
-    return within(sliced(flat, len(outer), simplify_dim(below * columns + right), length, columns + 1), x)
+    return as_view(sliced(flat, len(outer), simplify_dim(below * columns + right), length, columns + 1), x)
 
 
 @implements("linalg.diagonal")
@@ -286,14 +286,14 @@ def diag(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
         return diag_embed(input, diagonal)
     if input.ndim != 2:
         raise ShapeError(f"diag of a tensor of {input.ndim} dims", hint="give it a vector or a matrix, or use torch.diagonal")
-    return own(diagonal_of(input, diagonal))
+    return as_copy(diagonal_of(input, diagonal))
 
 
 @implements("trace")
 def trace(input: TracedTensor) -> TracedTensor:
     if input.ndim != 2:
         raise ShapeError(f"trace of a tensor of {input.ndim} dims", hint="give it a matrix")
-    return reductions.sum(diagonal_of(numbers("trace", input)))
+    return reductions.sum(diagonal_of(require_number("trace", input)))
 
 
 @implements("diag_embed")
@@ -327,13 +327,13 @@ def unfold(input: TracedTensor, dimension: int, size: int, step: int) -> TracedT
         windows: TracedTensor = unfold(reshaped(input, (1,)), 0, size, step)[0]
         return windows
     axis = normalize_dim(dimension, input.ndim)
-    return within(stack(_slices(input, (axis,), (int(size),), (int(step),), (1,)), -1), input)
+    return as_view(stack(_slices(input, (axis,), (int(size),), (int(step),), (1,)), -1), input)
 
 
 @implements("unfold_copy")
 def unfold_copy(input: TracedTensor, dimension: int, size: int, step: int) -> TracedTensor:
     """Copies the windows along a dim."""
-    return unfold(own(input), dimension, size, step)
+    return unfold(as_copy(input), dimension, size, step)
 
 
 def _slices(
@@ -396,7 +396,7 @@ def _register_pools(rank: int) -> None:
         steps = _steps(name, stride, sizes)
         if divisor_override is not None and not divisor_override:
             raise TraceError(f"{name}: a divisor of 0", hint="leave divisor_override out, or give another")
-        x = _with_border(name, floats(name, input), sizes, border, 0.0)
+        x = _with_border(name, require_float(name, input), sizes, border, 0.0)
         total = _combined(pointwise.add, _slices(x, _axes(x, dims), sizes, steps, (1,) * rank))
         if count_include_pad or not any(border) or divisor_override:
             return pointwise.mul(total, 1.0 / (divisor_override or math.prod(sizes)))
@@ -417,7 +417,7 @@ def _register_pools(rank: int) -> None:
         unsupported_argument(name, ceil_mode=ceil_mode, return_indices=return_indices)
         sizes = _per_dim(name, kernel_size, rank)
         steps = _steps(name, stride, sizes)
-        x = _with_border(name, floats(name, input), sizes, _per_dim(name, padding, rank), float("-inf"))
+        x = _with_border(name, require_float(name, input), sizes, _per_dim(name, padding, rank), float("-inf"))
         return _combined(_greater, _slices(x, _axes(x, dims), sizes, steps, _per_dim(name, dilation, rank)))
 
     average.__doc__ = f"""The mean of each window of {rank} dims; zero padding counts by default."""
@@ -450,7 +450,7 @@ def _combined(combine: Callable[[TracedTensor, TracedTensor], TracedTensor], sli
     while len(values) > 1:
         pairs = [combine(first, second) for first, second in zip(values[::2], values[1::2], strict=False)]
         values = pairs + values[len(values) // 2 * 2 :]
-    return values[0] if len(slices) > 1 else own(values[0])
+    return values[0] if len(slices) > 1 else as_copy(values[0])
 
 
 @implements("interpolate")
@@ -479,7 +479,7 @@ def interpolate(
     result = input
     for d, factor in enumerate(factors):
         result = repeat_interleave(result, factor, 2 + d)
-    return own(result)
+    return as_copy(result)
 
 
 def _size_factor(extent: int, size: int) -> int:

@@ -16,9 +16,9 @@ from fusegen.ir.symbolic import literal, same, simplify_dim
 from fusegen.trace import registry
 from fusegen.trace.functions import creation, pointwise
 from fusegen.trace.functions.arrangements import repeat_interleave
-from fusegen.trace.functions.common import cast, dtype_of, floats, tracer_of
+from fusegen.trace.functions.common import cast, dtype_of, require_float, tracer_of
 from fusegen.trace.functions.products import matmul, scaled
-from fusegen.trace.functions.random import dropped
+from fusegen.trace.functions.random import apply_dropout
 from fusegen.trace.functions.views import require_shape, transpose, unsqueeze
 from fusegen.trace.modes import autocasted
 from fusegen.trace.registry import implements
@@ -37,7 +37,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> TracedTensor:
     """dropout(softmax(scale * q @ k.mT + mask)) @ v."""
-    query = floats("scaled_dot_product_attention", query)
+    query = require_float("scaled_dot_product_attention", query)
     if enable_gqa:
         key, value = (_repeated_heads(x, query) for x in (key, value))
     factor = 1 / math.sqrt(_head_dim(query)) if scale is None else scale
@@ -172,7 +172,7 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def _dropped(weights: TracedTensor, dropout_p: float) -> TracedTensor:
-    return dropped(weights, dropout_p, True, weights._node.shape)
+    return apply_dropout(weights, dropout_p, True, weights._node.shape)
 
 
 def _project(inputs: list[TracedTensor], weights: Any, bias: Any) -> list[TracedTensor]:
@@ -205,4 +205,4 @@ def _additive_mask(q: TracedTensor, mask: Any, name: str) -> TracedTensor:
     lifted = q._tracer.lift(mask)
     if lifted.dtype is torch.bool:
         return cast(pointwise.where(lifted, -math.inf, 0.0), q.dtype)
-    return floats(name, lifted)
+    return require_float(name, lifted)

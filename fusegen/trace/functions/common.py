@@ -68,7 +68,7 @@ def binary(op: Op, a: Any, b: Any) -> TracedTensor:
     return tracer.add(op, tracer.lift(a), tracer.lift(b))
 
 
-def floats(name: str, x: TracedTensor) -> TracedTensor:
+def require_float(name: str, x: TracedTensor) -> TracedTensor:
     """Requires a float dtype of 16 bits or more."""
     if not dtype_of(x).is_float:
         raise TraceError(f"{name} of {dtype_of(x)}", hint="convert to a float dtype first")
@@ -77,14 +77,14 @@ def floats(name: str, x: TracedTensor) -> TracedTensor:
     return x
 
 
-def numbers(name: str, x: TracedTensor) -> TracedTensor:
+def require_number(name: str, x: TracedTensor) -> TracedTensor:
     """Requires a dtype other than bool."""
     if dtype_of(x) is DType.BOOL:
         raise TraceError(f"{name} of bool", hint="convert to a number dtype first")
     return x
 
 
-def setting(name: str, value: object) -> float:
+def float_setting(name: str, value: object) -> float:
     """Returns a float argument of an operation: a constant, or a run-time scalar converted to float."""
     if type(value) is TracedScalar:
         number: Any = value if value._node.dtype.is_float else computed(Op.MUL, value, value._tracer.scalar(1.0))
@@ -106,7 +106,7 @@ def sequence(args: Sequence[Any], named: Mapping[str, Any] | None = None) -> tup
     return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else tuple(args)
 
 
-def written(input: TracedTensor, result: TracedTensor, inplace: Any) -> TracedTensor:
+def in_place(input: TracedTensor, result: TracedTensor, inplace: Any) -> TracedTensor:
     """Returns a function's result. With inplace, the traced input is replaced by it; the caller's tensor is not written."""
     if inplace and result is not input:
         if result._node.dtype is not input._node.dtype or any(value is input for _, value in input._tracer.hidden.values()):

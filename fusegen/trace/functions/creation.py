@@ -16,7 +16,7 @@ from fusegen.ir.symbolic import Dim, same
 from fusegen.trace.complex import ComplexTensor
 from fusegen.trace.functions import pointwise
 from fusegen.trace.functions.common import cast, check_device, unsupported_argument
-from fusegen.trace.functions.views import cat, own, reshaped, unsqueeze
+from fusegen.trace.functions.views import as_copy, cat, reshaped, unsqueeze
 from fusegen.trace.modes import flat
 from fusegen.trace.registry import creates, implements
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, dim_of
@@ -78,15 +78,15 @@ def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype
 
 @creates("zeros")
 def zeros(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    return _filled(tracer, given_sizes(tracer, sizes, settings), 0.0, dtype or torch.get_default_dtype())
+    return _filled(tracer, size_arguments(tracer, sizes, settings), 0.0, dtype or torch.get_default_dtype())
 
 
 @creates("ones")
 def ones(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    return _filled(tracer, given_sizes(tracer, sizes, settings), 1.0, dtype or torch.get_default_dtype())
+    return _filled(tracer, size_arguments(tracer, sizes, settings), 1.0, dtype or torch.get_default_dtype())
 
 
-def given_sizes(tracer: Tracer, sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
+def size_arguments(tracer: Tracer, sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
     """Returns the sizes, which torch also accepts as `size=`, and checks the other settings."""
     result: Sequence[Any] = settings.pop("size", sizes)
     check_settings(tracer, settings)
@@ -114,7 +114,7 @@ def full(
 
 
 def _new(input: TracedTensor, size: Sequence[Any], value: Any, dtype: torch.dtype | None, settings: dict[str, Any]) -> TracedTensor:
-    size = given_sizes(input._tracer, size, settings)
+    size = size_arguments(input._tracer, size, settings)
     return _filled(input._tracer, size, value, dtype or input.dtype)
 
 
@@ -168,7 +168,7 @@ def ones_like(input: TracedTensor, **settings: Any) -> TracedTensor:
 
 
 def _unfilled(value: TracedTensor) -> TracedTensor:
-    result = own(value)
+    result = as_copy(value)
     result._memory.unfilled = True
     return result
 

@@ -10,7 +10,7 @@ import torch
 from fusegen.dtypes import DType
 from fusegen.errors import TraceError
 from fusegen.ir.ops import Op
-from fusegen.trace.functions.common import binary, cast, dtype_of, floats, numbers, setting, tracer_of, written
+from fusegen.trace.functions.common import binary, cast, dtype_of, float_setting, in_place, require_float, require_number, tracer_of
 from fusegen.trace.functions.pointwise import add, clamp, div, isinf, isnan, mul, sub, where
 from fusegen.trace.registry import implements
 from fusegen.trace.values import TracedTensor
@@ -86,7 +86,7 @@ def rad2deg(input: TracedTensor) -> TracedTensor:
 @implements("hypot")
 def hypot(input: Any, other: Any) -> TracedTensor:
     tracer = tracer_of(input, other)
-    return binary(Op.HYPOT, *(floats("hypot", tracer.lift(value)) for value in (input, other)))
+    return binary(Op.HYPOT, *(require_float("hypot", tracer.lift(value)) for value in (input, other)))
 
 
 # Inverse hyperbolic functions.
@@ -114,7 +114,7 @@ def xlog1py(input: Any, other: Any) -> TracedTensor:
 
 @implements("logaddexp2")
 def logaddexp2(input: Any, other: Any) -> TracedTensor:
-    greater = floats("logaddexp2", binary(Op.MAXIMUM, input, other))
+    greater = require_float("logaddexp2", binary(Op.MAXIMUM, input, other))
     tracer = greater._tracer
     distance = tracer.add(Op.ABS, sub(input, other))
     correction = mul(_unary(Op.LOG1P, _unary(Op.EXP2, _unary(Op.NEG, distance))), 1.0 / math.log(2.0))
@@ -210,7 +210,7 @@ def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equa
     if equal_nan and dtype_of(x).is_float:
         equal = binary(Op.LOGICAL_OR, equal, binary(Op.LOGICAL_AND, isnan(x), isnan(y)))
     x, y = _as_float(x), _as_float(y)
-    tolerance = add(mul(_unary(Op.ABS, y), setting("rtol", rtol)), setting("atol", atol))
+    tolerance = add(mul(_unary(Op.ABS, y), float_setting("rtol", rtol)), float_setting("atol", atol))
     distance = _unary(Op.ABS, sub(x, y))
     near = binary(Op.LOGICAL_AND, binary(Op.LE, distance, tolerance), binary(Op.LT, distance, math.inf))
     return binary(Op.LOGICAL_OR, equal, near)
@@ -227,23 +227,23 @@ def relu6(input: TracedTensor, inplace: bool = False) -> TracedTensor:
 @implements("hardtanh")
 def hardtanh(input: TracedTensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> TracedTensor:
     """Clamps to two bounds, which are truncated for integers."""
-    if dtype_of(numbers("hardtanh", input)) is DType.UINT8 and (min_val < 0 or max_val < 0):
+    if dtype_of(require_number("hardtanh", input)) is DType.UINT8 and (min_val < 0 or max_val < 0):
         raise TraceError("hardtanh of uint8 with a negative bound", hint="convert to a signed dtype first")
     bounds = (min_val, max_val) if dtype_of(input).is_float else (int(min_val), int(max_val))
-    return written(input, input._tracer.add(Op.HARDTANH, input, *map(input._tracer.lift, bounds)), inplace)
+    return in_place(input, input._tracer.add(Op.HARDTANH, input, *map(input._tracer.lift, bounds)), inplace)
 
 
 @implements("threshold")
 def threshold(input: TracedTensor, threshold: float, value: float, inplace: bool = False) -> TracedTensor:
-    below = binary(Op.LE, numbers("threshold", input), threshold)
-    return written(input, where(below, value, input), inplace)
+    below = binary(Op.LE, require_number("threshold", input), threshold)
+    return in_place(input, where(below, value, input), inplace)
 
 
 @implements("selu")
 def selu(input: TracedTensor, inplace: bool = False) -> TracedTensor:
     """Klambauer et al., Self-Normalizing Neural Networks (arXiv 1706.02515)."""
     scaled = binary(Op.MUL, input._tracer.add(Op.ELU, input, alpha=1.6732632423543772), 1.0507009873554805)
-    return written(input, scaled, inplace)
+    return in_place(input, scaled, inplace)
 
 
 @implements("tanhshrink")
@@ -253,12 +253,12 @@ def tanhshrink(input: TracedTensor) -> TracedTensor:
 
 @implements("hardshrink")
 def hardshrink(input: TracedTensor, lambd: float = 0.5) -> TracedTensor:
-    return where(binary(Op.LE, input._tracer.add(Op.ABS, floats("hardshrink", input)), lambd), 0.0, input)
+    return where(binary(Op.LE, input._tracer.add(Op.ABS, require_float("hardshrink", input)), lambd), 0.0, input)
 
 
 @implements("softshrink")
 def softshrink(input: TracedTensor, lambd: float = 0.5) -> TracedTensor:
-    small = binary(Op.LE, input._tracer.add(Op.ABS, floats("softshrink", input)), lambd)
+    small = binary(Op.LE, input._tracer.add(Op.ABS, require_float("softshrink", input)), lambd)
     return where(small, 0.0, sub(input, binary(Op.MUL, input._tracer.add(Op.SIGN, input), lambd)))
 
 

@@ -36,7 +36,7 @@ from fusegen.trace.tracer import Tracer
 from fusegen.trace.values import TracedTensor
 
 
-def checked(index: TracedTensor, length: Dim, *, wraps: bool) -> TracedTensor:
+def bounds_checked(index: TracedTensor, length: Dim, *, wraps: bool) -> TracedTensor:
     """Returns indices counted from the front, by gathering from an iota: the gather's bounds check applies to them."""
     _require_integers(index)
     flat = reshaped(index, (simplify_dim(product(index._node.shape)),))
@@ -81,7 +81,7 @@ class Coordinates:
         """Returns the bounds-checked row-major index over all indexed dims."""
         total: TracedTensor | None = None
         for dim, index in zip(self.dims, self.indices, strict=True):
-            along = checked(index, self.sizes[dim], wraps=True)
+            along = bounds_checked(index, self.sizes[dim], wraps=True)
             size = index._tracer.size(self.sizes[dim])
             total = along if total is None else pointwise.add(pointwise.mul(total, size), along)
         assert total is not None
@@ -145,7 +145,7 @@ _KEYS = (int, np.integer, slice, SymbolicSize, torch.Tensor)
 _MOST_NUMBERS = 64  # of a list in a subscript: each becomes a view
 
 
-def taken(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool) -> TracedTensor:
+def gather_slices(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool) -> TracedTensor:
     """Gathers slices along a dim, which the index's dims replace. With `wraps`, negative indices count from the end."""
     shape, count = x._node.shape, simplify_dim(product(index._node.shape))
     along = [1] * dim + [count] + [1] * (x.ndim - dim - 1)
@@ -214,7 +214,7 @@ def _indexed(input: TracedTensor, keys: list[Any], *, at_once: bool) -> TracedTe
         elif is_joint and isinstance(k, (torch.Tensor, list)) and not (isinstance(k, torch.Tensor) and not k.ndim):
             indices[dim], dim = _index(input._tracer, k), dim + 1
         elif isinstance(k, torch.Tensor):
-            result, dim = taken(result, dim, _index(input._tracer, k), wraps=True), dim + k.ndim
+            result, dim = gather_slices(result, dim, _index(input._tracer, k), wraps=True), dim + k.ndim
         elif isinstance(k, list):
             chosen = [unsqueeze(select(result, dim, number), dim) for number in k]
             result, dim = cat(chosen, dim) if chosen else sliced(result, dim, 0, 0), dim + 1
@@ -303,7 +303,7 @@ def embedding(
         size = table._node.shape[0]
         if not (holds(tracer, size > padding_idx) and holds(tracer, size >= -padding_idx)):
             raise ShapeError(f"padding_idx {padding_idx} of a table of {size} rows", hint="name a row of the table")
-    rows = taken(table, 0, ids, wraps=False)
+    rows = gather_slices(table, 0, ids, wraps=False)
     if padding_idx is None:
         return rows
     padding = padding_idx if padding_idx >= 0 else tracer.size(table._node.shape[0]) + padding_idx
@@ -354,8 +354,8 @@ def index_select(input: Any, dim: int, index: Any) -> TracedTensor:
         raise ShapeError(f"index_select by an index of {indices.ndim} dims", hint="give a vector")
     axis = normalize_dim(dim, x.ndim)
     if not x.ndim:
-        return reshaped(taken(reshaped(x, (1,)), 0, reshaped(indices, (1,)), wraps=False), ())
-    return taken(x, axis, reshaped(indices, (simplify_dim(product(indices._node.shape)),)), wraps=False)
+        return reshaped(gather_slices(reshaped(x, (1,)), 0, reshaped(indices, (1,)), wraps=False), ())
+    return gather_slices(x, axis, reshaped(indices, (simplify_dim(product(indices._node.shape)),)), wraps=False)
 
 
 @implements("take")
@@ -364,7 +364,7 @@ def take(input: Any, index: Any) -> TracedTensor:
     x, indices = tracer.lift(input), tracer.lift(index)
     if dtype_of(indices) is not DType.INT64:
         raise TraceError(f"take by indices of {dtype_of(indices)}", hint="convert them to torch.int64")
-    return taken(reshaped(x, (simplify_dim(product(x._node.shape)),)), 0, indices, wraps=True)
+    return gather_slices(reshaped(x, (simplify_dim(product(x._node.shape)),)), 0, indices, wraps=True)
 
 
 # Sums at indices, of slices and of single elements.
@@ -387,7 +387,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) 
     return pointwise.add(x, _segment_sums(values, reshaped(indices, (count,)), axis, x._node.shape[axis], wraps=False))
 
 
-def index_added(input: Any, indices: Any, values: Any) -> TracedTensor:
+def index_put_accumulate(input: Any, indices: Any, values: Any) -> TracedTensor:
     """Adds values at tensor indices along the first dims."""
     tracer = tracer_of(input, *indices, values)
     x, added, index_tensors = tracer.lift(input), tracer.lift(values), [tracer.lift(index) for index in indices]
@@ -424,7 +424,7 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
             text = f"scatter_add by an index of shape {shape_text(indices._node.shape)}, a source and a tensor of shape {shapes}"
             raise ShapeError(text, hint=f"an index may be larger than the tensor along dim {axis} only")
         source = source if same(size, source._node.shape[d]) else sliced(source, d, 0, size)
-    number = _row_major_numbers(checked(indices, x._node.shape[axis], wraps=False), axis, x._node.shape)
+    number = _row_major_numbers(bounds_checked(indices, x._node.shape[axis], wraps=False), axis, x._node.shape)
     count, total = (simplify_dim(product(t._node.shape)) for t in (indices, x))
     sums = tracer.add(Op.SCATTER_ADD, reshaped(source, (count, 1)), reshaped(number, (count,)), length=total)
     return pointwise.add(x, reshaped(sums, x._node.shape))
@@ -440,7 +440,7 @@ def _segment_sums(slices: TracedTensor, index: TracedTensor, dim: int, length: D
     first = movedim(slices, dim, 0)
     count, *other_dims = first._node.shape
     rows = reshaped(first, (count, simplify_dim(product(other_dims))))
-    sums = slices._tracer.add(Op.SCATTER_ADD, rows, checked(index, length, wraps=wraps), length=length)
+    sums = slices._tracer.add(Op.SCATTER_ADD, rows, bounds_checked(index, length, wraps=wraps), length=length)
     return movedim(reshaped(sums, (length, *other_dims)), 0, dim)
 
 
