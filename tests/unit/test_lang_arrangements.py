@@ -163,7 +163,7 @@ def test_borders_of_run_time_sizes() -> None:
 
 
 WRONG: list[tuple[Callable[..., Any], type[FusegenError], str]] = [
-    (lambda x: F.pad(x, (6, 0), mode="reflect"), ShapeError, "6 elements more"),
+    (lambda x: F.pad(x, (6, 0), mode="reflect"), ShapeError, "6 padding elements"),
     (lambda x: F.pad(x, (1, 0), mode="nothing"), TraceError, "mode='nothing'"),
     (lambda x: x.flip(0, 0), ShapeError, "twice"),
     (lambda x: x[0].diagonal(), ShapeError, "of 1 dims"),
