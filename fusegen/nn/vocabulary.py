@@ -81,8 +81,8 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
 
 class LinearCrossEntropyLoss(nn.Module):
     """Cross entropy of a linear layer's logits, computed in blocks, so that they are never in memory as a whole. Arguments and
-    state dict (``linear.weight``, ``linear.bias``, ``weight``) are those of `torch.nn.LinearCrossEntropyLoss` of torch 2.13. A model that
-    ties its head to its embedding sets ``loss.linear.weight``.
+    state dict (``linear.weight``, ``linear.bias``, ``weight``) are those of torch 2.13's `torch.nn.LinearCrossEntropyLoss`. A model
+    that ties its head to its embedding sets ``loss.linear.weight``.
 
     Args:
         in_features: features of the hidden states.

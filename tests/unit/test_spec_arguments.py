@@ -126,8 +126,8 @@ def refused() -> dict[str, Callable[[], object]]:
         "a packed gate of 3 features": lambda: ops.glu(randn(3, 3), interleaved=True),
         "interleaved pairs along dim=0": lambda: ops.glu(randn(4, 3), 0, interleaved=True),
         "up of shape (1, 8)": lambda: ops.swiglu(row, row[:1]),
-        "interleaved=True beside up": lambda: ops.swiglu(row, row, interleaved=True),
-        "a norm_bias beside RMSNorm": lambda: ops.layer_norm_mlp(
+        "interleaved=True with up": lambda: ops.swiglu(row, row, interleaved=True),
+        "a norm_bias with RMSNorm": lambda: ops.layer_norm_mlp(
             row, None, weight[0], weight, None, weight, None, normalization="RMSNorm"
         ),
         "up of type float": lambda: ops.swiglu(row, 2.0),

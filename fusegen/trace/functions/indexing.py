@@ -59,7 +59,8 @@ class Coordinates:
         sizes: shape of the indexed tensor.
         dims: indexed dims, in order.
         shape: common shape of the indices.
-        indices: flat, one for each indexed dim; negative values count from the end."""
+        indices: flat, one for each indexed dim; negative values count from the end.
+    """
 
     sizes: tuple[Dim, ...]
     dims: tuple[int, ...]

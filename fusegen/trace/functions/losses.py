@@ -190,7 +190,8 @@ def cross_entropy(
     """The negative log softmax at the target class, or its mean weighted by class probabilities.
 
     Smoothing s gives the target one of C classes the probability 1 - s + s / C, the others s / C (Szegedy et al., Rethinking the
-    Inception Architecture for Computer Vision, arXiv 1512.00567, section 7)."""
+    Inception Architecture for Computer Vision, arXiv 1512.00567, section 7).
+    """
     reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input, target)
     x, y = require_float("cross_entropy", _require_scores("cross_entropy", tracer.lift(input))), tracer.lift(target)

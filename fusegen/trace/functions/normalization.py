@@ -100,7 +100,8 @@ def invertible_layer_norm(
 
     Args:
         input: (..., *normalized_shape), floats.
-        weight, bias: shape `normalized_shape`."""
+        weight, bias: shape `normalized_shape`.
+    """
     result = F.layer_norm(input, normalized_shape, weight, bias, eps)
     return _marked_invertible(result) if isinstance(result, TracedTensor) else result
 

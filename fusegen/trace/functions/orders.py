@@ -183,7 +183,8 @@ def searchsorted(
     Args:
         sorted_sequence: a vector, or a table for each row of `input`.
         input: numbers to look up, or one Python number.
-        sorter: int64 of the table's shape: the order in which the table's last dim is sorted."""
+        sorter: int64 of the table's shape: the order in which the table's last dim is sorted.
+    """
     if side not in (None, "left", "right") or (side == "left" and right):
         raise TraceError(f"searchsorted with side={side!r} and right={right}", hint="give one of them")
     tracer = tracer_of(sorted_sequence, input)

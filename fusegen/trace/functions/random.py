@@ -1,7 +1,8 @@
 """Dropout and random tensors, composed of words of 16 random bits.
 
 Each word is a leaf of the graph with its own stream (`ir.random`). An element's bits depend only on the call's key and the
-element's index."""
+element's index.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, *, seed:
 
     Raises:
         ValueError: p is not in [0, 1], or the seed exceeds 64 bits. In a kernel, `TraceError`.
-        TypeError: the seed is not an int, or the input is not a float tensor."""
+        TypeError: the seed is not an int, or the input is not a float tensor.
+    """
     if isinstance(input, TracedTensor):
         return cast_to(torch.Tensor, located("dropout", apply_dropout, (input, p, training, input._node.shape, seed), {}))
     if not 0 <= p <= 1:

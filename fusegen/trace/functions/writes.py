@@ -106,7 +106,8 @@ def _write(input: TracedTensor, target: TracedTensor, value: Any) -> None:
 def setitem(input: Any, key: Any, value: Any) -> None:
     """Subscript assignment: ints, slices and integer tensors; or a bool mask, with a number.
 
-    If several indices select one element, the last value wins, except in the caller's memory, where it is undefined as in torch."""
+    If several indices select one element, the last value wins, except in the caller's memory, where it is undefined as in torch.
+    """
     if not isinstance(input, TracedTensor):
         message = "writing into a part of a tensor that the kernel closes over cannot be traced"
         raise UnsupportedError(message, hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
@@ -124,7 +125,8 @@ def _masked_write(x: TracedTensor, mask: TracedTensor, value: Any, *, accumulate
 
     Raises:
         UnsupportedError: the value is not a single number.
-        ShapeError: the mask's shape does not match the tensor's first dims."""
+        ShapeError: the mask's shape does not match the tensor's first dims.
+    """
     source = x._tracer.lift(value)
     if not all(same(size, 1) for size in source._node.shape):
         message = "writing several values where a mask is true cannot be traced: their number depends on the mask"
