@@ -43,7 +43,7 @@ SHAPES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x[..., ...], "several ellipses"),
     (lambda x: x.movedim(0, (1,)), "movedim of 0 to (1,)"),
     (lambda x: x.tile(-1), "repeat (-1,) times"),
-    (lambda x: torch.linalg.norm(x, None, ()), "along no dim"),
+    (lambda x: torch.linalg.norm(x, None, ()), "norm without dims"),
 ]
 CAUGHT: list[Callable[..., Any]] = [
     lambda x, y: x.reshape(3, -1),
