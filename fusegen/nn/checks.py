@@ -14,8 +14,8 @@ from fusegen.errors import ArgumentError
 def require_one_of(module: str, name: str, value: object, known: Iterable[object]) -> None:
     choices = tuple(known)
     if value not in choices:
-        what = f"{module}: {name}={value!r} is not supported"
-        raise ArgumentError(what, hint=f"give one of {', '.join(map(repr, choices))}")
+        message = f"{module}: {name}={value!r} is not supported"
+        raise ArgumentError(message, hint=f"give one of {', '.join(map(repr, choices))}")
 
 
 def require_instance(module: str, value: object, kind: type) -> None:
@@ -62,11 +62,11 @@ def require_rows(module: str, x: Tensor, shape: Sequence[int]) -> None:
     """Checks that an input's last dims are a module's."""
     last_dims = tuple(x.shape[-len(shape) :])
     if last_dims != tuple(shape):
-        what = f"{module}: the input has shape {tuple(x.shape)}, but its last dims must be {tuple(shape)}"
-        raise ArgumentError(what, hint="give an input of that size, or make the module for this one")
+        message = f"{module}: the input has shape {tuple(x.shape)}, but its last dims must be {tuple(shape)}"
+        raise ArgumentError(message, hint="give an input of that size, or make the module for this one")
 
 
 def require_positions(module: str, x: Tensor) -> None:
     if x.dim() != 3:
-        what = f"{module}: the input has shape {tuple(x.shape)}, but must be (batch, positions, hidden_size)"
-        raise ArgumentError(what, hint="add a batch of one by x[None], or flatten the dims before positions")
+        message = f"{module}: the input has shape {tuple(x.shape)}, but must be (batch, positions, hidden_size)"
+        raise ArgumentError(message, hint="add a batch of one by x[None], or flatten the dims before positions")

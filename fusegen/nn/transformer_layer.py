@@ -218,8 +218,8 @@ class FusedTransformerLayer(nn.Module):
             ArgumentError: an argument of the wrong shape, a mask that is not of floats, or a workspace that is too small.
         """
         if hidden_states.dim() != 3 or hidden_states.shape[2] != self.hidden_size:
-            what = f"FusedTransformerLayer: hidden_states has shape {tuple(hidden_states.shape)}"
-            raise ArgumentError(what, hint=f"give (batch, sequence, {self.hidden_size})")
+            message = f"FusedTransformerLayer: hidden_states has shape {tuple(hidden_states.shape)}"
+            raise ArgumentError(message, hint=f"give (batch, sequence, {self.hidden_size})")
         if attention_mask is not None:
             attention_mask = _checked_mask(attention_mask, hidden_states)
         arguments = (
@@ -289,60 +289,60 @@ class FusedTransformerLayer(nn.Module):
             names = [f"attention.self.{part}.{kind}" for part in ("query", "key", "value")] if kind else [_BERT[name]]
             weight = torch.cat([_weight_of(state, prefix + part) for part in names])
             if weight.shape != parameter.shape:
-                what = f"load_bert: {' and '.join(names)} give {tuple(weight.shape)}, but {name} is {tuple(parameter.shape)}"
-                raise ArgumentError(what, hint="make the layer with the sizes of the model's config")
+                message = f"load_bert: {' and '.join(names)} give {tuple(weight.shape)}, but {name} is {tuple(parameter.shape)}"
+                raise ArgumentError(message, hint="make the layer with the sizes of the model's config")
             parameter.copy_(weight)
 
 
-def parameter_shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(hidden_size: int, intermediate_size: int) -> dict[str, tuple[int, ...]]:
     """Returns the parameters' shapes, in DeepSpeed's order."""
     return {
-        "attn_qkvw": (3 * hidden, hidden),
-        "attn_qkvb": (3 * hidden,),
-        "attn_ow": (hidden, hidden),
-        "attn_ob": (hidden,),
-        "attn_nw": (hidden,),
-        "attn_nb": (hidden,),
-        "inter_w": (inner, hidden),
-        "inter_b": (inner,),
-        "output_w": (hidden, inner),
-        "output_b": (hidden,),
-        "norm_w": (hidden,),
-        "norm_b": (hidden,),
+        "attn_qkvw": (3 * hidden_size, hidden_size),
+        "attn_qkvb": (3 * hidden_size,),
+        "attn_ow": (hidden_size, hidden_size),
+        "attn_ob": (hidden_size,),
+        "attn_nw": (hidden_size,),
+        "attn_nb": (hidden_size,),
+        "inter_w": (intermediate_size, hidden_size),
+        "inter_b": (intermediate_size,),
+        "output_w": (hidden_size, intermediate_size),
+        "output_b": (hidden_size,),
+        "norm_w": (hidden_size,),
+        "norm_b": (hidden_size,),
     }
 
 
-def _check_arguments(hidden: int, heads: int, inner: int, attn_dropout: float, hidden_dropout: float, layers: int) -> None:
-    counts = {"hidden_size": hidden, "heads": heads, "intermediate_size": inner, "num_hidden_layers": layers}
+def _check_arguments(hidden_size: int, heads: int, inner: int, attn_ratio: float, hidden_ratio: float, layers: int) -> None:
+    counts = {"hidden_size": hidden_size, "heads": heads, "intermediate_size": inner, "num_hidden_layers": layers}
     for name, count in counts.items():
         require_count("FusedTransformerLayer", name, count)
-    require_divides("FusedTransformerLayer", "hidden_size", hidden, "heads", heads)
-    for name, ratio in (("attn_dropout_ratio", attn_dropout), ("hidden_dropout_ratio", hidden_dropout)):
+    require_divides("FusedTransformerLayer", "hidden_size", hidden_size, "heads", heads)
+    for name, ratio in (("attn_dropout_ratio", attn_ratio), ("hidden_dropout_ratio", hidden_ratio)):
         if not 0 <= ratio < 1:
             raise ArgumentError(f"FusedTransformerLayer: {name} is {ratio}", hint="give a number in [0, 1)")
 
 
 def _check_workspace(workspace: object, compiler: Compiler | None) -> None:
-    """Requires a `fg.Workspace` or None, and no C++ operator beside it."""
+    """Requires a `fg.Workspace` or None, and rejects one with a C++ operator."""
     if workspace is not None and not isinstance(workspace, fg.Workspace):
         hint = "give fg.Workspace(layer.workspace_bytes(batch, sequence)), or None"
         raise ArgumentError(f"FusedTransformerLayer: workspace is {workspace!r}", hint=hint)
     if workspace is not None and compiler == "extension":
-        what = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
-        raise ArgumentError(what, hint="leave out workspace=, or compiler=")
+        message = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
+        raise ArgumentError(message, hint="leave out workspace=, or compiler=")
 
 
 def _checked_mask(mask: Tensor, x: Tensor) -> Tensor:
     """Requires a float mask that broadcasts to the scores, and detaches it."""
     if mask.dim() != 4 or not mask.is_floating_point():
-        what = f"FusedTransformerLayer: attention_mask is of {mask.dtype} and shape {tuple(mask.shape)}"
+        message = f"FusedTransformerLayer: attention_mask is of {mask.dtype} and shape {tuple(mask.shape)}"
         hint = (
             "give floats (batch, 1, 1, sequence) that are added to the scores: 0 for a key that is seen, -10000 for one that is not"
         )
-        raise ArgumentError(what, hint=hint)
+        raise ArgumentError(message, hint=hint)
     if any(extent not in (1, positions) for extent, positions in zip(mask.shape[2:], (x.shape[1], x.shape[1]), strict=True)):
-        what = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)} for {x.shape[1]} positions"
-        raise ArgumentError(what, hint="give one number a key: (batch, 1, 1, sequence), or one a query and key")
+        message = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)} for {x.shape[1]} positions"
+        raise ArgumentError(message, hint="give one number per key: (batch, 1, 1, sequence), or one per query and key")
     return mask.detach() if mask.requires_grad else mask
 
 

@@ -34,8 +34,8 @@ class Embedding(nn.Embedding):
         self.scale = scale
         for name, reason in _UNSUPPORTED.items():
             if getattr(self, name):
-                what = f"Embedding: {name}={getattr(self, name)!r} is not supported: {reason}"
-                raise ArgumentError(what, hint="leave it out, or use torch.nn.Embedding")
+                message = f"Embedding: {name}={getattr(self, name)!r} is not supported: {reason}"
+                raise ArgumentError(message, hint="leave it out, or use torch.nn.Embedding")
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns (*input.shape, embedding_dim)."""

@@ -38,7 +38,7 @@ SHAPES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: torch.einsum("ijk->i", x), "names 3 of 2 dims"),
     (lambda x: torch.einsum("ii->i", x), "the letter 'i' for dims of"),
     (lambda x: F.glu(x[:, :7]), "glu"),
-    (lambda x: F.batch_norm(x[:1], None, None, training=True), "one value a channel"),
+    (lambda x: F.batch_norm(x[:1], None, None, training=True), "one value per channel"),
     (lambda x: torch.dot(x, x), "dot of"),
     (lambda x: x[..., ...], "several ellipses"),
     (lambda x: x.movedim(0, (1,)), "movedim of 0 to (1,)"),
@@ -150,7 +150,7 @@ def test_what_is_no_dim() -> None:
         with case(number):
             with pytest.raises((TypeError, RuntimeError)):
                 NO_DIMS[number](X)
-            refused(NO_DIMS[number], X, error=TraceError, says="is no dim")
+            refused(NO_DIMS[number], X, error=TraceError, says="is not an int")
 
 
 def test_what_cannot_be_known_or_means_nothing() -> None:

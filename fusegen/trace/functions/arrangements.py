@@ -89,7 +89,7 @@ def roll(input: TracedTensor, shifts: Any, dims: Any = None) -> TracedTensor:
     offsets = shifts if isinstance(shifts, (tuple, list)) else (shifts,)
     axes = dims if isinstance(dims, (tuple, list)) else (dims,)
     if len(offsets) != len(axes):
-        raise ShapeError(f"roll: {len(offsets)} shifts for {len(axes)} dims", hint="give one shift a dim")
+        raise ShapeError(f"roll: {len(offsets)} shifts for {len(axes)} dims", hint="give one shift per dim")
     x = input
     for offset, axis in zip(offsets, axes, strict=True):
         dim = normalize_dim(axis, input.ndim)
@@ -171,8 +171,8 @@ def diff(input: TracedTensor, n: int = 1, dim: int = -1, prepend: Any = None, ap
         raise ShapeError(f"diff: n={n}", hint="give a number of 0 or more")
     if not n:
         return input
-    parts = [p for p in (prepend, input, append) if p is not None]
-    x = cat(parts, dim) if len(parts) > 1 else input
+    tensors = [p for p in (prepend, input, append) if p is not None]
+    x = cat(tensors, dim) if len(tensors) > 1 else input
     axis = normalize_dim(dim, x.ndim)
     for _ in range(n):
         count = simplify_dim(x._node.shape[axis] - 1)
@@ -189,10 +189,10 @@ def pad(input: TracedTensor, pad: Sequence[Any], mode: str = "constant", value: 
     if mode not in ("constant", *_BORDERS):
         raise TraceError(f"pad: mode={mode!r} is not supported", hint=f"use constant, {', '.join(_BORDERS)}")
     if mode != "constant" and value is not None:
-        raise TraceError(f"pad: a value for the mode {mode!r}", hint="leave value out, or use mode='constant'")
+        raise TraceError(f"pad: value with mode={mode!r}", hint="leave value out, or use mode='constant'")
     if len(pad) % 2 or len(pad) > 2 * input.ndim:
         text = f"pad: {len(pad)} numbers for a tensor of {input.ndim} dims"
-        raise ShapeError(text, hint="give two a dim, the last dim first")
+        raise ShapeError(text, hint="give two numbers per dim, the last dim first")
     border = partial(_constant, value=value or 0) if mode == "constant" else _BORDERS[mode]
     kernel = getattr(torch._C._nn, f"{_KERNELS.get(mode)}_pad{len(pad) // 2}d", None)
     (result,) = (input,) if kernel is None else autocasted(kernel, input)
@@ -321,8 +321,8 @@ _MOST_SLICES = 64
 def unfold(input: TracedTensor, dimension: int, size: int, step: int) -> TracedTensor:
     """Windows along a dim; their elements become a new last dim."""
     if input._memory.declared:
-        what = "unfold of a parameter that the kernel writes to cannot be traced: windows may overlap"
-        raise UnsupportedError(what, hint="unfold a copy: x.clone().unfold(...)")
+        message = "unfold of a parameter that the kernel writes to cannot be traced: windows may overlap"
+        raise UnsupportedError(message, hint="unfold a copy: x.clone().unfold(...)")
     if not input.ndim:
         windows: TracedTensor = unfold(reshaped(input, (1,)), 0, size, step)[0]
         return windows
@@ -341,7 +341,7 @@ def _slices(
 ) -> list[TracedTensor]:
     """Returns one slice for each window element: that element in all windows."""
     if math.prod(sizes) > _MOST_SLICES or min(*sizes, *steps, *dilations) < 1:
-        text = f"windows of {' x '.join(map(str, sizes))} elements, {' x '.join(map(str, steps))} apart"
+        text = f"windows of {' x '.join(map(str, sizes))} elements with steps of {' x '.join(map(str, steps))}"
         raise TraceError(text, hint=f"give positive numbers, and windows of up to {_MOST_SLICES} elements")
     counts = []
     for d, size, step, dilation in zip(dims, sizes, steps, dilations, strict=True):
@@ -434,8 +434,8 @@ def _axes(x: TracedTensor, dims: Sequence[int]) -> tuple[int, ...]:
 
 def _with_border(name: str, x: TracedTensor, sizes: Sequence[int], border: Sequence[int], value: float) -> TracedTensor:
     if any(2 * width > size for width, size in zip(border, sizes, strict=True)):
-        raise ShapeError(f"{name}: a border of {tuple(border)} for windows of {tuple(sizes)}", hint="give half a window at most")
-    widths = [width for each in reversed(border) for width in (each, each)]
+        raise ShapeError(f"{name}: padding of {tuple(border)} for windows of {tuple(sizes)}", hint="give at most half a window")
+    widths = [width for pad_width in reversed(border) for width in (pad_width, pad_width)]
     return pad(x, widths, "constant", value) if any(border) else x
 
 
@@ -484,11 +484,11 @@ def interpolate(
 
 def _size_factor(extent: int, size: int) -> int:
     if size < 1 or extent % size:
-        raise TraceError(f"interpolate from {size} to {extent} elements is not supported", hint="enlarge by a whole factor")
+        raise TraceError(f"interpolate from {size} to {extent} elements is not supported", hint="enlarge by an integer factor")
     return extent // size
 
 
 def _integer_factor(factor: Any) -> int:
     if not isinstance(factor, (int, float)) or factor < 1 or factor != int(factor):
-        raise TraceError(f"interpolate: scale_factor={factor!r} is not supported", hint="enlarge by a whole factor")
+        raise TraceError(f"interpolate: scale_factor={factor!r} is not supported", hint="enlarge by an integer factor")
     return int(factor)

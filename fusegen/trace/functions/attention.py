@@ -58,8 +58,8 @@ def _repeated_heads(x: TracedTensor, query: TracedTensor) -> TracedTensor:
         query._tracer.require_literal(dim)
     heads, query_heads = literal(x._node.shape[-3]), literal(query._node.shape[-3])
     if heads is None or query_heads is None or query_heads % heads:
-        what = f"scaled_dot_product_attention with enable_gqa: {query.shape[-3]} heads of queries, {x.shape[-3]} of keys or values"
-        raise ShapeError(what, hint="use literal numbers of heads, the first a multiple of the second")
+        message = f"scaled_dot_product_attention with enable_gqa: {query.shape[-3]} query heads, {x.shape[-3]} of keys or values"
+        raise ShapeError(message, hint="use literal numbers of heads, the first a multiple of the second")
     return repeat_interleave(x, query_heads // heads, -3)
 
 
@@ -82,8 +82,8 @@ def _masked(scores: TracedTensor, mask: Any) -> TracedTensor:
     """Scores with a mask applied: -inf where a bool mask is False; a float mask, of float32 or the scores' dtype, is added."""
     lifted = scores._tracer.lift(mask)
     if lifted.dtype not in (torch.bool, torch.float32, scores.dtype):
-        what = f"an attention mask of {dtype_of(lifted)} for queries of {dtype_of(scores)}"
-        raise TraceError(what, hint="use bool, float32 or the queries' dtype")
+        message = f"an attention mask of {dtype_of(lifted)} for queries of {dtype_of(scores)}"
+        raise TraceError(message, hint="use bool, float32 or the queries' dtype")
     shape, mask_shape = scores._node.shape, lifted._node.shape
     if len(mask_shape) > len(shape) or any(
         same(s, 1) and not same(m, 1) for s, m in zip(shape[::-1], mask_shape[::-1], strict=False)
@@ -134,7 +134,9 @@ def multi_head_attention_forward(
     tracer = tracer_of(query, key, value)
     query, key, value = (tracer.lift(x) for x in (query, key, value))
     if query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
-        raise ShapeError(f"multi_head_attention_forward: {num_heads} heads of {query.shape[-1]}, of {embed_dim_to_check} expected")
+        raise ShapeError(
+            f"multi_head_attention_forward: {query.shape[-1]} features for embed_dim {embed_dim_to_check} and {num_heads} heads"
+        )
     batched = query.ndim == 3
     inputs = [x if batched else unsqueeze(x, 1) for x in (query, key, value)]
     weights = [q_proj_weight, k_proj_weight, v_proj_weight] if use_separate_proj_weight else in_proj_weight
@@ -160,7 +162,7 @@ def _attention_and_weights(
     if mask is not None:
         (mask,) = autocasted(torch.baddbmm, mask)
     if mask is not None and mask.dtype is not q.dtype:
-        raise TraceError(f"weights of attention with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", hint="convert it")
+        raise TraceError(f"attention weights with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", hint="convert it")
     scores = matmul(q, transpose(k, -2, -1))
     weights = _dropped(_call(F.softmax, scores if mask is None else pointwise.add(scores, mask), -1), dropout_p)
     return _call(torch.bmm, weights, v), weights

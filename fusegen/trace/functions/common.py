@@ -32,7 +32,7 @@ def dtype_of(value: TracedTensor) -> DType:
 
 def normalize_dim(dim: int, rank: int) -> int:
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        raise TraceError(f"{dim!r} is no dim", hint="give an int")
+        raise TraceError(f"dim {dim!r} is not an int", hint="give an int")
     if not -max(rank, 1) <= dim < max(rank, 1):
         raise DimError(f"dim {dim} of a tensor of {rank} dims", hint="count dims from 0, or from -1 at the end")
     return dim % rank if rank else 0
@@ -80,7 +80,7 @@ def require_float(name: str, x: TracedTensor) -> TracedTensor:
 def require_number(name: str, x: TracedTensor) -> TracedTensor:
     """Requires a dtype other than bool."""
     if dtype_of(x) is DType.BOOL:
-        raise TraceError(f"{name} of bool", hint="convert to a number dtype first")
+        raise TraceError(f"{name} of bool", hint="convert to a numeric dtype first")
     return x
 
 

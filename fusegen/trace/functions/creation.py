@@ -42,7 +42,7 @@ def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None,
     if all(isinstance(b, (int, np.integer)) for b in (start, end, step)):
         return _integers(tracer, start, end, step, dtype)
     if not all(isinstance(b, (int, float, np.number)) for b in (start, end, step)):
-        raise TraceError("arange with a float bound or step that is known at each call only", hint="scale arange(n)")
+        raise TraceError("arange with a run-time float bound or step", hint="scale arange(n)")
     if dtype is not None and not dtype.is_floating_point:
         raise TraceError(f"arange of floats in {dtype}", hint="give ints, or convert: torch.arange(...).to(dtype)")
     _require_step(start, end, step)
@@ -219,8 +219,8 @@ def _listed(tracer: Tracer, data: Sequence[Any], dtype: torch.dtype | None) -> T
         raise TraceError(message, hint="make the tensor outside and pass it")
     if not samples.numel():
         return _filled(tracer, tuple(samples.shape), 0, samples.dtype)
-    parts = [tracer.add(Op.EXPAND, scalar_tensor(tracer, n, samples.dtype), shape=(1,)) for n in flat(data)]
-    return reshaped(cat(parts, 0) if len(parts) > 1 else parts[0], tuple(samples.shape))
+    elements = [tracer.add(Op.EXPAND, scalar_tensor(tracer, n, samples.dtype), shape=(1,)) for n in flat(data)]
+    return reshaped(cat(elements, 0) if len(elements) > 1 else elements[0], tuple(samples.shape))
 
 
 def _samples(tracer: Tracer, data: Any) -> Any:
@@ -263,7 +263,7 @@ def linspace(
     check_settings(tracer, settings)
     kind = dtype or torch.get_default_dtype()
     if not all(isinstance(x, (int, float)) for x in (start, end)) or not isinstance(steps, int) or not kind.is_floating_point:
-        raise TraceError("linspace between bounds that are not numbers, or of integers", hint="scale arange(n)")
+        raise TraceError("linspace requires bounds that are numbers, an int of steps and a float dtype", hint="scale arange(n)")
     steps = int(steps)  # specializes a run-time size
     index = cast(iota(tracer, steps), torch.float64)
     step = (end - start) / max(steps - 1, 1)

@@ -178,7 +178,7 @@ def heaviside(input: Any, values: Any) -> TracedTensor:
     tracer = tracer_of(input, values)
     x, at_zero = tracer.lift(input), tracer.lift(values)
     if dtype_of(x) is not dtype_of(at_zero):
-        raise TraceError(f"heaviside of {dtype_of(x)} and {dtype_of(at_zero)}", hint="give both one dtype, as torch asks as well")
+        raise TraceError(f"heaviside of {dtype_of(x)} and {dtype_of(at_zero)}", hint="give both the same dtype, as in torch")
     return where(binary(Op.EQ, x, 0), at_zero, cast(binary(Op.GT, x, 0), x.dtype))
 
 
@@ -203,7 +203,7 @@ def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equa
     tracer = tracer_of(input, other)
     x, y = tracer.lift(input), tracer.lift(other)
     if dtype_of(x) is not dtype_of(y):
-        raise TraceError(f"isclose of {dtype_of(x)} and {dtype_of(y)}", hint="give both one dtype, as torch asks as well")
+        raise TraceError(f"isclose of {dtype_of(x)} and {dtype_of(y)}", hint="give both the same dtype, as in torch")
     equal = binary(Op.EQ, x, y)
     if dtype_of(x) is DType.BOOL:
         return equal

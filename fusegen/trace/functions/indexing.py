@@ -182,7 +182,7 @@ def _complete(input: Any, key: Any) -> tuple[TracedTensor, list[Any]]:
     input = tracer_of(input, *keys).lift(input)
     used = sum(k is not None and k is not Ellipsis for k in keys)
     if used > input.ndim:
-        raise DimError(f"{used} indices for a tensor of {input.ndim} dims", hint="give one index a dim at most")
+        raise DimError(f"{used} indices for a tensor of {input.ndim} dims", hint="give at most one index per dim")
     gap = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[gap : gap + 1] = [slice(None)] * (input.ndim - used)
     return input, keys
@@ -340,7 +340,7 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTe
     if dim is None:
         x, index = (reshaped(t, (simplify_dim(product(t._node.shape)),)) for t in (x, index))
     if x.ndim != index.ndim:
-        raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {index.ndim} dims", hint="give both as many dims")
+        raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {index.ndim} dims", hint="give both equally many dims")
     axis = normalize_dim(0 if dim is None else dim, x.ndim)
     common = tracer.common_shape(*((*t._node.shape[:axis], 1, *t._node.shape[axis + 1 :]) for t in (x, index)))
     x, index = (tracer.add(Op.EXPAND, t, shape=(*common[:axis], t._node.shape[axis], *common[axis + 1 :])) for t in (x, index))
@@ -396,7 +396,7 @@ def index_put_accumulate(input: Any, indices: Any, values: Any) -> TracedTensor:
     if any(dtype_of(index) in (DType.BOOL, DType.UINT8) for index in index_tensors) or not x.ndim:
         raise UnsupportedError("index_put by a mask cannot be traced", hint="use torch.where(mask, x + value, x)")
     if not 0 < len(index_tensors) <= x.ndim:
-        raise ShapeError(f"index_put by {len(index_tensors)} indices to {x.ndim} dims", hint="give one index a dim at most")
+        raise ShapeError(f"index_put by {len(index_tensors)} indices to {x.ndim} dims", hint="give at most one index per dim")
     coordinates = Coordinates.of(x, range(len(index_tensors)), index_tensors)
     shape = (*coordinates.shape, *x._node.shape[len(index_tensors) :])
     if tracer.common_shape(shape, added._node.shape) != shape:
@@ -416,7 +416,7 @@ def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
     axis = normalize_dim(dim, x.ndim)
     if not x.ndim == indices.ndim == source.ndim:
         text = f"scatter_add of {source.ndim} dims by an index of {indices.ndim} dims to {x.ndim} dims"
-        raise ShapeError(text, hint="give all three as many dims")
+        raise ShapeError(text, hint="give all three equally many dims")
     if not x.ndim:
         return reshaped(scatter_add(reshaped(x, (1,)), 0, reshaped(indices, (1,)), reshaped(source, (1,))), ())
     for d, size in enumerate(indices._node.shape):

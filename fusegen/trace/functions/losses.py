@@ -201,8 +201,8 @@ def cross_entropy(
     log_probs = log_softmax(x, _class_dim(x))
     if x.ndim == y.ndim:
         if ignore_index >= 0:
-            what = f"cross_entropy: ignore_index={ignore_index} with class probabilities, which torch does not ignore"
-            raise TraceError(what, hint="leave it out, or give class indices")
+            message = f"cross_entropy: ignore_index={ignore_index} with class probabilities, which torch does not ignore"
+            raise TraceError(message, hint="leave it out, or give class indices")
         return _probability_loss(log_probs, y, weight, smoothing, reduction)
     return _class_index_loss("cross_entropy", log_probs, y, weight, ignore_index, smoothing, reduction)
 

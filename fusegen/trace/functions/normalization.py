@@ -218,7 +218,7 @@ def _batch_statistics(x: TracedTensor) -> tuple[TracedTensor, TracedTensor]:
         raise ShapeError(f"batch_norm of a tensor of {x.ndim} dims", hint="give it shape (rows, channels, ...)")
     dims = tuple(d for d in range(x.ndim) if d != 1)
     if same(product([x._node.shape[d] for d in dims]), 1):
-        raise ShapeError("batch_norm in training of one value a channel", hint="give it more rows")
+        raise ShapeError("batch_norm in training with one value per channel", hint="give it more rows")
     wide = cast(x, dtype_of(x).compute.torch)
     return reduced(Op.MEAN, wide, dims, True), reduced(Op.VAR, wide, dims, True, correction=0.0)
 

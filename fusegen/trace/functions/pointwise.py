@@ -87,7 +87,7 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> TracedTensor:
 def _difference(a: Any, b: Any) -> TracedTensor:
     tracer = tracer_of(a, b)
     if any(dtype_of(x) is DType.BOOL and not x._node.weak for x in (tracer.lift(a), tracer.lift(b))):
-        raise TraceError("subtraction of bools", hint="use ^ or ~, or convert to a number dtype first")
+        raise TraceError("subtraction of bools", hint="use ^ or ~, or convert to a numeric dtype first")
     return binary(Op.SUB, a, b)
 
 
@@ -96,9 +96,9 @@ def _scaled(value: Any, alpha: Any, other: Any) -> Any:
         return value
     scaled, common = _promoted(value, other)
     if common is DType.BOOL:
-        raise TraceError(f"bools scaled by {alpha}", hint="convert to a number dtype first")
+        raise TraceError(f"bools scaled by {alpha}", hint="convert to a numeric dtype first")
     if isinstance(alpha, float) and not common.is_float:
-        raise TraceError(f"integers scaled by {alpha}", hint="convert to a float dtype first, as torch asks as well")
+        raise TraceError(f"integers scaled by {alpha}", hint="convert to a float dtype first, as in torch")
     return binary(Op.MUL, scaled, alpha)
 
 

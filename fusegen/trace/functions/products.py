@@ -75,7 +75,7 @@ def dot(input: Any, other: Any = None, *, tensor: Any = None) -> TracedTensor:
     if a.ndim != 1 or b.ndim != 1:
         raise ShapeError(f"dot of tensors of {a.ndim} and {b.ndim} dims", hint="use vectors, or matmul")
     if dtype_of(a) is not dtype_of(b) or dtype_of(a) is DType.BOOL:
-        raise TraceError(f"dot of {dtype_of(a)} and {dtype_of(b)}", hint="convert both to one number dtype, as torch asks as well")
+        raise TraceError(f"dot of {dtype_of(a)} and {dtype_of(b)}", hint="convert both to one numeric dtype, as in torch")
     if not same(a._node.shape[0], b._node.shape[0]):
         tracer.require_equal([(a._node.shape[0], b._node.shape[0])])
         raise ShapeError(f"dot of vectors of {a.shape[0]} and {b.shape[0]} elements", hint="make the sizes equal")
@@ -110,7 +110,7 @@ def _checked_addend(name: str, product: TracedTensor, value: Any) -> TracedTenso
     """Checks that an addend has the matmul's dtype and broadcasts to its shape."""
     added, dtype = product._tracer.lift(value), dtype_of(product)
     if dtype_of(added) is not dtype:
-        raise TraceError(f"{name} of {dtype_of(added)} and a matmul of {dtype}", hint="convert all to one number dtype")
+        raise TraceError(f"{name} of {dtype_of(added)} and a matmul of {dtype}", hint="convert all to one numeric dtype")
     shape = product._node.shape
     if len(added._node.shape) > len(shape) or not all(map(same, product._tracer.common_shape(added._node.shape, shape), shape)):
         raise ShapeError(
@@ -162,7 +162,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> TracedTensor:
     if isinstance(dims, int):
         if not 0 <= dims <= min(x.ndim, y.ndim):
             raise ShapeError(
-                f"tensordot over {dims} dims of tensors of {x.ndim} and {y.ndim}", hint="give as many as both have at most"
+                f"tensordot over {dims} dims of tensors of {x.ndim} and {y.ndim}", hint="give at most as many as both have"
             )
         dims = (tuple(range(x.ndim - dims, x.ndim)), tuple(range(dims)))
     summed_x, summed_y = (each_dim(tuple(d), v.ndim) for d, v in zip(dims, (x, y), strict=True))
@@ -270,7 +270,7 @@ def _take_diagonals(x: TracedTensor, letters: str) -> tuple[TracedTensor, str]:
         if not same(x._node.shape[first], x._node.shape[second]):
             x._tracer.require_equal([(x._node.shape[first], x._node.shape[second])])
             text = f"einsum: the letter {repeated!r} for dims of {x.shape[first]} and {x.shape[second]} elements"
-            raise ShapeError(text, hint="give both one size")
+            raise ShapeError(text, hint="make the sizes equal")
         x = diagonal_of(x, 0, first, second)
         letters = letters[:first] + letters[first + 1 : second] + letters[second + 1 :] + repeated
     return x, letters
@@ -304,7 +304,7 @@ def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str
 def _ellipsis_rank(letters: str, rank: int) -> int:
     named = len(letters.replace("...", ""))
     if named > rank or (named < rank and "..." not in letters):
-        raise ShapeError(f"einsum: {letters!r} names {named} of {rank} dims", hint="give one letter a dim, or ...")
+        raise ShapeError(f"einsum: {letters!r} names {named} of {rank} dims", hint="give one letter per dim, or ...")
     return rank - named
 
 

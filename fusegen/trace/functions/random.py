@@ -303,7 +303,7 @@ def _integers(name: str, tracer: Tracer, shape: Shape, low: Any, high: Any, dtyp
     if type(low) is not int or type(high) is not int:
         raise TraceError(f"{name}: bounds must be ints that are known while tracing", hint="give constant ints")
     if not 0 < high - low <= _LONGEST_RANGE:
-        raise TraceError(f"{name} from {low} to {high}", hint="give bounds from 1 to 2^31 apart")
+        raise TraceError(f"{name} from {low} to {high}", hint="give a range of 1 to 2^31 integers")
     words = [_word(tracer, shape, BITS, torch.int64) for _ in range(2)]
     bits = binary(Op.BITWISE_OR, binary(Op.LEFT_SHIFT, words[0], BITS), words[1])
     return cast(add(binary(Op.RIGHT_SHIFT, mul(bits, high - low), 2 * BITS), low), dtype)

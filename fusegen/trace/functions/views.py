@@ -201,7 +201,7 @@ def require_shape(name: str, x: TracedTensor, expected: Sequence[Dim]) -> None:
     pairs = zip(shape, expected, strict=True) if len(shape) == len(expected) else [(0, 1)]
     if not all(same(a, b) or holds(tracer, sympy.Eq(a, b)) for a, b in pairs):
         text = f"{name}: a tensor of shape {shape_text(shape)} where {shape_text(tuple(expected))} is expected"
-        raise ShapeError(text, hint="give it that shape, as torch asks as well")
+        raise ShapeError(text, hint="give it that shape, as in torch")
 
 
 @implements("select")
@@ -287,30 +287,30 @@ def unbind(input: TracedTensor, dim: int = 0) -> tuple[TracedTensor, ...]:
 def cat(tensors: Sequence[Any], dim: int = 0) -> TracedTensor:
     """Concatenates tensors in their common dtype."""
     tracer = tracer_of(tensors)
-    parts = [tracer.lift(x) for x in tensors]
-    if any(not p.ndim for p in parts):
+    lifted = [tracer.lift(x) for x in tensors]
+    if any(not p.ndim for p in lifted):
         raise ShapeError("cat of a tensor without dims", hint="use torch.stack, or unsqueeze(0)")
-    axis = normalize_dim(dim, parts[0].ndim)
-    return tracer.add(Op.CONCAT, *_common_dtype(parts), dim=axis)
+    axis = normalize_dim(dim, lifted[0].ndim)
+    return tracer.add(Op.CONCAT, *_common_dtype(lifted), dim=axis)
 
 
 @implements("stack")
 def stack(tensors: Sequence[Any], dim: int = 0) -> TracedTensor:
     tracer = tracer_of(tensors)
-    parts = [unsqueeze(tracer.lift(x), dim) for x in tensors]
-    return cat(parts, normalize_dim(dim, parts[0].ndim))
+    lifted = [unsqueeze(tracer.lift(x), dim) for x in tensors]
+    return cat(lifted, normalize_dim(dim, lifted[0].ndim))
 
 
-def _common_dtype(parts: list[TracedTensor]) -> list[TracedTensor]:
-    common = promote([p._node.dtype for p in parts], [False] * len(parts))
-    return [p if p._node.dtype is common else p._tracer.add(Op.CAST, p, dtype=common) for p in parts]
+def _common_dtype(values: list[TracedTensor]) -> list[TracedTensor]:
+    common = promote([p._node.dtype for p in values], [False] * len(values))
+    return [p if p._node.dtype is common else p._tracer.add(Op.CAST, p, dtype=common) for p in values]
 
 
 @implements("hstack")
 def hstack(tensors: Sequence[Any]) -> TracedTensor:
     tracer = tracer_of(tensors)
-    parts = [_at_least(1, tracer.lift(x)) for x in tensors]
-    return cat(parts, 0 if parts[0].ndim == 1 else 1)
+    lifted = [_at_least(1, tracer.lift(x)) for x in tensors]
+    return cat(lifted, 0 if lifted[0].ndim == 1 else 1)
 
 
 def _at_least(rank: int, x: TracedTensor) -> TracedTensor:
@@ -327,8 +327,8 @@ def vstack(tensors: Sequence[Any]) -> TracedTensor:
 @implements("column_stack")
 def column_stack(tensors: Sequence[Any]) -> TracedTensor:
     tracer = tracer_of(tensors)
-    parts = [tracer.lift(x) for x in tensors]
-    return cat([p if p.ndim > 1 else reshaped(p, (*(p._node.shape or (1,)), 1)) for p in parts], 1)
+    lifted = [tracer.lift(x) for x in tensors]
+    return cat([p if p.ndim > 1 else reshaped(p, (*(p._node.shape or (1,)), 1)) for p in lifted], 1)
 
 
 @implements("dstack")
@@ -387,9 +387,9 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TracedTensor, 
 @implements("broadcast_tensors")
 def broadcast_tensors(*tensors: Any) -> tuple[TracedTensor, ...]:
     tracer = tracer_of(tensors)
-    parts = [tracer.lift(x) for x in tensors]
-    shape = tracer.common_shape(*(p._node.shape for p in parts))
-    return tuple(tracer.add(Op.EXPAND, p, shape=shape) for p in parts)
+    lifted = [tracer.lift(x) for x in tensors]
+    shape = tracer.common_shape(*(p._node.shape for p in lifted))
+    return tuple(tracer.add(Op.EXPAND, p, shape=shape) for p in lifted)
 
 
 @implements("numel")

@@ -132,7 +132,7 @@ def _masked_write(x: TracedTensor, mask: TracedTensor, value: Any, *, accumulate
         message = "writing several values where a mask is true cannot be traced: their number depends on the mask"
         raise UnsupportedError(message, hint="write a number, or use torch.where(mask, values, x) with values of x's shape")
     if mask.ndim > x.ndim:
-        raise ShapeError(f"a mask of {mask.ndim} dims for a tensor of {x.ndim} dims", hint="give one of its first dims")
+        raise ShapeError(f"a mask of {mask.ndim} dims for a tensor of {x.ndim} dims", hint="give a mask of the tensor's first dims")
     require_shape("a mask", mask, x._node.shape[: mask.ndim])
     mask_view = reshaped(mask, (*mask._node.shape, *(1,) * (x.ndim - mask.ndim)))
     number = x._tracer.add(Op.CAST, reshaped(source, ()), dtype=x._node.dtype)
@@ -300,4 +300,4 @@ def _require_same_shape(name: str, target: TracedTensor, value: Any) -> None:
         raise ShapeError(f"{name}: a tensor of shape {texts[0]} for elements of shape {texts[1]}", hint="give it that shape")
     if source._node.dtype is not target._node.dtype:
         message = f"{name}: a tensor of {source._node.dtype} for one of {target._node.dtype}"
-        raise TraceError(message, hint="convert it, as torch asks as well")
+        raise TraceError(message, hint="convert it, as in torch")
