@@ -1,4 +1,4 @@
-"""Checks of arguments, which reject shapes that would broadcast by accident, and the dtype of sums. Each raises `ArgumentError`."""
+"""Checks of arguments, which reject shapes that would broadcast by accident (`ArgumentError`), and the dtype of sums."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def sample(
 
 
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:
-    """Exponential numbers from a seed and a token. The mixed inputs differ from 0, which SplitMix64 maps to 0."""
+    """Exponential numbers from a seed and a token. Offsets keep seed 0 and token 0 away from 0, a fixed point of SplitMix64."""
     bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
     return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
 

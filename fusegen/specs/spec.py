@@ -48,7 +48,7 @@ CANONICAL_SIZES: NamedSizes = {
 """Default sizes of examples."""
 
 COUNTS = frozenset({"heads", "kv_heads", "page", "blocks", "group", "experts"})
-"""Sizes that others are multiples of; benchmarks and checks never change them."""
+"""Sizes that divide others or are multiples of them; they stay fixed when all other sizes are varied."""
 
 _NAME = re.compile(r"[a-z_]+")
 

@@ -78,7 +78,7 @@ class Coordinates:
     def count(self) -> Dim:
         return self.indices[0]._node.shape[0]
 
-    def number(self) -> TracedTensor:
+    def row_major_index(self) -> TracedTensor:
         """Returns the bounds-checked row-major index over all indexed dims."""
         total: TracedTensor | None = None
         for dim, index in zip(self.dims, self.indices, strict=True):
@@ -102,7 +102,7 @@ class Coordinates:
         """Moves the indexed dims to the front and merges them into one."""
         return reshaped(permuted(x, (*self.dims, *self.other_dims)), (self.length, *(self.sizes[d] for d in self.other_dims)))
 
-    def chosen(self, x: TracedTensor) -> TracedTensor:
+    def gathered(self, x: TracedTensor) -> TracedTensor:
         """Gathers along one indexed dim after another. Each index selects from the previous result."""
         pairs = sorted(zip(self.dims, self.indices, strict=True), key=lambda pair: not self._is_full_range(*pair))
         gathered = permuted(x, (*(dim for dim, _ in pairs), *self.other_dims))
@@ -124,7 +124,7 @@ class Coordinates:
     def gathered_at_once(self, x: TracedTensor) -> TracedTensor:
         """Gathers by one row-major index, so that equal coordinates address the same element."""
         front = self.merged_in_front(x)
-        along = reshaped(self.number(), (self.count, *(1 for _ in self.other_dims)))
+        along = reshaped(self.row_major_index(), (self.count, *(1 for _ in self.other_dims)))
         wide = x._tracer.add(Op.EXPAND, along, shape=(self.count, *front._node.shape[1:]))
         gathered = x._tracer.add(Op.GATHER, front, wide, dim=0, wraps=False)
         return self.with_index_dims(reshaped(gathered, (*self.shape, *front._node.shape[1:])))
@@ -226,7 +226,7 @@ def _indexed(input: TracedTensor, keys: list[Any], *, at_once: bool) -> TracedTe
     if not indices:
         return result
     coordinates = Coordinates.of(result, tuple(indices), tuple(indices.values()))
-    return coordinates.gathered_at_once(result) if at_once else coordinates.chosen(result)
+    return coordinates.gathered_at_once(result) if at_once else coordinates.gathered(result)
 
 
 def _index(tracer: Tracer, key: Any) -> TracedTensor:
@@ -403,7 +403,7 @@ def index_put_accumulate(input: Any, indices: Any, values: Any) -> TracedTensor:
         text = f"index_put of {shape_text(added._node.shape)} at {shape_text(shape)}"
         raise ShapeError(text, hint="give values that broadcast to the indexed part")
     wide = reshaped(tracer.add(Op.EXPAND, added, shape=shape), (coordinates.count, *x._node.shape[len(index_tensors) :]))
-    sums = _segment_sums(wide, coordinates.number(), 0, coordinates.length, wraps=False)
+    sums = _segment_sums(wide, coordinates.row_major_index(), 0, coordinates.length, wraps=False)
     return pointwise.add(x, coordinates.unmerged(sums))
 
 
