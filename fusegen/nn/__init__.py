@@ -1,4 +1,4 @@
-"""The prebuilt fusions as torch modules: arguments and state dicts of the modules that they replace.
+"""Prebuilt fusions as torch modules, with the arguments and state dicts of the modules they replace.
 
 import fusegen.nn as fnn
 

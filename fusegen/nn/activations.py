@@ -1,4 +1,4 @@
-"""Activations as modules: those of `torch.nn`, gated units, and the chains around a bias."""
+"""Activations as modules: those of `torch.nn`, gated units, and fusions with a bias."""
 
 from __future__ import annotations
 
@@ -13,44 +13,30 @@ GELUS = ("none", "tanh", "quick")
 
 
 class Softmax(nn.Softmax):
-    """`torch.nn.Softmax` by `fusegen.ops.softmax`.
-
-    Args:
-        dim: along which elements sum to 1.
-
-    Raises:
-        ArgumentError: no dim, for which torch guesses one.
-    """
+    """`torch.nn.Softmax` by `fusegen.ops.softmax`. `dim` is required: `ArgumentError` if it is None."""
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__(_dim_of("Softmax", dim))
 
     def forward(self, input: Tensor) -> Tensor:
-        """The softmax of a tensor of any shape."""
+        """input: any shape."""
         return ops.softmax(input, _dim_of("Softmax", self.dim))
 
 
 class LogSoftmax(nn.LogSoftmax):
-    """`torch.nn.LogSoftmax` by `fusegen.ops.log_softmax`.
-
-    Args:
-        dim: along which the softmax is.
-
-    Raises:
-        ArgumentError: no dim, for which torch guesses one.
-    """
+    """`torch.nn.LogSoftmax` by `fusegen.ops.log_softmax`. `dim` is required: `ArgumentError` if it is None."""
 
     def __init__(self, dim: int | None = None) -> None:
         super().__init__(_dim_of("LogSoftmax", dim))
 
     def forward(self, input: Tensor) -> Tensor:
-        """The logarithm of the softmax of a tensor of any shape."""
+        """input: any shape."""
         return ops.log_softmax(input, _dim_of("LogSoftmax", self.dim))
 
 
 def _dim_of(module: str, dim: int | None) -> int:
     if dim is None:
-        raise ArgumentError(f"{module}: no dim is given, and torch's guess by the rank is deprecated", hint="give dim=-1")
+        raise ArgumentError(f"{module}: dim is missing; torch's default by the rank is deprecated", hint="give dim=-1")
     return dim
 
 
@@ -59,9 +45,6 @@ class GELU(nn.GELU):
 
     Args:
         approximate: "none" (the error function) or "tanh", as in torch, or "quick" (x·σ(1.702·x)).
-
-    Raises:
-        ArgumentError: another one.
     """
 
     def __init__(self, approximate: str = "none") -> None:
@@ -69,16 +52,12 @@ class GELU(nn.GELU):
         super().__init__(approximate)
 
     def forward(self, input: Tensor) -> Tensor:
-        """The GELU of a tensor of any shape."""
+        """input: any shape."""
         return ops.gelu(input, self.approximate)
 
 
 class SiLU(nn.SiLU):
-    """`torch.nn.SiLU` by `fusegen.ops.silu`.
-
-    Raises:
-        ArgumentError: ``inplace=True``: kernels that write in place have no gradients.
-    """
+    """`torch.nn.SiLU` by `fusegen.ops.silu`. `inplace=True` raises `ArgumentError`: in-place kernels have no gradients."""
 
     def __init__(self, inplace: bool = False) -> None:
         if inplace:
@@ -88,23 +67,23 @@ class SiLU(nn.SiLU):
         super().__init__()
 
     def forward(self, input: Tensor) -> Tensor:
-        """The SiLU of a tensor of any shape."""
+        """input: any shape."""
         return ops.silu(input)
 
 
 class GLU(nn.GLU):
-    """`torch.nn.GLU` by `fusegen.ops.glu`: a·σ(b) of the halves a and b along a dim."""
+    """`torch.nn.GLU` by `fusegen.ops.glu`: a·σ(b) for the halves a and b of a dim."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The gated unit of a tensor of any shape; the dim becomes half as long."""
+        """input: any shape; the result has half the size along the dim."""
         return ops.glu(input, self.dim)
 
 
 class _Gated(nn.Module):
-    """A gated unit of two tensors, or of one that holds both.
+    """A gated unit of two tensors, or of one packed tensor.
 
     Args:
-        interleaved: True if one tensor holds gate and up as neighbours along its last dim; as its halves otherwise.
+        interleaved: True if a packed tensor alternates gate and up along its last dim; False if it holds them as halves.
     """
 
     def __init__(self, interleaved: bool = False) -> None:
@@ -112,7 +91,6 @@ class _Gated(nn.Module):
         self.interleaved = interleaved
 
     def extra_repr(self) -> str:
-        """The arguments."""
         return f"interleaved={self.interleaved}"
 
 
@@ -120,20 +98,12 @@ class SwiGLU(_Gated):
     """silu(gate)·up."""
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
-        """gate, up: the same shape; without up, gate holds both along its last dim."""
+        """gate, up: the same shape; without up, gate is packed along its last dim."""
         return ops.swiglu(gate, up, self.interleaved)
 
 
 class GEGLU(_Gated):
-    """gelu(gate)·up.
-
-    Args:
-        approximate: as in `GELU`.
-        interleaved: as in `SwiGLU`.
-
-    Raises:
-        ArgumentError: an unknown approximation.
-    """
+    """gelu(gate)·up. `approximate`: as in `GELU`; `interleaved`: as in `SwiGLU`."""
 
     def __init__(self, approximate: str = "none", interleaved: bool = False) -> None:
         require_one_of("GEGLU", "approximate", approximate, GELUS)
@@ -145,7 +115,6 @@ class GEGLU(_Gated):
         return ops.geglu(gate, up, self.interleaved, self.approximate)
 
     def extra_repr(self) -> str:
-        """The arguments."""
         return f"approximate={self.approximate!r}, {super().extra_repr()}"
 
 
@@ -158,15 +127,12 @@ class ReGLU(_Gated):
 
 
 class BiasGELU(nn.Module):
-    """gelu(x + bias), with the bias as a parameter that begins with zeros.
+    """gelu(x + bias), with a bias parameter that is initialized to zeros.
 
     Args:
-        num_features: of the last dim.
+        num_features: size of the last dim.
         approximate: as in `GELU`.
         device, dtype: of the bias.
-
-    Raises:
-        ArgumentError: an unknown approximation.
     """
 
     def __init__(
@@ -183,7 +149,6 @@ class BiasGELU(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sets the bias to zeros."""
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -191,21 +156,17 @@ class BiasGELU(nn.Module):
         return ops.bias_gelu(x, self.bias, self.approximate)
 
     def extra_repr(self) -> str:
-        """The arguments."""
         return f"{self.num_features}, approximate={self.approximate!r}"
 
 
 class BiasDropoutAdd(nn.Module):
-    """dropout(x + bias, p) + residual, with the bias as a parameter that begins with zeros.
+    """dropout(x + bias, p) + residual, with a bias parameter that is initialized to zeros.
 
     Args:
-        num_features: of the last dim.
-        p: the probability of dropout in training.
-        bias: False leaves the bias out.
+        num_features: size of the last dim.
+        p: dropout probability in training.
+        bias: False omits the bias.
         device, dtype: of the bias.
-
-    Raises:
-        ArgumentError: p is no probability.
     """
 
     bias: nn.Parameter | None
@@ -225,7 +186,6 @@ class BiasDropoutAdd(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sets the bias to zeros."""
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -234,5 +194,4 @@ class BiasDropoutAdd(nn.Module):
         return ops.bias_dropout_add(x, residual, self.bias, self.p, self.training)
 
     def extra_repr(self) -> str:
-        """The arguments."""
         return f"{self.num_features}, p={self.p}, bias={self.bias is not None}"

@@ -1,4 +1,4 @@
-"""Self-attention as a module: projections, rotation, attention and the output projection as one graph."""
+"""Self-attention as a module: projections, rotation, attention and the output projection in one graph."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from fusegen.nn.norms import RMSNorm
 
 
 class Attention(nn.Module):
-    """Self-attention with grouped heads of keys and rotary positions, with the parameter names of `transformers`'
-    ``LlamaAttention`` (and of ``Qwen3Attention`` with ``qk_norm``). Its linear layers are ordinary submodules, as in `MLP`.
+    """Self-attention with GQA and rotary positions, with the parameter names of `transformers`' ``LlamaAttention`` (with `qk_norm`,
+    ``Qwen3Attention``). Its linear layers are ordinary submodules, as in `MLP`.
 
     Args:
-        hidden_size: features of input and result.
-        num_attention_heads: heads of queries.
-        num_key_value_heads: heads of keys and of values, by default as many.
+        hidden_size: features of the input and the result.
+        num_attention_heads: query heads.
+        num_key_value_heads: key and value heads, by default `num_attention_heads`.
         head_dim: channels of a head, by default hidden_size / num_attention_heads.
-        bias: True if the projections to queries, keys and values have one.
-        out_bias: True if the output projection has one.
-        qk_norm: True if queries and keys are normalized head by head, by ``q_norm`` and ``k_norm``.
+        bias: True if the projections to queries, keys and values have a bias.
+        out_bias: True if the output projection has a bias.
+        qk_norm: True if `q_norm` and `k_norm` normalize the queries and keys of each head.
         eps: of these norms.
-        is_causal: True if a position sees only itself and earlier ones.
-        window: how many positions it sees at most; None is all.
+        is_causal: True if a position sees only itself and earlier positions.
+        window: number of positions that a position sees at most; None is unlimited.
         softcap: scores become softcap·tanh(scores/softcap).
-        scale: the factor of scores, by default 1/√head_dim.
-        interleaved: True if neighbours are rotated as pairs; halves of a head otherwise.
-        p: the probability of dropout of attention weights in training.
+        scale: factor of the scores, by default 1/√head_dim.
+        interleaved: True rotates neighbouring channels as pairs; False pairs the halves of a head.
+        p: dropout probability of the attention weights in training.
         device, dtype: of the parameters.
 
     Raises:
-        ArgumentError: heads that do not divide what they must, counts below 1, or a p that is no probability; an eps below 0; a
-            window or softcap below 0 or 0.
+        ArgumentError: heads that do not divide hidden_size or each other, counts below 1, p outside [0, 1], a negative eps, or a
+            window or softcap that is not positive.
     """
 
     def __init__(
@@ -77,32 +77,28 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """The result of attention, projected: (batch, positions, hidden_size).
+        """Returns the projected attention: (batch, positions, hidden_size).
 
         Args:
             x: (batch, positions, hidden_size).
-            cos, sin: (positions, r) or (batch, positions, r), as in `fusegen.ops.rotary`; without them nothing is rotated.
-            mask: floats that are added to scores, or booleans that are True where a key is seen, of a shape that broadcasts to
-                (batch, heads, positions, positions).
-
-        Raises:
-            ArgumentError: other dims of x, a mask of integers, or only one of cos and sin.
+            cos, sin: (positions, r) or (batch, positions, r), as in `fusegen.ops.rotary`; None skips the rotation.
+            mask: floats that are added to the scores, or booleans that are True where a key is seen; broadcasts to (batch, heads,
+                positions, positions).
         """
         require_positions("Attention", x)
         require_both("Attention", cos, sin)
         return attention(self, x, cos, sin, mask)
 
     def extra_repr(self) -> str:
-        """The arguments that no submodule shows."""
         heads = f"heads={self.num_attention_heads}, kv_heads={self.num_key_value_heads}, head_dim={self.head_dim}"
         return f"{heads}, is_causal={self.is_causal}, window={self.window}, softcap={self.softcap}, p={self.p}"
 
 
 @fg.kernel
 def attention(block: Attention, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
-    """o_proj(attention of the heads of q_proj(x), k_proj(x) and v_proj(x))
+    """o_proj(attention(q_proj(x), k_proj(x), v_proj(x)))
 
-    x: (batch, positions, hidden_size); the rest as of `Attention.forward`.
+    x: (batch, positions, hidden_size); the rest as in `Attention.forward`.
     """
     q, k, v = (split_heads(project(x), block.head_dim) for project in (block.q_proj, block.k_proj, block.v_proj))
     if block.q_norm is not None and block.k_norm is not None:
@@ -111,12 +107,12 @@ def attention(block: Attention, x: Tensor, cos: Tensor | None, sin: Tensor | Non
 
 
 def split_heads(x: Tensor, channels: int) -> Tensor:
-    """(batch, positions, heads·channels) as (batch, heads, positions, channels)."""
+    """Reshapes (batch, positions, heads·channels) to (batch, heads, positions, channels)."""
     return torch.unflatten(x, -1, (-1, channels)).transpose(1, 2)
 
 
 class AttentionSettings(Protocol):
-    """The attributes of a block that say how its heads attend."""
+    """The attention settings of a block."""
 
     is_causal: bool
     window: int | None
@@ -130,16 +126,15 @@ class AttentionSettings(Protocol):
 def attended(
     block: AttentionSettings, q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None
 ) -> Tensor:
-    """Attention of heads that are rotated first, by the settings of a block: (batch, positions, heads·channels).
+    """Rotates q and k, and returns their attention: (batch, positions, heads·channels).
 
     Args:
-        block: the settings.
-        q, k, v: (batch, heads, positions, channels); fewer heads of k and v are shared.
-        cos, sin, mask: as of `Attention.forward`.
+        q, k, v: (batch, heads, positions, channels); k and v may have fewer heads (GQA).
+        cos, sin, mask: as in `Attention.forward`.
     """
     if cos is not None and sin is not None:
         q, k = ops.rotary(q, k, cos, sin, block.interleaved)
     settings = (mask, block.scale, block.is_causal, block.window, block.softcap)
     mixed = ops.flash_attention(q, k, v, *settings, p=block.p, training=block.training)
-    assert isinstance(mixed, Tensor)  # no logsumexp is asked for
+    assert isinstance(mixed, Tensor)  # no logsumexp was requested
     return mixed.transpose(1, 2).flatten(2)

@@ -1,6 +1,6 @@
-"""Linear layers with something around them: TransformerEngine's modules by its names, the projection to heads, and feed-forward
-blocks. One kernel declares a whole block, so that the fuser sees all of it; its linear layers are ordinary submodules, which may be
-replaced (by an adapter, say), hooked or parametrized: what their forward does is what is fused."""
+"""Linear layers fused with norms, activations and rotations: TransformerEngine's modules by its names, the projection to heads,
+and feed-forward blocks. One kernel declares a whole block. Its linear layers are ordinary submodules that may be replaced (e.g.
+by an adapter), hooked or parametrized: their forward is traced."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 
 
 class _Normed(nn.Module):
-    """The parameters of a norm in front of linear layers, by TransformerEngine's names.
+    """The parameters of a norm before linear layers, by TransformerEngine's names.
 
     Args:
-        module: the name for messages.
-        features: that are normalized.
-        eps, normalization, zero_centered_gamma, return_layernorm_output, device, dtype: of the modules below.
+        module: class name for messages.
+        features: number of normalized features.
+        eps, normalization, zero_centered_gamma, return_layernorm_output, device, dtype: as in `LayerNormLinear`.
     """
 
     layer_norm_weight: nn.Parameter
@@ -53,13 +53,12 @@ class _Normed(nn.Module):
         return self.normalization == "RMSNorm"
 
     def reset_parameters(self) -> None:
-        """Makes the norm's factor 1 and its bias 0."""
+        """Sets the norm's factor to 1 and its bias to 0."""
         nn.init.constant_(self.layer_norm_weight, 0.0 if self.zero_centered_gamma else 1.0)
         if self.layer_norm_bias is not None:
             nn.init.zeros_(self.layer_norm_bias)
 
     def extra_repr(self) -> str:
-        """The arguments of the norm."""
         return f"normalization={self.normalization!r}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
 
 
@@ -67,16 +66,11 @@ class LayerNormLinear(_Normed):
     """linear(norm(x)), with the arguments and parameter names of TransformerEngine's ``LayerNormLinear``.
 
     Args:
-        in_features, out_features: of the linear layer.
-        eps: of the norm.
-        bias: True if the linear layer has one.
+        bias: True if the linear layer has a bias.
         normalization: "LayerNorm" or "RMSNorm".
         zero_centered_gamma: True if the norm's factor is 1 + layer_norm_weight.
-        return_layernorm_output: True if the forward pass returns norm(x) as well.
+        return_layernorm_output: True if the forward pass also returns norm(x).
         device, dtype: of the parameters.
-
-    Raises:
-        ArgumentError: an unknown normalization.
     """
 
     bias: nn.Parameter | None
@@ -106,7 +100,7 @@ class LayerNormLinear(_Normed):
         reset_linear(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """linear(norm(x)), and norm(x) on request; x: (…, in_features)."""
+        """Returns linear(norm(x)), and norm(x) on request; x: (…, in_features)."""
         gamma, settings = self.layer_norm_weight, (self.eps, self.zero_centered_gamma)
         if self._is_rms:
             return ops.rms_norm_linear(x, gamma, self.weight, self.bias, *settings, return_norm=self.return_layernorm_output)
@@ -115,7 +109,6 @@ class LayerNormLinear(_Normed):
         )
 
     def extra_repr(self) -> str:
-        """The arguments."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             + super().extra_repr()
@@ -126,19 +119,12 @@ class LayerNormMLP(_Normed):
     """fc2(act(fc1(norm(x)))), with the arguments and parameter names of TransformerEngine's ``LayerNormMLP``.
 
     Args:
-        hidden_size: features of input and result.
-        ffn_hidden_size: features between.
-        eps: of the norm.
-        bias: True if both linear layers have one.
-        normalization: "LayerNorm" or "RMSNorm".
-        activation: "swiglu", "geglu", "reglu" or "glu", of which fc1_weight holds gate and up in halves of its rows, or a name of
-            `transformers`: "gelu" is the exact one, and what TransformerEngine calls "gelu" is "gelu_tanh"; "geglu" has the tanh
-            form in both.
-        zero_centered_gamma, return_layernorm_output: as in `LayerNormLinear`.
-        device, dtype: of the parameters.
-
-    Raises:
-        ArgumentError: an unknown normalization or activation.
+        hidden_size: features of the input and the result.
+        ffn_hidden_size: features between the linear layers.
+        bias: True if both linear layers have a bias.
+        activation: "swiglu", "geglu", "reglu" or "glu", for which fc1_weight holds gate and up as halves of its rows; or a name of
+            `transformers`. "gelu" is exact; TransformerEngine's "gelu" is "gelu_tanh" here. "geglu" has the tanh form in both.
+        eps, normalization, zero_centered_gamma, return_layernorm_output, device, dtype: as in `LayerNormLinear`.
     """
 
     fc1_bias: nn.Parameter | None
@@ -175,7 +161,7 @@ class LayerNormMLP(_Normed):
         reset_linear(self.fc2_weight, self.fc2_bias)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """fc2(act(fc1(norm(x)))) + residual, and norm(x) on request; x, residual: (…, hidden_size)."""
+        """Returns fc2(act(fc1(norm(x)))) + residual, and norm(x) on request; x, residual: (…, hidden_size)."""
         return ops.layer_norm_mlp(
             x,
             self.layer_norm_weight,
@@ -193,26 +179,25 @@ class LayerNormMLP(_Normed):
         )
 
     def extra_repr(self) -> str:
-        """The arguments."""
         sizes = f"hidden_size={self.hidden_size}, ffn_hidden_size={self.ffn_hidden_size}, bias={self.fc1_bias is not None}"
         return f"{sizes}, activation={self.activation!r}, {super().extra_repr()}"
 
 
 class FusedQKVLinear(nn.Linear):
-    """The projections to queries, keys and values as one product, split by heads and rotated in its epilogue. Its weight is packed:
-    the rows of queries, then those of keys, then those of values, as in Phi-3's ``qkv_proj``.
+    """The projections to queries, keys and values as one matmul, with the split by heads and the rotation in its epilogue. The
+    weight is packed: the rows of queries, then of keys, then of values, as in Phi-3's ``qkv_proj``.
 
     Args:
         hidden_size: features of the input.
-        num_attention_heads: heads of queries.
-        num_key_value_heads: heads of keys and of values, by default as many.
+        num_attention_heads: query heads.
+        num_key_value_heads: key and value heads, by default `num_attention_heads`.
         head_dim: channels of a head, by default hidden_size / num_attention_heads.
-        bias: True if the product has one.
-        interleaved: True if neighbours are rotated as pairs; halves of a head otherwise.
+        bias: True if the projection has a bias.
+        interleaved: True rotates neighbouring channels as pairs; False pairs the halves of a head.
         device, dtype: of the parameters.
 
     Raises:
-        ArgumentError: heads that do not divide what they must.
+        ArgumentError: heads that do not divide hidden_size or each other.
     """
 
     def __init__(
@@ -234,14 +219,11 @@ class FusedQKVLinear(nn.Linear):
     def forward(  # type: ignore[override]
         self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v: (batch, heads, positions, head_dim) each.
+        """Returns q (batch, heads, positions, head_dim), and k and v (batch, kv_heads, positions, head_dim).
 
         Args:
             x: (batch, positions, hidden_size).
-            cos, sin: (positions, r) or (batch, positions, r), as in `fusegen.ops.rotary`; without them nothing is rotated.
-
-        Raises:
-            ArgumentError: other dims of x, or only one of cos and sin.
+            cos, sin: (positions, r) or (batch, positions, r), as in `fusegen.ops.rotary`; None skips the rotation.
         """
         require_positions("FusedQKVLinear", x)
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
@@ -250,17 +232,12 @@ class FusedQKVLinear(nn.Linear):
         )
 
     def extra_repr(self) -> str:
-        """torch's, and how the result is split."""
         heads = f"heads={self.num_attention_heads}, kv_heads={self.num_key_value_heads}, head_dim={self.head_dim}"
         return f"{super().extra_repr()}, {heads}"
 
 
 def heads_of(module: str, hidden_size: int, heads: int, kv_heads: int | None, head_dim: int | None) -> tuple[int, int, int]:
-    """The heads of queries, those of keys, and the channels of each, as `transformers` derives what is left out.
-
-    Raises:
-        ArgumentError: heads that do not divide what they must, or a number that is no count.
-    """
+    """Returns the query heads, key heads and head dim, with the defaults of `transformers`, and checks their divisibility."""
     kv_heads = heads if kv_heads is None else kv_heads
     counts = {"hidden_size": hidden_size, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
     for name, count in counts.items() if head_dim is None else (*counts.items(), ("head_dim", head_dim)):
@@ -288,15 +265,12 @@ class MLP(nn.Module):
     """dropout(fc2(act(fc1(x))), p), with the parameter names of CLIP and ViT.
 
     Args:
-        hidden_size: features of input and result.
-        intermediate_size: features between.
-        activation: a name of `transformers`, as "gelu" (the exact one), "gelu_pytorch_tanh", "quick_gelu", "silu", "relu2".
-        bias: True if both linear layers have one.
-        p: the probability of dropout in training.
+        hidden_size: features of the input and the result.
+        intermediate_size: features between the linear layers.
+        activation: a name of `transformers`: "gelu" (exact), "gelu_pytorch_tanh", "quick_gelu", "silu", "relu2", ….
+        bias: True if both linear layers have a bias.
+        p: dropout probability in training.
         device, dtype: of the parameters.
-
-    Raises:
-        ArgumentError: an unknown activation, or a p that is no probability.
     """
 
     def __init__(
@@ -321,7 +295,6 @@ class MLP(nn.Module):
         return mlp(self, x)
 
     def extra_repr(self) -> str:
-        """The arguments that no submodule shows."""
         return f"activation={self.activation!r}, p={self.p}"
 
 
@@ -329,14 +302,11 @@ class GatedMLP(nn.Module):
     """down_proj(act(gate_proj(x))·up_proj(x)), with the parameter names of `transformers`' ``LlamaMLP``.
 
     Args:
-        hidden_size: features of input and result.
-        intermediate_size: features between.
-        activation: of the gate, as in `MLP`; "silu" is SwiGLU, "gelu_pytorch_tanh" that of Gemma.
-        bias: True if the linear layers have one.
+        hidden_size: features of the input and the result.
+        intermediate_size: features between the linear layers.
+        activation: of the gate, as in `MLP`; "silu" for SwiGLU, "gelu_pytorch_tanh" for Gemma.
+        bias: True if the linear layers have a bias.
         device, dtype: of the parameters.
-
-    Raises:
-        ArgumentError: an unknown activation.
     """
 
     def __init__(
@@ -360,7 +330,6 @@ class GatedMLP(nn.Module):
         return gated_mlp(self, x)
 
     def extra_repr(self) -> str:
-        """The arguments that no submodule shows."""
         return f"activation={self.activation!r}"
 
 

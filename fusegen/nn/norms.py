@@ -1,4 +1,4 @@
-"""Norms as modules: those of `torch.nn`, and the residual sum in front of them."""
+"""Norms as modules: those of `torch.nn`, and with a residual sum before them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class LayerNorm(nn.LayerNorm):
     """`torch.nn.LayerNorm` by `fusegen.ops.layer_norm`.
 
     Args:
-        normalized_shape, eps, elementwise_affine, bias, device, dtype: as in `torch.nn.LayerNorm`.
-        zero_centered_gamma: True if the factor is 1 + weight; the weight begins with zeros then.
+        zero_centered_gamma: True if the factor is 1 + weight; the weight is then initialized to zeros.
     """
 
     def __init__(
@@ -41,16 +40,14 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
 
     def reset_parameters(self) -> None:
-        """Makes the norm's factor 1 and its bias 0."""
         super().reset_parameters()
         reset_gamma(self)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalizes (…, *normalized_shape)."""
+        """input: (…, *normalized_shape)."""
         return ops.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, self.zero_centered_gamma)  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
-        """torch's, and the argument that torch does not have."""
         return super().extra_repr() + (", zero_centered_gamma=True" if self.zero_centered_gamma else "")
 
 
@@ -58,12 +55,11 @@ class RMSNorm(nn.RMSNorm):
     """`torch.nn.RMSNorm` by `fusegen.ops.rms_norm`, and the norms of Llama-like models.
 
     Args:
-        normalized_shape, eps, elementwise_affine, device, dtype: as in `torch.nn.RMSNorm`.
-        zero_centered_gamma: True if the factor is 1 + weight, as in Gemma; the weight begins with zeros then.
-        casting_mode: "llama" multiplies by the weight in the dtype of the input, "gemma" in float32, "none" as torch does.
+        zero_centered_gamma: True if the factor is 1 + weight, as in Gemma; the weight is then initialized to zeros.
+        casting_mode: "llama" multiplies by the weight in the input's dtype, "gemma" in float32, "none" as torch does.
 
     Raises:
-        ArgumentError: an unknown casting mode, or more than one dim together with an argument that torch does not have.
+        ArgumentError: an unknown casting mode, or several normalized dims with zero_centered_gamma or a casting mode.
     """
 
     def __init__(
@@ -81,43 +77,37 @@ class RMSNorm(nn.RMSNorm):
         self.zero_centered_gamma, self.casting_mode = zero_centered_gamma, casting_mode
         shape = normalized_shape if isinstance(normalized_shape, int) else list(normalized_shape)
         super().__init__(shape, eps, elementwise_affine, device, dtype)
-        if self._is_of_rows and len(self.normalized_shape) != 1:
-            what = f"RMSNorm: normalized_shape={self.normalized_shape} with zero_centered_gamma or a casting mode"
-            raise ArgumentError(what, hint="give one dim; torch's own norm takes several")
+        if self._takes_one_dim and len(self.normalized_shape) != 1:
+            message = f"RMSNorm: normalized_shape={self.normalized_shape} with zero_centered_gamma or a casting mode"
+            raise ArgumentError(message, hint="give one dim; torch's own norm takes several")
 
     @property
-    def _is_of_rows(self) -> bool:
-        """True if only one dim can be normalized."""
+    def _takes_one_dim(self) -> bool:
         return self.zero_centered_gamma or self.casting_mode != "none"
 
     def reset_parameters(self) -> None:
-        """Makes the norm's factor 1."""
         super().reset_parameters()
         reset_gamma(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalizes (…, *normalized_shape)."""
-        if self._is_of_rows:
+        """x: (…, *normalized_shape)."""
+        if self._takes_one_dim:
             require_rows("RMSNorm", x, self.normalized_shape)
-        found = ops.rms_norm(x, self.normalized_shape, self.weight, self.eps, self.zero_centered_gamma, self.casting_mode)
-        return cast(Tensor, found)
+        normalized = ops.rms_norm(x, self.normalized_shape, self.weight, self.eps, self.zero_centered_gamma, self.casting_mode)
+        return cast(Tensor, normalized)
 
     def extra_repr(self) -> str:
-        """torch's, and the arguments that torch does not have."""
         text = super().extra_repr() + (", zero_centered_gamma=True" if self.zero_centered_gamma else "")
         return text + ("" if self.casting_mode == "none" else f", casting_mode={self.casting_mode!r}")
 
 
 class AddLayerNorm(LayerNorm):
-    """h = dropout(x, p) + residual; the layer norm of h, and h. Its parameters are those of `torch.nn.LayerNorm`.
+    """h = dropout(x, p) + residual; returns the layer norm of h, and h. Parameters as in `torch.nn.LayerNorm`.
 
     Args:
         normalized_shape: the number of features.
         eps, elementwise_affine, bias, device, dtype, zero_centered_gamma: as in `LayerNorm`.
-        p: the probability of dropout in training.
-
-    Raises:
-        ArgumentError: several dims, or a p that is no probability.
+        p: dropout probability in training.
     """
 
     def __init__(
@@ -138,28 +128,24 @@ class AddLayerNorm(LayerNorm):
         _require_one_dim(self)
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """The norm of the sum, and the sum; x, residual: (…, features)."""
+        """Returns the norm of the sum, and the sum; x, residual: (…, features)."""
         require_rows("AddLayerNorm", x, self.normalized_shape)
         gamma, p, training = self.zero_centered_gamma, self.p, self.training
-        return ops.add_layer_norm(  # type: ignore[return-value]  # the sum is no result of a post-norm alone
+        return ops.add_layer_norm(  # type: ignore[return-value]  # post_norm=False: returns the sum too
             x, residual, self.weight, self.bias, self.eps, gamma, p=p, training=training
         )
 
     def extra_repr(self) -> str:
-        """The arguments of the norm, and the probability of dropout."""
         return f"{super().extra_repr()}, p={self.p}"
 
 
 class AddRMSNorm(RMSNorm):
-    """h = dropout(x, p) + residual; the RMS norm of h, and h. Its parameters are those of `torch.nn.RMSNorm`.
+    """h = dropout(x, p) + residual; returns the RMS norm of h, and h. Parameters as in `torch.nn.RMSNorm`.
 
     Args:
         normalized_shape: the number of features.
         eps, elementwise_affine, device, dtype, zero_centered_gamma, casting_mode: as in `RMSNorm`.
-        p: the probability of dropout in training.
-
-    Raises:
-        ArgumentError: several dims, an unknown casting mode, or a p that is no probability.
+        p: dropout probability in training.
     """
 
     def __init__(
@@ -175,31 +161,30 @@ class AddRMSNorm(RMSNorm):
         p: float = 0.0,
     ) -> None:
         require_probability("AddRMSNorm", p)
-        torchs = (normalized_shape, eps, elementwise_affine, device, dtype)
-        super().__init__(*torchs, zero_centered_gamma=zero_centered_gamma, casting_mode=casting_mode)
+        torch_arguments = (normalized_shape, eps, elementwise_affine, device, dtype)
+        super().__init__(*torch_arguments, zero_centered_gamma=zero_centered_gamma, casting_mode=casting_mode)
         self.p = p
         _require_one_dim(self)
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """The norm of the sum, and the sum; x, residual: (…, features)."""
+        """Returns the norm of the sum, and the sum; x, residual: (…, features)."""
         require_rows("AddRMSNorm", x, self.normalized_shape)
         gamma, mode, p, training = self.zero_centered_gamma, self.casting_mode, self.p, self.training
-        return ops.add_rms_norm(  # type: ignore[return-value]  # the sum is no result of a post-norm alone
+        return ops.add_rms_norm(  # type: ignore[return-value]  # post_norm=False: returns the sum too
             x, residual, self.weight, self.eps, gamma, mode, p=p, training=training
         )
 
     def extra_repr(self) -> str:
-        """The arguments of the norm, and the probability of dropout."""
         return f"{super().extra_repr()}, p={self.p}"
 
 
 def reset_gamma(norm: LayerNorm | RMSNorm) -> None:
-    """Sets the weight of a norm whose factor is 1 + weight to zeros."""
+    """Sets the weight to zeros if the factor is 1 + weight."""
     if norm.zero_centered_gamma and norm.weight is not None:
         nn.init.zeros_(norm.weight)
 
 
 def _require_one_dim(norm: LayerNorm | RMSNorm) -> None:
     if len(norm.normalized_shape) != 1:
-        what = f"{type(norm).__name__}: normalized_shape={norm.normalized_shape} has several dims"
-        raise ArgumentError(what, hint="give the number of features")
+        message = f"{type(norm).__name__}: normalized_shape={norm.normalized_shape} has several dims"
+        raise ArgumentError(message, hint="give the number of features")

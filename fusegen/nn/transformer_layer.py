@@ -1,4 +1,4 @@
-"""A transformer's encoder layer as one kernel, forward and backward, with the interface of DeepSpeed's layer."""
+"""A transformer encoder layer as one kernel for each pass, with the interface of DeepSpeed's layer."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _BERT = {
     "norm_w": "output.LayerNorm.weight",
     "norm_b": "output.LayerNorm.bias",
 }
-"""DeepSpeed's names of parameters, and those of a ``BertLayer`` of transformers, without queries, keys and values."""
+"""Maps DeepSpeed's parameter names to those of transformers' ``BertLayer``, except queries, keys and values."""
 
 _PACKED = {"attn_qkvw": "weight", "attn_qkvb": "bias"}
-"""Parameters that hold those of queries, keys and values, one below the other."""
+"""Parameters that stack those of queries, keys and values."""
 
-_MOST_CHANNELS = 128  # of a head: all GPUs' flash kernels take them with dropout
-_FURTHER = 8  # channels of a head, of which they take multiples
-_LEAST = -30000.0
+_MAX_HEAD_DIM = 128  # largest head dim of flash attention with dropout on all GPUs
+_HEAD_DIM_MULTIPLE = 8  # flash attention takes head dims that are multiples of this
+_LOWEST_MASK = -30000.0
 
 
 @dataclass(frozen=True)
 class LayerMath:
-    """The constants of a layer's math: layers that share them share a kernel."""
+    """The constants of a layer. Layers with equal constants share a kernel."""
 
     heads: int
     eps: float = 1e-12
@@ -61,51 +61,48 @@ class LayerMath:
 class FusedTransformerLayer(nn.Module):
     """An encoder layer: self-attention and a feed-forward block, each with dropout and a residual sum.
 
-    With ``pre_layer_norm`` the norm ``norm_w, norm_b`` stands before the attention, and ``attn_nw, attn_nb`` before the
-    feed-forward block. Without it, as in BERT, ``attn_nw, attn_nb`` follows the residual sum of the attention, and
-    ``norm_w, norm_b`` that of the feed-forward block. The interface is that of DeepSpeed's ``DeepSpeedTransformerLayer``:
-    parameters have its names and shapes, so its state dicts load; `load_bert` takes those of BERT.
+    With ``pre_layer_norm`` the norm ``norm_w, norm_b`` precedes the attention, and ``attn_nw, attn_nb`` the feed-forward block.
+    Without it, as in BERT, ``attn_nw, attn_nb`` follows the attention's residual sum, and ``norm_w, norm_b`` the feed-forward
+    block's. The interface is that of ``DeepSpeedTransformerLayer``: parameters have its names and shapes, so its state dicts load;
+    `load_bert` loads those of BERT.
 
-    ``fusegen bench transformer_layer_pre_norm transformer_layer_post_norm --group training`` counts the launches of a step
-    at BERT-large's sizes, and measures its time and peak memory beside eager torch and `torch.compile`; `passes` shows its kernels.
+    ``fusegen bench transformer_layer_pre_norm transformer_layer_post_norm --group training`` counts the launches of a step at
+    BERT-large's sizes, and compares its time and peak memory with eager torch and `torch.compile`; `passes` shows its kernels.
 
-    Dropout draws from torch's generator of the device, and its masks are never stored: the backward pass draws them again.
-    ``torch.manual_seed`` and ``torch.utils.checkpoint`` repeat them. In ``eval()`` nothing is dropped.
+    Dropout draws from torch's generator of the device. Its masks are never stored: the backward pass draws them again.
+    ``torch.manual_seed`` and ``torch.utils.checkpoint`` reproduce them. ``eval()`` disables dropout.
 
     Args:
         hidden_size: channels, a multiple of ``heads``.
-        heads: of the attention.
         intermediate_size: channels of the feed-forward block; -1 is ``4 * hidden_size``.
-        attn_dropout_ratio: the share of attention weights that are dropped.
-        hidden_dropout_ratio: the share of values that are dropped before each residual sum.
-        num_hidden_layers: of the model, for ``adjust_init_range``.
-        initializer_range: the standard deviation of the initial weights.
+        attn_dropout_ratio: dropout probability of the attention weights.
+        hidden_dropout_ratio: dropout probability before each residual sum.
+        num_hidden_layers: layers of the model, for ``adjust_init_range``.
+        initializer_range: standard deviation of the initial weights.
         layer_norm_eps: of both norms.
-        pre_layer_norm: the place of the norms.
-        normalize_invertible: the backward pass rebuilds what a norm has normalized from its result
-            (`fg.invertible_layer_norm`), so that a post-LN layer saves one value of the input's size less. It needs weights of
-            norms that are not 0, and adds the rounding of the result to the gradients. A pre-LN layer saves no norm's result and is
-            the same with it.
-        gelu_checkpoint: changes nothing. The result of the GELU is never saved, the backward pass computes it again beside its
-            derivative.
-        adjust_init_range: divides the range of the two weights that end in residual sums by ``sqrt(2 * num_hidden_layers)``.
-        attn_dropout_checkpoint: changes nothing. Neither masks nor dropped weights are saved.
-        stochastic_mode: changes nothing. The order in which the attention's backward pass adds is torch's to decide, by
-            ``torch.use_deterministic_algorithms``; all else adds in one order.
+        pre_layer_norm: True puts the norms before the blocks, False after them.
+        normalize_invertible: the backward pass rebuilds the norms' normalized inputs from their results
+            (`fg.invertible_layer_norm`), so that a post-LN layer saves one value of the input's size less. The norms' weights must
+            not be 0, and gradients get the rounding error of the results. It does not change a pre-LN layer.
+        gelu_checkpoint: has no effect: the GELU's result is never saved; the backward pass recomputes it.
+        adjust_init_range: divides the range of the two weights before residual sums by ``sqrt(2 * num_hidden_layers)``.
+        attn_dropout_checkpoint: has no effect: neither masks nor dropped weights are saved.
+        stochastic_mode: has no effect. ``torch.use_deterministic_algorithms`` sets the order of sums in the attention's backward
+            pass; all other sums are deterministic.
         return_tuple: returns ``(result,)``.
-        training: the mode in which the layer begins.
-        causal: hides later positions from earlier ones.
-        approximate: of the GELU, as of `torch.nn.GELU`: ``"none"`` is BERT's, ``"tanh"`` is that of DeepSpeed's kernels.
-        recompute, compiler: as of `fusegen.kernel`.
-        workspace: takes the temporaries of both passes; one serves all layers that run on a device. `workspace_bytes` says how
-            large. By default torch allocates them.
-        device, dtype: of the parameters, and of the hidden states: float32, float16, bfloat16 or float64.
+        training: initial mode of the layer.
+        causal: hides later positions.
+        approximate: of the GELU, as in `torch.nn.GELU`: ``"none"`` is BERT's, ``"tanh"`` that of DeepSpeed's kernels.
+        recompute, compiler: as in `fusegen.kernel`.
+        workspace: memory for the temporaries of both passes; one serves all layers that run on a device. `workspace_bytes` gives
+            its size. By default torch allocates them.
+        device, dtype: of the parameters and the hidden states: float32, float16, bfloat16 or float64.
 
-    DeepSpeed's ``batch_size`` is not needed, as a call takes any batch and any sequence; nor are ``local_rank`` (``device``),
+    DeepSpeed's ``batch_size`` is not needed, since a call takes any batch and sequence; nor are ``local_rank`` (``device``),
     ``fp16`` (``dtype``) and ``seed`` (``torch.manual_seed``).
 
     Raises:
-        ArgumentError: sizes or shares that no layer can have, an unknown approximation, or a workspace that is none.
+        ArgumentError: invalid sizes or dropout probabilities, an unknown approximation, or an invalid workspace.
     """
 
     attn_qkvw: nn.Parameter
@@ -153,7 +150,7 @@ class FusedTransformerLayer(nn.Module):
         require_not_negative("FusedTransformerLayer", "initializer_range", initializer_range)
         super().__init__()
         inner = 4 * hidden_size if intermediate_size == -1 else intermediate_size
-        _check(hidden_size, heads, inner, attn_dropout_ratio, hidden_dropout_ratio, num_hidden_layers)
+        _check_arguments(hidden_size, heads, inner, attn_dropout_ratio, hidden_dropout_ratio, num_hidden_layers)
         _check_workspace(workspace, compiler)
         self.hidden_size, self.heads, self.intermediate_size = hidden_size, heads, inner
         self.gelu_checkpoint, self.attn_dropout_checkpoint = gelu_checkpoint, attn_dropout_checkpoint
@@ -172,27 +169,27 @@ class FusedTransformerLayer(nn.Module):
             recompute,
             compiler,
         )
-        self._find_kernels()
+        self._set_kernels()
         for name, shape in parameter_shapes(hidden_size, inner).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self.reset_parameters()
         self.train(training)
 
-    def _find_kernels(self) -> None:
+    def _set_kernels(self) -> None:
         without_dropout = replace(self._math, attn_dropout=0.0, hidden_dropout=0.0)
-        # In a dictionary, by `training`: Dynamo of torch 2.11 takes an attribute that is a descriptor for one of the class.
+        # A dictionary by `training`, since Dynamo of torch 2.11 mistakes a descriptor on the instance for one of the class.
         self._kernels = {True: layer_kernel(self._math), False: layer_kernel(without_dropout)}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the kernels, which have no place in a file, and which copies share."""
+        """Excludes the kernels, which cannot be pickled and which copies share."""
         return {name: value for name, value in self.__dict__.items() if name != "_kernels"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._find_kernels()
+        self._set_kernels()
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew, as BERT does: normal matrices, norms of 1, biases of 0."""
+        """Initializes as BERT: normal matrices, norm weights of 1, biases of 0."""
         for name, parameter in self.named_parameters():
             if name in ("attn_nw", "norm_w"):
                 nn.init.ones_(parameter)
@@ -202,9 +199,8 @@ class FusedTransformerLayer(nn.Module):
                 nn.init.normal_(parameter, std=self.output_range if name in ("attn_ow", "output_w") else self.initializer_range)
 
     def extra_repr(self) -> str:
-        """The sizes and the place of the norms."""
-        place = "pre" if self._math.pre_layer_norm else "post"
-        return f"{self.hidden_size}, heads={self.heads}, intermediate_size={self.intermediate_size}, {place}-LN"
+        norms = "pre" if self._math.pre_layer_norm else "post"
+        return f"{self.hidden_size}, heads={self.heads}, intermediate_size={self.intermediate_size}, {norms}-LN"
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Any:
         """Runs the layer.
@@ -212,20 +208,20 @@ class FusedTransformerLayer(nn.Module):
         Args:
             hidden_states: (batch, sequence, hidden_size) of the parameters' dtype.
             attention_mask: floats that are added to the scores, 0 where a key is seen: (batch or 1, heads or 1, sequence or 1,
-                sequence). It gets no gradient. With dropout of 16-bit weights, a finite number below -30000/√(channels of a head)
-                counts as that if there is one a key: its weight is 0, unless no key of the row has a greater one.
+                sequence). It gets no gradient. With dropout, 16-bit weights and one number per key, finite numbers below
+                -30000/√(channels of a head) are raised to that. Their weights are 0, unless no key of the row has a greater one.
 
         Returns:
             A tensor like ``hidden_states``; in a tuple with ``return_tuple``.
 
         Raises:
-            ArgumentError: an argument of another shape, a mask that is not added, or a workspace that is too small.
+            ArgumentError: an argument of the wrong shape, a mask that is not of floats, or a workspace that is too small.
         """
         if hidden_states.dim() != 3 or hidden_states.shape[2] != self.hidden_size:
-            what = f"FusedTransformerLayer: hidden_states has shape {tuple(hidden_states.shape)}"
-            raise ArgumentError(what, hint=f"give (batch, sequence, {self.hidden_size})")
+            message = f"FusedTransformerLayer: hidden_states has shape {tuple(hidden_states.shape)}"
+            raise ArgumentError(message, hint=f"give (batch, sequence, {self.hidden_size})")
         if attention_mask is not None:
-            attention_mask = _checked(attention_mask, hidden_states)
+            attention_mask = _checked_mask(attention_mask, hidden_states)
         arguments = (
             hidden_states,
             self.attn_qkvw,
@@ -251,13 +247,14 @@ class FusedTransformerLayer(nn.Module):
         return (result,) if self.return_tuple else result
 
     def passes(self, batch: int, sequence: int, *, masked: bool = False, target: str | None = None) -> fg.Vjp:
-        """The two passes of a training step, to look at: ``passes(8, 128).forward.lower().explain()`` shows the launches, the bytes
-        that are saved, and the formula of the workspace.
+        """Returns both passes of a training step for inspection.
+
+        ``passes(8, 128).forward.lower().explain()`` shows the launches, the saved bytes, and the formula of the workspace.
 
         Args:
             batch, sequence: of the hidden states.
-            masked: True if there is an attention mask, one for each key of each sequence.
-            target: as of `Kernel.lower`; by default that of the parameters' device.
+            masked: True adds an attention mask with one number per key of each sequence.
+            target: as in `Kernel.lower`; by default that of the parameters' device.
         """
         like = self.attn_qkvw
         x = torch.empty(batch, sequence, self.hidden_size, dtype=like.dtype, device="meta")
@@ -268,10 +265,10 @@ class FusedTransformerLayer(nn.Module):
         return fg.vjp(kernel, x, wrt=("x", *parameters), target=target, mask=mask, **parameters)
 
     def workspace_bytes(self, batch: int, sequence: int, *, masked: bool = False) -> int:
-        """The bytes of a workspace for both passes, and for every layer with the same constructor's arguments.
+        """Returns the workspace size in bytes for both passes; it serves all layers with equal constructor arguments.
 
         Args:
-            batch, sequence, masked: as of `passes`: the largest of them.
+            batch, sequence, masked: as in `passes`; the largest in use.
         """
         passes = self.passes(batch, sequence, masked=masked)
         return max(passes.forward.lower().workspace_bytes, passes.backward.lower().workspace_bytes, 1)
@@ -281,86 +278,85 @@ class FusedTransformerLayer(nn.Module):
         """Copies the weights of a ``BertLayer`` of transformers.
 
         Args:
-            state: its state dict, or that of a model.
-            prefix: of the layer's names in it, such as ``encoder.layer.0.``.
+            state: state dict of the layer or the model.
+            prefix: prefix of the layer's names, e.g. ``encoder.layer.0.``.
 
         Raises:
-            ArgumentError: a weight is missing, or of another shape.
+            ArgumentError: a weight is missing, or has another shape.
         """
         for name, parameter in self.named_parameters():
             kind = _PACKED.get(name)
-            parts = [f"attention.self.{part}.{kind}" for part in ("query", "key", "value")] if kind else [_BERT[name]]
-            found = torch.cat([_taken(state, prefix + part) for part in parts])
-            if found.shape != parameter.shape:
-                what = f"load_bert: {' and '.join(parts)} give {tuple(found.shape)}, and {name} is {tuple(parameter.shape)}"
-                raise ArgumentError(what, hint="make the layer with the sizes of the model's config")
-            parameter.copy_(found)
+            names = [f"attention.self.{part}.{kind}" for part in ("query", "key", "value")] if kind else [_BERT[name]]
+            weight = torch.cat([_weight_of(state, prefix + part) for part in names])
+            if weight.shape != parameter.shape:
+                message = f"load_bert: {' and '.join(names)} give {tuple(weight.shape)}, but {name} is {tuple(parameter.shape)}"
+                raise ArgumentError(message, hint="make the layer with the sizes of the model's config")
+            parameter.copy_(weight)
 
 
-def parameter_shapes(hidden: int, inner: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a layer's parameters, in DeepSpeed's order."""
+def parameter_shapes(hidden_size: int, intermediate_size: int) -> dict[str, tuple[int, ...]]:
+    """Returns the parameters' shapes, in DeepSpeed's order."""
     return {
-        "attn_qkvw": (3 * hidden, hidden),
-        "attn_qkvb": (3 * hidden,),
-        "attn_ow": (hidden, hidden),
-        "attn_ob": (hidden,),
-        "attn_nw": (hidden,),
-        "attn_nb": (hidden,),
-        "inter_w": (inner, hidden),
-        "inter_b": (inner,),
-        "output_w": (hidden, inner),
-        "output_b": (hidden,),
-        "norm_w": (hidden,),
-        "norm_b": (hidden,),
+        "attn_qkvw": (3 * hidden_size, hidden_size),
+        "attn_qkvb": (3 * hidden_size,),
+        "attn_ow": (hidden_size, hidden_size),
+        "attn_ob": (hidden_size,),
+        "attn_nw": (hidden_size,),
+        "attn_nb": (hidden_size,),
+        "inter_w": (intermediate_size, hidden_size),
+        "inter_b": (intermediate_size,),
+        "output_w": (hidden_size, intermediate_size),
+        "output_b": (hidden_size,),
+        "norm_w": (hidden_size,),
+        "norm_b": (hidden_size,),
     }
 
 
-def _check(hidden: int, heads: int, inner: int, attn_dropout: float, hidden_dropout: float, layers: int) -> None:
-    """Refuses sizes and shares that no layer can have."""
-    counts = {"hidden_size": hidden, "heads": heads, "intermediate_size": inner, "num_hidden_layers": layers}
+def _check_arguments(hidden_size: int, heads: int, inner: int, attn_ratio: float, hidden_ratio: float, layers: int) -> None:
+    counts = {"hidden_size": hidden_size, "heads": heads, "intermediate_size": inner, "num_hidden_layers": layers}
     for name, count in counts.items():
         require_count("FusedTransformerLayer", name, count)
-    require_divides("FusedTransformerLayer", "hidden_size", hidden, "heads", heads)
-    for name, share in (("attn_dropout_ratio", attn_dropout), ("hidden_dropout_ratio", hidden_dropout)):
-        if not 0 <= share < 1:
-            raise ArgumentError(f"FusedTransformerLayer: {name} is {share}", hint="give a share from 0 to below 1")
+    require_divides("FusedTransformerLayer", "hidden_size", hidden_size, "heads", heads)
+    for name, ratio in (("attn_dropout_ratio", attn_ratio), ("hidden_dropout_ratio", hidden_ratio)):
+        if not 0 <= ratio < 1:
+            raise ArgumentError(f"FusedTransformerLayer: {name} is {ratio}", hint="give a number in [0, 1)")
 
 
 def _check_workspace(workspace: object, compiler: Compiler | None) -> None:
-    """Refuses what is no workspace, and one that a C++ operator would not use."""
+    """Requires a `fg.Workspace` or None, and rejects one with a C++ operator."""
     if workspace is not None and not isinstance(workspace, fg.Workspace):
         hint = "give fg.Workspace(layer.workspace_bytes(batch, sequence)), or None"
         raise ArgumentError(f"FusedTransformerLayer: workspace is {workspace!r}", hint=hint)
     if workspace is not None and compiler == "extension":
-        what = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
-        raise ArgumentError(what, hint="leave out workspace=, or compiler=")
+        message = "FusedTransformerLayer: a C++ operator allocates its temporaries itself, and takes no workspace"
+        raise ArgumentError(message, hint="leave out workspace=, or compiler=")
 
 
-def _checked(mask: Tensor, x: Tensor) -> Tensor:
-    """A mask without its history; others than those that are added to scores are refused."""
+def _checked_mask(mask: Tensor, x: Tensor) -> Tensor:
+    """Requires a float mask that broadcasts to the scores, and detaches it."""
     if mask.dim() != 4 or not mask.is_floating_point():
-        what = f"FusedTransformerLayer: attention_mask is of {mask.dtype} and shape {tuple(mask.shape)}"
+        message = f"FusedTransformerLayer: attention_mask is of {mask.dtype} and shape {tuple(mask.shape)}"
         hint = (
             "give floats (batch, 1, 1, sequence) that are added to the scores: 0 for a key that is seen, -10000 for one that is not"
         )
-        raise ArgumentError(what, hint=hint)
-    if any(extent not in (1, wanted) for extent, wanted in zip(mask.shape[2:], (x.shape[1], x.shape[1]), strict=True)):
-        what = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)} for {x.shape[1]} positions"
-        raise ArgumentError(what, hint="give one number a key: (batch, 1, 1, sequence), or one a query and key")
+        raise ArgumentError(message, hint=hint)
+    if any(extent not in (1, positions) for extent, positions in zip(mask.shape[2:], (x.shape[1], x.shape[1]), strict=True)):
+        message = f"FusedTransformerLayer: attention_mask has shape {tuple(mask.shape)} for {x.shape[1]} positions"
+        raise ArgumentError(message, hint="give one number per key: (batch, 1, 1, sequence), or one per query and key")
     return mask.detach() if mask.requires_grad else mask
 
 
-def _taken(state: Mapping[str, Tensor], name: str) -> Tensor:
+def _weight_of(state: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in state:
         raise ArgumentError(
-            f"load_bert: there is no {name!r}", hint="give the state dict of a BertLayer, or the prefix of its names"
+            f"load_bert: {name!r} is missing", hint="give the state dict of a BertLayer, or the prefix of its names"
         )
     return state[name]
 
 
 @cache
 def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
-    """The kernel of the layers with some constants: of hidden states, the parameters in DeepSpeed's order, and a mask."""
+    """Returns the kernel for some constants. Its arguments: hidden states, the parameters in DeepSpeed's order, a mask."""
 
     def transformer_layer(
         x: Tensor,
@@ -387,7 +383,7 @@ def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
 
         def attended(x: Tensor) -> Tensor:
             parts = F.linear(x, attn_qkvw, attn_qkvb).chunk(3, -1)
-            channels = x.shape[-1] // how.heads  # by itself, as no -1 is known of an empty batch
+            channels = x.shape[-1] // how.heads  # explicit, since -1 is ambiguous for an empty batch
             q, k, v = (part.view(*part.shape[:-1], how.heads, channels).transpose(1, 2) for part in parts)
             found = _attention(q, k, v, mask, how)
             return F.linear(found.transpose(1, 2).flatten(2), attn_ow, attn_ob)
@@ -405,11 +401,11 @@ def layer_kernel(how: LayerMath) -> fg.Kernel[..., Tensor]:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: LayerMath) -> Tensor:
-    """softmax(q·kᵀ/√d + mask)·v with dropout of the weights, of (batch, head, position, channel)."""
+    """softmax(q·kᵀ/√d + mask)·v with dropout of the weights, for (batch, head, position, channel)."""
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, None, how.attn_dropout, how.causal)
     mask = mask.to(q.dtype)
-    if how.attn_dropout and _is_by_key(mask) and q.dtype.itemsize == 2 and q.shape[-1] <= _MOST_CHANNELS - _FURTHER:
+    if how.attn_dropout and _is_key_mask(mask) and q.dtype.itemsize == 2 and q.shape[-1] <= _MAX_HEAD_DIM - _HEAD_DIM_MULTIPLE:
         return _with_mask_as_channel(q, k, v, mask, how)
     if how.causal:
         later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
@@ -417,18 +413,18 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: LayerM
     return F.scaled_dot_product_attention(q, k, v, mask, how.attn_dropout)
 
 
-def _is_by_key(mask: Tensor) -> bool:
+def _is_key_mask(mask: Tensor) -> bool:
     return mask.shape[1] == 1 and mask.shape[2] == 1
 
 
 def _with_mask_as_channel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: LayerMath) -> Tensor:
-    """Attention whose mask is a further channel of the keys, where queries have 1: torch's kernels take no mask with dropout.
+    """Adds the mask as another channel of the keys, which the queries multiply by 1: torch's kernels take no mask with dropout.
 
-    The channel holds mask·√d, a finite one -30000 at least: float16 holds no number that is much less, and its weight is 0.
+    The channel holds mask·√d, with finite values clamped to -30000 for the range of float16; their weights are 0.
     """
     channels = q.shape[-1]
-    by_key = (mask.mT * math.sqrt(channels)).clamp(min=_LEAST).masked_fill(mask.mT == -math.inf, -math.inf)
-    one, none = q.new_ones(*q.shape[:-1], 1), q.new_zeros(*q.shape[:-1], _FURTHER - 1)
+    by_key = (mask.mT * math.sqrt(channels)).clamp(min=_LOWEST_MASK).masked_fill(mask.mT == -math.inf, -math.inf)
+    one, none = q.new_ones(*q.shape[:-1], 1), q.new_zeros(*q.shape[:-1], _HEAD_DIM_MULTIPLE - 1)
     q = torch.cat([q, one, none], -1)
     k = torch.cat([k, by_key.expand(*k.shape[:-1], 1), none], -1)
     v = torch.cat([v, none, torch.zeros_like(one)], -1)

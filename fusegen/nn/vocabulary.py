@@ -1,4 +1,4 @@
-"""The two ends of a language model as modules: table look-ups, and losses from logits, none of which keeps probabilities."""
+"""Embeddings, and losses from logits that do not materialize probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusegen import ops
 from fusegen.errors import ArgumentError
 from fusegen.nn.checks import require_above, require_one_of
 
-_REFUSED = {
+_UNSUPPORTED = {
     "max_norm": "it writes to the table in the forward pass",
     "scale_grad_by_freq": "gradients are not divided by counts",
     "sparse": "gradients are dense",
@@ -23,27 +23,25 @@ class Embedding(nn.Embedding):
     """`torch.nn.Embedding` by `fusegen.ops.embedding`.
 
     Args:
-        args, kwargs: as in `torch.nn.Embedding`.
-        scale: a factor of the result, as in Gemma.
+        scale: factor of the result, as in Gemma.
 
     Raises:
-        ArgumentError: `max_norm`, `scale_grad_by_freq` or `sparse`, which the kernel does not have.
+        ArgumentError: `max_norm`, `scale_grad_by_freq` or `sparse`, which are not supported.
     """
 
     def __init__(self, *args: Any, scale: float | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.scale = scale
-        for name, reason in _REFUSED.items():
+        for name, reason in _UNSUPPORTED.items():
             if getattr(self, name):
-                what = f"Embedding: {name}={getattr(self, name)!r} is not supported: {reason}"
-                raise ArgumentError(what, hint="leave it out, or use torch.nn.Embedding")
+                message = f"Embedding: {name}={getattr(self, name)!r} is not supported: {reason}"
+                raise ArgumentError(message, hint="leave it out, or use torch.nn.Embedding")
 
     def forward(self, input: Tensor) -> Tensor:
-        """The rows of indices of any shape: (*input.shape, embedding_dim)."""
+        """Returns (*input.shape, embedding_dim)."""
         return ops.embedding(input, self.weight, self.padding_idx, self.scale)
 
     def extra_repr(self) -> str:
-        """torch's, and the factor."""
         return super().extra_repr() + ("" if self.scale is None else f", scale={self.scale}")
 
 
@@ -54,12 +52,8 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
     """`torch.nn.CrossEntropyLoss` by `fusegen.ops.cross_entropy`.
 
     Args:
-        weight, size_average, ignore_index, reduce, reduction, label_smoothing: as in `torch.nn.CrossEntropyLoss`.
-        z_loss: the factor of logsumexp(x)², which is added.
-        softcap: x becomes softcap·tanh(x/softcap) first.
-
-    Raises:
-        ArgumentError: an unknown reduction, or a softcap that is not above 0.
+        z_loss: weight of the added term logsumexp(x)².
+        softcap: x becomes softcap·tanh(x/softcap) first; must be positive.
     """
 
     def __init__(
@@ -86,20 +80,17 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
 
 
 class LinearCrossEntropyLoss(nn.Module):
-    """Cross entropy of a linear layer's logits, which are never in memory as a whole. Arguments and state dict (``linear.weight``,
-    ``linear.bias``, ``weight``) are those of `torch.nn.LinearCrossEntropyLoss` of torch 2.13; a model that ties its head to its
-    embedding sets ``loss.linear.weight``.
+    """Cross entropy of a linear layer's logits, computed in blocks, so that they are never in memory as a whole. Arguments and
+    state dict (``linear.weight``, ``linear.bias``, ``weight``) are those of torch 2.13's `torch.nn.LinearCrossEntropyLoss`. A model
+    that ties its head to its embedding sets ``loss.linear.weight``.
 
     Args:
-        in_features: of the hidden states.
-        num_classes: of the logits.
-        bias: True if the linear layer has one.
+        in_features: features of the hidden states.
+        num_classes: number of logits.
+        bias: True if the linear layer has a bias.
         device, dtype: of the linear layer.
         reduction, weight, label_smoothing, z_loss, softcap: as in `CrossEntropyLoss`.
         ignore_index: None is −100.
-
-    Raises:
-        ArgumentError: an unknown reduction, or a softcap that is not above 0.
     """
 
     weight: Tensor | None
@@ -129,16 +120,15 @@ class LinearCrossEntropyLoss(nn.Module):
         self.z_loss, self.softcap = z_loss, softcap
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss; input: (rows, in_features), target: (rows) of indices, or (rows, num_classes) of probabilities."""
+        """input: (rows, in_features); target: (rows) of indices, or (rows, num_classes) of probabilities."""
         return linear_cross_entropy_loss(self, input, target)
 
     def extra_repr(self) -> str:
-        """The arguments of the loss."""
         return f"reduction={self.reduction!r}, ignore_index={self.ignore_index}, label_smoothing={self.label_smoothing}"
 
 
 @fg.kernel
 def linear_cross_entropy_loss(loss: LinearCrossEntropyLoss, input: Tensor, target: Tensor) -> Tensor:
-    """The linear layer and the loss behind it as one graph, so that logits are computed in blocks."""
+    """The linear layer and its loss as one graph, so that logits are computed in blocks."""
     settings = (loss.ignore_index, loss.reduction, loss.label_smoothing, loss.z_loss, loss.softcap)
     return ops.cross_entropy(loss.linear(input), target, loss.weight, *settings)

@@ -1,4 +1,4 @@
-"""The prebuilt fusions, as declarations: a family a file, all of them by name."""
+"""The prebuilt fusions as declarations: one file per family, all of them by name."""
 
 from __future__ import annotations
 
@@ -40,26 +40,20 @@ _MODULES = (
 )
 
 FAMILIES = tuple(module.FAMILY.name for module in _MODULES)
-"""The names of the families, in order."""
 
 SPECS: Mapping[str, Spec] = {spec.name: spec for module in _MODULES for spec in module.FAMILY.specs}
-"""Every spec, in the order of its families."""
 
 _ALIASES = {alias.lower(): (spec, variant) for spec in SPECS.values() for alias, variant in spec.aliases.items()}
 
 
 def is_prebuilt(name: str) -> bool:
-    """True if a name, up to a colon, is that of a spec, or an alias."""
+    """True if a name, up to a colon, is a spec or an alias."""
     known = name.partition(":")[0]
     return known in SPECS or known.lower() in _ALIASES
 
 
 def find(name: str) -> Spec:
-    """The spec of a name, of an alias, or a variant of one: ``rms_norm``, ``RMSNorm``, ``rms_norm:gemma``.
-
-    Raises:
-        SpecNotFoundError: there is none; names those that look alike.
-    """
+    """Returns a spec or a variant by name or alias: `rms_norm`, `RMSNorm`, `rms_norm:gemma`."""
     known, _, variant = name.partition(":")
     spec, of_alias = (SPECS[known], "") if known in SPECS else _ALIASES.get(known.lower(), (None, ""))
     if spec is None:
@@ -69,6 +63,6 @@ def find(name: str) -> Spec:
     return spec.variant(variant or of_alias)
 
 
-def _unknown(name: str, part: str, known: list[str], otherwise: str, before: str = "") -> SpecNotFoundError:
-    close = [before + each for each in difflib.get_close_matches(part, known, n=3, cutoff=0.5)]
-    return SpecNotFoundError(f"no kernel is called {name!r}", hint=f"did you mean {' or '.join(close)}?" if close else otherwise)
+def _unknown(name: str, part: str, known: list[str], default_hint: str, prefix: str = "") -> SpecNotFoundError:
+    close = [prefix + match for match in difflib.get_close_matches(part, known, n=3, cutoff=0.5)]
+    return SpecNotFoundError(f"no kernel is called {name!r}", hint=f"did you mean {' or '.join(close)}?" if close else default_hint)

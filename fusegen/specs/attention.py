@@ -1,4 +1,4 @@
-"""Attention, as softmax of scores times values; nothing below says how to stream it."""
+"""Attention as softmax of scores times values; how it is streamed is left to the compiler."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ FAMILY = SpecFamily("attention")
 
 
 def shared(x: Tensor, heads: int) -> Tensor:
-    """Heads of keys or values, each for as many heads of queries as share it (GQA).
-
-    Raises:
-        ArgumentError: the heads of queries are no multiple of them.
-    """
+    """Repeats the heads of keys or values for the query heads (GQA)."""
     if x.shape[-3] != heads and (x.shape[-3] == 0 or heads == 0 or heads % x.shape[-3]):
         what = f"{heads} heads of queries for {x.shape[-3]} heads of keys"
         raise ArgumentError(what, hint="give a multiple of the heads of keys and values")
@@ -30,28 +26,24 @@ def shared(x: Tensor, heads: int) -> Tensor:
 
 
 def products(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
-    """Products of queries with keys, times the scale, which is 1/√d by default.
-
-    Raises:
-        ArgumentError: heads of no channels, or of queries that are no multiple of those of keys.
-    """
+    """Returns q·kᵀ·scale; the scale is 1/√d by default."""
     if q.shape[-1] == 0:
         raise ArgumentError("heads of 0 channels", hint="give one or more")
     return (q @ shared(k, q.shape[-3]).mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def positions_of(scores: Tensor, offset: int | Tensor = 0) -> tuple[Tensor, Tensor]:
-    """The positions of queries, as a column, and of keys, as a row."""
+    """Returns the positions of queries as a column, and of keys as a row."""
     query, key = (torch.arange(scores.shape[dim], device=scores.device) for dim in (-2, -1))
     is_at_start = not isinstance(offset, Tensor) and offset == 0  # then blocks above the diagonal are known
     return query[:, None] if is_at_start else query[:, None] + offset, key
 
 
 def seen(scores: Tensor, offset: int | Tensor, is_causal: bool, window: int | None) -> Tensor | None:
-    """The keys that each query sees by its position; None where it sees all.
+    """Returns the mask of keys that each query sees by position; None if it sees all.
 
     Raises:
-        ArgumentError: a window without a key.
+        ArgumentError: a window below 1.
     """
     if window is not None and window < 1:
         raise ArgumentError(f"window={window}", hint="give a positive number, or None to see all keys")
@@ -64,7 +56,7 @@ def seen(scores: Tensor, offset: int | Tensor, is_causal: bool, window: int | No
 
 
 def weights_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax along keys; sinks are further scores, one a head, that take part of the weight."""
+    """Softmax along keys. Attention sinks are extra scores, one per head, that take part of the weight."""
     if sinks is None:
         return torch.softmax(scores, -1)
     column = sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
@@ -72,7 +64,7 @@ def weights_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """The slopes of ALiBi, 2^(-8/heads) and its powers: (heads) of float32."""
+    """Returns the slopes of ALiBi, 2^(-8/heads) and its powers: (heads) of float32."""
     return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, dtype=torch.float32))
 
 
@@ -138,15 +130,15 @@ def flash_attention(
     """softmax(scale·q·kᵀ + mask)·v
 
     q: (batch, heads, queries, d); k, v: (batch, kv_heads, keys, d), where heads is a multiple of kv_heads; scale: 1/√d by
-    default; mask: floats that are added, or booleans that are True where a key is seen, of a shape that broadcasts. is_causal:
+    default; mask: floats to add, or booleans that are True where a key is seen, of a shape that broadcasts. is_causal:
     query i sees the keys up to i + offset; window: it sees the last `window` of those (without is_causal, keys nearer than
     `window` on both sides); softcap: scores become cap·tanh(scores/cap); slopes: (heads), ALiBi; sinks: (heads), scores without
-    values; documents: (batch, keys), queries and keys see their own document; p, training, seed: dropout of the weights. The
+    values; documents: (batch, keys), a query sees only keys of its document; p, training, seed: dropout of the weights. The
     logsumexp, on request, is (batch, heads, queries). Dao et al., "FlashAttention" (arXiv 2205.14135); Press et al., ALiBi
     (arXiv 2108.12409).
     """
     if is_causal and offset < 0:
-        raise ArgumentError(f"offset={offset} of causal queries, of which the first see no key", hint="give 0 or more")
+        raise ArgumentError(f"offset={offset} with is_causal: the first queries would see no key", hint="give 0 or more")
     require_shapes(q=(q, "* heads queries channels"), k=(k, "* kv_heads keys channels"), v=(v, "* kv_heads keys v_channels"))
     require_shapes(q=(q, "* heads queries channels"), slopes=(slopes, "heads"), sinks=(sinks, "heads"))
     scores = capped(products(q, k, scale), softcap)
@@ -168,7 +160,7 @@ def flash_attention(
 
 
 def _lengths(dims: tuple[int, ...], sizes: NamedSizes) -> Tensor:
-    """Different lengths, of at least one key and all queries."""
+    """Returns different lengths, each at least the number of queries."""
     most, least = sizes["keys"] if "keys" in sizes else sizes["blocks"] * sizes["page"], sizes.get("queries", 1)
     return (torch.arange(dims[0]) * 7919 % max(most - least + 1, 1) + least).clamp(max=most)
 
@@ -184,7 +176,7 @@ CACHE_OPTIONS: VariantOperands = {"window": {"window": 1024}, "softcap": {"softc
 
 
 def eight_bits(shape: str) -> VariantOperands:
-    """Caches of 8 bits: of floats with one scale, of integers with one for each head."""
+    """Returns 8-bit caches: floats with one scale, int8 with one per head."""
 
     def caches(dtype: torch.dtype, scale: str) -> dict[str, SpecOperand]:
         cache = tensor(shape, dtype)
@@ -205,9 +197,9 @@ def with_cache(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
 ) -> Tensor:
-    """Attention of the last queries of each sequence, of which as many keys count as its length says; 0 where none does.
+    """Attention of the last queries of each sequence over the keys within its length; 0 for queries without keys.
 
-    What lies beyond the length may be anything, NaN too: it is neither a score nor added up.
+    Cache entries beyond the length may be anything, even NaN: they are masked out of scores and values.
     """
     require_shapes(q=(q, "batch heads queries channels"), k_cache=(k, "batch kv_heads keys channels"))
     require_shapes(k_cache=(k, "batch kv_heads keys channels"), v_cache=(v, "batch kv_heads keys v_channels"))
@@ -247,10 +239,10 @@ def cached_attention(
 ) -> Tensor:
     """softmax(scale·q·kᵀ where key < length and causal)·v, over a cache
 
-    q: (batch, heads, queries, d), the last queries of each sequence: one a step of decoding, more for a prefill; k_cache, v_cache:
-    (batch, kv_heads, keys, d); lengths: (batch) of integers, keys in use with those of the queries, at most all; what lies beyond
-    is not read into a sum, and queries without a key give 0; k_scale, v_scale: () or (kv_heads) of float32, what a cache of 8 bits
-    is multiplied by; the rest as in `flash_attention`.
+    q: (batch, heads, queries, d), the last queries of each sequence: one per decoding step, more for a prefill; k_cache, v_cache:
+    (batch, kv_heads, keys, d); lengths: (batch) of integers, keys in use with those of the queries, at most all; keys
+    beyond are ignored, and queries without a key give 0; k_scale, v_scale: () or (kv_heads) of float32, the factors of an 8-bit
+    cache; the rest as in `flash_attention`.
     """
     return with_cache(q, k_cache, v_cache, lengths, scale, window, softcap, sinks, k_scale, v_scale)
 
@@ -287,7 +279,7 @@ def paged_attention(
     """softmax(scale·q·kᵀ where key < length and causal)·v, over the pages of a cache
 
     q: (batch, heads, queries, d), as in `cached_attention`; k_cache, v_cache: (pages, page, kv_heads, d); page_table: (batch,
-    blocks) of pages, of which those beyond the length are not read; lengths: (batch) of integers, as in `cached_attention`;
+    blocks) of page indices, not read beyond the length; lengths: (batch) of integers, as in `cached_attention`;
     k_scale, v_scale: as in `cached_attention`; the rest as in `flash_attention`. Kwon et al., "PagedAttention" (arXiv 2309.06180).
     """
     pages = "pages page kv_heads {}channels"

@@ -14,7 +14,7 @@ from fusegen.errors import ArgumentError
 from fusegen.specs.checks import require_shapes
 from fusegen.specs.spec import SpecFamily, tensor
 
-# Activations as functions of tensors, also by the names that `transformers` gives them.
+# Activations, also by their names in `transformers`.
 
 
 def gelu_of(x: Tensor, approximate: str) -> Tensor:
@@ -28,11 +28,7 @@ def gelu_of(x: Tensor, approximate: str) -> Tensor:
 
 
 def capped(x: Tensor, softcap: float | None) -> Tensor:
-    """cap·tanh(x/cap), or x as it is without a cap.
-
-    Raises:
-        ArgumentError: a cap of 0.
-    """
+    """cap·tanh(x/cap), or x if softcap is None."""
     if softcap is None:
         return x
     if softcap == 0:
@@ -60,42 +56,30 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
 }
-"""The functions that ``activation=`` names."""
+"""Functions by the names that ``activation=`` takes."""
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """Applies the activation of a name.
-
-    Raises:
-        ArgumentError: there is none of that name.
-    """
+    """Applies an activation by name."""
     if activation not in ACTIVATIONS:
         raise ArgumentError(f"no activation is called {activation!r}", hint=f"give one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[activation](x)
 
 
 def require_one_packing(up: Tensor | None, interleaved: bool) -> None:
-    """Checks that what is interleaved with a gate is not given beside it.
-
-    Raises:
-        ArgumentError: it is.
-    """
+    """Rejects `up` with interleaved=True."""
     if interleaved and up is not None:
-        raise ArgumentError("interleaved=True beside up", hint="give gate and up apart, or both as pairs in gate")
+        raise ArgumentError("interleaved=True with up", hint="give gate and up separately, or both interleaved in gate")
 
 
 def halves(gate: Tensor, up: Tensor | None, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """The two operands of a gated unit: gate and up, or without up the halves or the interleaved pairs of gate's last dim.
-
-    Raises:
-        ArgumentError: gate alone, of an odd length; up of another shape, or beside pairs.
-    """
+    """Returns gate and up; without up, the halves or the interleaved pairs of gate's last dim."""
     require_one_packing(up, interleaved)
     if up is not None:
         require_shapes(gate=(gate, "*"), up=(up, "*"))
         return gate, up
     if gate.shape[-1] % 2:
-        raise ArgumentError(f"a packed gate of {gate.shape[-1]} features", hint="give an even number, or up beside it")
+        raise ArgumentError(f"a packed gate of {gate.shape[-1]} features", hint="give an even number, or up as well")
     if interleaved:
         return gate[..., ::2], gate[..., 1::2]
     first, second = gate.chunk(2, -1)
@@ -135,7 +119,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 def gelu_new(x: Tensor) -> Tensor:
     """½·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), in eight operations as GPT-2 writes it
 
-    x: any shape. The line stands in Hugging Face transformers, ``NewGELUActivation``.
+    x: any shape. The line is from Hugging Face transformers, ``NewGELUActivation``.
     """
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
@@ -275,7 +259,7 @@ def gelu_dropout_add(
 ) -> Tensor:
     """dropout(gelu(x), p) + residual
 
-    x, residual: the same shape; seed: of the mask, by default drawn from torch's generator. Srivastava et al., "Dropout: A Simple
+    x, residual: the same shape; seed: of the mask, by default from torch's generator. Srivastava et al., "Dropout: A Simple
     Way to Prevent Neural Networks from Overfitting" (JMLR 15, 2014).
     """
     require_shapes(x=(x, "*"), residual=(residual, "*"))
@@ -292,7 +276,7 @@ def bias_dropout_add(
 ) -> Tensor:
     """dropout(x + bias, p) + residual
 
-    x, residual: (…, features); bias: (features); seed: of the mask, by default drawn from torch's generator.
+    x, residual: (…, features); bias: (features); seed: of the mask, by default from torch's generator.
     """
     require_shapes(x=(x, "* features"), residual=(residual, "* features"), bias=(bias, "features"))
     return fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual
@@ -305,7 +289,7 @@ def bias_dropout_add_(
 ) -> Tensor:
     """dropout(x + bias, p) + residual, written to x
 
-    x, residual: (…, features); bias: (features); seed: of the mask, by default drawn from torch's generator.
+    x, residual: (…, features); bias: (features); seed: of the mask, by default from torch's generator.
     """
     require_shapes(x=(x, "* features"), residual=(residual, "* features"), bias=(bias, "features"))
     return x.copy_(fg.dropout(x if bias is None else x + bias, p, training, seed=seed) + residual)
@@ -316,7 +300,7 @@ def bias_dropout_add_(
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, seed: int | None = None) -> Tensor:
     """x/(1 − p) with probability 1 − p, else 0; the backward pass computes the mask again
 
-    input: any shape; seed: of the mask, by default drawn from torch's generator.
+    input: any shape; seed: of the mask, by default from torch's generator.
     """
     return fg.dropout(input, p, training, seed=seed)
 

@@ -1,4 +1,4 @@
-"""Look-ups in tables, and the norms and rotations behind them."""
+"""Table look-ups, and the norms and rotations after them."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def embedding(
     """scale·weight[ids] + position_weight[position] + token_type_weight[type], and its layer norm
 
     input: (batch, positions) of indices; weight: (vocabulary, features); position_weight: (at least positions, features);
-    token_type_ids: as input; token_type_weight: (types, features); norm_weight, norm_bias: (features), with which the sum is
-    normalized. padding_idx: its row gets no gradient. BERT: Devlin et al. (arXiv 1810.04805); scaled: Gemma.
+    token_type_ids: as input; token_type_weight: (types, features); norm_weight, norm_bias: (features), of the layer norm of the
+    sum; padding_idx: a row without gradient. BERT: Devlin et al. (arXiv 1810.04805); scaled: Gemma.
     """
     if (token_type_ids is None) != (token_type_weight is None):
         raise ArgumentError("token_type_ids or token_type_weight alone", hint="give both, or neither")
@@ -83,8 +83,8 @@ def embedding(
 def embedding_rotary(input: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
     """weight[ids], rotated by position
 
-    input: (batch, positions) of indices; weight: (vocabulary, features), whose rows are heads of as many channels as are
-    rotated; cos, sin, interleaved: as in `rotary`. The result is (batch, positions, features).
+    input: (batch, positions) of indices; weight: (vocabulary, features), whose rows are split into heads of the rotated
+    width; cos, sin, interleaved: as in `rotary`. The result is (batch, positions, features).
     """
     h = F.embedding(input, weight)
     channels = cos.shape[-1] * (2 if interleaved else 1)

@@ -1,4 +1,4 @@
-"""Gated units: an activation of one half times the other."""
+"""Gated units: an activation of one half, times the other half."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKINGS: VariantOperands = {"packed": PACKED, "interleaved": {**PACKED, "interl
 def swiglu(gate: Tensor, up: Tensor | None = None, interleaved: bool = False) -> Tensor:
     """silu(gate)·up
 
-    gate, up: the same shape; without up, gate holds both: in halves of its last dim, or interleaved. Shazeer, "GLU Variants Improve
+    gate, up: the same shape; without up, gate holds both: as halves of its last dim, or interleaved. Shazeer, "GLU Variants Improve
     Transformer" (arXiv 2002.05202).
     """
     gate, up = halves(gate, up, interleaved)

@@ -1,4 +1,4 @@
-"""Heads of attention: split from a packed projection, merged again, and written to a cache."""
+"""Attention heads: split from a packed projection, merged, and written to a cache."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ NORMS = {"q_weight": tensor("2*pairs"), "k_weight": tensor("2*pairs")}
 
 
 def split(qkv: Tensor, heads: int, kv_heads: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """(batch, positions, (heads + 2·kv_heads)·channels) as q, k and v of (batch, heads, positions, channels).
-
-    Raises:
-        ArgumentError: numbers of heads that do not divide the last dim.
-    """
+    """Splits (batch, positions, (heads + 2·kv_heads)·channels) into q, k and v of (batch, heads, positions, channels)."""
     kv_heads = heads if kv_heads is None else kv_heads
     if heads < 1 or kv_heads < 1 or qkv.shape[-1] == 0 or qkv.shape[-1] % (heads + 2 * kv_heads):
         what = f"heads={heads} and kv_heads={kv_heads} of {qkv.shape[-1]} features"
@@ -46,11 +42,7 @@ def placed(
     interleaved: bool,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """q and k, normalized by their weights and rotated, each where it is asked for.
-
-    Raises:
-        ArgumentError: cos or sin alone, or pairs to be rotated by neither.
-    """
+    """Normalizes and rotates q and k, each step only if its arguments are given."""
     if (cos is None) != (sin is None) or (interleaved and cos is None):
         raise ArgumentError("interleaved=True without cos" if cos is sin else "cos or sin alone", hint="give both, or neither")
     q = q if q_weight is None else rms_normalized(q, q_weight, eps)
@@ -107,8 +99,8 @@ THREE = {"k": tensor("batch kv_heads positions channels"), "v": tensor("batch kv
 def merge_heads(q: Tensor, k: Tensor | None = None, v: Tensor | None = None) -> Tensor:
     """(batch, heads, positions, channels) → (batch, positions, heads·channels); q, k and v beside each other
 
-    q, k, v: (batch, heads, positions, channels), of different heads where they differ. For gradients it is `bias_split_heads`'s
-    backward.
+    q, k, v: (batch, heads, positions, channels); k and v may have other numbers of heads. It is the backward pass of
+    `bias_split_heads`.
     """
     each = "batch {} positions channels"
     require_shapes(q=(q, each.format("heads")), k=(k, each.format("kv_heads")), v=(v, each.format("v_heads")))
@@ -121,12 +113,12 @@ TOKENS = {"qkv": tensor(f"rows {PACKED}"), "cos": tensor("rows 2*pairs"), "sin":
 
 
 def caches(dtype: torch.dtype | None = None) -> dict[str, SpecOperand]:
-    """Pages of keys and values, of the spec's dtype or another."""
+    """Returns paged caches of keys and values, by default of the spec's dtype."""
     return {name: tensor("pages page kv_heads 2*pairs", dtype) for name in ("k_cache", "v_cache")}
 
 
 def _slots(dims: tuple[int, ...], sizes: NamedSizes) -> Tensor:
-    """Different slots of the pages, not in order."""
+    """Returns distinct slots of the pages, shuffled."""
     return torch.randperm(sizes["pages"] * sizes["page"], generator=torch.Generator().manual_seed(3))[: dims[0]]
 
 
@@ -166,8 +158,8 @@ def split_rotary_cache(
 
     qkv: (tokens, (heads + 2·kv_heads)·channels); cos, sin: (tokens, r); k_cache, v_cache: (pages, page, kv_heads, channels);
     slots: (tokens), page·number + offset of each token, all different and none skipped (−1 is the last one); q_weight, k_weight:
-    as in `qk_norm`; k_scale, v_scale: () or (kv_heads) of float32, which a cache of 8 bits is divided by. A contiguous cache has
-    one page a sequence. Returns q: (tokens, heads, channels). The cache of vLLM: Kwon et al., "PagedAttention" (arXiv 2309.06180).
+    as in `qk_norm`; k_scale, v_scale: () or (kv_heads) of float32, the divisors for an 8-bit cache. A contiguous cache has
+    one page per sequence. Returns q: (tokens, heads, channels). vLLM's cache: Kwon et al., "PagedAttention" (arXiv 2309.06180).
     """
     require_shapes(qkv=(qkv, "tokens features"), bias=(bias, "features"), slots=(slots, "tokens"))
     require_shapes(qkv=(qkv, "tokens features"), cos=(cos, "tokens pairs"), sin=(sin, "tokens pairs"))

@@ -24,10 +24,10 @@ X, WEIGHT, BIAS, OUT = tensor("rows inputs"), tensor("outputs inputs"), tensor("
 
 
 def projected(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    """x·weightᵀ + bias; the residual is of its shape, and not added.
+    """x·weightᵀ + bias. The residual is only checked for its shape, not added.
 
     Raises:
-        ArgumentError: shapes that do not fit together.
+        ArgumentError: shapes that do not match.
     """
     require_shapes(x=(x, "* inputs"), weight=(weight, "outputs inputs"), bias=(bias, "outputs"), residual=(residual, "* outputs"))
     return F.linear(x, weight, bias)
@@ -58,8 +58,8 @@ def linear(
 ) -> Tensor:
     """dropout(act(x·weightᵀ + bias), p) + residual
 
-    input: (…, inputs); weight: (outputs, inputs); bias: (outputs); residual: (…, outputs); activation: a name of `transformers`, as
-    "gelu", "gelu_tanh", "silu", "relu2"; seed: of the mask, by default drawn from torch's generator.
+    input: (…, inputs); weight: (outputs, inputs); bias: (outputs); residual: (…, outputs); activation: a name of `transformers`:
+    "gelu", "gelu_tanh", "silu", "relu2", …; seed: of the mask, by default from torch's generator.
     """
     y = fg.dropout(activate(projected(input, weight, bias, residual), activation), p, training, seed=seed)
     return y if residual is None else y + residual
@@ -86,7 +86,7 @@ def linear_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor
     x: (rows, inputs); weight: (outputs, inputs); cos, sin: (rows, outputs/2). Su et al., "RoFormer" (arXiv 2104.09864).
     """
     if weight.shape[0] % 2:
-        raise ArgumentError(f"a weight of {weight.shape[0]} outputs", hint="give an even number, of which two are a pair")
+        raise ArgumentError(f"a weight of {weight.shape[0]} outputs", hint="give an even number: pairs are rotated")
     y = projected(x, weight)
     a, b = y[..., 0::2], y[..., 1::2]
     require_shapes(a=(a, "rows pairs"), cos=(cos, "rows pairs"), sin=(sin, "rows pairs"))
@@ -137,8 +137,8 @@ def qkv_linear(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v = split(x·weightᵀ + bias) by heads, with q and k normalized and rotated on request
 
-    x: (batch, positions, inputs); weight: ((heads + 2·kv_heads)·channels, inputs), or that of q alone with k_weight and
-    v_weight beside it; bias: of the packed weight; q: (batch, heads, positions, channels); k, v: (batch, kv_heads, positions,
+    x: (batch, positions, inputs); weight: ((heads + 2·kv_heads)·channels, inputs), or only that of q with separate
+    k_weight and v_weight; bias: of the packed weight; q: (batch, heads, positions, channels); k, v: (batch, kv_heads, positions,
     channels); cos, sin, interleaved: as in `rotary`; q_norm_weight, k_norm_weight: (channels), as in `qk_norm`.
     """
     require_shapes(x=(x, "batch positions inputs"))
@@ -154,13 +154,9 @@ def qkv_linear(
 
 
 def _channels(weight: Tensor, k_weight: Tensor, v_weight: Tensor, bias: Tensor | None, heads: int, kv_heads: int | None) -> int:
-    """The channels of a head, of separate weights.
-
-    Raises:
-        ArgumentError: a bias beside them, or rows that are not those of as many heads.
-    """
+    """Returns the head dim of separate weights; rejects a bias, and rows that do not match the heads."""
     if bias is not None:
-        raise ArgumentError("a bias beside k_weight and v_weight", hint="give one packed weight with its bias")
+        raise ArgumentError("a bias with k_weight and v_weight", hint="give one packed weight with its bias")
     q_weight = (weight, "outputs inputs")
     require_shapes(weight=q_weight, k_weight=(k_weight, "kv_outputs inputs"), v_weight=(v_weight, "kv_outputs inputs"))
     rows, kv_rows = weight.shape[0], k_weight.shape[0]
@@ -278,7 +274,7 @@ def layer_norm_mlp(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """act(norm(x)·fc1ᵀ + b₁)·fc2ᵀ + b₂ + residual, and norm(x) on request
 
-    x: (…, inputs); norm_weight, norm_bias: (inputs); fc1_weight: (hidden, inputs), of twice as many rows, gate first, where the
+    x: (…, inputs); norm_weight, norm_bias: (inputs); fc1_weight: (hidden, inputs), with twice the rows, gate first, if the
     activation is gated ("swiglu", "geglu", "reglu", "glu"); fc2_weight: (inputs, hidden); normalization: "LayerNorm" or "RMSNorm";
     zero_centered_gamma: the norm's factor is 1 + norm_weight. TransformerEngine's ``LayerNormMLP``.
     """
@@ -287,7 +283,7 @@ def layer_norm_mlp(
     gamma = 1 + norm_weight if zero_centered_gamma and norm_weight is not None else norm_weight
     is_rms = normalization == "RMSNorm"
     if is_rms and norm_bias is not None:
-        raise ArgumentError("a norm_bias beside RMSNorm", hint="leave it out, or give normalization='LayerNorm'")
+        raise ArgumentError("a norm_bias with RMSNorm", hint="leave it out, or give normalization='LayerNorm'")
     normalized = rms_normalized(x, gamma, eps) if is_rms else F.layer_norm(x, (x.shape[-1],), gamma, norm_bias, eps)
     h = projected(normalized, fc1_weight, fc1_bias)
     if activation in GATES:
@@ -308,7 +304,7 @@ PACKINGS: VariantOperands = {
 
 
 def gated_linear(x: Tensor, gate: Tensor, up: Tensor | None, interleaved: bool, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """function(x·gateᵀ)·(x·upᵀ), of two weights, or of one that holds both in halves or interleaved rows."""
+    """function(x·gateᵀ)·(x·upᵀ), from two weights, or one that holds both as halves or interleaved rows."""
     require_one_packing(up, interleaved)
     if up is not None:
         require_shapes(gate_weight=(gate, "hidden inputs"), up_weight=(up, "hidden inputs"))
@@ -322,7 +318,7 @@ def gated_linear(x: Tensor, gate: Tensor, up: Tensor | None, interleaved: bool, 
 def swiglu_linear(x: Tensor, gate_weight: Tensor, up_weight: Tensor | None = None, interleaved: bool = False) -> Tensor:
     """silu(x·gateᵀ)·(x·upᵀ)
 
-    x: (…, inputs); gate_weight, up_weight: (hidden, inputs); without up_weight, gate_weight holds both: in halves of its rows, or
+    x: (…, inputs); gate_weight, up_weight: (hidden, inputs); without up_weight, gate_weight holds both: as halves of its rows, or
     interleaved. Shazeer (arXiv 2002.05202).
     """
     return gated_linear(x, gate_weight, up_weight, interleaved, F.silu)

@@ -1,4 +1,4 @@
-"""Losses from logits, none of which keeps probabilities."""
+"""Losses from logits. None of them materializes probabilities."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def loss_of(
     z_loss: float,
     softcap: float | None,
 ) -> Tensor:
-    """Cross entropy, with the square of the logsumexp of each row that counts, times z_loss, added to it."""
-    target = target.long() if target.dtype == torch.uint8 else target  # which no negative ignore_index is compared with
+    """Cross entropy, plus z_loss times the squared logsumexp of each row that is not ignored."""
+    target = target.long() if target.dtype == torch.uint8 else target  # so that a negative ignore_index compares correctly
     logits = capped(logits, softcap)
     loss = F.cross_entropy(logits, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
     if z_loss == 0.0:
         return loss
     classes = min(1, logits.dim() - 1)
-    if target.is_floating_point():  # probabilities, of which none is ignored
+    if target.is_floating_point():  # probabilities: no row is ignored
         squares = z_loss * torch.logsumexp(widened(logits), classes).square()
         return loss + (squares if reduction == "none" else squares.sum() if reduction == "sum" else squares.mean()).to(loss.dtype)
     counts = target != ignore_index
@@ -74,7 +74,7 @@ def cross_entropy(
 
     input: (rows, classes); target: (rows) of indices, or probabilities of the shape of input; weight: (classes); the rest as in
     `torch.nn.functional.cross_entropy`. softcap: x becomes cap·tanh(x/cap) first (Gemma Team, arXiv 2408.00118); z_loss:
-    Chowdhery et al., "PaLM" (arXiv 2204.02311). Neither pass keeps probabilities.
+    Chowdhery et al., "PaLM" (arXiv 2204.02311). Neither pass stores probabilities.
     """
     return loss_of(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap)
 

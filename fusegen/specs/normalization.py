@@ -1,4 +1,4 @@
-"""Norms along rows, the chains around them, and a norm's backward pass."""
+"""Row norms, the chains around them, and a norm's backward pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN = {"weight": None, "bias": None}
 def rms_normalized(
     x: Tensor, weight: Tensor | None, eps: float | None, zero_centered_gamma: bool = False, casting_mode: str = "none"
 ) -> Tensor:
-    """x/√(mean(x²) + ε)·weight over the last dim; the modes are those of Liger-Kernel.
+    """x/√(mean(x²) + ε)·weight over the last dim; the casting modes are Liger-Kernel's.
 
     Raises:
         ArgumentError: an unknown mode.
@@ -101,7 +101,7 @@ def rms_norm(
     """
     if tuple(normalized_shape) != (input.shape[-1],) and (return_statistics or zero_centered_gamma or casting_mode != "none"):
         raise ArgumentError(
-            f"normalized_shape={tuple(normalized_shape)} of rows of {input.shape[-1]}", hint="give the last dim alone"
+            f"normalized_shape={tuple(normalized_shape)} for rows of {input.shape[-1]}", hint="give only the last dim"
         )
     if return_statistics:
         return _with_statistics(input, weight, eps, zero_centered_gamma, casting_mode)
@@ -113,7 +113,7 @@ def rms_norm(
 def _with_statistics(
     x: Tensor, weight: Tensor | None, eps: float | None, zero_centered_gamma: bool, casting_mode: str
 ) -> tuple[Tensor, Tensor]:
-    """A norm and 1/√(mean(x²) + ε), of one sum: that of squares in float32."""
+    """Returns the norm and 1/√(mean(x²) + ε), both from one float32 sum of squares."""
     if casting_mode == "none":
         eps, casting_mode = torch.finfo(widened(x).dtype).eps if eps is None else eps, "gemma"
     normalized = rms_normalized(x, weight, eps, zero_centered_gamma, casting_mode)
@@ -211,7 +211,7 @@ def modulated_rms_norm(
 
 
 def modulated(x: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
-    """x·(1 + scale) + shift; one scale and shift a batch where they have a dim less than x."""
+    """x·(1 + scale) + shift; with one dim less than x, scale and shift apply per batch entry."""
     by_row = scale.dim() == x.dim()
     dims = "* positions features" if by_row else "* features"
     require_shapes(x=(x, "* positions features"), scale=(scale, dims), shift=(shift, dims))
@@ -253,8 +253,8 @@ def add_layer_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """h = dropout(x + x_bias, p) + residual; layer_norm(h)·weight + bias, and h
 
-    x, residual: (…, features); weight, bias, x_bias: (features); zero_centered_gamma: the factor is 1 + weight; post_norm: h is no
-    result, as where the residual stream goes through the norm; seed: of the mask, by default drawn from torch's generator.
+    x, residual: (…, features); weight, bias, x_bias: (features); zero_centered_gamma: the factor is 1 + weight; post_norm: h is not
+    returned, for models whose residual stream passes through the norm; seed: of the mask, by default from torch's generator.
     """
     h = summed(x, residual, x_bias, p, training, seed)
     weight = 1 + weight if zero_centered_gamma and weight is not None else weight
@@ -281,8 +281,8 @@ def add_rms_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """h = dropout(x + x_bias, p) + residual; rms_norm(h)·weight, and h
 
-    x, residual: (…, features); weight, x_bias: (features); zero_centered_gamma, casting_mode: as in `rms_norm`; post_norm: h is no
-    result; seed: of the mask, by default drawn from torch's generator. The residual stream of Llama-like models.
+    x, residual: (…, features); weight, x_bias: (features); zero_centered_gamma, casting_mode: as in `rms_norm`; post_norm: h is not
+    returned; seed: of the mask, by default from torch's generator. The residual stream of Llama-like models.
     """
     h = summed(x, residual, x_bias, p, training, seed)
     normalized = rms_normalized(h, weight, eps, zero_centered_gamma, casting_mode)
@@ -335,7 +335,7 @@ def layer_norm_gelu_dropout_add(
 ) -> Tensor:
     """dropout(gelu(layer_norm(x)·weight + bias), p) + residual
 
-    x, residual: (…, features); weight, bias: (features); approximate: as in `gelu`; seed: of the mask, by default drawn from
+    x, residual: (…, features); weight, bias: (features); approximate: as in `gelu`; seed: of the mask, by default from
     torch's generator.
     """
     require_shapes(x=(x, "*"), residual=(residual, "*"))
@@ -348,8 +348,8 @@ def layer_norm_gelu_dropout_add(
 def layer_norm_backward(x: Tensor, dy: Tensor, weight: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor, Tensor]:
     """dx = r·(g − mean(g) − x̂·mean(g·x̂)), dγ = Σ dy·x̂, dβ = Σ dy, with x̂ = (x − μ)·r and g = dy·γ
 
-    x, dy: (rows, features); weight: (features). Written by hand; mean and r are computed again from x, so that the forward
-    pass has to keep nothing else.
+    x, dy: (rows, features); weight: (features). Written by hand. The mean and r are recomputed from x, so that the forward
+    pass saves nothing else.
     """
     require_shapes(x=(x, "rows features"), dy=(dy, "rows features"), weight=(weight, "features"))
     centered = x - x.mean(-1, keepdim=True)
@@ -366,7 +366,7 @@ def layer_norm_invertible_backward(
     """dx, dγ and dβ of layer_norm from its result y, with x̂ = (y − β)/γ; True if an element of γ is 0, where there is no x̂
 
     y, dy: (rows, features); weight, bias: (features); rstd: (rows, 1) of float32. DeepSpeed's ``normalize_invertible``: the
-    input is not kept. The flag is on the device, so that it can be looked at when the host waits anyway.
+    input is not saved. The flag stays on the device, to be read when the host synchronizes anyway.
     """
     require_shapes(
         y=(y, "rows features"),
@@ -381,5 +381,5 @@ def layer_norm_invertible_backward(
 
 
 def _input_gradient(normalized: Tensor, rstd: Tensor, grad: Tensor) -> Tensor:
-    """r·(g − mean(g) − x̂·mean(g·x̂)): the gradient by the input of a norm."""
+    """r·(g − mean(g) − x̂·mean(g·x̂)): the gradient of a norm's input."""
     return rstd * (grad - grad.mean(-1, keepdim=True) - normalized * (grad * normalized).mean(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Results in 8 bits with their scales: of tensors, norms, activations and matmuls."""
+"""Quantization to 8 bits with scales: of tensors, norms, activations and matmuls."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FAMILY = SpecFamily("quantization")
 GRANULARITIES = ("per_tensor", "per_token", "per_group")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0, torch.int8: 127.0}
-"""The 8-bit dtypes, with the greatest number of each."""
+"""The largest finite value of each 8-bit dtype."""
 
 EPS = 1e-10
-"""The least largest magnitude: a tensor, row or group of zeros has the scale EPS / LARGEST, and its values are zeros."""
+"""Lower bound of max|x|: zeros have the scale EPS / LARGEST and remain zeros."""
 
 
 def quantized(
@@ -32,26 +32,26 @@ def quantized(
     group_size: int = 128,
     scale_ue8m0: bool = False,
 ) -> tuple[Tensor, ...]:
-    """x / scale in 8 bits, clamped to the greatest number of the dtype; and the scale, unless it was given.
+    """x / scale in 8 bits, clamped to the dtype's range, and the scale unless it was given.
 
     Args:
         x: (…, features) of floats.
-        granularity: what has one scale: "per_tensor", "per_token" (a row) or "per_group" (neighbours in a row).
-        dtype: float8_e4m3fn, float8_e5m2 or int8, which rounds to nearest even.
-        scale: of float32: () or (1) per tensor, (…, 1) per token, (…, features / group_size) per group. By default the largest
-            magnitude, EPS at least, over the greatest number of the dtype.
-        group_size: elements of a group.
-        scale_ue8m0: True if scales are rounded up to powers of two.
+        granularity: one scale "per_tensor", "per_token" (a row) or "per_group" (group_size neighbours in a row).
+        dtype: float8_e4m3fn, float8_e5m2 or int8, which rounds half to even.
+        scale: float32 of shape () or (1) per tensor, (…, 1) per token, (…, features / group_size) per group. By default
+            max(max|x|, EPS) over the dtype's largest value.
+        group_size: elements per group.
+        scale_ue8m0: True rounds scales up to powers of two.
 
     Returns:
-        The values, of the shape of x; and the scale where it was not given.
+        The values, of the shape of x; and the scale unless it was given.
 
     Raises:
         ArgumentError: an unknown granularity, another dtype, groups that do not divide a row, a scale of another shape.
     """
     largest = largest_of(dtype)
     if not x.dim():
-        raise ArgumentError("quantization of one number", hint="give a tensor with dims")
+        raise ArgumentError("quantization of a tensor without dims", hint="give a tensor with dims")
     wide = by_group(x.float(), granularity, group_size)
     if scale is not None:
         return (narrowed(*_raised(wide, dtype, aligned(scale, x, granularity, group_size))).reshape(x.shape),)
@@ -62,7 +62,7 @@ def quantized(
 
 
 def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
-    """x / scale in 8 bits, by the reciprocal of the scale, which broadcasts; clamped, so that nothing overflows.
+    """x / scale in 8 bits, computed with the reciprocal of the scale, and clamped against overflow.
 
     Raises:
         ArgumentError: another dtype.
@@ -73,28 +73,20 @@ def narrowed(x: Tensor, dtype: torch.dtype, scale: Tensor) -> Tensor:
 
 
 def _raised(x: Tensor, dtype: torch.dtype, scale: Tensor) -> tuple[Tensor, torch.dtype, Tensor]:
-    """The arguments of `narrowed` where the reciprocal of a scale that was given would overflow: both times a power of two."""
+    """Returns arguments of `narrowed`, with x and scale times a power of two if 1 / scale would overflow."""
     factor = torch.where(scale.abs() < 2.0**-100, 2.0**64, 1.0)
     return x * factor, dtype, scale * factor
 
 
 def largest_of(dtype: torch.dtype) -> float:
-    """The greatest number of an 8-bit dtype.
-
-    Raises:
-        ArgumentError: another dtype.
-    """
+    """Returns the largest finite value of an 8-bit dtype."""
     if dtype not in LARGEST:
         raise ArgumentError(f"quantization to {dtype}", hint="give torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8")
     return LARGEST[dtype]
 
 
 def by_group(x: Tensor, granularity: str, group_size: int) -> Tensor:
-    """x as it is, or (…, groups, group_size) if each group has a scale.
-
-    Raises:
-        ArgumentError: an unknown granularity, groups that do not divide a row.
-    """
+    """Returns x, or (…, groups, group_size) for scales per group."""
     if granularity not in GRANULARITIES:
         raise ArgumentError(f"no granularity is called {granularity!r}", hint="give 'per_tensor', 'per_token' or 'per_group'")
     if granularity != "per_group":
@@ -105,35 +97,27 @@ def by_group(x: Tensor, granularity: str, group_size: int) -> Tensor:
 
 
 def aligned(scale: Tensor, x: Tensor, granularity: str, group_size: int) -> Tensor:
-    """A scale that broadcasts to x as `by_group` gives it.
-
-    Raises:
-        ArgumentError: it has another shape than the granularity says.
-    """
+    """Checks a scale's shape, and returns it broadcastable to the result of `by_group`."""
     if not isinstance(scale, Tensor):
         raise ArgumentError(f"a scale that is a {type(scale).__name__}", hint="give a tensor: torch.tensor(0.5)")
     groups = x.shape[-1] // group_size if granularity == "per_group" else 1
     expected = () if granularity == "per_tensor" else (*x.shape[:-1], groups)
     if tuple(scale.shape) != expected and not (granularity == "per_tensor" and tuple(scale.shape) == (1,)):
-        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} {granularity}", hint=f"give one of shape {expected}")
+        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} for {granularity}", hint=f"give one of shape {expected}")
     return scale.unsqueeze(-1) if granularity == "per_group" else scale.float()
 
 
 def of_one(results: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    """The values alone where there is no scale beside them."""
+    """Unpacks a single result."""
     return results if len(results) > 1 else results[0]
 
 
 def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """Keys or values as a cache stores them: in 8 bits over their scale, in a wider dtype as they are.
+    """Converts keys or values to a cache's dtype; 8-bit ones are divided by their scale.
 
     Args:
         x: (…, kv_heads, channels).
-        dtype: of the cache.
-        scale: () or (kv_heads) of float32; 1 by default, for 8-bit floats.
-
-    Raises:
-        ArgumentError: int8 without a scale, a scale for a wider dtype, or of another shape.
+        scale: float32 of shape () or (kv_heads), only for 8 bits; 1 by default for 8-bit floats, required for int8.
     """
     if dtype not in LARGEST:
         if scale is not None:
@@ -143,32 +127,21 @@ def in_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
 
 
 def from_cache(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """Keys or values of a cache, (batch, kv_heads, keys, channels), in another dtype.
-
-    Args:
-        scale: as of `in_cache`.
-
-    Raises:
-        ArgumentError: as of `in_cache`.
-    """
+    """Converts cached keys or values, (batch, kv_heads, keys, channels), to a dtype; the scale is as in `in_cache`."""
     if x.dtype not in LARGEST and scale is None:
         return x
     return (x.float() * of_heads(scale, x.dtype, x.shape[1], x.device)[..., None, None]).to(dtype)
 
 
 def of_heads(scale: Tensor | None, dtype: torch.dtype, kv_heads: int, device: torch.device) -> Tensor:
-    """The scale of a cache of 8 bits: (1) or (kv_heads); 1 by default, for 8-bit floats.
-
-    Raises:
-        ArgumentError: int8 without a scale, another dtype, or a scale of another shape.
-    """
+    """Checks the scale of an 8-bit cache, and returns it as (1) or (kv_heads)."""
     largest_of(dtype)
     if scale is None and dtype == torch.int8:
         raise ArgumentError("a cache of int8 without a scale", hint="give k_scale and v_scale")
     if scale is None:
         return torch.ones(1, device=device)
     if tuple(scale.shape) not in ((), (1,), (kv_heads,)):
-        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} for {kv_heads} heads", hint="give one number, or one a head")
+        raise ArgumentError(f"a scale of shape {tuple(scale.shape)} for {kv_heads} heads", hint="give one number, or one per head")
     return scale.float().reshape(-1)
 
 
@@ -181,17 +154,16 @@ STATIC = {"granularity": "per_tensor", "scale": scales("")}
 
 
 def tensors(**shapes: str) -> dict[str, SpecOperand]:
-    """Operands of the spec's dtype."""
     return {name: tensor(shape) for name, shape in shapes.items()}
 
 
 def grouped(**shapes: str) -> dict[str, SpecOperand]:
-    """Operands whose features are groups."""
+    """Operands with features as groups·group."""
     return {name: tensor(shape.replace("features", "groups*group")) for name, shape in shapes.items()}
 
 
 def variants(**shapes: str) -> VariantOperands:
-    """The ways to quantize, of operands of these shapes."""
+    """Returns the quantization variants for operands of these shapes."""
     per_group = {**grouped(**shapes), **PER_GROUP}
     return {
         "static": STATIC,
@@ -230,7 +202,7 @@ def quantize(
 ) -> Tensor | tuple[Tensor, ...]:
     """clamp(x / scale) in 8 bits, and scale = max|x| / the greatest number of the dtype, unless it is given
 
-    input: (…, features); granularity: what has one scale: "per_tensor", "per_token" (a row) or "per_group" (group_size neighbours
+    input: (…, features); granularity: one scale "per_tensor", "per_token" (a row) or "per_group" (group_size neighbours
     in a row); quant_dtype: torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8; scale: float32, of the shape (), (…, 1) or (…,
     features/group_size); scale_ue8m0: scales are rounded up to powers of two. Zeros have the scale of max|x| = 1e-10. Micikevicius
     et al., "FP8 Formats for Deep Learning" (arXiv 2209.05433); groups: DeepSeek-V3 (arXiv 2412.19437).
@@ -283,7 +255,7 @@ def layer_norm_quant(
 ) -> Tensor | tuple[Tensor, ...]:
     """quantize(layer_norm(x)·weight + bias)
 
-    input: (…, features); weight, bias: (features); scale and the settings behind eps: as in `quantize`.
+    input: (…, features); weight, bias: (features); scale and the arguments after eps: as in `quantize`.
     TransformerEngine's ``layernorm_fwd`` with a quantizer.
     """
     normalized = F.layer_norm(input, (input.shape[-1],), weight, bias, eps)
@@ -316,7 +288,7 @@ def rms_norm_quant(
 ) -> Tensor | tuple[Tensor, ...]:
     """quantize(rms_norm(x)·weight)
 
-    input: (…, features); weight: (features); scale and the settings behind eps: as in `quantize`;
+    input: (…, features); weight: (features); scale and the arguments after eps: as in `quantize`;
     zero_centered_gamma, casting_mode: as in `rms_norm`. vLLM's ``rms_norm_static_fp8_quant`` and
     ``rms_norm_dynamic_per_token_quant``.
     """
@@ -344,7 +316,7 @@ def add_layer_norm_quant(
 ) -> tuple[Tensor, ...]:
     """h = x + residual; quantize(layer_norm(h)·weight + bias), and h
 
-    x, residual: (…, features); weight, bias: (features); scale and the settings behind eps: as in `quantize`. The results are the
+    x, residual: (…, features); weight, bias: (features); scale and the arguments after eps: as in `quantize`. The results are the
     values, the scale unless it is given, and h.
     """
     require_shapes(x=(x, "*"), residual=(residual, "*"))
@@ -375,7 +347,7 @@ def add_rms_norm_quant(
 ) -> tuple[Tensor, ...]:
     """h = x + residual; quantize(rms_norm(h)·weight), and h
 
-    x, residual: (…, features); weight: (features); scale and the settings behind eps: as in `quantize`; zero_centered_gamma,
+    x, residual: (…, features); weight: (features); scale and the arguments after eps: as in `quantize`; zero_centered_gamma,
     casting_mode: as in `rms_norm`. The results are the values, the scale unless it is given, and h. FlashInfer's
     ``fused_add_rmsnorm_quant``.
     """
@@ -465,7 +437,7 @@ def linear_quant(
     quant_dtype: as in `quantize`.
     """
     if scale is None:
-        raise ArgumentError("a matmul in 8 bits without a scale", hint="give one, or quantize(linear(x)) in two launches")
+        raise ArgumentError("linear_quant without a scale", hint="give one, or call quantize(linear(x)) in two launches")
     require_shapes(weight=(weight, "outputs inputs"), bias=(bias, "outputs"))
     y = activate(F.linear(input, weight, bias), activation)
     return quantized(y, "per_tensor", quant_dtype, scale)[0]

@@ -24,24 +24,20 @@ PARTIAL = {"q": tensor("batch heads positions 4*pairs"), "k": tensor("batch kv_h
 
 
 def require_heads(q: Tensor, k: Tensor) -> None:
-    """Checks that queries and keys are of the same batch, positions and channels.
-
-    Raises:
-        ArgumentError: they are not.
-    """
+    """Requires equal batch, positions and channels of queries and keys."""
     require_shapes(q=(q, "batch heads positions channels"), k=(k, "batch kv_heads positions channels"))
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Rotates the first channels of x: pairs that lie half of them apart, or beside each other.
+    """Rotates the first channels of x: as pairs of their two halves, or as interleaved pairs.
 
     Args:
         x: (batch, heads, positions, channels).
-        cos, sin: (positions, r) or (batch or 1, positions, r), where r channels are rotated; r/2 if they are interleaved.
-            Wider ones, as float32, leave the result in the dtype of x.
+        cos, sin: (positions, r) or (batch or 1, positions, r) for r rotated channels; r/2 if they are interleaved.
+            Float32 tables leave the result in the dtype of x.
 
     Raises:
-        ArgumentError: cos and sin are not of as many pairs of channels.
+        ArgumentError: the tables' sizes do not match the channels.
     """
     dims = "positions numbers"
     if cos.dim() == 3:
@@ -52,7 +48,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
     count = cos.shape[-1] * (2 if interleaved else 1)
     if count % 2 or count > x.shape[-1]:
         what = f"cos and sin of {cos.shape[-1]} numbers a position for {x.shape[-1]} channels"
-        raise ArgumentError(what, hint="give r numbers, r even and at most the channels; r/2 where pairs are interleaved")
+        raise ArgumentError(what, hint="give r numbers, r even and at most the channels; r/2 if interleaved")
     turned, rest = x[..., :count], x[..., count:]
     if interleaved:
         a, b = turned[..., ::2], turned[..., 1::2]
@@ -76,7 +72,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = F
     q: (batch, heads, positions, channels); k: (batch, kv_heads, positions, channels); cos, sin: (positions, r) or (batch or 1,
     positions, r), where the first r channels are rotated and each pair is r/2 channels apart, as in `transformers`;
     interleaved: pairs are neighbours, and cos and sin have r/2 numbers a position, as in GPT-J. The results have the dtypes of q
-    and k, also where cos and sin are float32. Su et al., "RoFormer" (arXiv 2104.09864).
+    and k, even if cos and sin are float32. Su et al., "RoFormer" (arXiv 2104.09864).
     """
     require_heads(q, k)
     return rotated(q, cos, sin, interleaved), rotated(k, cos, sin, interleaved)
@@ -98,7 +94,7 @@ POSITION_IDS = {**QK, "position_ids": indices("batch positions", below="position
 
 
 def _sections(dims: tuple[int, ...], _dtype: torch.dtype, _sizes: NamedSizes) -> tuple[int, ...]:
-    """A quarter of the pairs, and the halves of the others, as Qwen2-VL has it."""
+    """Returns a quarter of the pairs and the remainder's halves, as in Qwen2-VL."""
     (pairs,) = dims
     return pairs // 4, (pairs - pairs // 4) // 2, pairs - pairs // 4 - (pairs - pairs // 4) // 2
 
@@ -140,8 +136,8 @@ def rotary_position_ids(
 
     q, k, interleaved: as in `rotary`; position_ids: (batch or 1, positions) of integers; scaling: None, "linear" (positions over
     factor), "llama3" (`factor`, `low`, `high` as its ``low_freq_factor`` and ``high_freq_factor``), or "yarn" (`factor`,
-    `beta_fast`, `beta_slow`), the last two with the length that the model was trained with; rotary_dim: how many of the first
-    channels are rotated, by default all. Peng et al., "YaRN" (arXiv 2309.00071). mrope_section: numbers of pairs, which turn by
+    `beta_fast`, `beta_slow`), the last two with the length of the model's training; rotary_dim: the number of leading
+    channels that are rotated, by default all. Peng et al., "YaRN" (arXiv 2309.00071). mrope_section: numbers of pairs, rotated by
     the positions along the first, second, … axis of position_ids: (axes, batch, positions). Wang et al., "Qwen2-VL" (arXiv
     2409.12191).
     """
@@ -194,11 +190,11 @@ def _cos_sin(
     rotary_dim: int | None,
     mrope_section: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor]:
-    """The arguments of `rotated`, of the settings of `rotary_position_ids`.
+    """Returns the tables of `rotated` for the arguments of `rotary_position_ids`.
 
     Raises:
-        ArgumentError: an odd number of channels, an unknown scaling, a factor without one or that is not positive, a base that
-            has no powers, sections that are not those of all pairs and axes, axes without sections.
+        ArgumentError: an odd number of channels, an unknown scaling, a factor without a scaling or not positive, an invalid base,
+            sections that do not add up to the pairs or match the axes, axes without sections.
     """
     channels = q.shape[-1] if rotary_dim is None else rotary_dim
     if scaling is not None and factor <= 0:
@@ -209,7 +205,7 @@ def _cos_sin(
         raise ArgumentError(f"base={base}", hint="give a number over 1, such as 10000.0")
     if mrope_section is None and position_ids.dim() > 2:
         what = f"position_ids of shape {tuple(position_ids.shape)} without mrope_section"
-        raise ArgumentError(what, hint="give (batch, positions), or how many pairs turn by each axis")
+        raise ArgumentError(what, hint="give (batch, positions), or the number of pairs for each axis")
     if channels % 2 or not 0 < channels <= q.shape[-1]:
         raise ArgumentError(f"rotary_dim={channels} of {q.shape[-1]} channels", hint=f"give an even number from 2 to {q.shape[-1]}")
     exponents = torch.arange(0, channels, 2, dtype=torch.int64, device=q.device).float() / channels
@@ -231,11 +227,11 @@ def _cos_sin(
 
 
 def _by_section(positions: Tensor, sections: Sequence[int], pairs: int) -> Tensor:
-    """The position that each pair turns by, (batch, positions, pairs), of (axes, batch, positions, 1)."""
+    """Returns the position of each pair, (batch, positions, pairs), from (axes, batch, positions, 1)."""
     if sum(sections) != pairs or min(sections) < 0 or positions.dim() != 4 or positions.shape[0] != len(sections):
         what = f"mrope_section={tuple(sections)} for {pairs} pairs and position_ids of shape {tuple(positions.shape[:-1])}"
         raise ArgumentError(
-            what, hint="give numbers that add up to the pairs, one an axis of position_ids: (axes, batch, positions)"
+            what, hint="give numbers that add up to the pairs, one per axis of position_ids: (axes, batch, positions)"
         )
     pair, axes = torch.arange(pairs, device=positions.device), positions.unbind()
     found = axes[-1]
@@ -245,7 +241,7 @@ def _by_section(positions: Tensor, sections: Sequence[int], pairs: int) -> Tenso
 
 
 def _llama3(frequencies: Tensor, factor: float, low: float, high: float, length: int) -> Tensor:
-    """Low frequencies over the factor, high ones as they are, a mixture between them (Llama 3.1)."""
+    """Divides low frequencies by the factor, leaves high ones, and interpolates between (Llama 3.1)."""
     wave = 2 * math.pi / frequencies
     smooth = (length / wave - low) / (high - low)
     mixed = (1 - smooth) * frequencies / factor + smooth * frequencies
@@ -254,7 +250,7 @@ def _llama3(frequencies: Tensor, factor: float, low: float, high: float, length:
 
 
 def _yarn(frequencies: Tensor, channels: int, base: float, factor: float, length: int, fast: float, slow: float) -> Tensor:
-    """Interpolates between frequencies and frequencies over the factor, by the turns that a pair makes in the trained length."""
+    """Interpolates between frequencies and frequencies/factor by the turns of a pair within the trained length."""
 
     def pair_of(turns: float) -> float:
         return channels * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))

@@ -1,4 +1,4 @@
-"""Choices of a few of a row: the greatest, the experts of a mixture (MoE), and the next token of each request."""
+"""Selections from rows: top-k, mixture-of-experts (MoE) routing, and sampling of next tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILY = SpecFamily("selection")
 
 SIZES = {"rows": 8192, "experts": 64}
 _LEAST_SUM = 1e-20
-"""Added to sums of scores, which may all be 0, as DeepSeek-V3 does."""
+"""Added to sums of scores against division by 0, as in DeepSeek-V3."""
 
 DEEPSEEK_V3 = {"scoring": "sigmoid", "bias": tensor("experts"), "scale": 2.5}
 
@@ -26,8 +26,8 @@ DEEPSEEK_V3 = {"scoring": "sigmoid", "bias": tensor("experts"), "scale": 2.5}
 def topk(input: Tensor, k: fg.Static[int], largest: bool = True) -> tuple[Tensor, Tensor]:
     """The k greatest of each row, or the least, in order, and their indices
 
-    input: (…, features). Up to 16 of at most 4096 are found by the kernel that computes the row, the first of equal ones first;
-    others by torch, which does not say of equal ones which it takes.
+    input: (…, features). For k up to 16 of at most 4096 the kernel that computes the row selects, the first of equal ones first.
+    Otherwise torch does; its order of equal ones is undefined.
     """
     values, indices = input.topk(k, largest=largest)
     return values, indices
@@ -58,10 +58,10 @@ def moe_router(
 ) -> tuple[Tensor, Tensor]:
     """The k greatest of softmax(logits) over their sum, and which experts they are of
 
-    logits: (tokens, experts); renormalize: False leaves out the sum; scoring: "sigmoid" in place of "softmax"; bias: (experts),
-    added where experts are compared, not to their weights; scale: of the weights; groups: of which the experts of `chosen_groups`
-    alone are compared, those with the greatest sums of two. DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section
-    2.1.2. Softmax leaves the order as it is, so that the weights are those of the k greatest logits, as in Mixtral (2401.04088).
+    logits: (tokens, experts); renormalize: False omits the division by the sum; scoring: "softmax" or "sigmoid"; bias: (experts),
+    added for the selection only, not to the weights; scale: of the weights; groups: only experts of the `chosen_groups` with the
+    greatest sums of their top two are selected. DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section
+    2.1.2. Softmax preserves the order, so that the weights are those of the k greatest logits, as in Mixtral (2401.04088).
     """
     require_shapes(logits=(logits, "tokens experts"), bias=(bias, "experts"))
     experts, wide = logits.shape[-1], widened(logits)
@@ -74,7 +74,7 @@ def moe_router(
         weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM) if renormalize else weights
     elif scoring == "softmax":
         if bias is not None or groups != 1 or chosen_groups != 1:
-            raise ArgumentError("a bias or groups beside softmax", hint='give scoring="sigmoid"')
+            raise ArgumentError("a bias or groups with softmax", hint='give scoring="sigmoid"')
         values, indices = wide.topk(k)
         weights = values.softmax(-1) if renormalize else (values - wide.logsumexp(-1, keepdim=True)).exp()
     else:
@@ -83,14 +83,10 @@ def moe_router(
 
 
 def _limited(scores: Tensor, k: int, groups: int, chosen: int) -> Tensor:
-    """Scores of (tokens, experts), minus infinity but in the groups with the greatest sums of two.
-
-    Raises:
-        ArgumentError: groups that do not divide the experts or have less than two, or too few chosen ones for k experts.
-    """
+    """Masks scores, (tokens, experts), with -inf outside the groups with the greatest sums of their top two."""
     experts = scores.shape[-1]
     if groups != 1 and (groups < 1 or experts % groups or experts < 2 * groups):
-        raise ArgumentError(f"groups={groups} of {experts} experts", hint="give a divisor of the experts, with two or more a group")
+        raise ArgumentError(f"groups={groups} of {experts} experts", hint="give a divisor of the experts, with two or more each")
     if not 1 <= chosen <= groups or k > chosen * (experts // groups):
         hint = f"give a number from 1 to {groups}, whose groups have k experts"
         raise ArgumentError(f"chosen_groups={chosen} of {groups} groups of {experts // groups} experts for k={k}", hint=hint)
@@ -108,7 +104,7 @@ _GOLDEN = -0x61C8864680B583EB
 """2^64 over the golden ratio, as a signed number."""
 
 _COLDEST = 1e-30
-"""The least temperature that logits are divided by; they would overflow by lower ones."""
+"""The lowest temperature that divides logits; lower ones would overflow."""
 
 PENALTIES = {
     "counts": indices("rows vocabulary", below="3"),
@@ -155,13 +151,13 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """A token drawn from softmax(logits/temperature), cut to its top k, top p and min p, and its logarithm of softmax(logits)
 
-    logits: (requests, vocabulary); all others (requests, 1), but for counts: (requests, vocabulary), how often each token occurred,
-    by which it is penalized (repetition: Keskar et al., arXiv 1909.05858). temperature: without one, or below 1e-30, the most
-    likely token is taken. seeds: integers, of which a request's draw is a function; without them torch's generator draws. top_k:
-    how many tokens are left, all of them by 0 or −1; top_p: up to which probability, with the token that reaches it (Holtzman et
-    al., arXiv 1904.09751); min_p: which share of the greatest probability, from 0 to 1, is the least (arXiv 2407.01082). The
-    logarithm is the model's, before penalties, temperature and cuts, as vLLM's ``raw_logprobs``. Drawn as the greatest of p/e, e
-    exponential (Gumbel-max). Top k and top p sort the row, by torch.
+    logits: (requests, vocabulary); counts: (requests, vocabulary), occurrences of each token, for the penalties (repetition: Keskar
+    et al., arXiv 1909.05858); all others: (requests, 1). temperature: None, or below 1e-30, takes the most likely token. seeds:
+    integers that determine each request's draw; None draws from torch's generator. top_k: number of tokens kept, 0 or −1 for all.
+    top_p: cumulative probability kept, including the token that reaches it (Holtzman et al., arXiv 1904.09751). min_p: the lowest
+    probability kept, as a fraction of the greatest, from 0 to 1 (arXiv 2407.01082). The returned logarithm is the model's, before
+    penalties, temperature and cuts, as vLLM's ``raw_logprobs``. The token is the argmax of p/e for exponential e (Gumbel-max).
+    Top k and top p sort the row with torch.
     """
     columns = {"temperature": temperature, "seeds": seeds, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     columns |= {"repetition": repetition, "presence": presence, "frequency": frequency}
@@ -189,13 +185,13 @@ def sample(
 
 
 def _exponential(seeds: Tensor, tokens: Tensor) -> Tensor:
-    """Exponential numbers of a seed and a token. What is mixed is never 0 for all seeds or tokens, of which the mixture is 0."""
+    """Exponential numbers from a seed and a token. Offsets keep seed 0 and token 0 away from 0, a fixed point of SplitMix64."""
     bits = _mixed(_mixed(seeds.long() + _GOLDEN) + (tokens + 1) * _GOLDEN)
     return -torch.log1p(((bits >> 24 & (1 << 40) - 1).float() + 0.5) * -(2.0**-40))
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """SplitMix64 of 64 bits: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (2014)."""
+    """SplitMix64: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (2014)."""
     x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31 & (1 << 33) - 1)
@@ -204,7 +200,7 @@ def _mixed(x: Tensor) -> Tensor:
 def _penalized(
     logits: Tensor, counts: Tensor | None, repetition: Tensor | None, presence: Tensor | None, frequency: Tensor | None
 ) -> Tensor:
-    """Logits of tokens that occurred, divided or multiplied so that they fall, less a number, and less another for each time."""
+    """Lowers the logits of tokens that occurred: by the repetition factor, the frequency per occurrence, and the presence."""
     if counts is None:
         return logits
     occurred = counts > 0
@@ -216,7 +212,7 @@ def _penalized(
 
 
 def _cut(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | None) -> Tensor:
-    """Logits, minus infinity where a token is left out; for top_k and top_p they are sorted."""
+    """Sets logits of excluded tokens to -inf; top_k and top_p require sorted logits."""
     if top_k is not None:
         is_out = torch.arange(logits.shape[-1], device=logits.device) >= top_k
         logits = logits.masked_fill(is_out & (top_k > 0), -math.inf)

@@ -20,7 +20,7 @@ TEMPERATURE: VariantOperands = {"temperature": {"temperature": 0.7}, "temperatur
 
 
 def cooled(x: Tensor, temperature: float | Tensor) -> Tensor:
-    """x/temperature, which is x where the temperature is the number 1."""
+    """x/temperature; x if the temperature is the number 1."""
     if isinstance(temperature, Tensor):
         require_broadcast("temperature", temperature, x)
         return x / temperature
@@ -32,7 +32,7 @@ def cooled(x: Tensor, temperature: float | Tensor) -> Tensor:
 def softmax(input: Tensor, dim: int = -1, temperature: float | Tensor = 1.0) -> Tensor:
     """exp(x − max(x))/Σ exp(x − max(x)) along a dim, with x divided by the temperature
 
-    input: any shape; temperature: a number, or a tensor of a shape that broadcasts: (rows, 1) has one a row.
+    input: any shape; temperature: a number, or a tensor that broadcasts: (rows, 1) has one per row.
     """
     return torch.softmax(cooled(input, temperature), dim)
 
@@ -42,7 +42,7 @@ def softmax(input: Tensor, dim: int = -1, temperature: float | Tensor = 1.0) -> 
 def log_softmax(input: Tensor, dim: int = -1, temperature: float | Tensor = 1.0) -> Tensor:
     """x − max(x) − log Σ exp(x − max(x)) along a dim, with x divided by the temperature
 
-    input: any shape; temperature: a number, or a tensor of a shape that broadcasts: (rows, 1) has one a row.
+    input: any shape; temperature: a number, or a tensor that broadcasts: (rows, 1) has one per row.
     """
     return F.log_softmax(cooled(input, temperature), dim)
 
@@ -83,9 +83,9 @@ def scale_mask_softmax(
 ) -> Tensor:
     """dropout(softmax(scale·scores + mask), p)
 
-    scores: (batch, heads, queries, keys); mask: floats that are added, or booleans that are True where a key is seen, of a
+    scores: (batch, heads, queries, keys); mask: floats to add, or booleans that are True where a key is seen, of a
     shape that broadcasts; is_causal: query i sees the keys up to i; softcap: scores become cap·tanh(scale·scores/cap), before
-    the mask; seed: of the dropout mask, by default drawn from torch's generator. A row without any key gives NaN, as softmax
+    the mask; seed: of the dropout mask, by default from torch's generator. A row without any key gives NaN, as softmax
     does.
     """
     scores = capped(scores * scale, softcap)

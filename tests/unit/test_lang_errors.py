@@ -33,17 +33,17 @@ SHAPES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x + x[:, :3], "do not broadcast"),
     (lambda x: x @ x, "matmul of"),
     (lambda x: F.layer_norm(x, (7,)), "normalized_shape"),
-    (lambda x: x.permute(0, 0), "no order"),
+    (lambda x: x.permute(0, 0), "not a permutation"),
     (lambda x: F.pad(x, (1, 1, 1)), "3 numbers"),
     (lambda x: torch.einsum("ijk->i", x), "names 3 of 2 dims"),
     (lambda x: torch.einsum("ii->i", x), "the letter 'i' for dims of"),
     (lambda x: F.glu(x[:, :7]), "glu"),
-    (lambda x: F.batch_norm(x[:1], None, None, training=True), "one value a channel"),
+    (lambda x: F.batch_norm(x[:1], None, None, training=True), "one value per channel"),
     (lambda x: torch.dot(x, x), "dot of"),
     (lambda x: x[..., ...], "several ellipses"),
     (lambda x: x.movedim(0, (1,)), "movedim of 0 to (1,)"),
     (lambda x: x.tile(-1), "repeat (-1,) times"),
-    (lambda x: torch.linalg.norm(x, None, ()), "along no dim"),
+    (lambda x: torch.linalg.norm(x, None, ()), "norm without dims"),
 ]
 CAUGHT: list[Callable[..., Any]] = [
     lambda x, y: x.reshape(3, -1),
@@ -95,7 +95,7 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x.int().mean(), "mean of"),
     (lambda x: (x > 0) - (x > 1), "subtraction of bools"),
     (lambda x: -(x > 0), "neg of bool"),
-    (lambda x: x & 3, "bits are those of integers"),
+    (lambda x: x & 3, "bit operations take integers"),
     (lambda x: x.norm(p="nuc"), "ord='nuc'"),
     (lambda x: torch.einsum("ij->ii", x), "is not supported"),
     (lambda x: F.batch_norm(x, x[0], x[0], training=True), "writes to its running statistics"),
@@ -105,7 +105,7 @@ VALUES: list[tuple[Callable[..., Any], str]] = [
     (lambda x: F.gelu(x, approximate="other"), "approximate='other'"),
     (lambda x: F.leaky_relu(x, "0.1"), "negative_slope is a str"),
     (lambda x: F.softmax(x, dim=None, _stacklevel=0), "without dim"),
-    (lambda x: F.dropout(x, 1.5), "between 0 and 1"),
+    (lambda x: F.dropout(x, 1.5), "not in [0, 1]"),
     (lambda x: fg.dropout(x, 0.5, seed=2.0), "a seed of float"),
     (lambda x: x.to("cuda"), "cannot move"),
     (lambda x: x + torch.arange(0, 4, -1), "arange from 0 to 4 with the step -1"),
@@ -150,7 +150,7 @@ def test_what_is_no_dim() -> None:
         with case(number):
             with pytest.raises((TypeError, RuntimeError)):
                 NO_DIMS[number](X)
-            refused(NO_DIMS[number], X, error=TraceError, says="is no dim")
+            refused(NO_DIMS[number], X, error=TraceError, says="is not an int")
 
 
 def test_what_cannot_be_known_or_means_nothing() -> None:

@@ -126,8 +126,8 @@ def refused() -> dict[str, Callable[[], object]]:
         "a packed gate of 3 features": lambda: ops.glu(randn(3, 3), interleaved=True),
         "interleaved pairs along dim=0": lambda: ops.glu(randn(4, 3), 0, interleaved=True),
         "up of shape (1, 8)": lambda: ops.swiglu(row, row[:1]),
-        "interleaved=True beside up": lambda: ops.swiglu(row, row, interleaved=True),
-        "a norm_bias beside RMSNorm": lambda: ops.layer_norm_mlp(
+        "interleaved=True with up": lambda: ops.swiglu(row, row, interleaved=True),
+        "a norm_bias with RMSNorm": lambda: ops.layer_norm_mlp(
             row, None, weight[0], weight, None, weight, None, normalization="RMSNorm"
         ),
         "up of type float": lambda: ops.swiglu(row, 2.0),
@@ -135,7 +135,7 @@ def refused() -> dict[str, Callable[[], object]]:
         "cos of shape (1, 8)": lambda: ops.rotary(q, q, randn(1, 8), randn(1, 8)),
         "shift of shape (2, 8)": lambda: ops.modulated_layer_norm(x, x, row),
         "shift of shape (2, 3, 8)": lambda: ops.modulated_rms_norm(x, row, x),
-        "a bias beside k_weight": lambda: ops.qkv_linear(x, weight, weight[0], heads=2, k_weight=part, v_weight=part),
+        "a bias with k_weight": lambda: ops.qkv_linear(x, weight, weight[0], heads=2, k_weight=part, v_weight=part),
         "heads=2 and kv_heads=7": lambda: ops.qkv_linear(x, weight, heads=2, kv_heads=7, k_weight=part, v_weight=part),
         "k_weight or v_weight alone": lambda: ops.qkv_linear(x, randn(24, 8), heads=2, k_weight=part),
         "bias of shape (1)": lambda: ops.linear(x, weight, weight[0, :1]),

@@ -1,4 +1,4 @@
-"""The meaning of each torch function in the graph, by torch's own chapters. Importing this package fills the registry."""
+"""Handlers that trace torch functions, grouped as in torch's documentation. Importing this package registers them."""
 
 from fusegen.trace.functions import (
     arrangements,

@@ -1,4 +1,4 @@
-"""Attention, as torch has it: over heads, and as the whole of torch's own layer."""
+"""Attention: torch's `scaled_dot_product_attention`, and the function that `torch.nn.MultiheadAttention` calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fusegen.ir.symbolic import literal, same, simplify_dim
 from fusegen.trace import registry
 from fusegen.trace.functions import creation, pointwise
 from fusegen.trace.functions.arrangements import repeat_interleave
-from fusegen.trace.functions.common import cast, dtype_of, floats, tracer_of
+from fusegen.trace.functions.common import cast, dtype_of, require_float, tracer_of
 from fusegen.trace.functions.products import matmul, scaled
-from fusegen.trace.functions.random import dropped
+from fusegen.trace.functions.random import apply_dropout
 from fusegen.trace.functions.views import require_shape, transpose, unsqueeze
 from fusegen.trace.modes import autocasted
 from fusegen.trace.registry import implements
@@ -36,11 +36,11 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> TracedTensor:
-    """dropout(softmax(scale * q @ k.mT + mask)) @ v, as torch documents it."""
-    query = floats("scaled_dot_product_attention", query)
+    """dropout(softmax(scale * q @ k.mT + mask)) @ v."""
+    query = require_float("scaled_dot_product_attention", query)
     if enable_gqa:
-        key, value = (_for_each_head(x, query) for x in (key, value))
-    factor = 1 / math.sqrt(_literal_width(query)) if scale is None else scale
+        key, value = (_repeated_heads(x, query) for x in (key, value))
+    factor = 1 / math.sqrt(_head_dim(query)) if scale is None else scale
     scores = scaled(matmul(query, transpose(key, -2, -1)), factor)
     if is_causal and attn_mask is not None:
         raise TraceError("scaled_dot_product_attention with attn_mask and is_causal", hint="put both into the mask")
@@ -52,24 +52,24 @@ def scaled_dot_product_attention(
     return matmul(_dropped(cast(weights, query.dtype), dropout_p), value)
 
 
-def _for_each_head(x: TracedTensor, query: TracedTensor) -> TracedTensor:
-    """Keys or values of (…, heads, position, channel), each head as often as heads of queries read it, one after the other."""
+def _repeated_heads(x: TracedTensor, query: TracedTensor) -> TracedTensor:
+    """Repeats the heads of keys or values, (..., heads, position, channel), for the heads of queries (GQA)."""
     for dim in (x._node.shape[-3], query._node.shape[-3]):
         query._tracer.require_literal(dim)
-    own, wanted = literal(x._node.shape[-3]), literal(query._node.shape[-3])
-    if own is None or wanted is None or wanted % own:
-        what = f"scaled_dot_product_attention with enable_gqa: {query.shape[-3]} heads of queries, {x.shape[-3]} of keys or values"
-        raise ShapeError(what, hint="use literal numbers of heads, the first a multiple of the second")
-    return repeat_interleave(x, wanted // own, -3)
+    heads, query_heads = literal(x._node.shape[-3]), literal(query._node.shape[-3])
+    if heads is None or query_heads is None or query_heads % heads:
+        message = f"scaled_dot_product_attention with enable_gqa: {query.shape[-3]} query heads, {x.shape[-3]} of keys or values"
+        raise ShapeError(message, hint="use literal numbers of heads, the first a multiple of the second")
+    return repeat_interleave(x, query_heads // heads, -3)
 
 
-def _literal_width(query: TracedTensor) -> int:
-    """The head dim, by which queries are scaled: another one is another program."""
+def _head_dim(query: TracedTensor) -> int:
+    """Returns the head dim, which sets the default scale, and specializes the trace to it."""
     query._tracer.require_literal(query._node.shape[-1])
-    width = literal(query._node.shape[-1])
-    if width is None:
+    head_dim = literal(query._node.shape[-1])
+    if head_dim is None:
         raise UnsupportedError("the head dim must be literal", hint="pass scale=")
-    return width
+    return head_dim
 
 
 def _causal(scores: TracedTensor) -> TracedTensor:
@@ -79,20 +79,18 @@ def _causal(scores: TracedTensor) -> TracedTensor:
 
 
 def _masked(scores: TracedTensor, mask: Any) -> TracedTensor:
-    """The scores where a mask is True, else minus infinity; plus a mask of floats, which may be wider than they are.
-
-    Raises:
-        TraceError: the mask is neither of bools, nor of float32, nor of the scores' dtype.
-        ShapeError: it does not broadcast to the scores.
-    """
+    """Scores with a mask applied: -inf where a bool mask is False; a float mask, of float32 or the scores' dtype, is added."""
     lifted = scores._tracer.lift(mask)
     if lifted.dtype not in (torch.bool, torch.float32, scores.dtype):
-        what = f"an attention mask of {dtype_of(lifted)} for queries of {dtype_of(scores)}"
-        raise TraceError(what, hint="use bool, float32 or the queries' dtype")
-    own, given = scores._node.shape, lifted._node.shape
-    if len(given) > len(own) or any(same(o, 1) and not same(g, 1) for o, g in zip(own[::-1], given[::-1], strict=False)):
+        message = f"an attention mask of {dtype_of(lifted)} for queries of {dtype_of(scores)}"
+        raise TraceError(message, hint="use bool, float32 or the queries' dtype")
+    shape, mask_shape = scores._node.shape, lifted._node.shape
+    if len(mask_shape) > len(shape) or any(
+        same(s, 1) and not same(m, 1) for s, m in zip(shape[::-1], mask_shape[::-1], strict=False)
+    ):
         raise ShapeError(
-            f"an attention mask of {shape_text(given)} for scores of {shape_text(own)}", hint="give one that broadcasts to them"
+            f"an attention mask of {shape_text(mask_shape)} for scores of {shape_text(shape)}",
+            hint="give one that broadcasts to them",
         )
     if lifted.dtype is torch.bool:
         return pointwise.where(lifted, scores, -math.inf)
@@ -127,8 +125,8 @@ def multi_head_attention_forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[TracedTensor, TracedTensor | None]:
-    """The function that `torch.nn.MultiheadAttention` calls, as torch documents it: positions come before the batch."""
-    if add_zero_attn or any(given is not None for given in (bias_k, bias_v, static_k, static_v)):
+    """The implementation of `torch.nn.MultiheadAttention`; positions precede the batch dim."""
+    if add_zero_attn or any(argument is not None for argument in (bias_k, bias_v, static_k, static_v)):
         raise TraceError("multi_head_attention_forward: bias_k, bias_v, add_zero_attn, static_k and static_v are not supported yet")
     dropout_p = dropout_p if training else 0.0
     if is_causal and attn_mask is None:
@@ -136,75 +134,77 @@ def multi_head_attention_forward(
     tracer = tracer_of(query, key, value)
     query, key, value = (tracer.lift(x) for x in (query, key, value))
     if query.shape[-1] != embed_dim_to_check or embed_dim_to_check % num_heads:
-        raise ShapeError(f"multi_head_attention_forward: {num_heads} heads of {query.shape[-1]}, of {embed_dim_to_check} expected")
+        raise ShapeError(
+            f"multi_head_attention_forward: {query.shape[-1]} features for embed_dim {embed_dim_to_check} and {num_heads} heads"
+        )
     batched = query.ndim == 3
     inputs = [x if batched else unsqueeze(x, 1) for x in (query, key, value)]
     weights = [q_proj_weight, k_proj_weight, v_proj_weight] if use_separate_proj_weight else in_proj_weight
-    q, k, v = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in _projected(inputs, weights, in_proj_bias))
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in _project(inputs, weights, in_proj_bias))
     skips_mask = is_causal and key_padding_mask is None and not need_weights
-    mask = None if skips_mask else _combined_masks(q, k, attn_mask, key_padding_mask, batched)
-    found: TracedTensor | None = None
+    mask = None if skips_mask else _combine_masks(q, k, attn_mask, key_padding_mask, batched)
+    weights_out: TracedTensor | None = None
     if need_weights:
-        attended, found = _weighed(q, k, v, mask, dropout_p)
-        found = found.mean(1) if average_attn_weights else found
-        found = found if batched else found.squeeze(0)
+        attended, weights_out = _attention_and_weights(q, k, v, mask, dropout_p)
+        weights_out = weights_out.mean(1) if average_attn_weights else weights_out
+        weights_out = weights_out if batched else weights_out.squeeze(0)
     else:
-        attended = _called(F.scaled_dot_product_attention, q, k, v, mask, dropout_p, skips_mask)
-    result = _called(F.linear, attended.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
-    return result if batched else result.squeeze(1), found
+        attended = _call(F.scaled_dot_product_attention, q, k, v, mask, dropout_p, skips_mask)
+    result = _call(F.linear, attended.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
+    return result if batched else result.squeeze(1), weights_out
 
 
-def _weighed(
+def _attention_and_weights(
     q: TracedTensor, k: TracedTensor, v: TracedTensor, mask: TracedTensor | None, dropout_p: float
 ) -> tuple[TracedTensor, TracedTensor]:
-    """Attention and its weights, as they are after dropout; the queries are scaled before the product, as in torch."""
-    q, k = autocasted(torch.bmm, scaled(q, math.sqrt(1 / _literal_width(q))), k)
+    """Returns attention and its weights after dropout. The queries are scaled before the matmul, as in torch."""
+    q, k = autocasted(torch.bmm, scaled(q, math.sqrt(1 / _head_dim(q))), k)
     if mask is not None:
         (mask,) = autocasted(torch.baddbmm, mask)
     if mask is not None and mask.dtype is not q.dtype:
-        raise TraceError(f"weights of attention with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", hint="convert it")
+        raise TraceError(f"attention weights with a mask of {dtype_of(mask)} for queries of {dtype_of(q)}", hint="convert it")
     scores = matmul(q, transpose(k, -2, -1))
-    weights = _dropped(_called(F.softmax, scores if mask is None else pointwise.add(scores, mask), -1), dropout_p)
-    return _called(torch.bmm, weights, v), weights
+    weights = _dropped(_call(F.softmax, scores if mask is None else pointwise.add(scores, mask), -1), dropout_p)
+    return _call(torch.bmm, weights, v), weights
 
 
-def _called(function: Callable[..., Any], *args: Any) -> Any:
-    """A torch function of which another one is composed, as autocast has it."""
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a torch function under the rules of autocast."""
     return registry.call(function, args, {})
 
 
 def _dropped(weights: TracedTensor, dropout_p: float) -> TracedTensor:
-    return dropped(weights, dropout_p, True, weights._node.shape)
+    return apply_dropout(weights, dropout_p, True, weights._node.shape)
 
 
-def _projected(inputs: list[TracedTensor], weights: Any, bias: Any) -> list[TracedTensor]:
-    """q, k and v, by a weight each or by the parts of one: in one product then where all are of one value."""
+def _project(inputs: list[TracedTensor], weights: Any, bias: Any) -> list[TracedTensor]:
+    """Returns q, k and v. A packed weight takes one matmul if query, key and value are the same tensor."""
     packed = None if isinstance(weights, list) else inputs[0]._tracer.lift(weights)
     if packed is not None and all(x._position == inputs[0]._position for x in inputs):
-        return list(_called(F.linear, inputs[0], packed, bias).chunk(3, -1))
+        return list(_call(F.linear, inputs[0], packed, bias).chunk(3, -1))
     biases = [None] * 3 if bias is None else inputs[0]._tracer.lift(bias).chunk(3)
-    own = weights if packed is None else packed.chunk(3)
-    return [_called(F.linear, x, w, b) for x, w, b in zip(inputs, own, biases, strict=True)]
+    weight_list = weights if packed is None else packed.chunk(3)
+    return [_call(F.linear, x, w, b) for x, w, b in zip(inputs, weight_list, biases, strict=True)]
 
 
-def _combined_masks(q: TracedTensor, k: TracedTensor, mask: Any, padding: Any, batched: bool) -> TracedTensor | None:
-    """The mask that is added to scores of (batch, head, query, key), or None; of a bool, which hides, minus infinity."""
+def _combine_masks(q: TracedTensor, k: TracedTensor, mask: Any, padding: Any, batched: bool) -> TracedTensor | None:
+    """Returns the additive mask for scores of (batch, head, query, key), or None. A True of a bool mask becomes -inf."""
     (batch, heads, queries, _), keys = q._node.shape, k._node.shape[2]
-    found = []
+    masks = []
     if mask is not None:
-        added = _added(q, mask, "attn_mask")
-        whole = (simplify_dim(batch * heads), queries, keys)
-        require_shape("attn_mask", added, whole if added.ndim == 3 else whole[1:])
-        found.append(added if added.ndim == 2 else added.unflatten(0, q.shape[:2]))
+        additive = _additive_mask(q, mask, "attn_mask")
+        full_shape = (simplify_dim(batch * heads), queries, keys)
+        require_shape("attn_mask", additive, full_shape if additive.ndim == 3 else full_shape[1:])
+        masks.append(additive if additive.ndim == 2 else additive.unflatten(0, q.shape[:2]))
     if padding is not None:
-        added = _added(q, padding, "key_padding_mask")
-        require_shape("key_padding_mask", added, (batch, keys) if batched else (keys,))
-        found.append((added if batched else unsqueeze(added, 0))[:, None, None, :])
-    return None if not found else found[0] if len(found) == 1 else pointwise.add(*found)
+        additive = _additive_mask(q, padding, "key_padding_mask")
+        require_shape("key_padding_mask", additive, (batch, keys) if batched else (keys,))
+        masks.append((additive if batched else unsqueeze(additive, 0))[:, None, None, :])
+    return None if not masks else masks[0] if len(masks) == 1 else pointwise.add(*masks)
 
 
-def _added(q: TracedTensor, mask: Any, name: str) -> TracedTensor:
+def _additive_mask(q: TracedTensor, mask: Any, name: str) -> TracedTensor:
     lifted = q._tracer.lift(mask)
     if lifted.dtype is torch.bool:
         return cast(pointwise.where(lifted, -math.inf, 0.0), q.dtype)
-    return floats(name, lifted)
+    return require_float(name, lifted)

@@ -1,4 +1,4 @@
-"""Tensors made of nothing, of another one's shape, or of parts: ranges, constants, triangles of a mask, complex numbers."""
+"""New tensors: ranges, constants, `torch.tensor`, triangles, one-hot, and complex numbers from real parts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fusegen.ir.symbolic import Dim, same
 from fusegen.trace.complex import ComplexTensor
 from fusegen.trace.functions import pointwise
 from fusegen.trace.functions.common import cast, check_device, unsupported_argument
-from fusegen.trace.functions.views import cat, own, reshaped, unsqueeze
+from fusegen.trace.functions.views import as_copy, cat, reshaped, unsqueeze
 from fusegen.trace.modes import flat
 from fusegen.trace.registry import creates, implements
 from fusegen.trace.scalars import SymbolicSize, TracedScalar, dim_of
 from fusegen.trace.tracer import Tracer
 from fusegen.trace.values import TracedTensor
 
-_MOST_NUMBERS = 64  # in a list: each is a constant of its own
+_MOST_NUMBERS = 64  # of a list: each becomes a constant
 
 
 def iota(tracer: Tracer, size: Dim) -> TracedTensor:
-    """0, 1, … size-1 in int64."""
+    """Adds int64 numbers 0, 1, ..., size - 1."""
     return tracer.add(Op.IOTA, shape=(size,), dtype=DType.INT64)
 
 
 @creates("arange")
 def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    """torch.arange; run-time sizes are ints, too."""
+    """torch.arange; int bounds may be run-time sizes."""
     bounds += tuple(settings.pop(name) for name in ("start", "end", "step") if name in settings)
     check_settings(tracer, settings)
     if not 1 <= len(bounds) <= 3:
@@ -42,16 +42,15 @@ def torch_arange(tracer: Tracer, *bounds: Any, dtype: torch.dtype | None = None,
     if all(isinstance(b, (int, np.integer)) for b in (start, end, step)):
         return _integers(tracer, start, end, step, dtype)
     if not all(isinstance(b, (int, float, np.number)) for b in (start, end, step)):
-        raise TraceError("arange with a float bound or step that is known at each call only", hint="scale arange(n)")
+        raise TraceError("arange with a run-time float bound or step", hint="scale arange(n)")
     if dtype is not None and not dtype.is_floating_point:
         raise TraceError(f"arange of floats in {dtype}", hint="give ints, or convert: torch.arange(...).to(dtype)")
     _require_step(start, end, step)
-    places = cast(iota(tracer, math.ceil((end - start) / step)), torch.float64)  # torch computes in float64 likewise
-    return cast(pointwise.add(pointwise.mul(places, float(step)), float(start)), dtype or torch.get_default_dtype())
+    indices = cast(iota(tracer, math.ceil((end - start) / step)), torch.float64)  # torch computes in float64 too
+    return cast(pointwise.add(pointwise.mul(indices, float(step)), float(start)), dtype or torch.get_default_dtype())
 
 
 def _integers(tracer: Tracer, start: Any, end: Any, step: Any, dtype: torch.dtype | None) -> TracedTensor:
-    """Every step-th integer from one up, or down, to another, which is left out."""
     _require_step(start, end, step)
     count = max(0, -(-(end - start) // step)) if step > 0 else max(0, -(-(start - end) // -step))
     numbers = iota(tracer, dim_of(count))
@@ -65,7 +64,7 @@ def _require_step(start: Any, end: Any, step: Any) -> None:
 
 
 def scalar_tensor(tracer: Tracer, value: Any, dtype: torch.dtype) -> TracedTensor:
-    """A number, which may be a run-time scalar, as a zero-dimensional tensor."""
+    """Converts a number or run-time scalar to a zero-dimensional tensor."""
     if isinstance(value, (TracedTensor, TracedScalar, SymbolicSize)):
         return cast(tracer.lift(value), dtype)
     kind = from_torch(dtype)
@@ -79,25 +78,23 @@ def _filled(tracer: Tracer, shape: Sequence[Any], value: Any, dtype: torch.dtype
 
 @creates("zeros")
 def zeros(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    """Zeros of a shape."""
-    return _filled(tracer, given_sizes(tracer, sizes, settings), 0.0, dtype or torch.get_default_dtype())
+    return _filled(tracer, size_arguments(tracer, sizes, settings), 0.0, dtype or torch.get_default_dtype())
 
 
 @creates("ones")
 def ones(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    """Ones of a shape."""
-    return _filled(tracer, given_sizes(tracer, sizes, settings), 1.0, dtype or torch.get_default_dtype())
+    return _filled(tracer, size_arguments(tracer, sizes, settings), 1.0, dtype or torch.get_default_dtype())
 
 
-def given_sizes(tracer: Tracer, sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
-    """The sizes, which torch takes by name as well."""
-    chosen: Sequence[Any] = settings.pop("size", sizes)
+def size_arguments(tracer: Tracer, sizes: Sequence[Any], settings: dict[str, Any]) -> Sequence[Any]:
+    """Returns the sizes, which torch also accepts as `size=`, and checks the other settings."""
+    result: Sequence[Any] = settings.pop("size", sizes)
     check_settings(tracer, settings)
-    return chosen
+    return result
 
 
 def check_settings(tracer: Tracer, settings: dict[str, Any]) -> None:
-    """Checks where and how a new tensor is to lie: on the kernel's device, dense; the memory format means nothing in a kernel."""
+    """Requires the kernel's device and a strided layout. The memory format is ignored."""
     check_device(tracer, settings.pop("device", None))
     settings.pop("memory_format", None)
     if settings.get("layout") is torch.strided:
@@ -109,28 +106,25 @@ def check_settings(tracer: Tracer, settings: dict[str, Any]) -> None:
 def full(
     tracer: Tracer, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **settings: Any
 ) -> TracedTensor:
-    """A constant of a shape."""
     check_settings(tracer, settings)
-    default: torch.dtype | None = _kind(fill_value)
+    default: torch.dtype | None = _default_dtype(fill_value)
     if isinstance(fill_value, TracedTensor):
         default = None if fill_value._node.dtype.is_float else fill_value.dtype
     return _filled(tracer, (size,), fill_value, dtype or default or torch.get_default_dtype())
 
 
 def _new(input: TracedTensor, size: Sequence[Any], value: Any, dtype: torch.dtype | None, settings: dict[str, Any]) -> TracedTensor:
-    size = given_sizes(input._tracer, size, settings)
+    size = size_arguments(input._tracer, size, settings)
     return _filled(input._tracer, size, value, dtype or input.dtype)
 
 
 @implements("new_zeros")
 def new_zeros(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    """Zeros of a shape, of the input's dtype."""
     return _new(input, size, 0, dtype, settings)
 
 
 @implements("new_ones")
 def new_ones(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    """Ones of a shape, of the input's dtype."""
     return _new(input, size, 1, dtype, settings)
 
 
@@ -138,7 +132,6 @@ def new_ones(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, 
 def new_full(
     input: TracedTensor, size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **settings: Any
 ) -> TracedTensor:
-    """A constant of a shape, of the input's dtype."""
     return _new(input, (size,), fill_value, dtype, settings)
 
 
@@ -154,56 +147,50 @@ def full_like(
     requires_grad: bool = False,
     memory_format: Any = None,
 ) -> TracedTensor:
-    """A constant of the input's shape."""
     check_device(input._tracer, device)
-    strange = None if layout is torch.strided else layout
-    unsupported_argument("full_like", requires_grad=requires_grad, pin_memory=pin_memory, layout=strange)
+    unsupported_layout = None if layout is torch.strided else layout
+    unsupported_argument("full_like", requires_grad=requires_grad, pin_memory=pin_memory, layout=unsupported_layout)
     filled = scalar_tensor(input._tracer, fill_value, dtype or input.dtype)
     return input._tracer.add(Op.EXPAND, filled, shape=input._node.shape)
 
 
 @implements("zeros_like")
 def zeros_like(input: TracedTensor, **settings: Any) -> TracedTensor:
-    """Zeros of the input's shape."""
     return full_like(input, 0, **settings)
 
 
 @implements("ones_like")
 def ones_like(input: TracedTensor, **settings: Any) -> TracedTensor:
-    """Ones of the input's shape."""
     return full_like(input, 1, **settings)
 
 
-# Without values: until something is written there, nobody can read it.
+# Uninitialized tensors, which must be written before they are read.
 
 
 def _unfilled(value: TracedTensor) -> TracedTensor:
-    found = own(value)
-    found._memory.unfilled = True
-    return found
+    result = as_copy(value)
+    result._memory.unfilled = True
+    return result
 
 
 @creates("empty")
 def empty(tracer: Tracer, *sizes: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    """A tensor of a shape, to be written to."""
     return _unfilled(zeros(tracer, *sizes, dtype=dtype, **settings))
 
 
 @implements("empty_like")
 def empty_like(input: TracedTensor, **settings: Any) -> TracedTensor:
-    """A tensor of the input's shape, to be written to."""
     return _unfilled(zeros_like(input, **settings))
 
 
 @implements("new_empty")
 def new_empty(input: TracedTensor, *size: Any, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    """A tensor of a shape, of the input's dtype, to be written to."""
     return _unfilled(_new(input, size, 0, dtype, settings))
 
 
 @creates("tensor", "scalar_tensor", "as_tensor")
 def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: Any = None, **settings: Any) -> TracedTensor:
-    """A number, also a run-time one, as a zero-dimensional tensor; a list of a few numbers; of a tensor its values."""
+    """Converts a number, a run-time scalar, a short nested list or a tensor."""
     check_settings(tracer, {"device": device} | settings)
     if isinstance(data, torch.Tensor):
         data = tracer.lift(data)
@@ -213,31 +200,31 @@ def tensor(tracer: Tracer, data: Any, dtype: torch.dtype | None = None, device: 
     if isinstance(data, (list, tuple)):
         return _listed(tracer, data, dtype)
     if not isinstance(data, (bool, int, float, np.generic)):
-        what = f"torch.tensor of a {type(data).__name__} inside a kernel"
-        raise TraceError(what, hint="make the tensor outside and pass it; of traced values use torch.stack")
-    if isinstance(data, np.generic):  # whose dtype it has
-        return _filled(tracer, ((),), data, dtype or torch.tensor(_known(data)).dtype)
-    return _filled(tracer, ((),), data, dtype or _kind(data))
+        message = f"torch.tensor of a {type(data).__name__} inside a kernel"
+        raise TraceError(message, hint="make the tensor outside and pass it; use torch.stack for traced values")
+    if isinstance(data, np.generic):  # keeps its dtype
+        return _filled(tracer, ((),), data, dtype or torch.tensor(_specialized(data)).dtype)
+    return _filled(tracer, ((),), data, dtype or _default_dtype(data))
 
 
 def _listed(tracer: Tracer, data: Sequence[Any], dtype: torch.dtype | None) -> TracedTensor:
-    """Numbers in lists of lists, run-time ones among them: one behind the other."""
+    """Concatenates the numbers of nested lists, which may be run-time scalars."""
     try:
         samples = torch.tensor(_samples(tracer, data), dtype=dtype, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
-        what = f"torch.tensor of a list inside a kernel: {error}"
-        raise TraceError(what, hint="give numbers; of traced tensors use torch.stack") from None
+        message = f"torch.tensor of a list inside a kernel: {error}"
+        raise TraceError(message, hint="give numbers, or use torch.stack for traced tensors") from None
     if samples.numel() > _MOST_NUMBERS:
-        what = f"torch.tensor of {samples.numel()} numbers inside a kernel, where up to {_MOST_NUMBERS} are written out"
-        raise TraceError(what, hint="make the tensor outside and pass it")
+        message = f"torch.tensor of {samples.numel()} numbers inside a kernel; the limit is {_MOST_NUMBERS}"
+        raise TraceError(message, hint="make the tensor outside and pass it")
     if not samples.numel():
         return _filled(tracer, tuple(samples.shape), 0, samples.dtype)
-    parts = [tracer.add(Op.EXPAND, scalar_tensor(tracer, n, samples.dtype), shape=(1,)) for n in flat(data)]
-    return reshaped(cat(parts, 0) if len(parts) > 1 else parts[0], tuple(samples.shape))
+    elements = [tracer.add(Op.EXPAND, scalar_tensor(tracer, n, samples.dtype), shape=(1,)) for n in flat(data)]
+    return reshaped(cat(elements, 0) if len(elements) > 1 else elements[0], tuple(samples.shape))
 
 
 def _samples(tracer: Tracer, data: Any) -> Any:
-    """The numbers, and ones of their kinds in the place of those that are known at each call only: torch says shape and dtype."""
+    """Replaces run-time scalars by samples of their types, from which torch infers the shape and dtype."""
     if isinstance(data, (list, tuple)):
         return [_samples(tracer, part) for part in data]
     if isinstance(data, torch.Tensor):
@@ -247,15 +234,15 @@ def _samples(tracer: Tracer, data: Any) -> Any:
     return 1 if type(data) is SymbolicSize else data
 
 
-def _known(number: Any) -> Any:
-    """A number; one that is known at each call only, selects code."""
+def _specialized(number: Any) -> Any:
+    """Returns a number; a run-time scalar is specialized to its value."""
     return number.number() if type(number) is TracedScalar else number
 
 
-def _kind(number: Any) -> torch.dtype:
-    """The dtype of a tensor that is made of a number."""
+def _default_dtype(number: Any) -> torch.dtype:
+    """Returns torch's dtype for a tensor of a number."""
     if isinstance(number, np.generic):
-        return torch.full((), _known(number)).dtype
+        return torch.full((), _specialized(number)).dtype
     if isinstance(number, bool):
         return torch.bool
     return torch.int64 if isinstance(number, int) else torch.get_default_dtype()
@@ -263,7 +250,6 @@ def _kind(number: Any) -> torch.dtype:
 
 @creates("eye")
 def eye(tracer: Tracer, n: Any, m: Any = None, *, dtype: torch.dtype | None = None, **settings: Any) -> TracedTensor:
-    """1 on the diagonal of a matrix, 0 elsewhere."""
     check_settings(tracer, settings)
     rows, columns = (iota(tracer, dim_of(size)) for size in (n, n if m is None else m))
     return cast(tracer.add(Op.EQ, unsqueeze(rows, 1), columns), dtype or torch.get_default_dtype())
@@ -273,12 +259,12 @@ def eye(tracer: Tracer, n: Any, m: Any = None, *, dtype: torch.dtype | None = No
 def linspace(
     tracer: Tracer, start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **settings: Any
 ) -> TracedTensor:
-    """Numbers at equal distances, the last one the end; counted from the end that is nearer, as torch does."""
+    """torch.linspace. The second half counts back from the end, as in torch."""
     check_settings(tracer, settings)
     kind = dtype or torch.get_default_dtype()
     if not all(isinstance(x, (int, float)) for x in (start, end)) or not isinstance(steps, int) or not kind.is_floating_point:
-        raise TraceError("linspace between bounds that are not numbers, or of integers", hint="scale arange(n)")
-    steps = int(steps)  # of a run-time size, its value in this call
+        raise TraceError("linspace requires bounds that are numbers, an int of steps and a float dtype", hint="scale arange(n)")
+    steps = int(steps)  # specializes a run-time size
     index = cast(iota(tracer, steps), torch.float64)
     step = (end - start) / max(steps - 1, 1)
     rising = pointwise.add(pointwise.mul(index, step), start)
@@ -288,7 +274,7 @@ def linspace(
 
 @implements("one_hot")
 def one_hot(tensor: TracedTensor, num_classes: int = -1) -> TracedTensor:
-    """1 at the position that a value names, 0 elsewhere, in int64."""
+    """One-hot vectors in int64."""
     if num_classes == -1:
         raise TraceError("one_hot without num_classes depends on the values", hint="give num_classes")
     equal = tensor._tracer.add(Op.EQ, unsqueeze(tensor, -1), iota(tensor._tracer, dim_of(num_classes)))
@@ -297,56 +283,48 @@ def one_hot(tensor: TracedTensor, num_classes: int = -1) -> TracedTensor:
 
 @implements("tril")
 def tril(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
-    """The values on and below a diagonal, zero elsewhere."""
     return cast(pointwise.where(_compared(Op.LE, input, diagonal), input, 0), input.dtype)
 
 
 @implements("triu")
 def triu(input: TracedTensor, diagonal: int = 0) -> TracedTensor:
-    """The values on and above a diagonal, zero elsewhere."""
     return cast(pointwise.where(_compared(Op.GE, input, diagonal), input, 0), input.dtype)
 
 
 def _compared(op: Op, x: TracedTensor, diagonal: int) -> TracedTensor:
-    """A comparison of a matrix's columns with its rows, moved by a diagonal."""
+    """Compares column indices with row indices plus a diagonal."""
     rows, columns = (iota(x._tracer, size) for size in x._node.shape[-2:])
     return x._tracer.add(op, columns, pointwise.add(unsqueeze(rows, 1), diagonal))
 
 
-# Complex tensors made of real ones.
+# Complex tensors from real ones.
 
 
 @implements("view_as_complex")
 def view_as_complex(input: TracedTensor) -> ComplexTensor:
-    """Pairs along the last dim as complex numbers."""
     if not input.ndim or not same(input._node.shape[-1], 2):
-        raise TraceError(
-            "view_as_complex of a tensor whose last dim has not two elements", hint="reshape it: x.reshape(..., -1, 2)"
-        )
+        raise TraceError("view_as_complex of a tensor whose last dim is not of size 2", hint="reshape it: x.reshape(..., -1, 2)")
     return ComplexTensor(input[..., 0], input[..., 1])
 
 
 @implements("complex")
 def torch_complex(real: Any, imag: Any) -> ComplexTensor:
-    """Complex numbers of their parts."""
     _require_floats("complex", real, imag)
     return ComplexTensor(*torch.broadcast_tensors(real, imag))  # type: ignore[no-untyped-call]
 
 
 @implements("polar")
 def polar(abs: Any, angle: Any) -> ComplexTensor:
-    """Complex numbers of their magnitudes and angles."""
     _require_floats("polar", abs, angle)
     return ComplexTensor(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
 def _require_floats(name: str, first: Any, second: Any) -> None:
-    """Refuses parts that torch refuses."""
+    """Requires float32 or float64, as torch does."""
     if first.dtype is not second.dtype or first.dtype not in (torch.float32, torch.float64):
         raise TraceError(f"{name} of {first.dtype} and {second.dtype}", hint="make both float32, or float64")
 
 
 @implements("real")
 def real(input: TracedTensor) -> TracedTensor:
-    """A real number itself."""
     return input

@@ -1,4 +1,4 @@
-"""Subscripts and indices that are values: elements that tensors of integers name, and sums at such places in one fixed order."""
+"""Subscripts and tensor indices: gathers, and deterministic sums at indices."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ from fusegen.trace.tracer import Tracer
 from fusegen.trace.values import TracedTensor
 
 
-def checked(index: TracedTensor, length: Dim, *, wraps: bool) -> TracedTensor:
-    """The index, counted from the front, as numbers that are gathered: that says which of them names no element."""
+def bounds_checked(index: TracedTensor, length: Dim, *, wraps: bool) -> TracedTensor:
+    """Returns indices counted from the front, by gathering from an iota: the gather's bounds check applies to them."""
     _require_integers(index)
     flat = reshaped(index, (simplify_dim(product(index._node.shape)),))
-    places = iota(index._tracer, length)
-    return reshaped(index._tracer.add(Op.GATHER, places, flat, dim=0, wraps=wraps), index._node.shape)
+    positions = iota(index._tracer, length)
+    return reshaped(index._tracer.add(Op.GATHER, positions, flat, dim=0, wraps=wraps), index._node.shape)
 
 
 def _expanded(index: TracedTensor, shape: tuple[Dim, ...]) -> TracedTensor:
-    """The index in a shape; itself where it has that already."""
-    own = index._node.shape
-    is_same = len(own) == len(shape) and all(map(same, own, shape))
+    """Expands an index to a shape."""
+    current = index._node.shape
+    is_same = len(current) == len(shape) and all(map(same, current, shape))
     return index if is_same else index._tracer.add(Op.EXPAND, index, shape=shape)
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The elements that some indices name.
+    """The elements that tensor indices select.
 
     Attributes:
-        sizes: of the tensor.
-        dims: those that are indexed, in order.
-        shape: of the indices, which broadcast.
-        indices: one for each of the dims, flat; negative numbers count from the end.
+        sizes: shape of the indexed tensor.
+        dims: indexed dims, in order.
+        shape: common shape of the indices.
+        indices: flat, one for each indexed dim; negative values count from the end.
     """
 
     sizes: tuple[Dim, ...]
@@ -69,7 +69,6 @@ class Coordinates:
 
     @classmethod
     def of(cls, x: TracedTensor, dims: Sequence[int], indices: Sequence[TracedTensor]) -> Coordinates:
-        """The coordinates that an index for each of some dims gives."""
         shape = x._tracer.common_shape(*(index._node.shape for index in indices))
         flat = (simplify_dim(product(shape)),)
         wide = [reshaped(_expanded(index, shape), flat) for index in indices]
@@ -77,14 +76,13 @@ class Coordinates:
 
     @property
     def count(self) -> Dim:
-        """The number of elements of each index."""
         return self.indices[0]._node.shape[0]
 
-    def number(self) -> TracedTensor:
-        """The indices as one along all indexed dims, in row-major order, of numbers that are checked."""
+    def row_major_index(self) -> TracedTensor:
+        """Returns the bounds-checked row-major index over all indexed dims."""
         total: TracedTensor | None = None
         for dim, index in zip(self.dims, self.indices, strict=True):
-            along = checked(index, self.sizes[dim], wraps=True)
+            along = bounds_checked(index, self.sizes[dim], wraps=True)
             size = index._tracer.size(self.sizes[dim])
             total = along if total is None else pointwise.add(pointwise.mul(total, size), along)
         assert total is not None
@@ -92,51 +90,51 @@ class Coordinates:
 
     @property
     def length(self) -> Dim:
-        """The size of the indexed dims as one."""
+        """Number of elements of the indexed dims."""
         return simplify_dim(product(self.sizes[d] for d in self.dims))
 
     @property
-    def others(self) -> tuple[int, ...]:
+    def other_dims(self) -> tuple[int, ...]:
         """The dims that are not indexed."""
         return tuple(d for d in range(len(self.sizes)) if d not in self.dims)
 
-    def in_front(self, x: TracedTensor) -> TracedTensor:
-        """The tensor with the indexed dims as one, before the others."""
-        return reshaped(permuted(x, (*self.dims, *self.others)), (self.length, *(self.sizes[d] for d in self.others)))
+    def merged_in_front(self, x: TracedTensor) -> TracedTensor:
+        """Moves the indexed dims to the front and merges them into one."""
+        return reshaped(permuted(x, (*self.dims, *self.other_dims)), (self.length, *(self.sizes[d] for d in self.other_dims)))
 
-    def chosen(self, x: TracedTensor) -> TracedTensor:
-        """Gathers along one dim after the other: each index chooses among what the one before it chose."""
-        pairs = sorted(zip(self.dims, self.indices, strict=True), key=lambda pair: not self._is_every(*pair))
-        found = permuted(x, (*(dim for dim, _ in pairs), *self.others))
-        for number, (of, index) in enumerate(pairs):
-            if not number and self._is_every(of, index):
+    def gathered(self, x: TracedTensor) -> TracedTensor:
+        """Gathers along one indexed dim after another. Each index selects from the previous result."""
+        pairs = sorted(zip(self.dims, self.indices, strict=True), key=lambda pair: not self._is_full_range(*pair))
+        gathered = permuted(x, (*(dim for dim, _ in pairs), *self.other_dims))
+        for number, (indexed_dim, index) in enumerate(pairs):
+            if not number and self._is_full_range(indexed_dim, index):
                 continue
             dim = min(number, 1)
-            behind = found._node.shape[dim + 1 :]
-            along = reshaped(index, (self.count, *(1 for _ in found._node.shape[1:])))
-            wide = x._tracer.add(Op.EXPAND, along, shape=(self.count, *(1,) * dim, *behind))
-            found = reshaped(x._tracer.add(Op.GATHER, found, wide, dim=dim, wraps=True), (self.count, *behind))
-        return self.placed(reshaped(found, (*self.shape, *(self.sizes[d] for d in self.others))))
+            trailing = gathered._node.shape[dim + 1 :]
+            along = reshaped(index, (self.count, *(1 for _ in gathered._node.shape[1:])))
+            wide = x._tracer.add(Op.EXPAND, along, shape=(self.count, *(1,) * dim, *trailing))
+            gathered = reshaped(x._tracer.add(Op.GATHER, gathered, wide, dim=dim, wraps=True), (self.count, *trailing))
+        return self.with_index_dims(reshaped(gathered, (*self.shape, *(self.sizes[d] for d in self.other_dims))))
 
-    def back(self, x: TracedTensor) -> TracedTensor:
-        """Brings a value from the order of `in_front` into the tensor's shape."""
-        order = (*self.dims, *self.others)
+    def unmerged(self, x: TracedTensor) -> TracedTensor:
+        """Inverts `merged_in_front`."""
+        order = (*self.dims, *self.other_dims)
         return permuted(reshaped(x, tuple(self.sizes[d] for d in order)), [order.index(d) for d in range(len(order))])
 
-    def chosen_at_once(self, x: TracedTensor) -> TracedTensor:
-        """The same by one index along all indexed dims, so that what two indices name is one element."""
-        front = self.in_front(x)
-        along = reshaped(self.number(), (self.count, *(1 for _ in self.others)))
+    def gathered_at_once(self, x: TracedTensor) -> TracedTensor:
+        """Gathers by one row-major index, so that equal coordinates address the same element."""
+        front = self.merged_in_front(x)
+        along = reshaped(self.row_major_index(), (self.count, *(1 for _ in self.other_dims)))
         wide = x._tracer.add(Op.EXPAND, along, shape=(self.count, *front._node.shape[1:]))
-        found = x._tracer.add(Op.GATHER, front, wide, dim=0, wraps=False)
-        return self.placed(reshaped(found, (*self.shape, *front._node.shape[1:])))
+        gathered = x._tracer.add(Op.GATHER, front, wide, dim=0, wraps=False)
+        return self.with_index_dims(reshaped(gathered, (*self.shape, *front._node.shape[1:])))
 
-    def _is_every(self, dim: int, index: TracedTensor) -> bool:
-        """True if an index is every number along its dim, as ``torch.arange`` gives them."""
+    def _is_full_range(self, dim: int, index: TracedTensor) -> bool:
+        """True if an index is `torch.arange` over its whole dim."""
         return index._node.op is Op.IOTA and same(index._node.shape[0], self.sizes[dim])
 
-    def placed(self, chosen: TracedTensor) -> TracedTensor:
-        """The chosen elements, with the indices' dims where torch has them: in place of neighbouring indices, else in front."""
+    def with_index_dims(self, chosen: TracedTensor) -> TracedTensor:
+        """Moves the indices' dims where torch puts them: in place of adjacent indexed dims, else in front."""
         first, rank = self.dims[0], len(self.shape)
         if self.dims != tuple(range(first, first + len(self.dims))):
             return chosen
@@ -145,11 +143,11 @@ class Coordinates:
 
 
 _KEYS = (int, np.integer, slice, SymbolicSize, torch.Tensor)
-_MOST_NUMBERS = 64  # in a list between brackets: each is a view of its own
+_MOST_NUMBERS = 64  # of a list in a subscript: each becomes a view
 
 
-def taken(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool) -> TracedTensor:
-    """Slices of a tensor along a dim, in the place of which the index's dims come; a negative index may count from the end."""
+def gather_slices(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool) -> TracedTensor:
+    """Gathers slices along a dim, which the index's dims replace. With `wraps`, negative indices count from the end."""
     shape, count = x._node.shape, simplify_dim(product(index._node.shape))
     along = [1] * dim + [count] + [1] * (x.ndim - dim - 1)
     wide = x._tracer.add(Op.EXPAND, reshaped(index, along), shape=(*shape[:dim], count, *shape[dim + 1 :]))
@@ -163,28 +161,28 @@ def _gathered(x: TracedTensor, dim: int, index: TracedTensor, *, wraps: bool = F
     return x._tracer.add(Op.GATHER, x, index, dim=dim, wraps=wraps)
 
 
-# Between brackets.
+# Subscripts.
 
 
 @implements("__getitem__")
 def getitem(input: Any, key: Any) -> TracedTensor:
-    """Ints, slices with positive steps, None, the ellipsis, and tensors or lists of integers."""
+    """Indexing by ints, slices with positive steps, None, an ellipsis, and tensors or lists of integers."""
     return _indexed(*_complete(input, key), at_once=False)
 
 
-def place_of(input: TracedTensor, key: Any) -> TracedTensor:
-    """The same, to be written to: of what the function computes one index says where an element is."""
+def write_target(input: TracedTensor, key: Any) -> TracedTensor:
+    """Returns the indexed elements to write to; one index addresses each, except in the caller's memory."""
     return _indexed(*_complete(input, key), at_once=not input._memory.declared)
 
 
 def _complete(input: Any, key: Any) -> tuple[TracedTensor, list[Any]]:
-    """The tensor, and keys for all its dims, without an ellipsis."""
+    """Returns the tensor and a key for each of its dims; an ellipsis is expanded."""
     keys = list(key) if isinstance(key, tuple) else [key]
     _check_keys(keys)
     input = tracer_of(input, *keys).lift(input)
     used = sum(k is not None and k is not Ellipsis for k in keys)
     if used > input.ndim:
-        raise DimError(f"{used} indices for a tensor of {input.ndim} dims", hint="give one index a dim at most")
+        raise DimError(f"{used} indices for a tensor of {input.ndim} dims", hint="give at most one index per dim")
     gap = next((n for n, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[gap : gap + 1] = [slice(None)] * (input.ndim - used)
     return input, keys
@@ -192,7 +190,7 @@ def _complete(input: Any, key: Any) -> tuple[TracedTensor, list[Any]]:
 
 def _check_keys(keys: list[Any]) -> None:
     for k in keys:
-        if not (k is None or k is Ellipsis or isinstance(k, _KEYS) or _is_numbers(k)) or isinstance(k, bool):
+        if not (k is None or k is Ellipsis or isinstance(k, _KEYS) or _is_short_list(k)) or isinstance(k, bool):
             raise UnsupportedError(
                 f"indexing by a {type(k).__name__} cannot be traced",
                 hint="use ints, slices, None, ... and tensors or short lists of integers; torch.where for masks",
@@ -201,45 +199,45 @@ def _check_keys(keys: list[Any]) -> None:
         raise ShapeError("an index with several ellipses", hint="use one; the dims that it stands for follow from the others")
 
 
-def _is_numbers(key: Any) -> bool:
-    """True if a key is a list of a few ints."""
+def _is_short_list(key: Any) -> bool:
+    """True for a list of at most `_MOST_NUMBERS` ints."""
     of_ints = isinstance(key, list) and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in key)
     return of_ints and len(key) <= _MOST_NUMBERS
 
 
 def _indexed(input: TracedTensor, keys: list[Any], *, at_once: bool) -> TracedTensor:
-    result, place = input, 0
-    together = sum(isinstance(k, list) or (isinstance(k, torch.Tensor) and k.ndim > 0) for k in keys) > 1
+    result, dim = input, 0
+    is_joint = sum(isinstance(k, list) or (isinstance(k, torch.Tensor) and k.ndim > 0) for k in keys) > 1
     indices: dict[int, TracedTensor] = {}
     for k in keys:
         if k is None:
-            result, place = unsqueeze(result, place), place + 1
-        elif together and isinstance(k, (torch.Tensor, list)) and not (isinstance(k, torch.Tensor) and not k.ndim):
-            indices[place], place = _index(input._tracer, k), place + 1
+            result, dim = unsqueeze(result, dim), dim + 1
+        elif is_joint and isinstance(k, (torch.Tensor, list)) and not (isinstance(k, torch.Tensor) and not k.ndim):
+            indices[dim], dim = _index(input._tracer, k), dim + 1
         elif isinstance(k, torch.Tensor):
-            result, place = taken(result, place, _index(input._tracer, k), wraps=True), place + k.ndim
+            result, dim = gather_slices(result, dim, _index(input._tracer, k), wraps=True), dim + k.ndim
         elif isinstance(k, list):
-            chosen = [unsqueeze(select(result, place, number), place) for number in k]
-            result, place = cat(chosen, place) if chosen else sliced(result, place, 0, 0), place + 1
+            chosen = [unsqueeze(select(result, dim, number), dim) for number in k]
+            result, dim = cat(chosen, dim) if chosen else sliced(result, dim, 0, 0), dim + 1
         elif isinstance(k, slice):
-            result, place = _slice_dim(result, place, k), place + 1
+            result, dim = _slice_dim(result, dim, k), dim + 1
         else:
-            result = select(result, place, k)
+            result = select(result, dim, k)
     if not indices:
         return result
     coordinates = Coordinates.of(result, tuple(indices), tuple(indices.values()))
-    return coordinates.chosen_at_once(result) if at_once else coordinates.chosen(result)
+    return coordinates.gathered_at_once(result) if at_once else coordinates.gathered(result)
 
 
 def _index(tracer: Tracer, key: Any) -> TracedTensor:
-    """A key between brackets: a tensor of integers, or a list as one."""
+    """Converts a tensor or list key to an index tensor."""
     if isinstance(key, list):
         numbers = [reshaped(tracer.constant(int(number), DType.INT64), (1,)) for number in key]
         return cat(numbers, 0) if numbers else iota(tracer, 0)
     index = tracer.lift(key)
     if dtype_of(index) in (DType.BOOL, DType.UINT8):
-        what = "indexing by a mask cannot be traced: the result's size depends on its values"
-        raise UnsupportedError(what, hint="use torch.where(mask, x, other)")
+        message = "indexing by a mask cannot be traced: the result's size depends on its values"
+        raise UnsupportedError(message, hint="use torch.where(mask, x, other)")
     _require_integers(index)
     return index
 
@@ -262,9 +260,9 @@ def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
         return x
     if not holds(tracer, span > 0):
         return sliced(x, dim, 0, 0)
-    known = literal(span)
-    if known is not None:
-        return sliced(x, dim, start, -(-known // step), step)
+    static_span = literal(span)
+    if static_span is not None:
+        return sliced(x, dim, start, -(-static_span // step), step)
     length = exact_quotient(span, step)
     if length is None:
         tracer.require_literal(span)
@@ -274,16 +272,16 @@ def _slice_dim(x: TracedTensor, dim: int, key: slice) -> TracedTensor:
 
 
 def _clipped(tracer: Tracer, index: Any, size: Dim) -> Dim:
-    """A border of a slice counted from the front, between 0 and the size; a guard where the size is symbolic."""
-    place = dim_of(index)
-    if is_negative(tracer, place):
-        place = simplify_dim(size + place)
-        if is_negative(tracer, place):
+    """Returns a slice bound as an index from 0 to the size; adds guards on symbolic sizes."""
+    position = dim_of(index)
+    if is_negative(tracer, position):
+        position = simplify_dim(size + position)
+        if is_negative(tracer, position):
             return 0
-    return place if holds(tracer, place <= size) else size
+    return position if holds(tracer, position <= size) else size
 
 
-# By functions.
+# Functions.
 
 
 @implements("F.embedding")
@@ -296,7 +294,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> TracedTensor:
-    """Rows of a table. Those of ``padding_idx`` leave no gradient; gradients are dense, ``sparse`` or not."""
+    """Table look-up. Rows of `padding_idx` get no gradient. Gradients are dense, even with `sparse`."""
     unsupported_argument("embedding", max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq)
     tracer = tracer_of(input, weight)
     ids, table = tracer.lift(input), tracer.lift(weight)
@@ -306,7 +304,7 @@ def embedding(
         size = table._node.shape[0]
         if not (holds(tracer, size > padding_idx) and holds(tracer, size >= -padding_idx)):
             raise ShapeError(f"padding_idx {padding_idx} of a table of {size} rows", hint="name a row of the table")
-    rows = taken(table, 0, ids, wraps=False)
+    rows = gather_slices(table, 0, ids, wraps=False)
     if padding_idx is None:
         return rows
     padding = padding_idx if padding_idx >= 0 else tracer.size(table._node.shape[0]) + padding_idx
@@ -316,62 +314,58 @@ def embedding(
 
 @implements("gather")
 def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> TracedTensor:
-    """The elements that the index names along a dim, at its own places along all others."""
     tracer = tracer_of(input, index)
-    x, chosen = tracer.lift(input), tracer.lift(index)
-    place = normalize_dim(dim, x.ndim)
-    if not x.ndim or not chosen.ndim:
-        x, chosen = (reshaped(t, (1,)) if not t.ndim else t for t in (x, chosen))
-        return reshaped(gather(x, place, chosen), tracer.lift(index)._node.shape)
-    if chosen.ndim == x.ndim:
-        for d, (size, most) in enumerate(zip(chosen._node.shape, x._node.shape, strict=True)):
-            if d != place and not holds(tracer, size <= most):
+    x, ids = tracer.lift(input), tracer.lift(index)
+    axis = normalize_dim(dim, x.ndim)
+    if not x.ndim or not ids.ndim:
+        x, ids = (reshaped(t, (1,)) if not t.ndim else t for t in (x, ids))
+        return reshaped(gather(x, axis, ids), tracer.lift(index)._node.shape)
+    if ids.ndim == x.ndim:
+        for d, (size, limit) in enumerate(zip(ids._node.shape, x._node.shape, strict=True)):
+            if d != axis and not holds(tracer, size <= limit):
                 raise ShapeError(
-                    f"gather: an index of shape {shape_text(chosen._node.shape)} for a tensor of shape {shape_text(x._node.shape)}",
-                    hint=f"an index may be larger than the tensor along dim {place} alone",
+                    f"gather: an index of shape {shape_text(ids._node.shape)} for a tensor of shape {shape_text(x._node.shape)}",
+                    hint=f"an index may be larger than the tensor along dim {axis} only",
                 )
-    return _gathered(x, place, chosen)
+    return _gathered(x, axis, ids)
 
 
 @implements("take_along_dim")
 def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> TracedTensor:
-    """As gather, of a tensor and an index that broadcast along all other dims; without dim, of the flat ones. Along a
-    dim, negative values count from the end; what lies beyond is out of range, where torch takes the remainder."""
+    """As gather; tensor and index broadcast along the other dims. Out-of-range indices are errors; torch wraps them."""
     tracer = tracer_of(input, indices)
-    x, chosen = tracer.lift(input), tracer.lift(indices)
-    if dtype_of(chosen) is not DType.INT64:
-        raise TraceError(f"take_along_dim by indices of {dtype_of(chosen)}", hint="convert them to torch.int64")
+    x, index = tracer.lift(input), tracer.lift(indices)
+    if dtype_of(index) is not DType.INT64:
+        raise TraceError(f"take_along_dim by indices of {dtype_of(index)}", hint="convert them to torch.int64")
     if dim is None:
-        x, chosen = (reshaped(t, (simplify_dim(product(t._node.shape)),)) for t in (x, chosen))
-    if x.ndim != chosen.ndim:
-        raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {chosen.ndim} dims", hint="give both as many dims")
-    place = normalize_dim(0 if dim is None else dim, x.ndim)
-    common = tracer.common_shape(*((*t._node.shape[:place], 1, *t._node.shape[place + 1 :]) for t in (x, chosen)))
-    x, chosen = (tracer.add(Op.EXPAND, t, shape=(*common[:place], t._node.shape[place], *common[place + 1 :])) for t in (x, chosen))
-    return _gathered(x, place, chosen, wraps=dim is not None)
+        x, index = (reshaped(t, (simplify_dim(product(t._node.shape)),)) for t in (x, index))
+    if x.ndim != index.ndim:
+        raise ShapeError(f"take_along_dim of {x.ndim} dims by indices of {index.ndim} dims", hint="give both equally many dims")
+    axis = normalize_dim(0 if dim is None else dim, x.ndim)
+    common = tracer.common_shape(*((*t._node.shape[:axis], 1, *t._node.shape[axis + 1 :]) for t in (x, index)))
+    x, index = (tracer.add(Op.EXPAND, t, shape=(*common[:axis], t._node.shape[axis], *common[axis + 1 :])) for t in (x, index))
+    return _gathered(x, axis, index, wraps=dim is not None)
 
 
 @implements("index_select")
 def index_select(input: Any, dim: int, index: Any) -> TracedTensor:
-    """The slices along a dim that a vector names."""
     tracer = tracer_of(input, index)
-    x, chosen = tracer.lift(input), tracer.lift(index)
-    if chosen.ndim > 1:
-        raise ShapeError(f"index_select by an index of {chosen.ndim} dims", hint="give a vector")
-    place = normalize_dim(dim, x.ndim)
+    x, indices = tracer.lift(input), tracer.lift(index)
+    if indices.ndim > 1:
+        raise ShapeError(f"index_select by an index of {indices.ndim} dims", hint="give a vector")
+    axis = normalize_dim(dim, x.ndim)
     if not x.ndim:
-        return reshaped(taken(reshaped(x, (1,)), 0, reshaped(chosen, (1,)), wraps=False), ())
-    return taken(x, place, reshaped(chosen, (simplify_dim(product(chosen._node.shape)),)), wraps=False)
+        return reshaped(gather_slices(reshaped(x, (1,)), 0, reshaped(indices, (1,)), wraps=False), ())
+    return gather_slices(x, axis, reshaped(indices, (simplify_dim(product(indices._node.shape)),)), wraps=False)
 
 
 @implements("take")
 def take(input: Any, index: Any) -> TracedTensor:
-    """Elements by their numbers in row-major order; negative ones count from the end."""
     tracer = tracer_of(input, index)
-    x, chosen = tracer.lift(input), tracer.lift(index)
-    if dtype_of(chosen) is not DType.INT64:
-        raise TraceError(f"take by indices of {dtype_of(chosen)}", hint="convert them to torch.int64")
-    return taken(reshaped(x, (simplify_dim(product(x._node.shape)),)), 0, chosen, wraps=True)
+    x, indices = tracer.lift(input), tracer.lift(index)
+    if dtype_of(indices) is not DType.INT64:
+        raise TraceError(f"take by indices of {dtype_of(indices)}", hint="convert them to torch.int64")
+    return gather_slices(reshaped(x, (simplify_dim(product(x._node.shape)),)), 0, indices, wraps=True)
 
 
 # Sums at indices, of slices and of single elements.
@@ -379,60 +373,60 @@ def take(input: Any, index: Any) -> TracedTensor:
 
 @implements("index_add")
 def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> TracedTensor:
-    """The tensor plus slices along a dim, each at the place that a vector names."""
+    """Adds slices along a dim at the indices of a vector."""
     tracer = tracer_of(input, index, source)
-    x, chosen, slices = tracer.lift(input), tracer.lift(index), tracer.lift(source)
+    x, indices, slices = tracer.lift(input), tracer.lift(index), tracer.lift(source)
     require_one_dtype("index_add", x, slices)
-    place = normalize_dim(dim, x.ndim)
-    if chosen.ndim > 1:
-        raise ShapeError(f"index_add by an index of {chosen.ndim} dims", hint="give a vector")
+    axis = normalize_dim(dim, x.ndim)
+    if indices.ndim > 1:
+        raise ShapeError(f"index_add by an index of {indices.ndim} dims", hint="give a vector")
     if not x.ndim:
-        return reshaped(index_add(reshaped(x, (1,)), 0, chosen, reshaped(slices, (1,)), alpha=alpha), ())
-    count = simplify_dim(product(chosen._node.shape))
-    require_shape("index_add: the source", slices, (*x._node.shape[:place], count, *x._node.shape[place + 1 :]))
+        return reshaped(index_add(reshaped(x, (1,)), 0, indices, reshaped(slices, (1,)), alpha=alpha), ())
+    count = simplify_dim(product(indices._node.shape))
+    require_shape("index_add: the source", slices, (*x._node.shape[:axis], count, *x._node.shape[axis + 1 :]))
     values = slices if isinstance(alpha, (int, float)) and alpha == 1 else pointwise.mul(slices, alpha)
-    return pointwise.add(x, _sums_of_slices(values, reshaped(chosen, (count,)), place, x._node.shape[place], wraps=False))
+    return pointwise.add(x, _segment_sums(values, reshaped(indices, (count,)), axis, x._node.shape[axis], wraps=False))
 
 
-def index_added(input: Any, indices: Any, values: Any) -> TracedTensor:
-    """The tensor plus values, each at the place that tensors of integers name along its first dims."""
+def index_put_accumulate(input: Any, indices: Any, values: Any) -> TracedTensor:
+    """Adds values at tensor indices along the first dims."""
     tracer = tracer_of(input, *indices, values)
-    x, given, chosen = tracer.lift(input), tracer.lift(values), [tracer.lift(index) for index in indices]
-    require_one_dtype("index_put", x, given)
-    if any(dtype_of(index) in (DType.BOOL, DType.UINT8) for index in chosen) or not x.ndim:
+    x, added, index_tensors = tracer.lift(input), tracer.lift(values), [tracer.lift(index) for index in indices]
+    require_one_dtype("index_put", x, added)
+    if any(dtype_of(index) in (DType.BOOL, DType.UINT8) for index in index_tensors) or not x.ndim:
         raise UnsupportedError("index_put by a mask cannot be traced", hint="use torch.where(mask, x + value, x)")
-    if not 0 < len(chosen) <= x.ndim:
-        raise ShapeError(f"index_put by {len(chosen)} indices to {x.ndim} dims", hint="give one index a dim at most")
-    coordinates = Coordinates.of(x, range(len(chosen)), chosen)
-    shape = (*coordinates.shape, *x._node.shape[len(chosen) :])
-    if tracer.common_shape(shape, given._node.shape) != shape:
-        text = f"index_put of {shape_text(given._node.shape)} at {shape_text(shape)}"
+    if not 0 < len(index_tensors) <= x.ndim:
+        raise ShapeError(f"index_put by {len(index_tensors)} indices to {x.ndim} dims", hint="give at most one index per dim")
+    coordinates = Coordinates.of(x, range(len(index_tensors)), index_tensors)
+    shape = (*coordinates.shape, *x._node.shape[len(index_tensors) :])
+    if tracer.common_shape(shape, added._node.shape) != shape:
+        text = f"index_put of {shape_text(added._node.shape)} at {shape_text(shape)}"
         raise ShapeError(text, hint="give values that broadcast to the indexed part")
-    wide = reshaped(tracer.add(Op.EXPAND, given, shape=shape), (coordinates.count, *x._node.shape[len(chosen) :]))
-    sums = _sums_of_slices(wide, coordinates.number(), 0, coordinates.length, wraps=False)
-    return pointwise.add(x, coordinates.back(sums))
+    wide = reshaped(tracer.add(Op.EXPAND, added, shape=shape), (coordinates.count, *x._node.shape[len(index_tensors) :]))
+    sums = _segment_sums(wide, coordinates.row_major_index(), 0, coordinates.length, wraps=False)
+    return pointwise.add(x, coordinates.unmerged(sums))
 
 
 @implements("scatter_add")
 def scatter_add(input: Any, dim: int, index: Any, src: Any) -> TracedTensor:
-    """The tensor plus elements, each at the place along a dim that the index names, and at its own along all others."""
+    """Adds elements at indices along a dim."""
     tracer = tracer_of(input, index, src)
-    x, chosen, source = tracer.lift(input), tracer.lift(index), tracer.lift(src)
+    x, indices, source = tracer.lift(input), tracer.lift(index), tracer.lift(src)
     require_one_dtype("scatter_add", x, source)
-    place = normalize_dim(dim, x.ndim)
-    if not x.ndim == chosen.ndim == source.ndim:
-        text = f"scatter_add of {source.ndim} dims by an index of {chosen.ndim} dims to {x.ndim} dims"
-        raise ShapeError(text, hint="give all three as many dims")
+    axis = normalize_dim(dim, x.ndim)
+    if not x.ndim == indices.ndim == source.ndim:
+        text = f"scatter_add of {source.ndim} dims by an index of {indices.ndim} dims to {x.ndim} dims"
+        raise ShapeError(text, hint="give all three equally many dims")
     if not x.ndim:
-        return reshaped(scatter_add(reshaped(x, (1,)), 0, reshaped(chosen, (1,)), reshaped(source, (1,))), ())
-    for d, size in enumerate(chosen._node.shape):
-        if not holds(tracer, size <= source._node.shape[d]) or (d != place and not holds(tracer, size <= x._node.shape[d])):
+        return reshaped(scatter_add(reshaped(x, (1,)), 0, reshaped(indices, (1,)), reshaped(source, (1,))), ())
+    for d, size in enumerate(indices._node.shape):
+        if not holds(tracer, size <= source._node.shape[d]) or (d != axis and not holds(tracer, size <= x._node.shape[d])):
             shapes = " and ".join(shape_text(t._node.shape) for t in (source, x))
-            text = f"scatter_add by an index of shape {shape_text(chosen._node.shape)}, a source and a tensor of shape {shapes}"
-            raise ShapeError(text, hint=f"an index may be larger than the tensor along dim {place} alone")
+            text = f"scatter_add by an index of shape {shape_text(indices._node.shape)}, a source and a tensor of shape {shapes}"
+            raise ShapeError(text, hint=f"an index may be larger than the tensor along dim {axis} only")
         source = source if same(size, source._node.shape[d]) else sliced(source, d, 0, size)
-    number = _numbers(checked(chosen, x._node.shape[place], wraps=False), place, x._node.shape)
-    count, total = (simplify_dim(product(t._node.shape)) for t in (chosen, x))
+    number = _row_major_numbers(bounds_checked(indices, x._node.shape[axis], wraps=False), axis, x._node.shape)
+    count, total = (simplify_dim(product(t._node.shape)) for t in (indices, x))
     sums = tracer.add(Op.SCATTER_ADD, reshaped(source, (count, 1)), reshaped(number, (count,)), length=total)
     return pointwise.add(x, reshaped(sums, x._node.shape))
 
@@ -442,17 +436,17 @@ def require_one_dtype(name: str, x: TracedTensor, other: TracedTensor) -> None:
         raise TraceError(f"{name} of {dtype_of(other)} to {dtype_of(x)}", hint="convert one of them")
 
 
-def _sums_of_slices(slices: TracedTensor, index: TracedTensor, dim: int, length: Dim, *, wraps: bool) -> TracedTensor:
-    """Sums of slices along a dim, as many as its length, each of those that its number is the index of."""
+def _segment_sums(slices: TracedTensor, index: TracedTensor, dim: int, length: Dim, *, wraps: bool) -> TracedTensor:
+    """Sums the slices of equal index; the result has `length` slices along the dim."""
     first = movedim(slices, dim, 0)
-    count, *others = first._node.shape
-    rows = reshaped(first, (count, simplify_dim(product(others))))
-    sums = slices._tracer.add(Op.SCATTER_ADD, rows, checked(index, length, wraps=wraps), length=length)
-    return movedim(reshaped(sums, (length, *others)), 0, dim)
+    count, *other_dims = first._node.shape
+    rows = reshaped(first, (count, simplify_dim(product(other_dims))))
+    sums = slices._tracer.add(Op.SCATTER_ADD, rows, bounds_checked(index, length, wraps=wraps), length=length)
+    return movedim(reshaped(sums, (length, *other_dims)), 0, dim)
 
 
-def _numbers(index: TracedTensor, dim: int, shape: tuple[Dim, ...]) -> TracedTensor:
-    """The row-major numbers, in a shape, of elements that an index names along a dim."""
+def _row_major_numbers(index: TracedTensor, dim: int, shape: tuple[Dim, ...]) -> TracedTensor:
+    """Returns the row-major numbers, in a shape, of the elements that an index selects along a dim."""
     tracer = index._tracer
     total = pointwise.mul(index, tracer.size(contiguous_strides(shape)[dim]))
     for d, stride in enumerate(contiguous_strides(shape)):

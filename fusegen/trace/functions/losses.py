@@ -1,4 +1,4 @@
-"""Losses of values, of classes, and of pairs and triples, then the mean, the sum or nothing of them."""
+"""Losses: elementwise, classification, pairs and triplets, each with reduction mean, sum or none."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from fusegen.dtypes import DType
 from fusegen.errors import ShapeError, TraceError
 from fusegen.ir.ops import Op
 from fusegen.trace.functions import pointwise, reductions
-from fusegen.trace.functions.common import binary, cast, dtype_of, floats, setting, tracer_of, unsupported_argument
-from fusegen.trace.functions.indexing import gather, taken
+from fusegen.trace.functions.common import binary, cast, dtype_of, float_setting, require_float, tracer_of, unsupported_argument
+from fusegen.trace.functions.indexing import gather, gather_slices
 from fusegen.trace.functions.normalization import log_softmax
 from fusegen.trace.functions.views import require_shape, reshaped, squeeze, unsqueeze
 from fusegen.trace.registry import implements
 from fusegen.trace.values import TracedTensor
 
 
-def collected(x: TracedTensor, reduction: str) -> TracedTensor:
-    """The mean of a loss, its sum, or the loss as it is.
-
-    Raises:
-        TraceError: another reduction is asked for.
-    """
+def reduce_loss(x: TracedTensor, reduction: str) -> TracedTensor:
+    """Reduces a loss by mean or sum, or returns it unreduced."""
     if reduction not in ("none", "mean", "sum"):
         raise TraceError(f"a loss with reduction={reduction!r}", hint="use 'none', 'mean' or 'sum'")
     return x if reduction == "none" else reductions.mean(x) if reduction == "mean" else reductions.sum(x)
 
 
-def legacy(reduction: str, size_average: Any, reduce: Any) -> str:
-    """The reduction that two old arguments ask for, where one of them is given: not reduce is none, not size_average the sum."""
+def legacy_reduction(reduction: str, size_average: Any, reduce: Any) -> str:
+    """Returns the reduction that the deprecated arguments `size_average` and `reduce` select."""
     if size_average is None and reduce is None:
         return reduction
     if reduce is not None and not reduce:
@@ -41,46 +37,44 @@ def legacy(reduction: str, size_average: Any, reduce: Any) -> str:
 def mse_loss(
     input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean", weight: Any = None
 ) -> TracedTensor:
-    """The squared difference."""
     unsupported_argument("mse_loss", weight=weight)
-    reduction = legacy(reduction, size_average, reduce)
+    reduction = legacy_reduction(reduction, size_average, reduce)
     difference = pointwise.sub(input, target)
-    return collected(difference._tracer.add(Op.MUL, difference, difference), reduction)
+    return reduce_loss(difference._tracer.add(Op.MUL, difference, difference), reduction)
 
 
 @implements("l1_loss")
 def l1_loss(
     input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean", weight: Any = None
 ) -> TracedTensor:
-    """The difference without its sign."""
     unsupported_argument("l1_loss", weight=weight)
-    reduction = legacy(reduction, size_average, reduce)
+    reduction = legacy_reduction(reduction, size_average, reduce)
     difference = pointwise.sub(input, target)
-    return collected(difference._tracer.add(Op.ABS, difference), reduction)
+    return reduce_loss(difference._tracer.add(Op.ABS, difference), reduction)
 
 
 @implements("smooth_l1_loss")
 def smooth_l1_loss(
     input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean", beta: float = 1.0
 ) -> TracedTensor:
-    """d^2 / (2 beta) for a difference d below beta, d - beta / 2 from there on."""
-    reduction = legacy(reduction, size_average, reduce)
+    """d^2 / (2 beta) for a difference d below beta, else d - beta / 2."""
+    reduction = legacy_reduction(reduction, size_average, reduce)
     if not beta:
         return l1_loss(input, target, reduction=reduction)
-    return collected(pointwise.div(_huber("smooth_l1_loss", input, target, beta), beta), reduction)
+    return reduce_loss(pointwise.div(_huber("smooth_l1_loss", input, target, beta), beta), reduction)
 
 
 @implements("huber_loss")
 def huber_loss(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None) -> TracedTensor:
-    """d^2 / 2 for a difference d below delta, delta (d - delta / 2) from there on; in the input's dtype, whatever the target's."""
+    """d^2 / 2 for a difference d below delta, else delta (d - delta / 2). The result has the input's dtype."""
     unsupported_argument("huber_loss", weight=weight)
-    own = floats("huber_loss", tracer_of(input, target).lift(input)).dtype
-    return collected(cast(_huber("huber_loss", input, target, delta), own), reduction)
+    dtype = require_float("huber_loss", tracer_of(input, target).lift(input)).dtype
+    return reduce_loss(cast(_huber("huber_loss", input, target, delta), dtype), reduction)
 
 
 def _huber(name: str, input: Any, target: Any, delta: Any) -> TracedTensor:
-    difference = floats(name, pointwise.sub(input, target))
-    return difference._tracer.add(Op.HUBER, difference, delta=setting(f"{name}: the width", delta))
+    difference = require_float(name, pointwise.sub(input, target))
+    return difference._tracer.add(Op.HUBER, difference, delta=float_setting(f"{name}: the width", delta))
 
 
 @implements("binary_cross_entropy_with_logits")
@@ -93,28 +87,28 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Any = None,
 ) -> TracedTensor:
-    """-target log(sigmoid(x)) - (1 - target) log(sigmoid(-x)), the first part times pos_weight."""
-    reduction = legacy(reduction, size_average, reduce)
+    """-pos_weight target log(sigmoid(x)) - (1 - target) log(sigmoid(-x))."""
+    reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input, target)
     x, y = tracer.lift(input), tracer.lift(target)
     require_shape("binary_cross_entropy_with_logits: the target", y, x._node.shape)
-    one, other = (tracer.add(Op.LOGSIGMOID, z) for z in (x, tracer.add(Op.NEG, x)))
-    hit = pointwise.mul(y, one) if pos_weight is None else pointwise.mul(pointwise.mul(y, one), pos_weight)
-    loss = tracer.add(Op.NEG, pointwise.add(hit, pointwise.mul(pointwise.rsub(y, 1), other)))
-    return collected(loss if weight is None else pointwise.mul(loss, weight), reduction)
+    log_p, log_q = (tracer.add(Op.LOGSIGMOID, z) for z in (x, tracer.add(Op.NEG, x)))
+    positive = pointwise.mul(y, log_p) if pos_weight is None else pointwise.mul(pointwise.mul(y, log_p), pos_weight)
+    loss = tracer.add(Op.NEG, pointwise.add(positive, pointwise.mul(pointwise.rsub(y, 1), log_q)))
+    return reduce_loss(loss if weight is None else pointwise.mul(loss, weight), reduction)
 
 
 @implements("binary_cross_entropy")
 def binary_cross_entropy(
     input: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
 ) -> TracedTensor:
-    """-target log(x) - (1 - target) log(1 - x); as in torch, a logarithm is -100 at the least."""
-    reduction = legacy(reduction, size_average, reduce)
+    """-target log(x) - (1 - target) log(1 - x), with logarithms clamped to -100, as in torch."""
+    reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input, target)
-    x, y = floats("binary_cross_entropy", tracer.lift(input)), tracer.lift(target)
+    x, y = require_float("binary_cross_entropy", tracer.lift(input)), tracer.lift(target)
     require_shape("binary_cross_entropy: the target", y, x._node.shape)
     loss = tracer.add(Op.BINARY_CROSS_ENTROPY, x, y)
-    return collected(loss if weight is None else pointwise.mul(loss, weight), reduction)
+    return reduce_loss(loss if weight is None else pointwise.mul(loss, weight), reduction)
 
 
 @implements("F.poisson_nll_loss")
@@ -128,38 +122,38 @@ def poisson_nll_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> TracedTensor:
-    """exp(x) - target x of the logarithm x of a rate, or x - target log(x + eps) of the rate; with ``full`` also what Stirling's
-    formula gives of the logarithm of target!, where the target is above 1."""
-    reduction = legacy(reduction, size_average, reduce)
+    """exp(x) - target x for a log rate x, or x - target log(x + eps) for a rate x. `full` adds Stirling's approximation of
+    log(target!) where target > 1."""
+    reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input, target)
     x, y = tracer.lift(input), tracer.lift(target)
     if log_input:
         loss = pointwise.sub(tracer.add(Op.EXP, x), pointwise.mul(y, x))
     else:
-        loss = pointwise.sub(x, pointwise.mul(y, tracer.add(Op.LOG, pointwise.add(x, setting("eps", eps)))))
+        loss = pointwise.sub(x, pointwise.mul(y, tracer.add(Op.LOG, pointwise.add(x, float_setting("eps", eps)))))
     if full:
         logarithm = tracer.add(Op.LOG, pointwise.mul(y, 2 * math.pi))
         stirling = pointwise.add(pointwise.sub(pointwise.mul(y, tracer.add(Op.LOG, y)), y), pointwise.mul(logarithm, 0.5))
         loss = pointwise.add(loss, pointwise.where(binary(Op.GT, y, 1), stirling, 0.0))
-    return collected(loss, reduction)
+    return reduce_loss(loss, reduction)
 
 
 @implements("gaussian_nll_loss")
 def gaussian_nll_loss(
     input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> TracedTensor:
-    """(log(var) + (x - target)^2 / var) / 2 with a variance of eps at the least; with ``full`` also log(2 pi) / 2."""
+    """(log(var) + (x - target)^2 / var) / 2 with var >= eps. `full` adds log(2 pi) / 2."""
     tracer = tracer_of(input, target, var)
-    x, variance = floats("gaussian_nll_loss", tracer.lift(input)), tracer.lift(var)
-    if variance.ndim == x.ndim - 1:  # one of each row
+    x, variance = require_float("gaussian_nll_loss", tracer.lift(input)), tracer.lift(var)
+    if variance.ndim == x.ndim - 1:  # one variance per row
         variance = unsqueeze(variance, -1)
-    least = setting("eps", eps)
-    raised = pointwise.add(pointwise.sub(variance, tracer.add(Op.DETACH, variance)), least)  # of which it keeps the derivative
-    variance = pointwise.where(binary(Op.LT, variance, least), raised, variance)
+    lower_bound = float_setting("eps", eps)
+    clamped = pointwise.add(pointwise.sub(variance, tracer.add(Op.DETACH, variance)), lower_bound)  # has the variance's gradient
+    variance = pointwise.where(binary(Op.LT, variance, lower_bound), clamped, variance)
     difference = pointwise.sub(x, target)
     squared = pointwise.div(tracer.add(Op.MUL, difference, difference), variance)
     loss = pointwise.mul(pointwise.add(tracer.add(Op.LOG, variance), squared), 0.5)
-    return collected(pointwise.add(loss, 0.5 * math.log(2 * math.pi)) if full else loss, reduction)
+    return reduce_loss(pointwise.add(loss, 0.5 * math.log(2 * math.pi)) if full else loss, reduction)
 
 
 @implements("kl_div")
@@ -167,19 +161,19 @@ def kl_div(
     input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean", log_target: bool = False
 ) -> TracedTensor:
     """target (log(target) - input); 0 where the target is 0."""
-    reduction = legacy(reduction, size_average, reduce)
+    reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input, target)
-    x, y = (floats("kl_div", tracer.lift(value)) for value in (input, target))
+    x, y = (require_float("kl_div", tracer.lift(value)) for value in (input, target))
     if log_target:
         loss = pointwise.mul(tracer.add(Op.EXP, y), pointwise.sub(y, input))
     else:
         loss = pointwise.sub(pointwise.xlogy(y, y), pointwise.mul(y, input))
     if reduction == "batchmean":
         return pointwise.div(reductions.sum(loss), x.shape[0]) if x.ndim else reductions.sum(loss)
-    return collected(loss, reduction)
+    return reduce_loss(loss, reduction)
 
 
-# Losses of classes: the score of the right class in a row of scores.
+# Classification losses.
 
 
 @implements("cross_entropy")
@@ -193,24 +187,24 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> TracedTensor:
-    """The negative logarithm of the softmax at the right class, or its mean by probabilities of the classes.
+    """The negative log softmax at the target class, or its mean weighted by class probabilities.
 
-    With smoothing s, the right one of C classes has the probability 1 - s + s / C, each other one s / C (Szegedy et al.,
-    Rethinking the Inception Architecture for Computer Vision, arXiv 1512.00567, section 7).
+    Smoothing s gives the target one of C classes the probability 1 - s + s / C, the others s / C. Szegedy et al., Rethinking the
+    Inception Architecture for Computer Vision (arXiv 1512.00567), section 7.
     """
-    reduction = legacy(reduction, size_average, reduce)
+    reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input, target)
-    x, y = floats("cross_entropy", _scores("cross_entropy", tracer.lift(input))), tracer.lift(target)
-    share = setting("label_smoothing", label_smoothing)
-    if not 0.0 <= share <= 1.0:
-        raise TraceError(f"cross_entropy: label_smoothing={share} is no share", hint="give a number from 0 to 1")
-    logarithms = log_softmax(x, _class_dim(x))
+    x, y = require_float("cross_entropy", _require_scores("cross_entropy", tracer.lift(input))), tracer.lift(target)
+    smoothing = float_setting("label_smoothing", label_smoothing)
+    if not 0.0 <= smoothing <= 1.0:
+        raise TraceError(f"cross_entropy: label_smoothing={smoothing} is not in [0, 1]", hint="give a number from 0 to 1")
+    log_probs = log_softmax(x, _class_dim(x))
     if x.ndim == y.ndim:
         if ignore_index >= 0:
-            what = f"cross_entropy: ignore_index={ignore_index} beside probabilities, of which torch ignores none"
-            raise TraceError(what, hint="leave it out, or give classes by their numbers")
-        return _of_probabilities(logarithms, y, weight, share, reduction)
-    return _of_classes("cross_entropy", logarithms, y, weight, ignore_index, share, reduction)
+            message = f"cross_entropy: ignore_index={ignore_index} with class probabilities, which torch does not ignore"
+            raise TraceError(message, hint="leave it out, or give class indices")
+        return _probability_loss(log_probs, y, weight, smoothing, reduction)
+    return _class_index_loss("cross_entropy", log_probs, y, weight, ignore_index, smoothing, reduction)
 
 
 @implements("nll_loss")
@@ -223,71 +217,70 @@ def nll_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> TracedTensor:
-    """The negative value at the right class, times its weight; a mean is by the weights of what is not ignored."""
-    reduction = legacy(reduction, size_average, reduce)
+    """The negative input at the target class, times its weight. The mean divides by the weights of the targets counted."""
+    reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input, target)
-    x = floats("nll_loss", _scores("nll_loss", tracer.lift(input)))
-    return _of_classes("nll_loss", x, tracer.lift(target), weight, ignore_index, 0.0, reduction)
+    x = require_float("nll_loss", _require_scores("nll_loss", tracer.lift(input)))
+    return _class_index_loss("nll_loss", x, tracer.lift(target), weight, ignore_index, 0.0, reduction)
 
 
-def _scores(name: str, x: TracedTensor) -> TracedTensor:
+def _require_scores(name: str, x: TracedTensor) -> TracedTensor:
     if not x.ndim:
-        raise ShapeError(f"{name} of one number", hint="give scores of shape (classes,), (rows, classes) or (rows, classes, ...)")
+        raise ShapeError(f"{name} of a tensor without dims", hint="give shape (classes,), (rows, classes) or (rows, classes, ...)")
     return x
 
 
 def _class_dim(x: TracedTensor) -> int:
-    """Behind the rows, if there are any."""
+    """Returns 1 if the input has rows, else 0."""
     return min(1, x.ndim - 1)
 
 
-def _of_classes(
-    name: str, logarithms: TracedTensor, target: TracedTensor, weight: Any, ignore_index: int, share: float, reduction: str
+def _class_index_loss(
+    name: str, log_probs: TracedTensor, target: TracedTensor, weight: Any, ignore_index: int, smoothing: float, reduction: str
 ) -> TracedTensor:
-    """By the number of the right class; ``share`` is what all classes have in equal parts."""
-    tracer, dim = logarithms._tracer, _class_dim(logarithms)
+    """The loss for class indices. `smoothing` is spread evenly over all classes."""
+    tracer, dim = log_probs._tracer, _class_dim(log_probs)
     if dtype_of(target) is DType.UINT8:
         target = tracer.add(Op.CAST, target, dtype=DType.INT64)
     if dtype_of(target) is not DType.INT64:
         raise TraceError(f"{name}: classes of {dtype_of(target)}", hint="convert them to torch.int64")
-    shape = logarithms._node.shape
+    shape = log_probs._node.shape
     require_shape(name, target, (*shape[:dim], *shape[dim + 1 :]))
-    weights = None if weight is None else _weights(name, logarithms, weight)
-    is_kept = binary(Op.NE, target, ignore_index)
-    right = pointwise.where(is_kept, target, 0)
-    loss = tracer.add(Op.NEG, squeeze(gather(logarithms, dim, unsqueeze(right, dim)), dim))
-    part = tracer.lift(1.0) if weights is None else taken(weights, 0, right, wraps=False)
+    weights = None if weight is None else _class_weights(name, log_probs, weight)
+    counts = binary(Op.NE, target, ignore_index)
+    classes = pointwise.where(counts, target, 0)
+    loss = tracer.add(Op.NEG, squeeze(gather(log_probs, dim, unsqueeze(classes, dim)), dim))
+    class_weight = tracer.lift(1.0) if weights is None else gather_slices(weights, 0, classes, wraps=False)
     if weights is not None:
-        loss = pointwise.mul(loss, part)
-    if share:
-        loss = pointwise.add(pointwise.mul(loss, 1 - share), pointwise.mul(_mean_over_classes(logarithms, weights), share))
-    loss = pointwise.where(is_kept, loss, 0.0)
+        loss = pointwise.mul(loss, class_weight)
+    if smoothing:
+        loss = pointwise.add(pointwise.mul(loss, 1 - smoothing), pointwise.mul(_mean_over_classes(log_probs, weights), smoothing))
+    loss = pointwise.where(counts, loss, 0.0)
     if reduction != "mean":
-        return collected(loss, reduction)
-    parts = pointwise.where(is_kept, cast(part, logarithms.dtype), 0.0)
-    return pointwise.div(reductions.sum(loss), reductions.sum(parts))
+        return reduce_loss(loss, reduction)
+    counted_weights = pointwise.where(counts, cast(class_weight, log_probs.dtype), 0.0)
+    return pointwise.div(reductions.sum(loss), reductions.sum(counted_weights))
 
 
-def _mean_over_classes(logarithms: TracedTensor, weights: TracedTensor | None) -> TracedTensor:
-    weighed = logarithms if weights is None else pointwise.mul(logarithms, _along_classes(logarithms, weights))
-    return logarithms._tracer.add(Op.NEG, reductions.mean(weighed, _class_dim(logarithms)))
+def _mean_over_classes(log_probs: TracedTensor, weights: TracedTensor | None) -> TracedTensor:
+    weighted = log_probs if weights is None else pointwise.mul(log_probs, _along_classes(log_probs, weights))
+    return log_probs._tracer.add(Op.NEG, reductions.mean(weighted, _class_dim(log_probs)))
 
 
-def _of_probabilities(logarithms: TracedTensor, target: TracedTensor, weight: Any, share: float, reduction: str) -> TracedTensor:
-    """By a probability of each class."""
-    tracer, dim = logarithms._tracer, _class_dim(logarithms)
-    floats("cross_entropy: probabilities", target)
-    require_shape("cross_entropy", target, logarithms._node.shape)
-    count = tracer.size(logarithms._node.shape[dim])
-    if share:
-        target = pointwise.add(pointwise.mul(target, 1 - share), share / count)
-    products = pointwise.mul(logarithms, target)
+def _probability_loss(log_probs: TracedTensor, target: TracedTensor, weight: Any, smoothing: float, reduction: str) -> TracedTensor:
+    tracer, dim = log_probs._tracer, _class_dim(log_probs)
+    require_float("cross_entropy: probabilities", target)
+    require_shape("cross_entropy", target, log_probs._node.shape)
+    count = tracer.size(log_probs._node.shape[dim])
+    if smoothing:
+        target = pointwise.add(pointwise.mul(target, 1 - smoothing), smoothing / count)
+    terms = pointwise.mul(log_probs, target)
     if weight is not None:
-        products = pointwise.mul(products, _along_classes(logarithms, _weights("cross_entropy", logarithms, weight)))
-    return collected(tracer.add(Op.NEG, reductions.sum(products, dim)), reduction)
+        terms = pointwise.mul(terms, _along_classes(log_probs, _class_weights("cross_entropy", log_probs, weight)))
+    return reduce_loss(tracer.add(Op.NEG, reductions.sum(terms, dim)), reduction)
 
 
-def _weights(name: str, x: TracedTensor, weight: Any) -> TracedTensor:
+def _class_weights(name: str, x: TracedTensor, weight: Any) -> TracedTensor:
     weights = x._tracer.lift(weight)
     require_shape(f"{name}: the weight", weights, (x._node.shape[_class_dim(x)],))
     if weights.dtype is not x.dtype:
@@ -296,17 +289,16 @@ def _weights(name: str, x: TracedTensor, weight: Any) -> TracedTensor:
 
 
 def _along_classes(x: TracedTensor, weights: TracedTensor) -> TracedTensor:
-    behind = x.ndim - 1 - _class_dim(x)
-    return reshaped(weights, (*weights._node.shape, *(1,) * behind))
+    trailing = x.ndim - 1 - _class_dim(x)
+    return reshaped(weights, (*weights._node.shape, *(1,) * trailing))
 
 
-# Losses of pairs and triples: distances within a class, and margins between classes.
+# Losses of pairs and triplets.
 
-_LEAST_SQUARE = 1e-12  # torch's, added to the squares of lengths
+_SQUARE_EPS = 1e-12  # as in torch, added to squared norms
 
 
-def _beyond(x: Any) -> TracedTensor:
-    """The value, or 0 where it is negative."""
+def _relu(x: Any) -> TracedTensor:
     return pointwise.clamp(x, 0)
 
 
@@ -314,23 +306,22 @@ def _beyond(x: Any) -> TracedTensor:
 def soft_margin_loss(
     input: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
 ) -> TracedTensor:
-    """log(1 + exp(-target x)) for targets of 1 and -1."""
-    reduction = legacy(reduction, size_average, reduce)
-    product = floats("soft_margin_loss", pointwise.mul(input, target))
+    reduction = legacy_reduction(reduction, size_average, reduce)
+    product = require_float("soft_margin_loss", pointwise.mul(input, target))
     tracer = product._tracer
-    return collected(tracer.add(Op.LOG1P, tracer.add(Op.EXP, tracer.add(Op.NEG, product))), reduction)
+    return reduce_loss(tracer.add(Op.LOG1P, tracer.add(Op.EXP, tracer.add(Op.NEG, product))), reduction)
 
 
 @implements("F.hinge_embedding_loss")
 def hinge_embedding_loss(
     input: Any, target: Any, margin: float = 1.0, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
 ) -> TracedTensor:
-    """x where the target is 1, what x lacks to the margin where it is -1, both for any other target."""
-    reduction = legacy(reduction, size_average, reduce)
-    floats("hinge_embedding_loss", tracer_of(input, target).lift(input))
-    apart = pointwise.where(binary(Op.NE, target, 1), _beyond(pointwise.rsub(input, setting("margin", margin))), 0.0)
-    together = pointwise.where(binary(Op.NE, target, -1), input, 0.0)
-    return collected(pointwise.add(apart, together), reduction)
+    """x where the target is 1, max(0, margin - x) where it is -1, both summed for any other target."""
+    reduction = legacy_reduction(reduction, size_average, reduce)
+    require_float("hinge_embedding_loss", tracer_of(input, target).lift(input))
+    negative = pointwise.where(binary(Op.NE, target, 1), _relu(pointwise.rsub(input, float_setting("margin", margin))), 0.0)
+    positive = pointwise.where(binary(Op.NE, target, -1), input, 0.0)
+    return reduce_loss(pointwise.add(negative, positive), reduction)
 
 
 @implements("F.margin_ranking_loss")
@@ -343,10 +334,9 @@ def margin_ranking_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> TracedTensor:
-    """max(0, -target (x1 - x2) + margin)."""
-    reduction = legacy(reduction, size_average, reduce)
+    reduction = legacy_reduction(reduction, size_average, reduce)
     ranked = pointwise.mul(target, pointwise.sub(input2, input1))
-    return collected(_beyond(pointwise.add(ranked, setting("margin", margin))), reduction)
+    return reduce_loss(_relu(pointwise.add(ranked, float_setting("margin", margin))), reduction)
 
 
 @implements("F.cosine_embedding_loss")
@@ -359,26 +349,26 @@ def cosine_embedding_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> TracedTensor:
-    """1 - cos(x1, x2) where the target is 1, what the cosine has above the margin where it is -1."""
-    reduction = legacy(reduction, size_average, reduce)
+    """1 - cos(x1, x2) where the target is 1, max(0, cos(x1, x2) - margin) where it is -1."""
+    reduction = legacy_reduction(reduction, size_average, reduce)
     tracer = tracer_of(input1, input2, target)
     x, y = tracer.lift(input1), tracer.lift(input2)
 
     def dot(a: TracedTensor, b: TracedTensor) -> TracedTensor:
         return reductions.sum(tracer.add(Op.MUL, a, b), -1)
 
-    squares = pointwise.mul(pointwise.add(dot(x, x), _LEAST_SQUARE), pointwise.add(dot(y, y), _LEAST_SQUARE))
+    squares = pointwise.mul(pointwise.add(dot(x, x), _SQUARE_EPS), pointwise.add(dot(y, y), _SQUARE_EPS))
     cosine = pointwise.div(dot(x, y), tracer.add(Op.SQRT, squares))
-    apart = _beyond(pointwise.sub(cosine, setting("margin", margin)))
-    together = pointwise.where(binary(Op.EQ, target, 1), pointwise.rsub(cosine, 1), 0.0)
-    return collected(pointwise.add(together, pointwise.where(binary(Op.EQ, target, -1), apart, 0.0)), reduction)
+    negative = _relu(pointwise.sub(cosine, float_setting("margin", margin)))
+    positive = pointwise.where(binary(Op.EQ, target, 1), pointwise.rsub(cosine, 1), 0.0)
+    return reduce_loss(pointwise.add(positive, pointwise.where(binary(Op.EQ, target, -1), negative, 0.0)), reduction)
 
 
 @implements("pairwise_distance")
 def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> TracedTensor:
     """The p-norm of x1 - x2 + eps along the last dim."""
-    difference = floats("pairwise_distance", pointwise.add(pointwise.sub(x1, x2), setting("eps", eps)))
-    return reductions.vector_norm(difference, setting("p", p), -1, keepdim)
+    difference = require_float("pairwise_distance", pointwise.add(pointwise.sub(x1, x2), float_setting("eps", eps)))
+    return reductions.vector_norm(difference, float_setting("p", p), -1, keepdim)
 
 
 @implements("F.triplet_margin_loss")
@@ -394,20 +384,19 @@ def triplet_margin_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> TracedTensor:
-    """max(0, d(anchor, positive) - d(anchor, negative) + margin) (Balntas et al., Learning Local Feature Descriptors with
-    Triplets and Shallow Convolutional Neural Networks, 2016; there also ``swap``)."""
-    reduction = legacy(reduction, size_average, reduce)
-    near, far = (pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
+    """max(0, d(anchor, positive) - d(anchor, negative) + margin), and `swap` (Balntas et al., Learning Local Feature Descriptors
+    with Triplets and Shallow Convolutional Neural Networks, 2016)."""
+    reduction = legacy_reduction(reduction, size_average, reduce)
+    near, far = (pairwise_distance(anchor, example, p, eps) for example in (positive, negative))
     if swap:
         far = binary(Op.MINIMUM, far, pairwise_distance(positive, negative, p, eps))
-    return collected(_beyond(pointwise.sub(pointwise.add(near, setting("margin", margin)), far)), reduction)
+    return reduce_loss(_relu(pointwise.sub(pointwise.add(near, float_setting("margin", margin)), far)), reduction)
 
 
 @implements("multilabel_soft_margin_loss")
 def multilabel_soft_margin_loss(
     input: Any, target: Any, weight: Any = None, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
 ) -> TracedTensor:
-    """-target log(sigmoid(x)) - (1 - target) log(sigmoid(-x)), the mean along the last dim."""
-    reduction = legacy(reduction, size_average, reduce)
+    reduction = legacy_reduction(reduction, size_average, reduce)
     losses = binary_cross_entropy_with_logits(input, target, weight, reduction="none")
-    return collected(reductions.mean(losses, -1), reduction)
+    return reduce_loss(reductions.mean(losses, -1), reduction)

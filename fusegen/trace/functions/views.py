@@ -1,4 +1,4 @@
-"""Views: index maps in the graph, never copies."""
+"""Views: index maps in the graph. They never copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fusegen.trace.values import TracedTensor
 
 
 def reshaped(x: TracedTensor, shape: Sequence[Dim]) -> TracedTensor:
-    """The value in another shape; itself when it has that already."""
+    """Reshapes a value; returns it unchanged if it has that shape."""
     current = x._node.shape
     if len(current) == len(shape) and all(map(same, current, shape)):
         return x
@@ -29,70 +29,68 @@ def reshaped(x: TracedTensor, shape: Sequence[Dim]) -> TracedTensor:
 
 
 def sliced(x: TracedTensor, dim: int, start: Dim, length: Dim, step: int = 1) -> TracedTensor:
-    """Every step-th element of a dim from start on."""
+    """Every step-th element of a dim, from start."""
     return x._tracer.add(Op.SLICE, x, dim=dim, start=start, length=length, step=step)
 
 
-def own(x: TracedTensor) -> TracedTensor:
-    """The same values in memory of their own, as torch gives where it copies: what is written there changes no other tensor."""
+def as_copy(x: TracedTensor) -> TracedTensor:
+    """Returns the value with new memory, as where torch copies: writes to it change no other tensor."""
     return x._tracer.value(x._position)
 
 
-def within(result: TracedTensor, x: TracedTensor) -> TracedTensor:
-    """A result as a view of a tensor, in whose memory it lies however that was arranged."""
+def as_view(result: TracedTensor, x: TracedTensor) -> TracedTensor:
+    """Marks a result as a view of a tensor's memory."""
     return x._tracer.value(result._position, x._memory)
 
 
 def permuted(x: TracedTensor, dims: Sequence[int]) -> TracedTensor:
-    """The value with its dims in another order."""
+    """Permutes dims; returns the value unchanged for the identity."""
     return x if tuple(dims) == tuple(range(len(dims))) else x._tracer.add(Op.PERMUTE, x, dims=tuple(dims))
 
 
 @implements("reshape", "view")
 def reshape(input: TracedTensor, *shape: Any, **named: Any) -> TracedTensor:
-    """Another shape of the same elements; one size may be -1."""
+    """Reshapes; one size may be -1."""
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-        raise UnsupportedError(f"view as {shape[0]}: bits cannot be read as another type", hint="for a conversion use to(dtype)")
-    return reshaped(input, _complete(input._tracer, sequence(shape, named), input._node.shape))
+        raise UnsupportedError(f"view as {shape[0]}: bits cannot be read as another type", hint="use to(dtype) to convert values")
+    return reshaped(input, _with_inferred_size(input._tracer, sequence(shape, named), input._node.shape))
 
 
-def _complete(tracer: Tracer, sizes: Sequence[Any], source: Sequence[Dim]) -> tuple[Dim, ...]:
-    given = [dim_of(s) for s in sizes]
-    free = [d for d, s in enumerate(given) if s == -1]
+def _with_inferred_size(tracer: Tracer, sizes: Sequence[Any], source: Sequence[Dim]) -> tuple[Dim, ...]:
+    shape = [dim_of(s) for s in sizes]
+    free = [d for d, s in enumerate(shape) if s == -1]
     if not free:
-        return tuple(given)
-    others = product(s for d, s in enumerate(given) if d not in free)
-    rest = exact_quotient(product(source), others)
-    if len(free) > 1 or rest is None:
+        return tuple(shape)
+    known = product(s for d, s in enumerate(shape) if d not in free)
+    inferred = exact_quotient(product(source), known)
+    if len(free) > 1 or inferred is None:
         if len(free) == 1:
-            tracer.require_literal(product(source), others)
+            tracer.require_literal(product(source), known)
         raise ShapeError(
-            f"cannot view {shape_text(tuple(source))} as {shape_text(given)}",
-            hint="one size may be -1; the others' product must divide the number of elements",
+            f"cannot view {shape_text(tuple(source))} as {shape_text(shape)}",
+            hint="one size may be -1; the product of the others must divide the number of elements",
         )
-    given[free[0]] = rest
-    return tuple(given)
+    shape[free[0]] = inferred
+    return tuple(shape)
 
 
 @implements("view_as", "reshape_as")
 def reshape_as(input: TracedTensor, other: torch.Tensor) -> TracedTensor:
-    """The shape of another tensor."""
     return reshape(input, *other.shape)
 
 
 @implements("permute")
 def permute(input: TracedTensor, *dims: Any, **named: Any) -> TracedTensor:
-    """Dims in another order."""
     rank = input.ndim
     order = [normalize_dim(d, rank) for d in sequence(dims, named)]
     if sorted(order) != list(range(rank)):
-        raise ShapeError(f"permute: {order} is no order of {rank} dims", hint="name each dim once")
+        raise ShapeError(f"permute: {order} is not a permutation of {rank} dims", hint="name each dim once")
     return permuted(input, order)
 
 
 @implements("transpose", "swapaxes", "swapdims")
 def transpose(input: TracedTensor, dim0: int, dim1: int) -> TracedTensor:
-    """Two dims exchanged; a tensor without dims lets 0 and -1 name one, as torch has it."""
+    """Swaps two dims. A scalar accepts dims 0 and -1, as in torch."""
     order = list(range(input.ndim))
     a, b = normalize_dim(dim0, input.ndim), normalize_dim(dim1, input.ndim)
     if order:
@@ -102,7 +100,7 @@ def transpose(input: TracedTensor, dim0: int, dim1: int) -> TracedTensor:
 
 @implements("t")
 def t(input: TracedTensor) -> TracedTensor:
-    """The transpose of a matrix; a vector is itself."""
+    """The transpose of a matrix; vectors and scalars are unchanged."""
     if input.ndim > 2:
         raise ShapeError(f"t() of a tensor of {input.ndim} dims", hint="use .mT or transpose(-2, -1)")
     return input if input.ndim < 2 else transpose(input, 0, 1)
@@ -110,32 +108,28 @@ def t(input: TracedTensor) -> TracedTensor:
 
 @implements("adjoint")
 def adjoint(input: TracedTensor) -> TracedTensor:
-    """The last two dims exchanged; nothing here is complex."""
     return transpose(input, -2, -1) if input.ndim else input
 
 
 @implements("movedim", "moveaxis")
 def movedim(input: TracedTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> TracedTensor:
-    """Dims moved to other places; the others keep their order."""
-    sources, places = (each_dim(dims, input.ndim) for dims in (source, destination))
-    if len(sources) != len(places) or isinstance(source, (tuple, list)) != isinstance(destination, (tuple, list)):
-        raise ShapeError(f"movedim of {source} to {destination}", hint="give two ints, or as many places as dims")
-    moved = dict(zip(places, sources, strict=True))
-    others = iter(d for d in range(input.ndim) if d not in sources)
-    return permuted(input, [moved[d] if d in moved else next(others) for d in range(input.ndim)])
+    sources, destinations = (each_dim(dims, input.ndim) for dims in (source, destination))
+    if len(sources) != len(destinations) or isinstance(source, (tuple, list)) != isinstance(destination, (tuple, list)):
+        raise ShapeError(f"movedim of {source} to {destination}", hint="give two ints, or equally many destinations and dims")
+    source_of = dict(zip(destinations, sources, strict=True))
+    remaining = iter(d for d in range(input.ndim) if d not in sources)
+    return permuted(input, [source_of[d] if d in source_of else next(remaining) for d in range(input.ndim)])
 
 
 @implements("unsqueeze")
 def unsqueeze(input: TracedTensor, dim: int) -> TracedTensor:
-    """A dim of size 1 put in."""
-    place = normalize_dim(dim, input.ndim + 1)
+    axis = normalize_dim(dim, input.ndim + 1)
     shape = input._node.shape
-    return reshaped(input, (*shape[:place], 1, *shape[place:]))
+    return reshaped(input, (*shape[:axis], 1, *shape[axis:]))
 
 
 @implements("squeeze")
 def squeeze(input: TracedTensor, dim: int | Sequence[int] | None = None) -> TracedTensor:
-    """Dims of size 1 taken out: all, or those given."""
     shape = input._node.shape
     chosen = set(range(input.ndim)) if dim is None else set(each_dim(dim, input.ndim))
     return reshaped(input, [s for d, s in enumerate(shape) if not (d in chosen and _is_one(input._tracer, s))])
@@ -147,14 +141,13 @@ def _is_one(tracer: Tracer, size: Dim) -> bool:
 
 @implements("expand", "broadcast_to")
 def expand(input: TracedTensor, *sizes: Any, **named: Any) -> TracedTensor:
-    """Dims of size 1 repeated; -1 keeps a dim."""
-    wanted = [dim_of(s) for s in sequence(sizes, named)]
-    lead = len(wanted) - input.ndim
+    requested = [dim_of(s) for s in sequence(sizes, named)]
+    lead = len(requested) - input.ndim
     if lead < 0:
         raise ShapeError(f"expand of {shape_text(input._node.shape)} to fewer dims")
-    if any(s == -1 for s in wanted[:lead]):
+    if any(s == -1 for s in requested[:lead]):
         raise ShapeError("expand: -1 for a new leading dim", hint="give new dims their sizes")
-    shape = [input._node.shape[d - lead] if s == -1 else s for d, s in enumerate(wanted)]
+    shape = [input._node.shape[d - lead] if s == -1 else s for d, s in enumerate(requested)]
     if any((literal(s) or 0) < 0 for s in shape):
         raise ShapeError(f"expand to {shape_text(shape)}", hint="give sizes of 0 and more, and -1 to keep a dim")
     return input._tracer.add(Op.EXPAND, input, shape=tuple(shape))
@@ -162,20 +155,18 @@ def expand(input: TracedTensor, *sizes: Any, **named: Any) -> TracedTensor:
 
 @implements("expand_as")
 def expand_as(input: TracedTensor, other: TracedTensor) -> TracedTensor:
-    """Expanded to another tensor's shape."""
     return expand(input, *other.shape)
 
 
 @implements("ravel")
 def ravel(input: TracedTensor) -> TracedTensor:
-    """All dims as one: a view of what is contiguous, and of anything else a copy."""
+    """Flattens all dims: a view if contiguous, else a copy."""
     flat = flatten(input)
-    return own(flat) if input._tracer.is_copied(input._position, input._memory, contiguous=True) else flat
+    return as_copy(flat) if input._tracer.is_copied(input._position, input._memory, contiguous=True) else flat
 
 
 @implements("flatten")
 def flatten(input: TracedTensor, start_dim: int = 0, end_dim: int = -1) -> TracedTensor:
-    """A run of dims as one."""
     shape = input._node.shape
     first, last = normalize_dim(start_dim, input.ndim), normalize_dim(end_dim, input.ndim)
     return reshaped(input, (*shape[:first], simplify_dim(product(shape[first : last + 1])), *shape[last + 1 :]))
@@ -183,53 +174,50 @@ def flatten(input: TracedTensor, start_dim: int = 0, end_dim: int = -1) -> Trace
 
 @implements("unflatten")
 def unflatten(input: TracedTensor, dim: int, sizes: Sequence[Any]) -> TracedTensor:
-    """One dim as several."""
     shape = input._node.shape
-    place = normalize_dim(dim, input.ndim)
-    inner = _complete(input._tracer, tuple(sizes), (shape[place],))
-    return reshaped(input, (*shape[:place], *inner, *shape[place + 1 :]))
+    axis = normalize_dim(dim, input.ndim)
+    inner = _with_inferred_size(input._tracer, tuple(sizes), (shape[axis],))
+    return reshaped(input, (*shape[:axis], *inner, *shape[axis + 1 :]))
 
 
 @implements("narrow")
 def narrow(input: TracedTensor, dim: int, start: Any, length: Any) -> TracedTensor:
-    """A run of a dim."""
-    place = normalize_dim(dim, input.ndim)
-    size, count = input._node.shape[place], dim_of(length)
-    first = from_end(input._tracer, start, size)
+    axis = normalize_dim(dim, input.ndim)
+    size, count = input._node.shape[axis], dim_of(length)
+    first = nonnegative_index(input._tracer, start, size)
     if not (holds(input._tracer, count >= 0) and holds(input._tracer, size - first - count >= 0)):
-        raise ShapeError(f"narrow: start {start} and length {length} for a dim of size {size}", hint="stay inside of the dim")
-    return sliced(input, place, first, count)
+        raise ShapeError(f"narrow: start {start} and length {length} for a dim of size {size}", hint="stay within the dim")
+    return sliced(input, axis, first, count)
 
 
 def holds(tracer: Tracer, relation: Any) -> bool:
-    """True if a relation of sizes holds; of symbolic ones it becomes a guard."""
+    """Evaluates a relation of sizes; with symbolic sizes it becomes a guard."""
     return relation if isinstance(relation, bool) else tracer.decide(relation)
 
 
-def require_shape(name: str, x: TracedTensor, wanted: Sequence[Dim]) -> None:
-    """Refuses another shape; equal sizes that are symbols become guards."""
+def require_shape(name: str, x: TracedTensor, expected: Sequence[Dim]) -> None:
+    """Requires a shape; equal symbolic sizes become guards."""
     shape, tracer = x._node.shape, x._tracer
-    pairs = zip(shape, wanted, strict=True) if len(shape) == len(wanted) else [(0, 1)]
+    pairs = zip(shape, expected, strict=True) if len(shape) == len(expected) else [(0, 1)]
     if not all(same(a, b) or holds(tracer, sympy.Eq(a, b)) for a, b in pairs):
-        text = f"{name}: a tensor of shape {shape_text(shape)} where {shape_text(tuple(wanted))} is wanted"
-        raise ShapeError(text, hint="give it that shape, as torch asks as well")
+        text = f"{name}: a tensor of shape {shape_text(shape)} where {shape_text(tuple(expected))} is expected"
+        raise ShapeError(text, hint="give it that shape, as in torch")
 
 
 @implements("select")
 def select(input: TracedTensor, dim: int, index: int) -> TracedTensor:
-    """One element of a dim, which is taken out."""
-    place = normalize_dim(dim, input.ndim)
+    axis = normalize_dim(dim, input.ndim)
     shape = input._node.shape
-    chosen = from_end(input._tracer, index, shape[place])
-    if not holds(input._tracer, chosen < shape[place]):
-        raise DimError(f"index {index} of a dim of size {shape[place]}", hint="stay inside of the dim")
-    one = sliced(input, place, chosen, 1)
-    return reshaped(one, (*shape[:place], *shape[place + 1 :]))
+    position = nonnegative_index(input._tracer, index, shape[axis])
+    if not holds(input._tracer, position < shape[axis]):
+        raise DimError(f"index {index} of a dim of size {shape[axis]}", hint="stay within the dim")
+    selected = sliced(input, axis, position, 1)
+    return reshaped(selected, (*shape[:axis], *shape[axis + 1 :]))
 
 
 @implements("chunk")
 def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor, ...]:
-    """A dim in equal parts; the last one may be shorter, and there may be fewer, as in torch."""
+    """Splits a dim into equal parts; the last may be shorter, and there may be fewer, as in torch."""
     size = input._node.shape[normalize_dim(dim, input.ndim)]
     count = dim_of(chunks)
     if count < 1:
@@ -241,32 +229,31 @@ def chunk(input: TracedTensor, chunks: int, dim: int = 0) -> tuple[TracedTensor,
     part = exact_quotient(size, count)
     if part is None:
         input._tracer.require_literal(size)
-        whole = literal(size)
-        if whole is None:
+        extent = literal(size)
+        if extent is None:
             text = f"chunk: {size} is not known to be a multiple of {chunks}"
-            raise UnsupportedError(text, hint="give the parts: split(sizes, dim)")
-        part = -(-whole // count)
-    return _in_parts(input, dim, _equal_parts(input._tracer, size, part))
+            raise UnsupportedError(text, hint="give the sizes: split(sizes, dim)")
+        part = -(-extent // count)
+    return _split_into(input, dim, _equal_parts(input._tracer, size, part))
 
 
 @implements("split")
 def split(input: TracedTensor, split_size: Any, dim: int = 0) -> tuple[TracedTensor, ...]:
-    """A dim in parts of one size, or of the sizes given."""
     if isinstance(split_size, (tuple, list)):
-        return _in_parts(input, dim, [dim_of(s) for s in split_size])
+        return _split_into(input, dim, [dim_of(s) for s in split_size])
     size = input._node.shape[normalize_dim(dim, input.ndim)]
-    return _in_parts(input, dim, _equal_parts(input._tracer, size, dim_of(split_size)))
+    return _split_into(input, dim, _equal_parts(input._tracer, size, dim_of(split_size)))
 
 
-def _in_parts(input: TracedTensor, dim: int, lengths: Sequence[Dim]) -> tuple[TracedTensor, ...]:
-    place = normalize_dim(dim, input.ndim)
-    size = input._node.shape[place]
+def _split_into(input: TracedTensor, dim: int, lengths: Sequence[Dim]) -> tuple[TracedTensor, ...]:
+    axis = normalize_dim(dim, input.ndim)
+    size = input._node.shape[axis]
     starts = [simplify_dim(sum(lengths[:k], start=0)) for k in range(len(lengths))]
     total = simplify_dim(sum(lengths, start=0))
     if not same(total, size):
         input._tracer.require_equal([(total, size)])
-        raise ShapeError(f"split: {lengths} do not add up to {size}", hint="make the parts cover the dim")
-    return tuple(sliced(input, place, start, length) for start, length in zip(starts, lengths, strict=True))
+        raise ShapeError(f"split: {lengths} do not add up to {size}", hint="give sizes that add up to the dim's")
+    return tuple(sliced(input, axis, start, length) for start, length in zip(starts, lengths, strict=True))
 
 
 def _equal_parts(tracer: Tracer, size: Dim, length: Dim) -> list[Dim]:
@@ -281,76 +268,72 @@ def _equal_parts(tracer: Tracer, size: Dim, length: Dim) -> list[Dim]:
     number = None if count is None else literal(count)
     if number is None:
         tracer.require_literal(size, length)
-        raise UnsupportedError(f"split: the number of parts of {size} by {length} is not known", hint="give the parts as a list")
+        raise UnsupportedError(f"split: the number of parts of {size} by {length} is not known", hint="give the sizes as a list")
     return [length] * number
 
 
 @implements("unbind")
 def unbind(input: TracedTensor, dim: int = 0) -> tuple[TracedTensor, ...]:
-    """Every element of a dim, which is taken out; its size must be literal."""
-    place = normalize_dim(dim, input.ndim)
-    count = literal(input._node.shape[place])
+    """Splits a dim of literal size into its elements."""
+    axis = normalize_dim(dim, input.ndim)
+    count = literal(input._node.shape[axis])
     if count is None:
-        input._tracer.require_literal(input._node.shape[place])
-        raise UnsupportedError(f"unbind: the size {input._node.shape[place]} is not literal", hint="lower with example tensors")
-    return tuple(select(input, place, i) for i in range(count))
+        input._tracer.require_literal(input._node.shape[axis])
+        raise UnsupportedError(f"unbind: the size {input._node.shape[axis]} is not literal", hint="lower with example tensors")
+    return tuple(select(input, axis, i) for i in range(count))
 
 
 @implements("cat", "concat", "concatenate")
 def cat(tensors: Sequence[Any], dim: int = 0) -> TracedTensor:
-    """Tensors after one another along a dim, in their common dtype."""
+    """Concatenates tensors in their common dtype."""
     tracer = tracer_of(tensors)
-    parts = [tracer.lift(x) for x in tensors]
-    if any(not p.ndim for p in parts):
+    lifted = [tracer.lift(x) for x in tensors]
+    if any(not p.ndim for p in lifted):
         raise ShapeError("cat of a tensor without dims", hint="use torch.stack, or unsqueeze(0)")
-    place = normalize_dim(dim, parts[0].ndim)
-    return tracer.add(Op.CONCAT, *_common_dtype(parts), dim=place)
+    axis = normalize_dim(dim, lifted[0].ndim)
+    return tracer.add(Op.CONCAT, *_common_dtype(lifted), dim=axis)
 
 
 @implements("stack")
 def stack(tensors: Sequence[Any], dim: int = 0) -> TracedTensor:
-    """Tensors along a new dim."""
     tracer = tracer_of(tensors)
-    parts = [unsqueeze(tracer.lift(x), dim) for x in tensors]
-    return cat(parts, normalize_dim(dim, parts[0].ndim))
+    lifted = [unsqueeze(tracer.lift(x), dim) for x in tensors]
+    return cat(lifted, normalize_dim(dim, lifted[0].ndim))
 
 
-def _common_dtype(parts: list[TracedTensor]) -> list[TracedTensor]:
-    common = promote([p._node.dtype for p in parts], [False] * len(parts))
-    return [p if p._node.dtype is common else p._tracer.add(Op.CAST, p, dtype=common) for p in parts]
+def _common_dtype(values: list[TracedTensor]) -> list[TracedTensor]:
+    common = promote([p._node.dtype for p in values], [False] * len(values))
+    return [p if p._node.dtype is common else p._tracer.add(Op.CAST, p, dtype=common) for p in values]
 
 
 @implements("hstack")
 def hstack(tensors: Sequence[Any]) -> TracedTensor:
-    """Tensors beside each other: along dim 1, vectors along dim 0."""
     tracer = tracer_of(tensors)
-    parts = [_at_least(1, tracer.lift(x)) for x in tensors]
-    return cat(parts, 0 if parts[0].ndim == 1 else 1)
+    lifted = [_at_least(1, tracer.lift(x)) for x in tensors]
+    return cat(lifted, 0 if lifted[0].ndim == 1 else 1)
 
 
 def _at_least(rank: int, x: TracedTensor) -> TracedTensor:
-    """The value with dims of size 1 in front of it, up to a rank."""
+    """Prepends dims of size 1 up to a rank."""
     return reshaped(x, (*(1 for _ in range(rank - x.ndim)), *x._node.shape))
 
 
 @implements("vstack", "row_stack")
 def vstack(tensors: Sequence[Any]) -> TracedTensor:
-    """Tensors below each other: along dim 0, vectors as rows."""
     tracer = tracer_of(tensors)
     return cat([_at_least(2, tracer.lift(x)) for x in tensors], 0)
 
 
 @implements("column_stack")
 def column_stack(tensors: Sequence[Any]) -> TracedTensor:
-    """Tensors beside each other along dim 1, vectors as columns."""
     tracer = tracer_of(tensors)
-    parts = [tracer.lift(x) for x in tensors]
-    return cat([p if p.ndim > 1 else reshaped(p, (*(p._node.shape or (1,)), 1)) for p in parts], 1)
+    lifted = [tracer.lift(x) for x in tensors]
+    return cat([p if p.ndim > 1 else reshaped(p, (*(p._node.shape or (1,)), 1)) for p in lifted], 1)
 
 
 @implements("dstack")
 def dstack(tensors: Sequence[Any]) -> TracedTensor:
-    """Tensors behind each other along dim 2, which vectors and matrices get."""
+    """Concatenates along dim 2; vectors and matrices get one."""
     tracer = tracer_of(tensors)
     return cat([_at_least_3d(tracer.lift(x)) for x in tensors], 2)
 
@@ -360,41 +343,39 @@ def _at_least_3d(x: TracedTensor) -> TracedTensor:
     return x if x.ndim > 2 else unsqueeze(x, 2)
 
 
-def _each(at_least: Callable[[TracedTensor], TracedTensor], tensors: Sequence[Any]) -> Any:
-    """One tensor, or several as a tuple."""
-    given: Any = tensors[0] if len(tensors) == 1 else tensors
-    if not isinstance(given, (tuple, list)):
-        return at_least(given)
-    tracer = tracer_of(given)
-    return tuple(at_least(tracer.lift(x)) for x in given)
+def _map_tensors(at_least: Callable[[TracedTensor], TracedTensor], tensors: Sequence[Any]) -> Any:
+    """Applies a function to one tensor, or to several, returned as a tuple."""
+    values: Any = tensors[0] if len(tensors) == 1 else tensors
+    if not isinstance(values, (tuple, list)):
+        return at_least(values)
+    tracer = tracer_of(values)
+    return tuple(at_least(tracer.lift(x)) for x in values)
 
 
 @implements("atleast_1d", "VF.atleast_1d")
 def atleast_1d(*tensors: Any) -> Any:
-    """One dim at least."""
-    return _each(lambda x: _at_least(1, x), tensors)
+    return _map_tensors(lambda x: _at_least(1, x), tensors)
 
 
 @implements("atleast_2d", "VF.atleast_2d")
 def atleast_2d(*tensors: Any) -> Any:
-    """Two dims at least, new ones in front."""
-    return _each(lambda x: _at_least(2, x), tensors)
+    return _map_tensors(lambda x: _at_least(2, x), tensors)
 
 
 @implements("atleast_3d", "VF.atleast_3d")
 def atleast_3d(*tensors: Any) -> Any:
-    """Three dims at least; the third one is behind the others."""
-    return _each(_at_least_3d, tensors)
+    """At least three dims; a third dim is appended."""
+    return _map_tensors(_at_least_3d, tensors)
 
 
 @implements("meshgrid", "VF.meshgrid")
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TracedTensor, ...]:
-    """Vectors along a dim each, expanded to one shape; with ``xy`` the first two dims change places; else it is ``ij``."""
-    given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
+    """Expands each vector along its own dim. `xy` swaps the first two dims; the default is `ij`."""
+    values = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
     if indexing not in (None, "ij", "xy"):
         raise TraceError(f"meshgrid: indexing={indexing!r}", hint="use 'ij' or 'xy'")
-    tracer = tracer_of(given)
-    vectors = [_at_least(1, tracer.lift(x)) for x in given]
+    tracer = tracer_of(values)
+    vectors = [_at_least(1, tracer.lift(x)) for x in values]
     if any(v.ndim > 1 for v in vectors):
         raise ShapeError("meshgrid of tensors of several dims", hint="give vectors")
     shape = tuple(v._node.shape[0] for v in vectors)
@@ -405,39 +386,35 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[TracedTensor, 
 
 @implements("broadcast_tensors")
 def broadcast_tensors(*tensors: Any) -> tuple[TracedTensor, ...]:
-    """Each tensor expanded to the shape of all."""
     tracer = tracer_of(tensors)
-    parts = [tracer.lift(x) for x in tensors]
-    shape = tracer.common_shape(*(p._node.shape for p in parts))
-    return tuple(tracer.add(Op.EXPAND, p, shape=shape) for p in parts)
+    lifted = [tracer.lift(x) for x in tensors]
+    shape = tracer.common_shape(*(p._node.shape for p in lifted))
+    return tuple(tracer.add(Op.EXPAND, p, shape=shape) for p in lifted)
 
 
 @implements("numel")
 def numel(input: TracedTensor) -> Any:
-    """Number of elements."""
     return input.numel()
 
 
 @implements("is_floating_point")
 def is_floating_point(input: TracedTensor) -> bool:
-    """True if the dtype is a float."""
     return input.is_floating_point()
 
 
 @implements("is_complex")
 def is_complex(input: TracedTensor) -> bool:
-    """Always False: there are no complex numbers."""
     return input.is_complex()
 
 
-def from_end(tracer: Tracer, index: Any, size: Dim) -> Dim:
-    """An index counted from the front."""
-    place = dim_of(index)
-    if is_negative(tracer, place):
-        place = simplify_dim(size + place)
-        if is_negative(tracer, place):
-            raise DimError(f"index {index} of a dim of size {size}", hint="stay inside of the dim")
-    return place
+def nonnegative_index(tracer: Tracer, index: Any, size: Dim) -> Dim:
+    """Normalizes a negative index."""
+    position = dim_of(index)
+    if is_negative(tracer, position):
+        position = simplify_dim(size + position)
+        if is_negative(tracer, position):
+            raise DimError(f"index {index} of a dim of size {size}", hint="stay within the dim")
+    return position
 
 
 def is_negative(tracer: Tracer, index: Dim) -> bool:

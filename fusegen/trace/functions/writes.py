@@ -1,4 +1,4 @@
-"""Functions that write to a tensor: methods in place, assignments between brackets, copies to places that an index names."""
+"""Functions that write to tensors: in-place methods, subscript assignment, writes at indices, and their out-of-place versions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fusegen.trace.functions.arrangements import diagonal_of
 from fusegen.trace.functions.common import dtype_of, normalize_dim, tracer_of
 from fusegen.trace.functions.indexing import (
     gather,
+    gather_slices,
     getitem,
-    index_added,
+    index_put_accumulate,
     index_select,
-    place_of,
     require_one_dtype,
     scatter_add,
-    taken,
+    write_target,
 )
 from fusegen.trace.functions.views import holds, require_shape, reshaped, select, sliced
 from fusegen.trace.memory import overwrite, require_filled, with_value
@@ -37,7 +37,7 @@ _ARITHMETIC = """
     clamp clamp_min clamp_max clip relu masked_fill lerp addcmul addcdiv tril triu nan_to_num eq ne lt le gt ge
     logical_not logical_and logical_or logical_xor bitwise_not bitwise_and bitwise_or bitwise_xor
 """
-"""Methods that have a twin in place, with an underscore."""
+"""Methods that have an in-place version with a trailing underscore."""
 
 
 def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., TracedTensor]:
@@ -52,113 +52,105 @@ for _name in _ARITHMETIC.split():
         implements(f"Tensor.{_name}_")(_in_place(f"{_name}_", getattr(torch.Tensor, _name)))
 
 
-def _value_for(place: TracedTensor, value: Any) -> TracedTensor:
-    """A value as it is written to a place: in its dtype, and expanded to its shape."""
-    tracer = place._tracer
-    given = tracer.lift(value)
-    require_filled(given)
-    if given._node.weak or given._node.dtype is not place._node.dtype:
-        given = tracer.add(Op.CAST, given, dtype=place._node.dtype)
-    while given.ndim > place.ndim and same(given._node.shape[0], 1):
-        given = reshaped(given, given._node.shape[1:])
-    shape = place._node.shape
-    if len(shape) == given.ndim and all(map(same, shape, given._node.shape)):
-        return given
-    return tracer.add(Op.EXPAND, given, shape=shape)
+def _converted(target: TracedTensor, value: Any) -> TracedTensor:
+    """Converts a value to a target's dtype and shape."""
+    tracer = target._tracer
+    source = tracer.lift(value)
+    require_filled(source)
+    if source._node.weak or source._node.dtype is not target._node.dtype:
+        source = tracer.add(Op.CAST, source, dtype=target._node.dtype)
+    while source.ndim > target.ndim and same(source._node.shape[0], 1):
+        source = reshaped(source, source._node.shape[1:])
+    shape = target._node.shape
+    if len(shape) == source.ndim and all(map(same, shape, source._node.shape)):
+        return source
+    return tracer.add(Op.EXPAND, source, shape=shape)
 
 
 @implements("Tensor.copy_")
 def copy_(input: TracedTensor, src: Any, non_blocking: bool = False) -> TracedTensor:
-    """The elements of another tensor, in this one's dtype and expanded to its shape."""
-    overwrite(input, _recorded(input, input, _value_for(input, src)))
+    """Writes another tensor's elements, cast and expanded."""
+    overwrite(input, _with_zero_gradient(input, input, _converted(input, src)))
     return input
 
 
-def _recorded(whole: TracedTensor, place: TracedTensor, value: TracedTensor) -> TracedTensor:
-    """The value that is written to a place of a tensor.
-
-    Where the place is all of a tensor that required a gradient, the value is made a function of what was there: torch records such
-    a gradient, and it is zero.
-    """
-    tracer = place._tracer
-    is_all = whole._position == whole._root and whole.ndim == place.ndim and all(map(same, whole._node.shape, place._node.shape))
-    if not is_all or whole._memory.declared or not place._node.dtype.is_float or not tracer.requires_grad(place._position):
+def _with_zero_gradient(base: TracedTensor, target: TracedTensor, value: TracedTensor) -> TracedTensor:
+    """Returns the value to write. A float tensor that requires a gradient and is overwritten whole gets a zero gradient in torch:
+    then the value becomes a function of the old one."""
+    tracer = target._tracer
+    is_whole = base._position == base._root and base.ndim == target.ndim and all(map(same, base._node.shape, target._node.shape))
+    if not is_whole or base._memory.declared or not target._node.dtype.is_float or not tracer.requires_grad(target._position):
         return value
-    never = tracer.add(Op.EXPAND, tracer.add(Op.CAST, tracer.lift(0), dtype=DType.BOOL), shape=place._node.shape)
-    return tracer.add(Op.WHERE, never, place, value)
+    never = tracer.add(Op.EXPAND, tracer.add(Op.CAST, tracer.lift(0), dtype=DType.BOOL), shape=target._node.shape)
+    return tracer.add(Op.WHERE, never, target, value)
 
 
 @implements("Tensor.fill_")
 def fill_(input: TracedTensor, value: Any) -> TracedTensor:
-    """One number everywhere."""
     return copy_(input, value)
 
 
 @implements("Tensor.zero_")
 def zero_(input: TracedTensor) -> TracedTensor:
-    """Zero everywhere."""
     return copy_(input, 0)
 
 
-# At indices.
+# Writes at indices.
 
 
-def _write(input: TracedTensor, place: TracedTensor, value: Any) -> None:
-    """Writes to elements of a tensor."""
-    memory.put(input, place._position, _recorded(input, place, _value_for(place, value)))
+def _write(input: TracedTensor, target: TracedTensor, value: Any) -> None:
+    memory.put(input, target._position, _with_zero_gradient(input, target, _converted(target, value)))
 
 
 @implements("__setitem__")
 def setitem(input: Any, key: Any, value: Any) -> None:
-    """An assignment between brackets: ints, slices, and tensors of integers; or a mask, and a number.
+    """Subscript assignment: ints, slices and integer tensors; or a bool mask, with a number.
 
-    Where several indices name one element, which of their values is left in the caller's memory is not defined, as in torch; of
-    what the function computes it is the last one.
+    If several indices select one element, the last value wins, except in the caller's memory, where it is undefined as in torch.
     """
     if not isinstance(input, TracedTensor):
-        what = "writing into a part of a tensor that the kernel closes over cannot be traced"
-        raise UnsupportedError(what, hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
+        message = "writing into a part of a tensor that the kernel closes over cannot be traced"
+        raise UnsupportedError(message, hint="pass it as a parameter, and declare it: @fg.kernel(mutates=(...))")
     input._memory.unfilled = False
     key = key[0] if isinstance(key, tuple) and len(key) == 1 else key
     if isinstance(key, torch.Tensor) and key.dtype is torch.bool:
-        overwrite(input, _under_mask(input, input._tracer.lift(key), value))
+        overwrite(input, _masked_write(input, input._tracer.lift(key), value))
         return
-    place = place_of(input, key)
-    _write(input, place, value)
+    target = write_target(input, key)
+    _write(input, target, value)
 
 
-def _under_mask(x: TracedTensor, mask: TracedTensor, value: Any, *, accumulate: bool = False) -> TracedTensor:
-    """The tensor with a number, or plus one, where a mask of its first dims is true.
+def _masked_write(x: TracedTensor, mask: TracedTensor, value: Any, *, accumulate: bool = False) -> TracedTensor:
+    """Writes or adds a number where a mask of the first dims is True.
 
     Raises:
-        UnsupportedError: as many values as the mask has that is true.
-        ShapeError: the mask has another shape than the tensor's first dims.
+        UnsupportedError: the value is not a single number.
+        ShapeError: the mask's shape does not match the tensor's first dims.
     """
-    given = x._tracer.lift(value)
-    if not all(same(size, 1) for size in given._node.shape):
-        what = "writing several values where a mask is true cannot be traced: how many there are depends on the mask"
-        raise UnsupportedError(what, hint="write a number, or use torch.where(mask, values, x) with values of x's shape")
+    source = x._tracer.lift(value)
+    if not all(same(size, 1) for size in source._node.shape):
+        message = "writing several values where a mask is true cannot be traced: their number depends on the mask"
+        raise UnsupportedError(message, hint="write a number, or use torch.where(mask, values, x) with values of x's shape")
     if mask.ndim > x.ndim:
-        raise ShapeError(f"a mask of {mask.ndim} dims for a tensor of {x.ndim} dims", hint="give one of its first dims")
+        raise ShapeError(f"a mask of {mask.ndim} dims for a tensor of {x.ndim} dims", hint="give a mask of the tensor's first dims")
     require_shape("a mask", mask, x._node.shape[: mask.ndim])
-    wide = reshaped(mask, (*mask._node.shape, *(1,) * (x.ndim - mask.ndim)))
-    number = x._tracer.add(Op.CAST, reshaped(given, ()), dtype=x._node.dtype)
-    return x._tracer.add(Op.WHERE, wide, pointwise.add(x, number) if accumulate else number, x)
+    mask_view = reshaped(mask, (*mask._node.shape, *(1,) * (x.ndim - mask.ndim)))
+    number = x._tracer.add(Op.CAST, reshaped(source, ()), dtype=x._node.dtype)
+    return x._tracer.add(Op.WHERE, mask_view, pointwise.add(x, number) if accumulate else number, x)
 
 
 @implements("Tensor.index_copy_")
 def index_copy_(input: TracedTensor, dim: int, index: Any, source: Any) -> TracedTensor:
-    """Slices along a dim that a vector names."""
     input._memory.unfilled = False
-    place = index_select(input, dim, index)
-    _require_shape("index_copy_", place, source)
-    _write(input, place, source)
+    target = index_select(input, dim, index)
+    _require_same_shape("index_copy_", target, source)
+    _write(input, target, source)
     return input
 
 
 @implements("Tensor.index_put_")
 def index_put_(input: TracedTensor, indices: Sequence[Any], values: Any, accumulate: bool = False) -> TracedTensor:
-    """As an assignment between brackets; or sums."""
+    """Subscript assignment, or accumulation."""
     if accumulate:
         return assigned("index_put_", input, registry.call(torch.Tensor.index_put, (input, indices, values, True), {}))
     setitem(input, tuple(slice(None) if index is None else index for index in indices), values)
@@ -167,31 +159,31 @@ def index_put_(input: TracedTensor, indices: Sequence[Any], values: Any, accumul
 
 @implements("Tensor.scatter_")
 def scatter_(input: TracedTensor, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: Any = None) -> TracedTensor:
-    """To the elements that an index names along a dim, at its own places along all others."""
     if reduce is not None:
-        return assigned("scatter_", input, registry.call(torch.Tensor.scatter, (input, dim, index), given(src, value, reduce)))
+        arguments = scatter_arguments(src, value, reduce)
+        return assigned("scatter_", input, registry.call(torch.Tensor.scatter, (input, dim, index), arguments))
     input._memory.unfilled = False
-    place = gather(input, dim, index)
-    _write(input, place, scattered("scatter_", place, value if src is None else src))
+    target = gather(input, dim, index)
+    _write(input, target, scatter_values("scatter_", target, value if src is None else src))
     return input
 
 
-def given(src: Any, value: Any, reduce: Any) -> dict[str, Any]:
-    """The arguments of ``scatter`` that a call names, or leaves out."""
+def scatter_arguments(src: Any, value: Any, reduce: Any) -> dict[str, Any]:
+    """Returns the arguments of `scatter` other than None."""
     named = {"src": src, "value": value, "reduce": reduce}
-    return {name: each for name, each in named.items() if each is not None}
+    return {name: argument for name, argument in named.items() if argument is not None}
 
 
-def scattered(name: str, place: TracedTensor, source: Any) -> Any:
-    """The values for the elements that an index names: as many of a tensor as there are, from its first ones on."""
+def scatter_values(name: str, target: TracedTensor, source: Any) -> Any:
+    """Returns the source, a tensor cropped to the index's shape."""
     if not isinstance(source, torch.Tensor) or not source.ndim:
         return source
-    values = place._tracer.lift(source)
-    if values.ndim == place.ndim:
-        for dim, size in enumerate(place._node.shape):
-            is_all = same(size, values._node.shape[dim]) or not holds(place._tracer, size <= values._node.shape[dim])
-            values = values if is_all else sliced(values, dim, 0, size)
-    _require_shape(name, place, values)
+    values = target._tracer.lift(source)
+    if values.ndim == target.ndim:
+        for dim, size in enumerate(target._node.shape):
+            is_whole = same(size, values._node.shape[dim]) or not holds(target._tracer, size <= values._node.shape[dim])
+            values = values if is_whole else sliced(values, dim, 0, size)
+    _require_same_shape(name, target, values)
     return values
 
 
@@ -199,126 +191,113 @@ for _name in ("index_add", "scatter_add", "index_fill"):
     implements(f"Tensor.{_name}_")(_in_place(f"{_name}_", getattr(torch.Tensor, _name)))
 
 
-# As new values.
+# Out-of-place writes. If several indices select one element, the last value wins.
 
 
-def _with(input: Any, place: TracedTensor, value: TracedTensor) -> TracedTensor:
-    """The tensor with a value at a place."""
-    tracer = place._tracer
-    return tracer.value(with_value(tracer.builder, place._position, tracer.lift(input)._position, value._position))
+def _with_written(input: Any, target: TracedTensor, value: TracedTensor) -> TracedTensor:
+    tracer = target._tracer
+    return tracer.value(with_value(tracer.builder, target._position, tracer.lift(input)._position, value._position))
 
 
-def _of_place(name: str, place: TracedTensor, value: Any) -> TracedTensor:
-    """A value of a place's shape and dtype."""
-    _require_shape(name, place, value)
-    return place._tracer.lift(value)
+def _checked_source(name: str, target: TracedTensor, value: Any) -> TracedTensor:
+    """Requires a source of the target's shape and dtype."""
+    _require_same_shape(name, target, value)
+    return target._tracer.lift(value)
 
 
 @implements("scatter")
 def scatter(input: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: Any = None) -> TracedTensor:
-    """The tensor with other elements at the places along a dim that the index names; of several at one place the last is there."""
     tracer = tracer_of(input, index, src)
     x, source = tracer.lift(input), value if src is None else src
     if source is None or reduce not in (None, "add"):
         raise UnsupportedError(
-            f"scatter with reduce={reduce!r} cannot be traced", hint="give src or value, and reduce='add' or none"
+            f"scatter with reduce={reduce!r} cannot be traced", hint="give src or value, and reduce='add' or None"
         )
-    place = gather(x, dim, index)
-    values = _value_for(place, scattered("scatter", place, source))
-    return scatter_add(x, dim, index, values) if reduce else _with(x, place, values)
+    target = gather(x, dim, index)
+    values = _converted(target, scatter_values("scatter", target, source))
+    return scatter_add(x, dim, index, values) if reduce else _with_written(x, target, values)
 
 
 @implements("index_copy")
 def index_copy(input: Any, dim: int, index: Any, source: Any) -> TracedTensor:
-    """The tensor with other slices at the places along a dim that a vector names; of several at one place the last is there."""
-    place = index_select(input, dim, index)
-    return _with(input, place, _of_place("index_copy", place, source))
+    target = index_select(input, dim, index)
+    return _with_written(input, target, _checked_source("index_copy", target, source))
 
 
 @implements("index_fill")
 def index_fill(input: Any, dim: int, index: Any, value: Any) -> TracedTensor:
-    """The tensor with a number in the slices along a dim that a vector names."""
     tracer = tracer_of(input, index)
-    x, chosen = tracer.lift(input), tracer.lift(index)
+    x, indices = tracer.lift(input), tracer.lift(index)
     if isinstance(value, torch.Tensor) and value.ndim:
         raise ShapeError(f"index_fill with a tensor of {value.ndim} dims", hint="give a number")
-    if chosen.ndim > 1:
-        raise ShapeError(f"index_fill by an index of {chosen.ndim} dims", hint="give a vector")
+    if indices.ndim > 1:
+        raise ShapeError(f"index_fill by an index of {indices.ndim} dims", hint="give a vector")
     if not x.ndim:
-        return reshaped(index_fill(reshaped(x, (1,)), dim, chosen, value), ())
-    place = taken(x, normalize_dim(dim, x.ndim), reshaped(chosen, (1,)) if not chosen.ndim else chosen, wraps=True)
-    return _with(x, place, _value_for(place, value))
+        return reshaped(index_fill(reshaped(x, (1,)), dim, indices, value), ())
+    target = gather_slices(x, normalize_dim(dim, x.ndim), reshaped(indices, (1,)) if not indices.ndim else indices, wraps=True)
+    return _with_written(x, target, _converted(target, value))
 
 
 @implements("slice_scatter")
 def slice_scatter(input: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> TracedTensor:
-    """The tensor with other elements in a slice of a dim."""
     x = tracer_of(input, src).lift(input)
-    place = getitem(x, (*(slice(None) for _ in range(normalize_dim(dim, x.ndim))), slice(start, end, step)))
-    return _with(x, place, _of_place("slice_scatter", place, src))
+    target = getitem(x, (*(slice(None) for _ in range(normalize_dim(dim, x.ndim))), slice(start, end, step)))
+    return _with_written(x, target, _checked_source("slice_scatter", target, src))
 
 
 @implements("select_scatter")
 def select_scatter(input: Any, src: Any, dim: int, index: Any) -> TracedTensor:
-    """The tensor with other elements at one place of a dim."""
-    place = select(tracer_of(input, src).lift(input), dim, index)
-    return _with(input, place, _of_place("select_scatter", place, src))
+    target = select(tracer_of(input, src).lift(input), dim, index)
+    return _with_written(input, target, _checked_source("select_scatter", target, src))
 
 
 @implements("diagonal_scatter")
 def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TracedTensor:
-    """The tensor with another diagonal."""
-    place = diagonal_of(tracer_of(input, src).lift(input), offset, dim1, dim2)
-    return _with(input, place, _of_place("diagonal_scatter", place, src))
+    target = diagonal_of(tracer_of(input, src).lift(input), offset, dim1, dim2)
+    return _with_written(input, target, _checked_source("diagonal_scatter", target, src))
 
 
 @implements("index_put")
 def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> TracedTensor:
-    """The tensor with values, or plus values, at the places that tensors of integers name along its first dims, or under a mask.
-
-    Raises:
-        UnsupportedError: a mask's values are more than one number.
-    """
+    """Writes or adds values at tensor indices of the first dims, or a number under a mask."""
     tracer = tracer_of(input, *indices, values)
     if len(indices) == 1 and isinstance(indices[0], torch.Tensor) and indices[0].dtype is torch.bool:
         x, number = tracer.lift(input), tracer.lift(values)
         require_one_dtype("index_put", x, number)
-        return _under_mask(x, tracer.lift(indices[0]), number, accumulate=accumulate)
+        return _masked_write(x, tracer.lift(indices[0]), number, accumulate=accumulate)
     if accumulate:
-        return index_added(input, indices, values)
+        return index_put_accumulate(input, indices, values)
     return _index_replaced(tracer.lift(input), indices, values)
 
 
 @implements("put")
 def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> TracedTensor:
-    """The tensor with other elements, or plus some, at their numbers in row-major order; negative ones count from the end."""
+    """Writes or adds elements at row-major indices; negative ones count from the end."""
     tracer = tracer_of(input, index, source)
-    x, chosen, values = tracer.lift(input), tracer.lift(index), tracer.lift(source)
-    if dtype_of(chosen) is not DType.INT64:
-        raise TraceError(f"put by indices of {dtype_of(chosen)}", hint="convert them to torch.int64")
-    flat, number, given = (reshaped(each, (simplify_dim(product(each._node.shape)),)) for each in (x, chosen, values))
-    require_shape("put: the source", given, number._node.shape)
-    return reshaped(index_put(flat, (number,), given, accumulate), x._node.shape)
+    x, indices, values = tracer.lift(input), tracer.lift(index), tracer.lift(source)
+    if dtype_of(indices) is not DType.INT64:
+        raise TraceError(f"put by indices of {dtype_of(indices)}", hint="convert them to torch.int64")
+    flat, number, source_values = (reshaped(t, (simplify_dim(product(t._node.shape)),)) for t in (x, indices, values))
+    require_shape("put: the source", source_values, number._node.shape)
+    return reshaped(index_put(flat, (number,), source_values, accumulate), x._node.shape)
 
 
 def _index_replaced(x: TracedTensor, indices: Sequence[Any], values: Any) -> TracedTensor:
-    """The tensor with other elements at the places that tensors of integers name; of several at one place the last is there."""
     if not all(isinstance(index, torch.Tensor) for index in indices):
-        raise UnsupportedError("index_put by what is no tensor cannot be traced", hint="give a tuple of tensors of integers")
-    place = place_of(x._tracer.value(x._position), tuple(indices))
+        raise UnsupportedError("index_put: every index must be a tensor", hint="give a tuple of tensors of integers")
+    target = write_target(x._tracer.value(x._position), tuple(indices))
     require_one_dtype("index_put", x, x._tracer.lift(values))
-    return _with(x, place, _value_for(place, values))
+    return _with_written(x, target, _converted(target, values))
 
 
-def _require_shape(name: str, place: TracedTensor, value: Any) -> None:
-    """Refuses a tensor of another shape than the place."""
-    given = place._tracer.lift(value)
-    pairs = tuple(zip(given._node.shape, place._node.shape, strict=False))
-    if given.ndim == place.ndim and not all(same(a, b) for a, b in pairs):
-        place._tracer.require_equal(pairs)
-    if given.ndim != place.ndim or not all(same(a, b) for a, b in pairs):
-        texts = [shape_text(t._node.shape) for t in (given, place)]
+def _require_same_shape(name: str, target: TracedTensor, value: Any) -> None:
+    source = target._tracer.lift(value)
+    pairs = tuple(zip(source._node.shape, target._node.shape, strict=False))
+    if source.ndim == target.ndim and not all(same(a, b) for a, b in pairs):
+        target._tracer.require_equal(pairs)
+    if source.ndim != target.ndim or not all(same(a, b) for a, b in pairs):
+        texts = [shape_text(t._node.shape) for t in (source, target)]
         raise ShapeError(f"{name}: a tensor of shape {texts[0]} for elements of shape {texts[1]}", hint="give it that shape")
-    if given._node.dtype is not place._node.dtype:
-        what = f"{name}: a tensor of {given._node.dtype} for one of {place._node.dtype}"
-        raise TraceError(what, hint="convert it, as torch asks as well")
+    if source._node.dtype is not target._node.dtype:
+        message = f"{name}: a tensor of {source._node.dtype} for one of {target._node.dtype}"
+        raise TraceError(message, hint="convert it, as in torch")

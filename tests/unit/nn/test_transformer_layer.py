@@ -281,7 +281,7 @@ def test_masks_of_another_kind_are_refused(mask: Tensor) -> None:
 
 
 def test_weights_that_are_missing_are_named() -> None:
-    with pytest.raises(fg.FusegenError, match=r"there is no 'attention\.self\.query\.weight'"):
+    with pytest.raises(fg.FusegenError, match=r"'attention\.self\.query\.weight' is missing"):
         layer().load_bert({})
 
 

@@ -183,8 +183,8 @@ def refused() -> None:
         (lambda: ParallelAttention.from_module(fnn.Attention(12, 3)), "num_attention_heads=3"),
         (lambda: ParallelAttention.from_module(fnn.Attention(16, 4, 1)), "num_key_value_heads=1"),
         (lambda: ParallelAttention.from_module(fnn.Attention(16, 4, p=0.1)), "dropout of attention weights"),
-        (lambda: ParallelAttention.from_module(nn.MultiheadAttention(16, 4)), "no fusegen.nn.Attention"),
-        (lambda: ParallelGatedMLP.from_module(fnn.MLP(16, 4)), "no fusegen.nn.GatedMLP"),
+        (lambda: ParallelAttention.from_module(nn.MultiheadAttention(16, 4)), "not a fusegen.nn.Attention"),
+        (lambda: ParallelGatedMLP.from_module(fnn.MLP(16, 4)), "not a fusegen.nn.GatedMLP"),
         (lambda: ColumnParallelLinear.from_module(nn.Linear(4, 4), dist.GroupMember.NON_GROUP_MEMBER), "that contains this rank"),
         # by its part it would broadcast over the heads of a rank
         (lambda: split(torch.ones(1, 3, 16), mask=torch.zeros(1, 2, 3, 3)), "not the number of heads of all ranks"),
