@@ -10,7 +10,7 @@ from typing import cast
 
 from fusegen.dtypes import DType
 from fusegen.families.base import KernelFamily
-from fusegen.families.gemm.pipelines import is_left_to_library, pipelines_of, refusals, serving
+from fusegen.families.gemm.pipelines import is_left_to_library, pipelines_of, rejection_reasons, supporting_pipeline
 from fusegen.families.gemm.placement import Placement, place
 from fusegen.fusion.groups import Domain, Group, GroupKind, operand_base
 from fusegen.fusion.matcher import Claims, Decision
@@ -276,6 +276,6 @@ def _reason(context: Context, product: int) -> str:
     if not pipelines_of(context.target):
         return "no tensor-core pipeline serves this target"
     graph = replace(context.graph, padded=frozenset())  # as fusion saw it
-    if serving(graph, product, product, context.target) is None:
-        return refusals(graph, product, product, context.target)
+    if supporting_pipeline(graph, product, product, context.target) is None:
+        return rejection_reasons(graph, product, product, context.target)
     return "a plain product: nothing is fused with it"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fusegen.families.attention.cuda import emit_cuda
 from fusegen.families.attention.lower import lower_attention
-from fusegen.families.attention.match import ATTENTION, attention_group, derive, is_served, unserved
+from fusegen.families.attention.match import ATTENTION, attention_group, derive, is_served, rejection_reason
 from fusegen.families.attention.plan import AttentionBody
 from fusegen.families.base import Emitters, KernelFamily
 from fusegen.fusion.decide import ends_of
@@ -61,5 +61,5 @@ def _take_attention(graph: Graph, product: int, target: Target, claims: Claims) 
             bases = tuple(view.base for view in group.match.operands.views)
             claims.operands.update(dict.fromkeys((recurrence.score_product, product), bases))
             return
-    why = unserved(graph, recurrence, product) or "its scores need something that the kernel cannot compute at their place"
+    why = rejection_reason(graph, recurrence, product) or "its scores need something that the kernel cannot compute at their place"
     claims.refusals.update(dict.fromkeys((recurrence.score_product, product), f"no attention kernel: {why}"))

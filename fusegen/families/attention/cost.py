@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusegen.families.gemm.cost import slower
+from fusegen.families.gemm.cost import overlapped_time
 from fusegen.ir.formula import formula
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import Op
@@ -128,7 +128,7 @@ def own_time(size: AttentionSize, processors: int) -> float:
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
     key, end = (costs.causal_key, costs.causal_end) if size.is_causal else (costs.key, costs.end)
     block = size.met * key + end
-    return _START + slower(math.ceil(blocks / processors) * block, size.bytes / _BANDWIDTH)
+    return _START + overlapped_time(math.ceil(blocks / processors) * block, size.bytes / _BANDWIDTH)
 
 
 def library_time(size: AttentionSize, processors: int) -> float:
@@ -144,7 +144,7 @@ def library_time(size: AttentionSize, processors: int) -> float:
     waves = math.ceil(blocks / processors) * processors  # blocks, those that are not there among them
     flops = 4 * waves * _TILE * size.met * size.channels
     rate = (costs.causal_flops if size.is_causal else costs.flops) * processors / _PROCESSORS
-    return _LIBRARY_START + slower(flops / rate, size.bytes / _BANDWIDTH)
+    return _LIBRARY_START + overlapped_time(flops / rate, size.bytes / _BANDWIDTH)
 
 
 def _costs(size: AttentionSize) -> AttentionCosts:

@@ -227,10 +227,10 @@ def attention_group(graph: Graph, root: int, target: Target, kept: Collection[in
         return None
     for values in _products_at(graph, root):
         recurrence = derive(graph, values)
-        if recurrence is None or unserved(graph, recurrence, root) is not None:
+        if recurrence is None or rejection_reason(graph, recurrence, root) is not None:
             continue
         operands = attention_operands(graph, recurrence)
-        assert operands is not None  # which `unserved` saw
+        assert operands is not None  # which `rejection_reason` saw
         match = AttentionMatch(recurrence, operands)
         inputs = _inputs(graph, match, root, kept)
         if inputs is not None:
@@ -248,7 +248,7 @@ def _products_at(graph: Graph, root: int) -> list[int]:
     return products_below(graph, root)
 
 
-def unserved(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
+def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
     """The reason why the attention pipeline cannot compute a recurrence; None when it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
     q, keys = (graph.nodes[_unwidened(graph, a)] for a in scores.args)

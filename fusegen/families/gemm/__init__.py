@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fusegen.families.base import Emitters, KernelFamily
 from fusegen.families.gemm.cuda import emit_cuda
-from fusegen.families.gemm.epilogue import CONTRACTION, ending, extended, joined, plain_group, too_wide
+from fusegen.families.gemm.epilogue import CONTRACTION, group_ending_at, merged_launch, plain_group, width_rejections, with_outputs
 from fusegen.families.gemm.lower import lower_contraction
 from fusegen.families.gemm.pipelines import pipeline_named
 from fusegen.families.gemm.plan import ContractionBody
@@ -60,9 +60,9 @@ class GemmFamily(KernelFamily):
         """Returns the matmul group that ends in `root`, extended by all values that its epilogue also stores."""
         if root not in decision.ends:
             return None
-        group = ending(graph, root, target, decision.kept)
+        group = group_ending_at(graph, root, target, decision.kept)
         values = [value for value, end in decision.beside.items() if end == root]
-        return group if group is None or not values else extended(graph, group, values, decision.kept) or group
+        return group if group is None or not values else with_outputs(graph, group, values, decision.kept) or group
 
     def joined(self, graph: Graph, groups: Sequence[Group], target: Target) -> Sequence[Group]:
         """Merges independent groups whose matmuls share the first operand, e.g. q, k and v of separate weights."""
@@ -76,7 +76,9 @@ class GemmFamily(KernelFamily):
             if partner is None:
                 index += 1
             else:
-                merged[index] = launches[index] = joined(graph, [g for g in (launches[index], launches[partner]) if g is not None])
+                merged[index] = launches[index] = merged_launch(
+                    graph, [g for g in (launches[index], launches[partner]) if g is not None]
+                )
                 del merged[partner], launches[partner], keys[partner]
         return merged
 
@@ -87,13 +89,13 @@ class GemmFamily(KernelFamily):
 def _take_epilogue(graph: Graph, product: int, target: Target, claims: Claims) -> None:
     ends = ends_of(graph, product)
     for end in (*ends, *([product] if _is_wanted_in_other_order(graph, product) else [])):
-        group = ending(graph, end, target, claims.ends)
+        group = group_ending_at(graph, end, target, claims.ends)
         if group is not None and product in group.anchors:
             claims.ends.add(end)
             claims.epilogues.add(end)
             claims.inside.update(group.anchors)
             return
-    reason = next((reason for end in ends if (reason := too_wide(graph, end, product, target, claims.ends))), "")
+    reason = next((reason for end in ends if (reason := width_rejections(graph, end, product, target, claims.ends))), "")
     if reason:
         claims.refusals.setdefault(product, reason)
 
@@ -117,14 +119,14 @@ def _candidates(graph: Graph, end: int, values: Collection[int], claims: Claims)
 
 def _takes(graph: Graph, group: Group, values: list[int], target: Target, claims: Claims) -> bool:
     """True if the epilogue can store more values, and takes over all matmuls that would end in them otherwise."""
-    wider = extended(graph, group, values, claims.ends)
-    separate = [ending(graph, value, target, claims.ends) for value in values if value in claims.epilogues]
+    wider = with_outputs(graph, group, values, claims.ends)
+    separate = [group_ending_at(graph, value, target, claims.ends) for value in values if value in claims.epilogues]
     return wider is not None and all(set(alone.anchors) <= set(wider.anchors) for alone in separate if alone is not None)
 
 
 def _with(graph: Graph, end: int, values: list[int], target: Target, kept: Collection[int]) -> Group | None:
-    group = ending(graph, end, target, kept)
-    return group if group is None or not values else extended(graph, group, values, kept)
+    group = group_ending_at(graph, end, target, kept)
+    return group if group is None or not values else with_outputs(graph, group, values, kept)
 
 
 def _read_by(graph: Graph, value: int, end: int, stored: Materialized) -> set[int]:

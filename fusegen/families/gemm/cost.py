@@ -1,6 +1,6 @@
 """The cost model of matmuls: expected times in µs of a generated kernel with a plan, and of the library.
 
-A kernel takes its start-up time and then the slower of moving bytes and multiplying. Tiles run in waves, one tile per SM. A tile
+A kernel takes its start-up time and then the longer of moving bytes and multiplying. Tiles run in waves, one tile per SM. A tile
 takes a step for every 64 of the depth, and an end, which grows with the values per element that the epilogue reads and writes.
 The constants are fitted to measurements (`docs/costs/h200.json`, `docs/costs/epilogues-h100.json`). `tests/unit/test_cost.py`
 bounds the loss by wrong choices.
@@ -117,7 +117,7 @@ def product_time(
     multiplying = waves * (math.ceil(first.depth / _STEP_DEPTH) * costs.steps[kind] + costs.ends[kind] + longer)
     missing = 1 - first.rows / (row_tiles * plan.tile_m)
     moving = sum(size.bytes for size in sizes) / costs.bandwidth
-    return costs.start + (1 + costs.ragged * missing) * slower(multiplying, moving)
+    return costs.start + (1 + costs.ragged * missing) * overlapped_time(multiplying, moving)
 
 
 def drawing_time(costs: ProductCosts, elements: int, processors: int) -> float:
@@ -135,7 +135,7 @@ def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_b
     for size in sizes:
         rows = 64 * math.ceil(size.rows / 64)
         flops = 2 * rows * size.columns * size.depth
-        time += costs.library_start + slower(flops / rate, size.bytes / costs.library_bandwidth)
+        time += costs.library_start + overlapped_time(flops / rate, size.bytes / costs.library_bandwidth)
     return time + (costs.epilogue_start + epilogue_bytes / costs.epilogue_bandwidth if epilogue_bytes else 0.0)
 
 
@@ -145,6 +145,6 @@ def unaligned_time(costs: ProductCosts, size: ProductSize, processors: int) -> f
     return library_time(slow, (size,), 0, processors)
 
 
-def slower(one: float, other: float) -> float:
-    """Returns the time of two overlapping tasks: the slower one's, and more if they take about equally long."""
+def overlapped_time(one: float, other: float) -> float:
+    """Returns the time of two overlapping tasks: the slower one's, and more if both take about equally long."""
     return float((one**4 + other**4) ** 0.25)

@@ -144,7 +144,7 @@ class Pipeline:
         itemsize = graph.nodes[matmul].dtype.itemsize
         return product_operands(graph, matmul, lambda view: self.reads(graph, view, itemsize))
 
-    def unserved(self, graph: Graph, matmul: int, root: int) -> str | None:
+    def rejection_reason(self, graph: Graph, matmul: int, root: int) -> str | None:
         """Returns the reason why the pipeline cannot compute a matmul that ends in ``root``; None if it can."""
         if is_left_to_library(graph, matmul):
             return "the library is expected to be faster"
@@ -157,9 +157,9 @@ class Pipeline:
             return "the second operand is batched"
         columns = literal(b.shape[-1])
         if columns is None:
-            return "the number of columns is known in a call only"
+            return "the number of columns is only known at the call"
         if columns % self.column_multiple:
-            return f"the number of columns is no multiple of {self.column_multiple}"
+            return f"the number of columns is not a multiple of {self.column_multiple}"
         if columns == 1:
             return "the result has a single column"
         return None if self.operands(graph, matmul) is not None else f"an operand is {self.operand}"
@@ -214,16 +214,16 @@ def pipelines_of(target: Target) -> tuple[Pipeline, ...]:
     return tuple(p for p in map(pipeline_named, target.products) if p.requires(target))
 
 
-def serving(graph: Graph, matmul: int, root: int, target: Target) -> Pipeline | None:
+def supporting_pipeline(graph: Graph, matmul: int, root: int, target: Target) -> Pipeline | None:
     """Returns the first pipeline that can compute a matmul, or None."""
-    return next((p for p in pipelines_of(target) if p.unserved(graph, matmul, root) is None), None)
+    return next((p for p in pipelines_of(target) if p.rejection_reason(graph, matmul, root) is None), None)
 
 
-def refusals(graph: Graph, matmul: int, root: int, target: Target) -> str:
+def rejection_reasons(graph: Graph, matmul: int, root: int, target: Target) -> str:
     """Returns the reasons why the preferred pipelines cannot compute a matmul, in order; empty if the first one can."""
     reasons: list[str] = []
     for pipeline in pipelines_of(target):
-        reason = pipeline.unserved(graph, matmul, root)
+        reason = pipeline.rejection_reason(graph, matmul, root)
         if reason is None:
             break
         reasons.append(f"no {pipeline.name}: {reason}")

@@ -25,7 +25,7 @@ class Placement:
     copies: tuple[Launch, ...] = ()
 
 
-def place(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
+def place_output(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
     """Chooses the storage of an output: of several, one in the value's own order, which copies read.
 
     Args:
@@ -43,7 +43,7 @@ def place(context: Context, node: int, index: Position, axes: Axes, fits: Callab
 
 def _copy(context: Context, node: int, source: int) -> Launch:
     domain = Domain(context.graph.nodes[node].shape)
-    group = Group(POINTWISE, (node,), (node,), domain, reason="the value is also wanted in another place")
+    group = Group(POINTWISE, (node,), (node,), domain, reason="the value is also stored in another layout")
     outputs = context.group.outputs
     name = f"{context.name}_copy" if len(outputs) == 1 else f"{context.name}_copy_{outputs.index(node)}"
     return lower_pointwise(replace(context, group=group, name=name, reads={node: source}, written=source))
