@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fusegen.families.attention.cuda import emit_cuda
 from fusegen.families.attention.lower import lower_attention
-from fusegen.families.attention.match import ATTENTION, attention_group, match_recurrence, is_served, rejection_reason
+from fusegen.families.attention.match import ATTENTION, attention_group, is_served, match_recurrence, rejection_reason
 from fusegen.families.attention.plan import AttentionBody
 from fusegen.families.base import Emitters, KernelFamily
 from fusegen.fusion.decide import ends_of
