@@ -235,19 +235,19 @@ def _backward(
 
 
 class _Part:
-    """A graph that computes some values of another graph, given its inputs and other values of it.
+    """A graph that computes some values of another graph from its inputs and other given values.
 
     Args:
         inputs: inputs of the new graph.
-        given: inputs that hold values of the old graph, possibly in a wider dtype, by position.
+        saved_inputs: inputs that hold values of the old graph, possibly in a wider dtype, by position.
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[InputSpec], given: Mapping[int, str]) -> None:
+    def __init__(self, graph: Graph, inputs: Sequence[InputSpec], saved_inputs: Mapping[int, str]) -> None:
         self.graph = graph
         self.builder = GraphBuilder.like(graph)
         self.builder.inputs = []
         created = {spec.name: self.builder.input(spec) for spec in inputs}
-        self._positions = {position: created[name] for position, name in given.items()}
+        self._positions = {position: created[name] for position, name in saved_inputs.items()}
         self._positions |= {p: created[str(n.attr("name"))] for p, n in graph if n.op is Op.INPUT and n.attr("name") in created}
 
     def position(self, position: int) -> int:

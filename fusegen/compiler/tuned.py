@@ -23,7 +23,7 @@ import torch
 from fusegen.compiler.compile import CompiledGraph
 from fusegen.files import read_regular, write_atomically, writing_to
 from fusegen.schedule.kernel import Plan
-from fusegen.schedule.program import Launch, Program, extents, likeness
+from fusegen.schedule.program import Launch, Program, extents, group_digest
 from fusegen.settings import cache_folder, settings
 
 C = TypeVar("C", bound=CompiledGraph)
@@ -42,7 +42,7 @@ class TuningKey:
     """The subject of a measurement: a kind of launch on a kind of device, at its extents.
 
     Attributes:
-        launch: digest of what it computes (`likeness`).
+        launch: digest of what it computes (`group_digest`).
         device: with its target, in words.
         extents: rows and columns.
     """
@@ -88,7 +88,7 @@ _OF_THIS_JOB: dict[TuningKey, TuningRecord] = {}
 def place_of(program: Program, launch: Launch, sizes: Mapping[str, int], device: torch.device) -> TuningKey:
     """The place of a launch's measurement."""
     machine = f"{program.target.name}, {_device_words(device)}"  # the emulator plays a GPU on a CPU
-    return TuningKey(likeness(program.graph, launch.group), machine, extents(launch, sizes))
+    return TuningKey(group_digest(program.graph, launch.group), machine, extents(launch, sizes))
 
 
 def described(plan: Plan) -> dict[str, Any]:

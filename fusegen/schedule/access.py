@@ -134,7 +134,7 @@ def vector_width(offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: 
     return width & -width
 
 
-def is_alike(bounds: Bounds, lane_axis: sympy.Symbol, lanes: int, multiples: Multiples) -> bool:
+def is_uniform(bounds: Bounds, lane_axis: sympy.Symbol, lanes: int, multiples: Multiples) -> bool:
     """True if a condition has one value for all ``lanes`` neighbours that start at a multiple of ``lanes``.
 
     Args:

@@ -18,9 +18,9 @@ from fusegen.ir.ops import Op
 from fusegen.ir.symbolic import Axes, Index, RunTimeNumber, product
 from fusegen.program.call import Role
 from fusegen.program.formula import Formula, minimum
-from fusegen.schedule.access import Access, AccessPattern, Multiples, is_alike, pattern_of, size_names, vector_width
+from fusegen.schedule.access import Access, AccessPattern, Multiples, is_uniform, pattern_of, size_names, vector_width
 from fusegen.schedule.evaluate import substitute
-from fusegen.schedule.indices import IndexCheck, checks_apart, has_checks, loaded_buffers, scalars_in
+from fusegen.schedule.indices import IndexCheck, has_checks, loaded_buffers, remaining_checks, scalars_in
 from fusegen.schedule.kernel import Body, LoweredKernel, Plan, Pointer
 from fusegen.schedule.math import CallArgument, Fast, Origin
 from fusegen.schedule.memory import Memory, Store, total_bytes
@@ -150,8 +150,8 @@ class Context:
             dtype = self.dtype(buffer)
             width = vector_width(offset, axis, lanes, self.alignment(buffer), dtype.itemsize, self.multiples)
         if axis is not None and any(sympy.sympify(b.index).has(axis) for b in bounds):
-            is_uniform = width == lanes and all(is_alike(b, axis, lanes, self.multiples) for b in bounds)
-            pattern, width = (pattern, width) if is_uniform else (AccessPattern.GATHER, 1)  # lanes have different conditions
+            uniform = width == lanes and all(is_uniform(b, axis, lanes, self.multiples) for b in bounds)
+            pattern, width = (pattern, width) if uniform else (AccessPattern.GATHER, 1)  # lanes have different conditions
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
     def read_name(self, read: BufferRead) -> str:
@@ -213,17 +213,17 @@ def assemble(
     body: Body,
     uses: Sequence[KernelUses],
     pointers: Sequence[Pointer],
-    others: Iterable[Index] = (),
+    offsets: Iterable[Index] = (),
     axes: Iterable[sympy.Symbol] = (),
 ) -> LoweredKernel:
     """Builds the kernel of a body.
 
     Args:
         uses: the uses of all calls in it.
-        others: further expressions, e.g. offsets of writes.
+        offsets: further expressions, e.g. offsets of writes.
         axes: symbols that are not sizes.
     """
-    expressions = [*others, *(e for kernel_uses in uses for e in kernel_uses.expressions)]
+    expressions = [*offsets, *(e for kernel_uses in uses for e in kernel_uses.expressions)]
     numbers = {number for e in expressions if not isinstance(e, int) for number in e.atoms(RunTimeNumber)}
     scalars = frozenset(number.name for number in numbers).union(*(kernel_uses.scalars for kernel_uses in uses))
     named = ((scalar_identifier(name), dtype) for name, dtype in context.graph.scalars)
@@ -277,14 +277,16 @@ class Leaves:
         checks = tuple(c.moved(lambda index: substitute(index, table)) for c in self.checks)
         return Leaves(reads, coordinates, self.scalars, checks)
 
-    def checks_apart(self, stores: Sequence[Index] = ()) -> tuple[IndexCheck, ...]:
+    def remaining_checks(self, stores: Sequence[Index] = ()) -> tuple[IndexCheck, ...]:
         """Returns the checks that are not part of reads, coordinates or stores.
 
         Args:
             stores: offsets of writes.
         """
         accesses = [*((r.offset, r.conditions) for r in self.reads.values()), *((offset, ()) for offset in stores)]
-        return checks_apart(self.checks, [*accesses, *((v, ()) for v in self.coordinates.values() if not isinstance(v, Bounds))])
+        return remaining_checks(
+            self.checks, [*accesses, *((v, ()) for v in self.coordinates.values() if not isinstance(v, Bounds))]
+        )
 
 
 def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[IndexCheck] = ()) -> Leaves:

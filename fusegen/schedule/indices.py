@@ -121,7 +121,9 @@ class IndexCheck:
         return [self.call, *(e for b in self.conditions for e in (b.index, b.lower or 0, b.upper or 0))]
 
 
-def checks_apart(checks: Sequence[IndexCheck], expressions: Iterable[tuple[Index, tuple[Bounds, ...]]]) -> tuple[IndexCheck, ...]:
+def remaining_checks(
+    checks: Sequence[IndexCheck], expressions: Iterable[tuple[Index, tuple[Bounds, ...]]]
+) -> tuple[IndexCheck, ...]:
     """Returns the checks that are not part of any other expression which the kernel computes.
 
     Args:

@@ -177,31 +177,31 @@ class LoweredKernel:
 # Extraction of math functions from the terms of a kernel.
 
 
-def cut(
-    terms: Terms, name: str, roots: Sequence[tuple[str, int]], given: Mapping[int, MathParameter], *, fast: Fast, doc: str = ""
+def extract_function(
+    terms: Terms, name: str, roots: Sequence[tuple[str, int]], leaves: Mapping[int, MathParameter], *, fast: Fast, doc: str = ""
 ) -> tuple[MathFunction, tuple[int, ...]]:
     """Extracts the function that computes some terms from others.
 
     Args:
         roots: names and positions of the results.
-        given: the terms that become parameters; if several terms share one (lanes), its name is the complete expression.
+        leaves: the terms that become parameters; if several terms share one (lanes), its name is the complete expression.
         fast: the approximate functions that may be used.
         doc: a comment of one line.
 
     Returns:
-        The function, and the given terms that it uses, in the order of its parameters.
+        The function, and the leaves that it uses, in the order of its parameters.
     """
-    stop = frozenset(given)
+    stop = frozenset(leaves)
     body = terms.below(tuple(t for _, t in roots), stop)
     local = {position: k for k, position in enumerate(body)}
-    used = tuple(p for p in given if p in local)
+    used = tuple(p for p in leaves if p in local)
     renumbered = tuple(_localized(terms.items[p], local, p in stop) for p in body)
-    parameters = dict.fromkeys(given[p] for p in used)
+    parameters = dict.fromkeys(leaves[p] for p in used)
     function = MathFunction(
         name=name,
         parameters=tuple(parameters),
         terms=renumbered,
-        leaves=tuple((local[p], given[p].name) for p in used),
+        leaves=tuple((local[p], leaves[p].name) for p in used),
         results=tuple(MathResult(n, local[t], terms.items[t].dtype) for n, t in roots),
         locations=tuple(terms.locations[p] for p in body),
         fast=fast,

@@ -18,11 +18,11 @@ from fusegen.fusion.accumulator import LANES, OCTET, is_same_row
 from fusegen.ir.graph import Graph
 from fusegen.ir.index_map import Bounds, Position, identity_axes
 from fusegen.ir.symbolic import Axes, Dim, Index, Shape, axis_symbol, literal, same, simplify_dim
-from fusegen.schedule.access import Access, AccessPattern, divisor, is_alike, vector_width
+from fusegen.schedule.access import Access, AccessPattern, divisor, is_uniform, vector_width
 from fusegen.schedule.context import Context, KernelUses, Leaves, assemble, bound_index, leaves_of, uses_of
 from fusegen.schedule.evaluate import Evaluator, LeafOf
-from fusegen.schedule.indices import IndexCheck, checks_apart
-from fusegen.schedule.kernel import Body, LoweredKernel, cut
+from fusegen.schedule.indices import IndexCheck, remaining_checks
+from fusegen.schedule.kernel import Body, LoweredKernel, extract_function
 from fusegen.schedule.math import CallArgument, Fast, LaneFunction, LaneRead, MathCall, MathFunction, MathParameter, Origin
 from fusegen.schedule.names import scalar_identifier
 from fusegen.schedule.terms import SMALL, BufferRead, Leaf, Terms, narrowed
@@ -148,7 +148,7 @@ def lane_kernel(
 
 
 def _uses(function: LaneFunction) -> KernelUses:
-    accesses = [access for read in function.reads for access in read.places]
+    accesses = [access for read in function.reads for access in read.accesses]
     return uses_of(accesses, function.arguments, function.checks, function.axes.extents[1:-1])  # extents that delinearize rows
 
 
@@ -173,9 +173,9 @@ class _Builder:
 
     def _checks(self) -> tuple[IndexCheck, ...]:
         """Returns the checks that are not part of reads or coordinates."""
-        reads = [access for read in self.reads for access in read.places]
+        reads = [access for read in self.reads for access in read.accesses]
         values = [(v, ()) for a in self.arguments.values() for v in a.coordinates if not isinstance(v, Bounds)]
-        return checks_apart(self.leaves.checks, [*reads, *values])
+        return remaining_checks(self.leaves.checks, [*reads, *values])
 
     # Leaves.
 
@@ -275,7 +275,7 @@ class _Builder:
             parameters[position] = MathParameter(group, terms[position].dtype, 1 if lanewise else LANES)
             texts[position] = group if lanewise else f"{group}[{lane}]"
         parameters |= {t: MathParameter(n, terms[t].dtype) for t, n in sorted(self.values.items())}
-        function, used = cut(self.terms, name, results, parameters, fast=fast)
+        function, used = extract_function(self.terms, name, results, parameters, fast=fast)
         leaves = tuple((position, texts[t]) for (position, _), t in zip(function.leaves, used, strict=True))
         return replace(function, leaves=leaves)
 
@@ -389,7 +389,7 @@ class Fragments:
     ) -> None:
         self.context, self.terms = context, terms
         self.reads = {t: access(context.read_name(read), read) for t, read in leaves.reads.items()}
-        self.checks = leaves.checks_apart(stores)
+        self.checks = leaves.remaining_checks(stores)
         self.values = {t: CallArgument(_origin(a), a.name) for t, a in self.reads.items()}
         for t, value in leaves.coordinates.items():
             self.values[t] = CallArgument(Origin.COORDINATE, context.names.take("coordinate"), (value,))
@@ -399,31 +399,31 @@ class Fragments:
         """Returns a term as a function's parameter."""
         return MathParameter(self.values[term].name, self.terms.items[term].dtype)
 
-    def call(self, name: str, roots: Sequence[tuple[str, int]], given: Iterable[int] | None = None) -> MathCall:
+    def call(self, name: str, roots: Sequence[tuple[str, int]], candidates: Iterable[int] | None = None) -> MathCall:
         """Returns a call of the function that computes some terms.
 
         Args:
             roots: names and terms of its results.
-            given: the terms that may be parameters, in order; by default all in `values`.
+            candidates: the terms that may be parameters, in order; by default all in `values`.
         """
-        parameters = {t: self.parameter(t) for t in (self.values if given is None else given)}
-        function, used = cut(self.terms, name, roots, parameters, fast=self.context.fast)
+        parameters = {t: self.parameter(t) for t in (self.values if candidates is None else candidates)}
+        function, used = extract_function(self.terms, name, roots, parameters, fast=self.context.fast)
         return MathCall(function, tuple(self.values[t] for t in used))
 
     def kernel(
-        self, body: Body, writes: Sequence[Access], axes: Sequence[Axes], others: Sequence[sympy.Symbol] = ()
+        self, body: Body, writes: Sequence[Access], axes: Sequence[Axes], symbols: Sequence[sympy.Symbol] = ()
     ) -> LoweredKernel:
         """Returns the kernel.
 
         Args:
             axes: the axes of its accesses.
-            others: further symbols that are not sizes.
+            symbols: further symbols that are not sizes.
         """
         offsets = [(a.offset, a.conditions) for a in (*self.reads.values(), *writes)]
         uses = uses_of(offsets, self.values.values(), self.checks, [extent for a in axes for extent in a.extents])
         read, written = ([a.buffer for a in accesses] for accesses in (self.reads.values(), writes))
         pointers = self.context.pointers(read, written, uses.expressions)
-        return assemble(self.context, body, [uses], pointers, axes=[*(symbol for a in axes for symbol in a.symbols), *others])
+        return assemble(self.context, body, [uses], pointers, axes=[*(symbol for a in axes for symbol in a.symbols), *symbols])
 
 
 def _origin(access: Access) -> Origin:
@@ -447,7 +447,7 @@ def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol
     while remaining:
         first = remaining.pop(0)
         run = _run_of(first, remaining, axis)
-        if len(run) > 1 and all(is_alike(b, axis, lanes, context.multiples) for b in first.conditions):
+        if len(run) > 1 and all(is_uniform(b, axis, lanes, context.multiples) for b in first.conditions):
             remaining = [access for access in remaining if access not in run]
             combined.append(_joined(context, run, axis, lanes))
         else:
@@ -455,7 +455,7 @@ def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol
     return tuple(combined)
 
 
-def bytes_in_turn(context: Context, kinds: Sequence[Sequence[BufferRead]], axis: sympy.Symbol) -> int:
+def interleaved_bytes(context: Context, kinds: Sequence[Sequence[BufferRead]], axis: sympy.Symbol) -> int:
     """Returns the bytes per lane of the widest interleaved access; 0 if there is none.
 
     Args:

@@ -151,7 +151,7 @@ class LaneRead:
     vector: bool
 
     @property
-    def places(self) -> tuple[tuple[Index, tuple[Bounds, ...]], ...]:
+    def accesses(self) -> tuple[tuple[Index, tuple[Bounds, ...]], ...]:
         """Pairs each offset with its conditions."""
         return tuple(zip(self.offsets, self.conditions, strict=True))
 

@@ -380,7 +380,7 @@ _DIMS = ("dim", "dims", "part")
 """Attributes of nodes that are not sizes; so are bools."""
 
 
-def likeness(graph: Graph, group: Group) -> str:
+def group_digest(graph: Graph, group: Group) -> str:
     """Returns a digest of a group's computation at any size: operations, dtypes, dims, and which dims have one element."""
     return hashlib.sha256("\n".join(_lines(graph, group)).encode()).hexdigest()[:32]
 

@@ -9,7 +9,7 @@ from fusegen.dtypes import DType
 from fusegen.ir.graph import Graph, Node
 from fusegen.ir.ops import DtypeRule, Op
 from fusegen.ir.reductions import REDUCTIONS, RuleValue, StateValues
-from fusegen.schedule.kernel import cut
+from fusegen.schedule.kernel import extract_function
 from fusegen.schedule.math import Fast, MathFunction, MathParameter, Reduction
 from fusegen.schedule.terms import Leaf, Term, Terms
 
@@ -77,7 +77,7 @@ def identity_function(name: str, op: Op, dtype: DType) -> MathFunction:
     for c in monoid.components:
         kind = c.dtype(dtype)
         roots.append(terms.put(Term(Leaf.CONSTANT, (), kind, c.identity[0 if kind.is_float else 1])))
-    return cut(terms, name, _results(op, roots), {}, fast=Fast.NONE)[0]
+    return extract_function(terms, name, _results(op, roots), {}, fast=Fast.NONE)[0]
 
 
 def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE) -> MathFunction:
@@ -91,7 +91,7 @@ def combine_function(name: str, op: Op, dtype: DType, *, fast: Fast = Fast.NONE)
         for parameter, kind in zip(names, types, strict=True):
             parameters[terms.put(Term(Leaf.SCALAR, (), kind, parameter))] = MathParameter(parameter, kind)
     roots = combined(terms, op, list(parameters)[: len(types)], list(parameters)[len(types) :])
-    function = cut(terms, name, _results(op, roots), parameters, fast=fast)[0]
+    function = extract_function(terms, name, _results(op, roots), parameters, fast=fast)[0]
     return replace(function, parameters=tuple(parameters.values()))
 
 
@@ -107,14 +107,14 @@ def gathering_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, 
     assert rule is not None
     before = [f"{name}_before" for name in rule.sums]
     state = [c.name for c in REDUCTIONS[reduction.op].components]
-    others = [name for name in state if name != rule.count]
+    settled = [name for name in state if name != rule.count]
     element, pivot, count = map(_operand, ("element", "pivot", rule.count))
     sums, components = (tuple(map(_operand, names)) for names in (rule.sums, state))
     added = tuple(a + b for a, b in zip(map(_operand, before), rule.lift(element, pivot), strict=True))
     return (
         _function(f"{kind}_gather", dtype, [*before, "element", "pivot"], rule.sums, added),
         _function(f"{kind}_spread", dtype, [*state, "pivot"], rule.sums, rule.spread(components, pivot)),
-        _function(f"{kind}_settle", dtype, ["pivot", rule.count, *rule.sums], others, rule.settle(pivot, count, sums)),
+        _function(f"{kind}_settle", dtype, ["pivot", rule.count, *rule.sums], settled, rule.settle(pivot, count, sums)),
     )
 
 
@@ -124,7 +124,7 @@ def _function(name: str, dtype: DType, operands: Sequence[str], results: Sequenc
     parameters = {terms.put(Term(Leaf.SCALAR, (), dtype, operand)): MathParameter(operand, dtype) for operand in operands}
     positions = {parameter.name: position for position, parameter in parameters.items()}
     roots = [(result, _put(terms, value, positions, dtype)) for result, value in zip(results, values, strict=True)]
-    return replace(cut(terms, name, roots, parameters, fast=Fast.NONE)[0], parameters=tuple(parameters.values()))
+    return replace(extract_function(terms, name, roots, parameters, fast=Fast.NONE)[0], parameters=tuple(parameters.values()))
 
 
 def _results(op: Op, roots: Sequence[int]) -> list[tuple[str, int]]:

@@ -25,7 +25,7 @@ from fusegen.program.formula import Formula, minimum
 from fusegen.schedule.access import divisor
 from fusegen.schedule.context import Context
 from fusegen.schedule.evaluate import Evaluator
-from fusegen.schedule.kernel import LoweredKernel, cut
+from fusegen.schedule.kernel import LoweredKernel, extract_function
 from fusegen.schedule.lanes import (
     PAIR,
     LaneMath,
@@ -319,7 +319,7 @@ class _Weights:
 
     def _function(self, terms: Terms, name: str, root: int, leaves: Sequence[int], doc: str) -> MathFunction:
         parameters = {leaf: MathParameter(str(terms.items[leaf].payload), DType.FLOAT32) for leaf in leaves}
-        return cut(terms, name, [("result", root)], parameters, fast=Fast.ROUNDED, doc=doc)[0]
+        return extract_function(terms, name, [("result", root)], parameters, fast=Fast.ROUNDED, doc=doc)[0]
 
 
 # Plans of streaming attention, measured on an H200.

@@ -209,11 +209,11 @@ def is_served(target: Target) -> bool:
     return target.wgmma
 
 
-def attention_group(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
+def attention_group(graph: Graph, root: int, target: Target, materialized: Collection[int]) -> Group | None:
     """Returns the attention group that ends in ``root``, or None if there is none or the pipeline does not support it.
 
     Args:
-        kept: materialized values.
+        materialized: values in memory.
     """
     if not is_served(target):
         return None
@@ -224,7 +224,7 @@ def attention_group(graph: Graph, root: int, target: Target, kept: Collection[in
         operands = attention_operands(graph, recurrence)
         assert operands is not None  # checked by `rejection_reason`
         match = AttentionMatch(recurrence, operands)
-        inputs = _inputs(graph, match, root, kept)
+        inputs = _inputs(graph, match, root, materialized)
         if inputs is not None:
             anchors = tuple(sorted((recurrence.score_product, recurrence.first, recurrence.second, values)))
             return Group(ATTENTION, (root,), inputs, Domain(graph.nodes[root].shape), anchors, match=match)
@@ -318,13 +318,13 @@ def _transposed(dims: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return (*dims[:-2], dims[-1], dims[-2])
 
 
-def _inputs(graph: Graph, match: AttentionMatch, root: int, kept: Collection[int]) -> tuple[int, ...] | None:
+def _inputs(graph: Graph, match: AttentionMatch, root: int, materialized: Collection[int]) -> tuple[int, ...] | None:
     """Returns the inputs from memory; None if the scores or the epilogue depend on values that the kernel cannot compute."""
     producers, recurrence = Producers(), match.recurrence
-    _walk(graph, recurrence.scores, recurrence.score_product, producers, kept)
-    _walk(graph, root, recurrence.values, producers, kept)
+    _walk(graph, recurrence.scores, recurrence.score_product, producers, materialized)
+    _walk(graph, root, recurrence.values, producers, materialized)
     if recurrence.sink is not None:
-        _walk(graph, recurrence.sink, recurrence.values, producers, kept)
+        _walk(graph, recurrence.sink, recurrence.values, producers, materialized)
     matmuls = {recurrence.score_product, recurrence.values}
     if not matmuls <= set(producers.anchors) or matmuls & set(producers.inputs):
         return None
@@ -333,10 +333,10 @@ def _inputs(graph: Graph, match: AttentionMatch, root: int, kept: Collection[int
     return tuple(sorted({*producers.inputs, *(view.base for view in match.operands.views)}))
 
 
-def _walk(graph: Graph, root: int, product: int, producers: Producers, kept: Collection[int]) -> None:
+def _walk(graph: Graph, root: int, product: int, producers: Producers, materialized: Collection[int]) -> None:
     domain = Domain(graph.nodes[root].shape)
     axes = domain_axes(domain)
-    walk(graph, root, axes.symbols, axes, lambda p, at, _bounds: p == product and _is_identity(at, axes), producers, kept)
+    walk(graph, root, axes.symbols, axes, lambda p, at, _bounds: p == product and _is_identity(at, axes), producers, materialized)
 
 
 def _is_identity(at: Position, axes: Axes) -> bool:

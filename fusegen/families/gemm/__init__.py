@@ -124,9 +124,9 @@ def _takes(graph: Graph, group: Group, values: list[int], target: Target, claims
     return wider is not None and all(set(alone.anchors) <= set(wider.anchors) for alone in separate if alone is not None)
 
 
-def _with(graph: Graph, end: int, values: list[int], target: Target, kept: Collection[int]) -> Group | None:
-    group = group_ending_at(graph, end, target, kept)
-    return group if group is None or not values else with_outputs(graph, group, values, kept)
+def _with(graph: Graph, end: int, values: list[int], target: Target, materialized: Collection[int]) -> Group | None:
+    group = group_ending_at(graph, end, target, materialized)
+    return group if group is None or not values else with_outputs(graph, group, values, materialized)
 
 
 def _read_by(graph: Graph, value: int, end: int, stored: Materialized) -> set[int]:

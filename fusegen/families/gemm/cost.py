@@ -145,6 +145,6 @@ def unaligned_time(costs: ProductCosts, size: ProductSize, processors: int) -> f
     return library_time(slow, (size,), 0, processors)
 
 
-def overlapped_time(one: float, other: float) -> float:
+def overlapped_time(first: float, second: float) -> float:
     """Returns the time of two overlapping tasks: the slower one's, and more if both take about equally long."""
-    return float((one**4 + other**4) ** 0.25)
+    return float((first**4 + second**4) ** 0.25)

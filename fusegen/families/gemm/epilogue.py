@@ -29,26 +29,26 @@ _COMPUTED = (Family.POINTWISE, Family.VIEW, Family.CONTRACTION)
 _MOST_PRODUCTS = 2  # per epilogue: they share an accumulator
 
 
-def group_ending_at(graph: Graph, root: int, target: Target, kept: Collection[int]) -> Group | None:
+def group_ending_at(graph: Graph, root: int, target: Target, materialized: Collection[int]) -> Group | None:
     """Returns the group of matmuls that ends in a value, by the first pipeline that supports it, or None.
 
     Args:
         root: the result of an epilogue, or of a matmul.
-        kept: materialized values.
+        materialized: values in memory.
     """
     if graph.nodes[root].family is Family.CONTRACTION:
         return plain_group(graph, root, target)
     if graph.nodes[root].family not in (Family.POINTWISE, Family.VIEW):
         return None
     for pipeline in pipelines_of(target):
-        for matmul in products_below(graph, root, kept):
-            group = _group_at(graph, root, matmul, kept, pipeline)
+        for matmul in products_below(graph, root, materialized):
+            group = _group_at(graph, root, matmul, materialized, pipeline)
             if group is not None:
                 return replace(group, reason=rejection_reasons(graph, matmul, root, target))
     return None
 
 
-def width_rejections(graph: Graph, root: int, matmul: int, target: Target, kept: Collection[int]) -> str:
+def width_rejections(graph: Graph, root: int, matmul: int, target: Target, materialized: Collection[int]) -> str:
     """Returns the pipelines whose accumulators are too narrow for the columns that an epilogue combines; empty for other
     reasons."""
     rejections: list[str] = []
@@ -57,7 +57,7 @@ def width_rejections(graph: Graph, root: int, matmul: int, target: Target, kept:
         if order is None:
             continue
         part = EpiloguePart((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, pipeline))
-        producers, head = _below(graph, part, kept)
+        producers, head = _below(graph, part, materialized)
         if matmul in producers.anchors and not pipeline.tile_widths(head, 1):
             rejections.append(f"no {pipeline.name}: heads of {head} columns are combined, more than an accumulator holds")
     return "; ".join(rejections)
@@ -73,12 +73,12 @@ def plain_group(graph: Graph, matmul: int, target: Target) -> Group | None:
     return replace(_group(graph, (part,), (), pipeline), reason=rejection_reasons(graph, matmul, matmul, target))
 
 
-def with_outputs(graph: Graph, group: Group, roots: Sequence[int], kept: Collection[int]) -> Group | None:
+def with_outputs(graph: Graph, group: Group, roots: Sequence[int], materialized: Collection[int]) -> Group | None:
     """Returns the group with more results of the epilogue of its only part, or None if that is impossible.
 
     Args:
         roots: the further results; they may read a second matmul, which then ends in one of them.
-        kept: materialized values.
+        materialized: values in memory.
     """
     (part,) = group.parts
     matmul, pipeline = part.products[0], pipeline_named(group.pipeline)
@@ -90,12 +90,12 @@ def with_outputs(graph: Graph, group: Group, roots: Sequence[int], kept: Collect
     if len(orders) < len(roots):
         return None
     outputs = (*part.outputs, *roots)
-    matmuls = dict.fromkeys(m for r in roots for m in (r, *products_below(graph, r, frozenset(kept) - set(part.outputs))))
+    matmuls = dict.fromkeys(m for r in roots for m in (r, *products_below(graph, r, frozenset(materialized) - set(part.outputs))))
     products = (*part.products, *(m for m in matmuls if m not in part.products and _joins(graph, pipeline, matmul, m, outputs)))
     domains = [part.domain, *(_domain_of(graph, w, o, matmul, pipeline) for w, o in zip(bases, orders, strict=True))]
     for domain in dict.fromkeys(domains):
         wider = replace(part, outputs=outputs, orders=(*part.orders, *orders), products=products[:_MOST_PRODUCTS], domain=domain)
-        walked = _walked(graph, wider, kept, pipeline)
+        walked = _walked(graph, wider, materialized, pipeline)
         if walked is not None and not any(matmul in graph.ancestors[p] for p in walked[1]):
             return replace(_group(graph, walked[:1], walked[1], pipeline), reason=group.reason)
     return None
@@ -154,29 +154,31 @@ def _before(graph: Graph, matmul: int, roots: Sequence[int]) -> set[int]:
     return values
 
 
-def _group_at(graph: Graph, root: int, matmul: int, kept: Collection[int], pipeline: Pipeline) -> Group | None:
+def _group_at(graph: Graph, root: int, matmul: int, materialized: Collection[int], pipeline: Pipeline) -> Group | None:
     if pipeline.rejection_reason(graph, matmul, root) is not None or not is_computed_once(graph, matmul, (root,), ()):
         return None
     order = _order_of(graph, root, matmul)
     if order is None or not _is_written(graph.nodes[root].shape, order):
         return None
-    products = (matmul, *_companions(graph, root, matmul, kept, pipeline))
+    products = (matmul, *_companions(graph, root, matmul, materialized, pipeline))
     part = EpiloguePart((root,), (order,), products, _domain_of(graph, root, order, matmul, pipeline))
-    walked = _walked(graph, part, kept, pipeline)
+    walked = _walked(graph, part, materialized, pipeline)
     return None if walked is None else _group(graph, walked[:1], walked[1], pipeline)
 
 
-def _companions(graph: Graph, root: int, matmul: int, kept: Collection[int], pipeline: Pipeline) -> tuple[int, ...]:
+def _companions(graph: Graph, root: int, matmul: int, materialized: Collection[int], pipeline: Pipeline) -> tuple[int, ...]:
     """Returns the other matmuls with the same first operand that end in the root."""
-    companions = (m for m in products_below(graph, root, kept) if m != matmul and _joins(graph, pipeline, matmul, m, (root,)))
+    companions = (
+        m for m in products_below(graph, root, materialized) if m != matmul and _joins(graph, pipeline, matmul, m, (root,))
+    )
     return tuple(itertools.islice(companions, _MOST_PRODUCTS - 1))
 
 
-def _joins(graph: Graph, pipeline: Pipeline, matmul: int, other: int, roots: Sequence[int]) -> bool:
+def _joins(graph: Graph, pipeline: Pipeline, matmul: int, companion: int, roots: Sequence[int]) -> bool:
     """True if a value is a matmul with the same first operand that only the roots need."""
-    if graph.nodes[other].op is not Op.MATMUL or pipeline.rejection_reason(graph, other, roots[0]) is not None:
+    if graph.nodes[companion].op is not Op.MATMUL or pipeline.rejection_reason(graph, companion, roots[0]) is not None:
         return False
-    return _shares_operand(graph, pipeline, matmul, other) and is_computed_once(graph, other, roots, ())
+    return _shares_operand(graph, pipeline, matmul, companion) and is_computed_once(graph, companion, roots, ())
 
 
 def _shares_operand(graph: Graph, pipeline: Pipeline, first: int, second: int) -> bool:
@@ -188,11 +190,11 @@ def _shares_operand(graph: Graph, pipeline: Pipeline, first: int, second: int) -
 
 
 def _walked(
-    graph: Graph, part: EpiloguePart, kept: Collection[int], pipeline: Pipeline
+    graph: Graph, part: EpiloguePart, materialized: Collection[int], pipeline: Pipeline
 ) -> tuple[EpiloguePart, tuple[int, ...]] | None:
     """Returns the part with the matmuls and the head that it needs, and its other inputs; None if it cannot be computed."""
-    producers, head = _below(graph, part, kept)
-    head = pipeline.tile_of(head, whole=len(part.domain.columns) == 1)
+    producers, head = _below(graph, part, materialized)
+    head = pipeline.tile_of(head, is_full_row=len(part.domain.columns) == 1)
     inputs = tuple(producers.inputs)
     taken = tuple(p for p in part.products if p in producers.anchors)
     if part.products[0] not in taken or not pipeline.tile_widths(head, len(taken)):
@@ -204,13 +206,13 @@ def _walked(
     return replace(part, products=taken, head=head), inputs
 
 
-def _below(graph: Graph, part: EpiloguePart, kept: Collection[int]) -> tuple[Producers, int]:
+def _below(graph: Graph, part: EpiloguePart, materialized: Collection[int]) -> tuple[Producers, int]:
     """Returns the producers of a part's results, and the number of columns that one tile must hold for them."""
     axes = domain_axes(part.domain)
     producers, lanes = Producers(), _Lanes(graph, part, axes)
     for output, order in zip(part.outputs, part.orders, strict=True):
         at = position_of(graph, output, order, part.domain, axes.symbols, axes)
-        walk(graph, output, at, axes, lanes, producers, frozenset(kept) - set(part.outputs))
+        walk(graph, output, at, axes, lanes, producers, frozenset(materialized) - set(part.outputs))
     return producers, lanes.head
 
 

@@ -139,8 +139,8 @@ def _plan(shape: ProductShape, consumers: int, tile_n: int, target: Target) -> C
 
 
 def _stages(plan: ContractionPlan, target: Target) -> int:
-    one, two = (replace(plan, stages=stages).shared_bytes for stages in (1, 2))
-    return min(_MOST_STAGES, 1 + (target.shared_bytes - one) // (two - one))
+    one_stage, two_stages = (replace(plan, stages=stages).shared_bytes for stages in (1, 2))
+    return min(_MOST_STAGES, 1 + (target.shared_bytes - one_stage) // (two_stages - one_stage))
 
 
 # Matmuls by warps (mma.sync): warps of a block along rows and columns, and the rows and columns that each accumulates.
@@ -171,8 +171,8 @@ def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) ->
 
 def _mma_stages(plan: MmaPlan, target: Target) -> int:
     """Returns as many stages as the blocks of an SM have room for, at least two."""
-    one = replace(plan, stages=1).shared_bytes
-    return min(_MOST_MMA_STAGES, max(2, target.shared_bytes // plan.blocks_per_sm // one))
+    stage_bytes = replace(plan, stages=1).shared_bytes
+    return min(_MOST_MMA_STAGES, max(2, target.shared_bytes // plan.blocks_per_sm // stage_bytes))
 
 
 def _mma_time(shape: ProductShape, plan: MmaPlan, processors: int) -> float:

@@ -59,8 +59,8 @@ def _taken(graph: Graph, target: Target, families: Sequence[Matcher], widths: Ma
 
 def _is_cheaper(new: Graph, old: Graph, target: Target, families: Sequence[Matcher]) -> bool:
     """True if the first graph moves fewer bytes than the second one, by no more kernels."""
-    (kernels, moved), (old_kernels, old_moved) = (_cost(graph, fuse(graph, target, families)) for graph in (new, old))
-    return kernels <= old_kernels and moved < old_moved
+    (kernels, bytes_moved), (old_kernels, old_bytes) = (_cost(graph, fuse(graph, target, families)) for graph in (new, old))
+    return kernels <= old_kernels and bytes_moved < old_bytes
 
 
 def _cost(graph: Graph, groups: Sequence[Group]) -> tuple[int, int]:

@@ -164,9 +164,9 @@ class Pipeline:
             return "the result has a single column"
         return None if self.operands(graph, matmul) is not None else f"an operand is {self.operand}"
 
-    def tile_of(self, head: int, *, whole: bool) -> int:
+    def tile_of(self, head: int, *, is_full_row: bool) -> int:
         """Returns the columns that one accumulator must hold for a head; a full tile if the head spans all columns."""
-        return min((width for width in self.widths if width >= head > 1), default=head) if whole else head
+        return min((width for width in self.widths if width >= head > 1), default=head) if is_full_row else head
 
     def tile_widths(self, head: int, products: int) -> tuple[int, ...]:
         """Returns the numbers of columns that an accumulator may hold of each matmul.

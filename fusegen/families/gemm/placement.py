@@ -37,8 +37,8 @@ def place_output(context: Context, node: int, index: Position, axes: Axes, fits:
     if first is None:
         dtype = context.memory.spec(stores[0].buffer).dtype
         first = Store(context.memory.add(f"value_{node}", dtype, formulas(memory_shape(context.graph, node))), own)
-    others = tuple(s for s in stores if s.buffer != first.buffer)
-    return Placement(first.buffer, first.offset, (_copy(context, node, first.buffer),) if others else ())
+    further = tuple(s for s in stores if s.buffer != first.buffer)
+    return Placement(first.buffer, first.offset, (_copy(context, node, first.buffer),) if further else ())
 
 
 def _copy(context: Context, node: int, source: int) -> Launch:
