@@ -255,7 +255,7 @@ class _Network:
 
     def __init__(self, count: int) -> None:
         self._ends: list[int] = []
-        self._left: list[int] = []  # residual capacity of each edge
+        self._residual: list[int] = []  # residual capacity of each edge
         self._edges: list[list[int]] = [[] for _ in range(count)]
 
     def join(self, start: int, end: int, capacity: int) -> None:

@@ -200,7 +200,7 @@ class _InFourDims:
         if position not in self.leading:
             return None
         self.builder, node = builder, self.graph.nodes[position]
-        return _reshaped(builder, self._apart(position, node, [renamed[a] for a in node.args]), node.shape)
+        return _reshaped(builder, self._in_four_dims(position, node, [renamed[a] for a in node.args]), node.shape)
 
     def _in_four_dims(self, position: int, node: Node, arguments: Sequence[int]) -> int:
         leading, location = self.leading[position], self.graph.locations[position]

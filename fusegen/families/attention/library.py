@@ -73,7 +73,7 @@ def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = 
         return graph
 
     def replaced(builder: GraphBuilder, renamed: Sequence[int], position: int) -> int | None:
-        return _Maker(graph, target, builder, renamed, position).made(matches[position]) if position in matches else None
+        return _Maker(graph, target, builder, renamed, position).built(matches[position]) if position in matches else None
 
     return rebuilt(graph, replaced)
 

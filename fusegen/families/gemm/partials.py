@@ -201,16 +201,16 @@ class _Tiles:
         self._elements = rows.apply(Op.RESHAPE, shape=(*outer, self._count, columns))
 
     def sum(self) -> Value:
-        return self._alike(Op.SUM)
+        return self._by_op(Op.SUM)
 
     def prod(self) -> Value:
-        return self._alike(Op.PROD)
+        return self._by_op(Op.PROD)
 
     def amax(self) -> Value:
-        return self._alike(Op.AMAX)
+        return self._by_op(Op.AMAX)
 
     def amin(self) -> Value:
-        return self._alike(Op.AMIN)
+        return self._by_op(Op.AMIN)
 
     def mass(self) -> Value:
         """Returns the sum of exp(x - amax(x)) of a row.

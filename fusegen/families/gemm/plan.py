@@ -221,7 +221,7 @@ class ContractionBody(Body):
     def tile_dtypes(self) -> frozenset[DType]:
         return frozenset({self.input_dtype, *(r.dtype for part in self.parts for r in part.results)})
 
-    def description(self, kind: str) -> str:
+    def words(self, kind: str) -> str:
         """Describes the kernel, with the numbers of parts, matmuls and results that exceed one."""
         columns = " + ".join(str(part.columns) for part in self.parts)
         results = sum(len(part.results) for part in self.parts)
