@@ -48,12 +48,7 @@ class Derivative:
 
 
 def derive(graph: Graph, wrt: Sequence[str], names: Renaming, recompute: Recompute = "auto") -> Derivative:
-    """Differentiates a traced graph.
-
-    Args:
-        wrt: the float inputs to differentiate by.
-        names: names the inputs of the backward pass.
-        recompute: the rule that selects the values to recompute.
+    """Differentiates a traced graph by float inputs; `names` names the inputs of the backward pass.
 
     Raises:
         GradientError: no result has a derivative by any of these inputs.
@@ -102,15 +97,8 @@ def _is_loss_of_logits(graph: Graph) -> bool:
 
 
 class _Joint:
-    """A graph and its backward pass in one builder, so that they share common subexpressions.
-
-    Args:
-        is_early: True to compute gradients for a loss gradient of 1, and to multiply by the actual one at the end.
-
-    Attributes:
-        results: the graph's results.
-        gradient_names: names of the inputs for the gradients by them.
-    """
+    """A graph and its backward pass in one builder, so that they share common subexpressions. If `is_early`, gradients are computed
+    for a loss gradient of 1, and multiplied by the actual one at the end."""
 
     def __init__(self, graph: Graph, wrt: Sequence[str], names: Renaming, *, is_early: bool) -> None:
         self.builder = GraphBuilder.like(graph)
@@ -154,7 +142,6 @@ class _Joint:
         return self.builder.add(Op.EXPAND, [zero], shape=node.shape)
 
     def _scaled(self, gradient: Value) -> Value:
-        """Multiplies a gradient by the loss's gradient."""
         if self._factor is None:
             return gradient
         shape, dtype = gradient.node.shape, gradient.dtype

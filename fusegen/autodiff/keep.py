@@ -49,12 +49,7 @@ _REARRANGED = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE)  # read through the operand at
 
 @dataclass(frozen=True)
 class SavedValue:
-    """A value of the forward pass that the backward pass reads.
-
-    Attributes:
-        dtype: the type in which it is saved.
-        in_memory: True for inputs and results, which are materialized anyway.
-    """
+    """A value of the forward pass that the backward pass reads, in its saved dtype. Inputs and results are in memory anyway."""
 
     position: int
     dtype: DType
@@ -72,10 +67,8 @@ def saved_values(
 
     Args:
         graph: both passes, in primitives.
-        results: results of the forward pass.
-        gradients: the backward pass's inputs that are gradients by them.
+        gradients: the backward pass's inputs that are gradients by the results.
         requested: results of the backward pass.
-        recompute: the rule.
     """
     backward = _dependents(graph, gradients)
     leaves = (Op.INPUT, Op.RANDOM) if recompute == "none" else (Op.INPUT,)
@@ -92,12 +85,8 @@ def saved_values(
 
 
 def large_values(graph: Graph, results: Collection[int]) -> frozenset[int]:
-    """Returns the values that are computed in blocks of rows and never materialized whole.
-
-    Args:
-        graph: in primitives.
-        results: results of a part of the graph that has its own loops.
-    """
+    """Returns the values that are computed in blocks of rows and never materialized whole, also in the graph of the results alone,
+    which has its own loops."""
     forward, origins = part_of(graph, tuple(results))
     in_forward = (origins[p] for region in regions(forward) for p in region.large(forward))
     return frozenset(in_forward).union(p for region in regions(graph) for p in region.large(graph))
@@ -148,14 +137,7 @@ def _draws(node: Node) -> bool:
 
 
 class _Values:
-    """The costs of saving values.
-
-    Args:
-        graph: both passes.
-        results: results of the forward pass.
-        large: values that are never saved.
-        is_large_again: True to recompute matmuls among them.
-    """
+    """The costs of saving values. Large ones are never saved; matmuls among them are recomputed if `is_large_again`."""
 
     def __init__(
         self, graph: Graph, results: frozenset[int], recompute: Recompute, large: frozenset[int], *, is_large_again: bool = False
@@ -205,7 +187,6 @@ class _Values:
         return is_result or node.op is Op.INPUT
 
     def dtype(self, position: int) -> DType:
-        """Returns the dtype in which a value is saved."""
         node = self.graph.nodes[position]
         is_early = node.op is Op.MATMUL and position not in self._forward
         return node.dtype.compute if node.dtype.is_float and (is_early or self._is_statistic(position)) else node.dtype
@@ -223,13 +204,8 @@ _NEVER = 1 << 60  # a capacity above the bytes of any graph
 def cheapest_cut(
     args: Mapping[int, Sequence[int]], costs: Mapping[int, int | None], origins: Collection[int], targets: Collection[int]
 ) -> frozenset[int]:
-    """Returns the node set of least cost that cuts all paths from origins to targets; of equal sets, the one nearest to the
-    targets, which needs the least recomputation.
-
-    Args:
-        args: operands, by node.
-        costs: costs, by node; None exceeds all others.
-        origins: nodes without operands.
+    """Returns the node set of least cost that cuts all paths from origins, which have no operands, to targets. Of equal sets, it is
+    the one nearest to the targets, which needs the least recomputation. A cost of None exceeds all others.
 
     Each node is an edge with its cost as capacity. Dinic, Algorithm for Solution of a Problem of Maximum Flow in Networks with
     Power Estimation (1970).
@@ -265,7 +241,6 @@ class _Network:
             self._residual.append(residual)
 
     def saturate(self, source: int, sink: int) -> set[int]:
-        """Sends the maximum flow; returns the vertices from which the sink is still reachable."""
         while True:
             distance = self._distances(sink)
             if source not in distance:

@@ -30,8 +30,6 @@ class Access:
     """A read or a write of a buffer.
 
     Attributes:
-        name: the variable that holds the elements.
-        buffer: the buffer's key.
         offset: elements from the start, over the axes and sizes.
         width: elements per memory access of a VECTOR or INTERLEAVED pattern.
         conditions: bounds under which the address is valid.
@@ -48,32 +46,22 @@ class Access:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The names of the variables that are read or written."""
         return self.parts or (self.name,)
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """The start of rows that are accessed at aligned addresses, although the rows are not aligned.
-
-    Attributes:
-        start: the offset of a row's first element.
-        dense: True if rows are contiguous, so that memory is readable past the end of all but the last.
-    """
+    """The first element of unaligned rows that are accessed at aligned addresses. Memory past the end of all but the last row is
+    readable if they are `dense`."""
 
     start: Index
     dense: bool
 
 
 def merge_axes(axes: Axes, expressions: Iterable[Index], single: str) -> tuple[Axes, dict[sympy.Symbol, Index]]:
-    """Merges adjacent axes that every expression uses only in linearized form.
+    """Merges adjacent axes that every expression uses only in linearized form; a single remaining axis is named `single`.
 
-    Args:
-        expressions: all expressions over the axes.
-        single: the name of the axis if only one remains.
-
-    Returns:
-        The merged axes, and the replacements of removed symbols (0 if merged into a neighbour).
+    Also returns the replacements of removed symbols (0 if merged into a neighbour).
     """
     expanded = [sympy.expand(e) for e in expressions]
     symbols, extents = list(axes.symbols), list(axes.extents)
@@ -111,7 +99,6 @@ def _acts_as_one(expression: sympy.Expr, outer: sympy.Symbol, inner: sympy.Symbo
 
 
 def pattern_of(offset: Index, lane_axis: sympy.Symbol | None) -> AccessPattern:
-    """Returns the access pattern of lanes along an axis."""
     expanded = sympy.expand(offset)
     if lane_axis is None or not expanded.has(lane_axis):
         return AccessPattern.UNIFORM
@@ -120,12 +107,8 @@ def pattern_of(offset: Index, lane_axis: sympy.Symbol | None) -> AccessPattern:
 
 
 def vector_width(offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: int, itemsize: int, multiples: Multiples) -> int:
-    """Returns the widest aligned access to ``lanes`` neighbours that start at a multiple of ``lanes``.
-
-    Args:
-        alignment: bytes that divide the buffer's address and its symbolic strides.
-        multiples: known divisors of sizes, by name.
-    """
+    """Returns the widest aligned access to ``lanes`` neighbours that start at a multiple of ``lanes``. The alignment in bytes
+    divides the buffer's address and its symbolic strides."""
     width = math.gcd(lanes, max(1, alignment // itemsize))
     remainder = sympy.expand(sympy.expand(offset) - lane_axis)
     aligned = max(1, alignment // itemsize)
@@ -135,11 +118,7 @@ def vector_width(offset: Index, lane_axis: sympy.Symbol, lanes: int, alignment: 
 
 
 def is_uniform(bounds: Bounds, lane_axis: sympy.Symbol, lanes: int, multiples: Multiples) -> bool:
-    """True if a condition has one value for all ``lanes`` neighbours that start at a multiple of ``lanes``.
-
-    Args:
-        multiples: known divisors of sizes, by name.
-    """
+    """True if a condition has one value for all ``lanes`` neighbours that start at a multiple of ``lanes``."""
     pattern = pattern_of(bounds.index, lane_axis)
     if pattern is not AccessPattern.VECTOR:
         return pattern is AccessPattern.UNIFORM
@@ -164,7 +143,6 @@ def divisor(term: Index, multiples: Multiples, stride_multiple: int = 1) -> int:
 
 
 def size_names(expressions: Iterable[Index], axes: Iterable[sympy.Symbol]) -> tuple[str, ...]:
-    """Returns the sorted names of the sizes and strides in the expressions."""
     symbols: set[sympy.Symbol] = set()
     for expression in expressions:
         if not isinstance(expression, int):

@@ -47,15 +47,9 @@ class Context:
 
     Attributes:
         wide: True for 64-bit indexing.
-        fast: the approximate functions that may be used.
         contracted: sums that are fused with a product (FMA).
-        name: the kernel's name.
-        plans: plans of matmul launches.
         reads: the buffers of nodes that the kernel reads from memory.
         written: a buffer that holds the kernel's value already.
-        pins: plans requested by the user.
-        bodies: programs of loops.
-        candidates: the possible plans, once one was chosen.
         names: identifiers that are in use in the kernel's text.
     """
 
@@ -87,7 +81,6 @@ class Context:
 
     @property
     def stored(self) -> Mapping[int, int]:
-        """The buffers of the group's inputs."""
         return {p: self.reads[p] for p in self.group.inputs}
 
     def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
@@ -103,8 +96,7 @@ class Context:
 
     @property
     def inverted(self) -> frozenset[int]:
-        """Divisions by one number that may multiply by its reciprocal, like torch on a GPU: rounding to 16 bits hides the second
-        rounding."""
+        """Divisions that may multiply by a number's reciprocal, like torch on a GPU: 16 bits hide the second rounding."""
         if self.fast is Fast.NONE:
             return frozenset()
         return frozenset(p for p, node in self.graph if node.op is Op.DIV and self._is_one_number(self.graph.nodes[node.args[1]]))
@@ -128,8 +120,7 @@ class Context:
         return self.graph.input_spec(str(self.graph.nodes[spec.node].attr("name"))).alignment
 
     def pointers(self, reads: Iterable[int], writes: Iterable[int], expressions: Iterable[Index] = ()) -> tuple[Pointer, ...]:
-        """Returns the kernel's pointer parameters: buffers that it reads, also for indices in `expressions`, then those it
-        writes."""
+        """Returns the pointer parameters: buffers that are read, also by indices in `expressions`, then those that are written."""
         written = dict.fromkeys(writes)
         read = [b for b in dict.fromkeys([*reads, *loaded_buffers(expressions)]) if b not in written]
         return tuple(self._pointer(b, b in written) for b in (*read, *written))
@@ -155,7 +146,6 @@ class Context:
         return Access(name, buffer, offset, pattern, width, tuple(bounds))
 
     def read_name(self, read: BufferRead) -> str:
-        """Returns a new name for a value read from a buffer."""
         return self.names.take(self.memory.spec(read.buffer).name)
 
     def traffic(self) -> Traffic:
@@ -189,13 +179,7 @@ class KernelUses:
 def uses_of(
     accesses: Sequence[BoundedOffset], arguments: Iterable[CallArgument], checks: Iterable[IndexCheck], extents: Iterable[Index]
 ) -> KernelUses:
-    """Returns the expressions and scalars of calls.
-
-    Args:
-        places: the offsets that they read.
-        checks: further indices that must be in range.
-        extents: the extents that delinearize a point of the iteration space.
-    """
+    """Returns the expressions and scalars that calls use; `extents` delinearize a point of the iteration space."""
     arguments = tuple(arguments)
     coordinates = [value for argument in arguments for value in argument.coordinates]
     bounds = [bound for _, conditions in accesses for bound in conditions]
@@ -216,13 +200,7 @@ def assemble(
     offsets: Iterable[Index] = (),
     axes: Iterable[sympy.Symbol] = (),
 ) -> LoweredKernel:
-    """Builds the kernel of a body.
-
-    Args:
-        uses: the uses of all calls in it.
-        offsets: further expressions, e.g. offsets of writes.
-        axes: symbols that are not sizes.
-    """
+    """Builds a kernel from its body and the uses of its calls; `axes` are symbols that are not sizes."""
     expressions = [*offsets, *(e for kernel_uses in uses for e in kernel_uses.expressions)]
     numbers = {number for e in expressions if not isinstance(e, int) for number in e.atoms(RunTimeNumber)}
     scalars = frozenset(number.name for number in numbers).union(*(kernel_uses.scalars for kernel_uses in uses))
@@ -243,14 +221,7 @@ def assemble(
 
 @dataclass(frozen=True)
 class Leaves:
-    """The leaves of some terms.
-
-    Attributes:
-        reads: reads of buffers, by term.
-        coordinates: indices and conditions that the math uses, by term.
-        scalars: terms of run-time scalars.
-        checks: indices that must be in range.
-    """
+    """The leaves of some terms: reads and coordinates by term, terms of run-time scalars, and index checks."""
 
     reads: dict[int, BufferRead]
     coordinates: dict[int, Index | Bounds]
@@ -258,7 +229,6 @@ class Leaves:
     checks: tuple[IndexCheck, ...] = ()
 
     def expressions(self) -> list[Index]:
-        """Returns all expressions over the axes."""
         expressions: list[Index] = [r.offset for r in self.reads.values()]
         expressions += [b.index for r in self.reads.values() for b in r.conditions]
         expressions += [bound_index(v) for v in self.coordinates.values()]
@@ -278,11 +248,7 @@ class Leaves:
         return Leaves(reads, coordinates, self.scalars, checks)
 
     def remaining_checks(self, stores: Sequence[Index] = ()) -> tuple[IndexCheck, ...]:
-        """Returns the checks that are not part of reads, coordinates or stores.
-
-        Args:
-            stores: offsets of writes.
-        """
+        """Returns the checks that are not part of reads, coordinates or the offsets of stores."""
         accesses = [*((r.offset, r.conditions) for r in self.reads.values()), *((offset, ()) for offset in stores)]
         return remaining_checks(
             self.checks, [*accesses, *((v, ()) for v in self.coordinates.values() if not isinstance(v, Bounds))]
@@ -290,7 +256,6 @@ class Leaves:
 
 
 def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[IndexCheck] = ()) -> Leaves:
-    """Collects the leaves of some terms."""
     reads: dict[int, BufferRead] = {}
     coordinates: dict[int, Index | Bounds] = {}
     scalars: list[int] = []
@@ -306,7 +271,6 @@ def leaves_of(terms: Terms, roots: Sequence[int], checks: Sequence[IndexCheck] =
 
 
 def bound_index(value: Index | Bounds) -> Index:
-    """Returns the index of a coordinate or a condition."""
     return value.index if isinstance(value, Bounds) else value
 
 

@@ -34,8 +34,6 @@ class Evaluator:
     """Evaluates nodes at indices to terms.
 
     Args:
-        graph: the graph in primitives.
-        axes: the iteration space of indices.
         memory: materialized nodes, with their buffers.
         leaf_of: returns the payload of the leaf for a reduction or matmul that the kernel computes; None to refuse.
         rounded: values that other kernels read in 16 bits, so that they are rounded here as well.
@@ -64,11 +62,7 @@ class Evaluator:
         self._checks: dict[_Element, IndexCheck] = {}
 
     def value(self, position: int, index: Position, context: _Conditions = ()) -> int:
-        """Returns the term of a node's element, in the node's computing type.
-
-        Raises:
-            UnsupportedError: one output element depends on too many elements.
-        """
+        """Returns an element as a term in its computing type. Raises UnsupportedError if it depends on too many elements."""
         requested = (position, index, context)
         stack = [(requested, False)]
         while stack:  # not recursive, since chains may be long
@@ -85,7 +79,6 @@ class Evaluator:
         return self._memo[requested]
 
     def checks(self) -> tuple[IndexCheck, ...]:
-        """Returns the index checks of all gathers that were evaluated."""
         return tuple(dict.fromkeys(self._checks.values()))
 
     def checks_of(self, elements: Iterable[tuple[int, Position]]) -> tuple[IndexCheck, ...]:
@@ -103,11 +96,7 @@ class Evaluator:
         return tuple(checks)
 
     def place(self, offset: Index, gathers: Iterable[tuple[int, int, Position]]) -> Index:
-        """Returns the offset of a write, with gathers' values replaced by reads and checks of the kernel.
-
-        Args:
-            gathers: the gathers in the offset, each with its value's node and index.
-        """
+        """Returns the offset of a write, with the values of gathers replaced by checked reads."""
         for gather, value, index in gathers:
             call = checked_index(self.graph, gather, self.terms.integer(self.value(value, index)))
             self._checks[gather, index, ()] = IndexCheck(call)
@@ -125,7 +114,6 @@ class Evaluator:
         return tuple((s.arg, s.index, context) for s in sources(self.graph, position, index, self.axes))
 
     def _evaluate(self, element: _Element, args: list[int]) -> int:
-        """Builds an element's term from its operands' terms."""
         position, index, context = element
         node = self.graph.nodes[position]
         if position in self.memory:
@@ -143,11 +131,7 @@ class Evaluator:
         return self._anchor(position, index)
 
     def _resolved(self, index: Position, args: Sequence[int]) -> Position:
-        """Replaces gathers' values in the index of an element by reads and checks of the kernel.
-
-        Args:
-            args: the terms of these values.
-        """
+        """Replaces the values of gathers in an index by checked reads; `args` are the terms of these values."""
         replacements: dict[object, Index] = {}
         for value, term in zip(index_values(index), args, strict=True):
             replacements[value] = checked_index(self.graph, value.node, self.terms.integer(term))
@@ -161,11 +145,8 @@ class Evaluator:
         return self.terms.put(Term(Leaf.READ, (), node.dtype.compute, read))
 
     def _needed_conditions(self, context: _Conditions, index: Position, shape: Shape) -> _Conditions:
-        """Returns the conditions of a read that save memory accesses, or keep the index within the tensor.
-
-        A condition on axes that the index does not depend on does neither: the element is needed for some points, and one read
-        serves all.
-        """
+        """Returns the conditions of a read that save memory accesses, or keep the index within the tensor. Conditions on other axes
+        do neither, since one read serves all their points."""
         relevant = tuple(bounds for bounds in context if _shares_an_axis(bounds, index))
         indices = [(sympy.sympify(i), extent) for i, extent in zip(index, shape, strict=True)]
         if any(i.has(sympy.Function) for i, _ in indices):  # e.g. with values of a gather, whose range is unknown
@@ -240,8 +221,7 @@ class Evaluator:
         return self.terms.put(Term(Op.NEG, (position,), self.terms.items[position].dtype))
 
     def _with_numbers(self, node: Node, args: list[int]) -> list[int]:
-        """Converts operands: numbers and 0-dim tensors wrap to narrow integers; numbers in comparisons with 16-bit floats are
-        rounded to them."""
+        """Wraps numbers and 0-dim tensors to narrow integers, and rounds numbers that are compared with 16-bit floats."""
         operands = [self.graph.nodes[a] for a in node.args]
         common = infer.operand_dtype(node.op, [infer.Operand(o.shape, o.dtype, o.weak) for o in operands])
         if common in _NARROW_INTEGERS:
@@ -292,8 +272,7 @@ class Evaluator:
         return self.terms.put(Term(Op.CAST, (arg,), node.dtype.compute, node.dtype), location)
 
     def _parts(self, element: _Element) -> tuple[tuple[_Element, Bounds | None], ...]:
-        """Returns the parts of a concatenation that may hold an element, the last first, with the bounds to test; None if no test
-        is needed."""
+        """Returns the parts that may hold an element, the last first, with the bounds to test; None if no test is needed."""
         position, index, context = element
         parts: list[tuple[_Element, Bounds | None]] = []
         for source in reversed(sources(self.graph, position, index, self.axes)):
@@ -343,5 +322,4 @@ def operand_types(graph: Graph, node: Node) -> list[DType]:
 
 
 def substitute(index: Index, replacements: dict[object, Index]) -> Index:
-    """Replaces symbols of an index."""
     return index if isinstance(index, int) else simplify_dim(index.subs(replacements))

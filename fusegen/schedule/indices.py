@@ -1,8 +1,6 @@
-"""Data-dependent indices: expressions for integers that a kernel reads, and bounds checks of them.
+"""Data-dependent indices: sympy functions in offsets for integers that a kernel reads, and bounds checks of them.
 
-They are sympy functions within an offset, so that axes and sizes in them are substituted with the others, and dependence on an
-axis through a value that is read is visible. An offset may be independent of an index (a dim with one element, a constant); its
-check is then separate.
+If an offset is independent of an index (a dim with one element, a constant), the check is separate.
 """
 
 from __future__ import annotations
@@ -117,33 +115,25 @@ class IndexCheck:
         return IndexCheck(cast(Checked, substitute(self.call)), tuple(bounds))
 
     def expressions(self) -> list[Index]:
-        """Returns all expressions in it."""
         return [self.call, *(e for b in self.conditions for e in (b.index, b.lower or 0, b.upper or 0))]
 
 
 def remaining_checks(
     checks: Sequence[IndexCheck], expressions: Iterable[tuple[Index, tuple[Bounds, ...]]]
 ) -> tuple[IndexCheck, ...]:
-    """Returns the checks that are not part of any other expression which the kernel computes.
-
-    Args:
-        expressions: the other expressions, with the conditions under which they are computed.
-    """
+    """Returns the checks that no expression contains which is computed under some of the check's conditions."""
     computed = [(e, conditions) for e, conditions in expressions if not isinstance(e, int) and e.has(Checked)]
     computed += [(check.call.args[0], check.conditions) for check in checks]  # nested indices
     return tuple(c for c in checks if not any(e.has(c.call) and set(known) <= set(c.conditions) for e, known in computed))
 
 
 def loaded_buffers(expressions: Iterable[Index]) -> list[int]:
-    """Returns the buffers that the expressions read."""
     return sorted({call.buffer for e in expressions if not isinstance(e, int) for call in e.atoms(Loaded)})
 
 
 def scalars_in(expressions: Iterable[Index]) -> frozenset[str]:
-    """Returns the run-time scalars that the expressions use."""
     return frozenset(call.name for e in expressions if not isinstance(e, int) for call in e.atoms(Scalar))
 
 
 def has_checks(expressions: Iterable[Index]) -> bool:
-    """True if an expression checks an index."""
     return any(e.has(Checked) for e in expressions if not isinstance(e, int))

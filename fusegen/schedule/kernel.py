@@ -21,7 +21,7 @@ _MULTIPLE = 8  # elements; arrays are padded to multiples, so that the next one 
 
 @dataclass(frozen=True)
 class SharedArrays:
-    """Byte offsets of the arrays in shared memory.
+    """Byte offsets of the arrays in shared memory, and the bytes of all arrays.
 
     Attributes:
         scratch: components of states that threads exchange.
@@ -29,7 +29,6 @@ class SharedArrays:
         sums: components of column sums that the row groups of a block add to.
         staged: fragments of rows.
         barriers: each counts the bytes that other blocks send for one reduction.
-        bytes: the size of all arrays.
     """
 
     scratch: tuple[int, ...]
@@ -41,8 +40,7 @@ class SharedArrays:
 
 
 def padded(elements: int) -> int:
-    """Returns the padded size of an array with one unused element after every 32, which avoids bank conflicts of threads that store
-    neighbours one after the other."""
+    """Returns a size with one gap per 32 elements, so that threads that store consecutive elements have no bank conflicts."""
     size = elements + elements // BANKS
     return -(-size // _MULTIPLE) * _MULTIPLE
 
@@ -54,7 +52,6 @@ def arranged(
     barriers: Sequence[int] = (),
     ordered: Sequence[int] = (),
 ) -> SharedArrays:
-    """Returns the offsets of arrays of the given sizes in bytes."""
     offsets = tuple(accumulate((0, *scratch, *ordered, *sums, *staged, *barriers)))
     first, second = len(scratch), len(scratch) + len(ordered)
     third = second + len(sums)
@@ -66,11 +63,8 @@ def arranged(
 
 @dataclass(frozen=True)
 class Plan:
-    """The layout of a kernel on the machine: a frozen dataclass for each pipeline, chosen by pure heuristics.
-
-    Attributes:
-        fixes_threads: False if other launches of the same kernel can change its number of threads per block.
-    """
+    """The layout of a kernel: a frozen dataclass per pipeline. Unless it `fixes_threads`, horizontal fusion may change the number
+    of threads per block."""
 
     fixes_threads: ClassVar[bool] = True
 
@@ -86,11 +80,7 @@ class Plan:
 
 
 class Body:
-    """The content of a kernel: its math functions, accesses and plan; a frozen dataclass for each pipeline.
-
-    Attributes:
-        can_be_part: True if it needs only its blocks, so that launches can be fused horizontally.
-    """
+    """The content of a kernel: a frozen dataclass per pipeline. Horizontal fusion requires `can_be_part`."""
 
     plan: Plan
     can_be_part: ClassVar[bool] = False
@@ -126,23 +116,13 @@ class Body:
         return ""
 
     def words(self, kind: str) -> str:
-        """Describes the kernel and its layout.
-
-        Args:
-            kind: the description of the group's kind.
-        """
+        """Describes the kernel and its layout, given the description of the group's kind."""
         return kind
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """A pointer parameter of a kernel.
-
-    Attributes:
-        buffer: the buffer's key.
-        name: the name in the text.
-        stream: for random bits, the number of the stream within its key, whose address is passed; None for buffers in memory.
-    """
+    """A pointer parameter. `stream` numbers random bits within a key, whose address is passed; None for buffers in memory."""
 
     buffer: int
     name: str
@@ -153,14 +133,7 @@ class Pointer:
 
 @dataclass(frozen=True, repr=False)
 class LoweredKernel:
-    """A kernel before emission.
-
-    Attributes:
-        name: the user's name; the symbol is ``fg_`` and the name.
-        pointers, sizes, scalars: the parameters, in order.
-        wide: True for 64-bit indexing.
-        checks: True if the kernel checks indices that it reads.
-    """
+    """A kernel before emission. Its symbol is ``fg_`` and the name; `checks` is True if it checks indices that it reads."""
 
     name: str
     pointers: tuple[Pointer, ...]
@@ -180,16 +153,10 @@ class LoweredKernel:
 def extract_function(
     terms: Terms, name: str, roots: Sequence[tuple[str, int]], leaves: Mapping[int, MathParameter], *, fast: Fast, doc: str = ""
 ) -> tuple[MathFunction, tuple[int, ...]]:
-    """Extracts the function that computes some terms from others.
+    """Extracts the function that computes named roots, with leaves as its parameters.
 
-    Args:
-        roots: names and positions of the results.
-        leaves: the terms that become parameters; if several terms share one (lanes), its name is the complete expression.
-        fast: the approximate functions that may be used.
-        doc: a comment of one line.
-
-    Returns:
-        The function, and the leaves that it uses, in the order of its parameters.
+    Leaves may share a parameter (lanes), whose name is then a complete expression. Also returns the leaves that the function uses,
+    in the order of its parameters.
     """
     stop = frozenset(leaves)
     body = terms.below(tuple(t for _, t in roots), stop)

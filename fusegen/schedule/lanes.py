@@ -42,11 +42,7 @@ def lane_position(axes: Axes, lane: int) -> Position:
 
 
 def is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
-    """True if the last dim is contiguous, and groups of eight elements are aligned.
-
-    Args:
-        offset: the offset of a pair's first lane in a result, over axes of pairs.
-    """
+    """True if the last dim is contiguous in aligned groups of eight; the offset is that of a pair's first lane."""
     base = sympy.expand(offset - LANES * PAIR)
     ones = dict.fromkeys(axes.symbols, sympy.Integer(1))
     terms = sympy.Add.make_args(base)
@@ -54,11 +50,7 @@ def is_in_octets(context: Context, axes: Axes, offset: Index) -> bool:
 
 
 def accumulator_of(graph: Graph, product: int, axes: Axes, name: str) -> LeafOf:
-    """Returns a resolver for `Evaluator`: the lane of the accumulator that holds an element of a matmul.
-
-    Args:
-        name: the lanes' name in the function.
-    """
+    """Returns a resolver for `Evaluator`: the lane of the accumulator that holds an element of a matmul."""
     shape = graph.nodes[product].shape
 
     single = same(axes.extents[-1] * LANES, 1)  # both lanes read element 0, although only the first lane exists
@@ -78,11 +70,9 @@ class LaneMath:
 
     Attributes:
         roots: for each result, the terms of both lanes.
-        axes: the merged iteration space; the last axis numbers pairs.
         moves: the replacements of merged axes.
         words: the names of coordinates, by index.
         optional: the extent of the lanes' dim if the second lane may be past its end.
-        checks: indices that must be in range.
         limit: the bound of coordinates.
     """
 
@@ -97,12 +87,7 @@ class LaneMath:
 
 
 def lane_checks(evaluator: Evaluator, firsts: Sequence[tuple[int, Position]], optional: Dim | None) -> tuple[IndexCheck, ...]:
-    """Returns the index checks of math that was evaluated for both lanes.
-
-    Args:
-        firsts: the elements of the first lane.
-        optional: the extent of the lanes' dim if the second lane may be past its end.
-    """
+    """Returns the index checks of math that was evaluated for both lanes; `firsts` are the elements of the first lane."""
     checks = evaluator.checks()
     if optional is None:
         return checks
@@ -132,13 +117,7 @@ def lane_kernel(
     offsets: Iterable[Index],
     matrices: Sequence[int] = (),
 ) -> LoweredKernel:
-    """Returns the kernel that calls lane functions.
-
-    Args:
-        written: buffers that it stores to.
-        offsets: further expressions over the functions' axes.
-        matrices: buffers that it reads besides the functions' reads.
-    """
+    """Returns the kernel that calls lane functions; `offsets` and `matrices` are further expressions and buffers that it reads."""
     uses = [_uses(function) for function in functions]
     read = dict.fromkeys(read.buffer for function in functions for read in function.reads)
     reads = [*(matrix for matrix in matrices if matrix not in read), *read]
@@ -172,7 +151,6 @@ class _Builder:
         return LaneFunction(function, lanewise, arguments, self.reads, self._checks(), self.math.axes)
 
     def _checks(self) -> tuple[IndexCheck, ...]:
-        """Returns the checks that are not part of reads or coordinates."""
         reads = [access for read in self.reads for access in read.accesses]
         values = [(v, ()) for a in self.arguments.values() for v in a.coordinates if not isinstance(v, Bounds)]
         return remaining_checks(self.leaves.checks, [*reads, *values])
@@ -219,11 +197,6 @@ class _Builder:
         return all(self._divisor(e) % LANES == 0 for e in (first.index, *(limit for limit in limits if limit is not None)))
 
     def _divisor(self, index: Index, stride_divisor: int = 1) -> int:
-        """Returns a number that divides an index for all values of its symbols.
-
-        Args:
-            own: the divisor of strides that are symbols.
-        """
         ones = dict.fromkeys(self.math.axes.symbols, sympy.Integer(1))
         terms = sympy.Add.make_args(sympy.expand(index))
         return math.gcd(*(divisor(sympy.sympify(t).subs(ones), self.context.multiples, stride_divisor) for t in terms))
@@ -368,13 +341,7 @@ class Partners:
 class Fragments:
     """The named leaves of a kernel's terms, and calls of functions of these.
 
-    Args:
-        leaves: the leaves over merged axes.
-        access: builds the access of a read, given its name.
-        stores: offsets of writes, which contain checks of their indices.
-
     Attributes:
-        reads: accesses, by term.
         checks: indices that must be in range and that no access contains.
         values: the call argument of each term; kernels add the terms that they compute.
     """
@@ -396,16 +363,10 @@ class Fragments:
         self.values |= {t: CallArgument(Origin.SCALAR, scalar_identifier(str(terms.items[t].payload))) for t in leaves.scalars}
 
     def parameter(self, term: int) -> MathParameter:
-        """Returns a term as a function's parameter."""
         return MathParameter(self.values[term].name, self.terms.items[term].dtype)
 
     def call(self, name: str, roots: Sequence[tuple[str, int]], candidates: Iterable[int] | None = None) -> MathCall:
-        """Returns a call of the function that computes some terms.
-
-        Args:
-            roots: names and terms of its results.
-            candidates: the terms that may be parameters, in order; by default all in `values`.
-        """
+        """Returns a call of the function that computes roots; its parameters are among the candidates, by default all `values`."""
         parameters = {t: self.parameter(t) for t in (self.values if candidates is None else candidates)}
         function, used = extract_function(self.terms, name, roots, parameters, fast=self.context.fast)
         return MathCall(function, tuple(self.values[t] for t in used))
@@ -413,12 +374,7 @@ class Fragments:
     def kernel(
         self, body: Body, writes: Sequence[Access], axes: Sequence[Axes], symbols: Sequence[sympy.Symbol] = ()
     ) -> LoweredKernel:
-        """Returns the kernel.
-
-        Args:
-            axes: the axes of its accesses.
-            symbols: further symbols that are not sizes.
-        """
+        """Returns the kernel; `symbols` are not sizes."""
         offsets = [(a.offset, a.conditions) for a in (*self.reads.values(), *writes)]
         uses = uses_of(offsets, self.values.values(), self.checks, [extent for a in axes for extent in a.extents])
         read, written = ([a.buffer for a in accesses] for accesses in (self.reads.values(), writes))
@@ -437,11 +393,7 @@ _MOST = 4  # variables of one interleaved access
 
 
 def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol, lanes: int) -> tuple[Access, ...]:
-    """Combines accesses that together touch all elements of a run into one interleaved access.
-
-    Args:
-        axis: the axis of lanes, which start at a multiple of their number.
-    """
+    """Combines accesses that together touch all elements of a run into one interleaved access."""
     combined: list[Access] = []
     remaining = list(accesses)
     while remaining:
@@ -456,12 +408,7 @@ def interleaved(context: Context, accesses: Sequence[Access], axis: sympy.Symbol
 
 
 def interleaved_bytes(context: Context, kinds: Sequence[Sequence[BufferRead]], axis: sympy.Symbol) -> int:
-    """Returns the bytes per lane of the widest interleaved access; 0 if there is none.
-
-    Args:
-        kinds: the reads, and the writes.
-        axis: the axis of lanes.
-    """
+    """Returns the bytes per lane of the widest interleaved access; 0 if there is none. The kinds are reads and writes."""
     accesses = [[context.access("", r.buffer, r.offset, axis, 1, r.conditions) for r in kind] for kind in kinds]
     joined = [access for kind in accesses for access in interleaved(context, kind, axis, 1)]
     return max((len(a.parts) * context.dtype(a.buffer).itemsize for a in joined if len(a.parts) % 2 == 0), default=0)

@@ -16,17 +16,11 @@ from fusegen.schedule.terms import Term
 
 
 class Fast(IntEnum):
-    """The approximate functions that math may use.
-
-    Attributes:
-        NONE: no approximate functions.
-        ROUNDED: functions whose error vanishes when the result is rounded to 16 bits.
-        FAST_MATH: all approximate functions of the hardware, as requested by the user.
-    """
+    """The approximate functions that math may use."""
 
     NONE = 0
-    ROUNDED = 1
-    FAST_MATH = 2
+    ROUNDED = 1  # those whose error vanishes when the result is rounded to 16 bits
+    FAST_MATH = 2  # all that the hardware has, on request of the user
 
 
 @dataclass(frozen=True)
@@ -50,11 +44,9 @@ class MathFunction:
     """A pure function of values in registers, extracted from the user's math.
 
     Attributes:
-        name: the function's name in the emitted text.
         terms: a DAG; leaves are constants or parameters.
         leaves: for each leaf that is a parameter, its position in ``terms`` and its expression.
         locations: for each term, the user's source line.
-        fast: the approximate functions that may be used.
         doc: a comment of one line in the emitted text.
     """
 
@@ -77,12 +69,7 @@ class Origin(Enum):
 
 @dataclass(frozen=True)
 class CallArgument:
-    """An argument of a call of a math function.
-
-    Attributes:
-        name: the variable, or the parameter that receives a coordinate.
-        coordinates: an index or a condition: of the first lane, or one per lane.
-    """
+    """An argument of a call. Coordinates are an index or a condition: of the first lane, or one per lane."""
 
     origin: Origin
     name: str
@@ -106,13 +93,10 @@ class Copy:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction in a pipeline.
+    """A reduction in a pipeline, with the variables of its state.
 
     Attributes:
-        op: the row of the table of reductions.
         dtype: the type in which elements are combined.
-        components: the variables of the state.
-        fast: the approximate functions that may be used.
         gathering: the rule that accumulates elements as sums about a pivot; None to combine each element with the state directly.
     """
 
@@ -123,7 +107,6 @@ class Reduction:
     gathering: Gathering | None = None
 
     def of(self, component: str) -> MathParameter:
-        """Returns the variable of a component."""
         return self.components[REDUCTIONS[self.op].number(component)]
 
     @property
@@ -138,7 +121,6 @@ class LaneRead:
 
     Attributes:
         name: the variable: one value if both lanes read the same element, else an array of two.
-        buffer: the buffer's key.
         offsets: one for both lanes, or one per lane.
         conditions: for each offset, the bounds under which it is read; the value is 0 outside of them.
         vector: True if the lanes' elements are contiguous and aligned to the size of both.
@@ -152,7 +134,6 @@ class LaneRead:
 
     @property
     def accesses(self) -> tuple[tuple[Index, tuple[Bounds, ...]], ...]:
-        """Pairs each offset with its conditions."""
         return tuple(zip(self.offsets, self.conditions, strict=True))
 
 
@@ -161,10 +142,8 @@ class LaneFunction:
     """Math on two neighbouring lanes of an accumulator, with the reads of its call.
 
     Attributes:
-        function: the math: of one lane if the lanes do not mix, else of both; results are those of the first lane, or of both lanes
-            in turn.
-        lanewise: True if the function is of one lane.
-        arguments: one per parameter.
+        function: of one lane if the lanes do not mix (`lanewise`), else of both; results are those of the first lane, or of both in
+            turn.
         checks: indices that must be in range and that no read contains.
         axes: the iteration space; the last axis numbers pairs of lanes.
     """

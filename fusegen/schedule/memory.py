@@ -35,13 +35,7 @@ _ROUNDED = (Op.ATTENTION, Op.ATTENTION_BACKWARD, Op.TOPK)
 
 @dataclass(frozen=True)
 class Store:
-    """A storage location of a value.
-
-    Attributes:
-        buffer: the buffer's key.
-        offset: the element's offset, which may contain values of gathers.
-        gathers: gathers in the offset, each with its value's node and index.
-    """
+    """A storage location of a value; its offset may contain gathers, each with its value's node and index."""
 
     buffer: int
     offset: Index
@@ -52,11 +46,7 @@ class Memory:
     """The buffers of a program: one for each graph input, result, and value that is passed between groups.
 
     A buffer holds a node in the node's shape; an input's buffer also holds its later versions. A computed value may be stored as a
-    view of itself if readers need the view.
-
-    Attributes:
-        reads: maps materialized nodes to the buffer that readers use.
-        results: keys of the results' buffers, in order.
+    view of itself if readers need the view. `reads` maps materialized nodes to their readers' buffer.
     """
 
     def __init__(self, graph: Graph, groups: tuple[Group, ...]) -> None:
@@ -96,19 +86,13 @@ class Memory:
         return self._specs[key].dtype
 
     def stores(self, position: int, index: Position, axes: Axes) -> tuple[Store, ...]:
-        """Returns the storage locations of a value that a group computes at an index.
-
-        Args:
-            position: an output of the group.
-            index: the element's index in the value's shape, over the axes.
-        """
+        """Returns the storage locations of a group's output at an index over the axes."""
         return tuple(self._store(key, node, position, index, axes) for key, node in self._writes.get(position, ()))
 
     # Materialized values.
 
     @cached_property
     def read_later(self) -> frozenset[int]:
-        """Nodes that a group reads from memory."""
         return frozenset(p for group in self.groups for p in group.inputs if self.graph.nodes[p].op not in (*READ, Op.PUT))
 
     @cached_property
@@ -118,8 +102,8 @@ class Memory:
 
     @cached_property
     def _wide(self) -> frozenset[int]:
-        """Values that are stored in their computing type: statistics, and the library's results for 16-bit floats, except matmuls
-        that are rounded anyway."""
+        """Values stored in their computing type: statistics, and library results of 16-bit floats that torch does not round
+        either."""
         products = {p for group in self.groups if group.kind.is_library for p in group.outputs}
         products -= {p for p in products if self.graph.nodes[p].op in _ROUNDED}
         halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_stored_anyway(self.graph, p)}
@@ -186,7 +170,6 @@ class Memory:
         return flat_offset(view_index, memory_strides(self.graph, node))
 
     def _through_views(self, view: int, position: int, index: Position, axes: Axes) -> Position:
-        """Returns the index, in a view's shape, of an element of the viewed value."""
         views = []
         while view != position:
             views.append(self.graph.nodes[view])

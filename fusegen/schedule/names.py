@@ -118,13 +118,7 @@ def kernel_functions(kernel: str) -> re.Pattern[str]:
 
 
 class Namer:
-    """Returns unique names.
-
-    Args:
-        reserved: True to avoid keywords and the other reserved names of emitted text.
-        taken: names in use.
-        functions: the pattern of names that no variable may have.
-    """
+    """Returns unique names: not keywords or other reserved names if `reserved`, and none that a function of the text may have."""
 
     def __init__(self, *, reserved: bool = True, taken: Iterable[str] = (), functions: re.Pattern[str] | None = None) -> None:
         self._reserved = reserved
@@ -147,10 +141,8 @@ class Namer:
 
 
 def parameter_names(kernel: str, requested: Sequence[str]) -> tuple[str, ...]:
-    """Returns unique names of a kernel's parameters in graphs and texts, in order: the user's names made `plain`.
-
-    Their `identifier` names are unique as well, since the suffix that it adds never ends a plain name.
-    """
+    """Returns unique names of a kernel's parameters in graphs and texts, in order: the user's names made `plain`. Their
+    `identifier` names are unique as well, since the suffix that it adds never ends a plain name."""
     names = Namer(reserved=False, functions=kernel_functions(kernel))
     order = sorted(requested, key=lambda name: plain(name) != name)  # names that are plain already come first, so that they stay
     assigned = {name: names.take(name) for name in order}

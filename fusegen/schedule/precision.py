@@ -101,11 +101,8 @@ def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mappin
 
 
 def _quantized(graph: Graph) -> set[int]:
-    """Returns results that are rounded to 8-bit integers, and all steps from the rounding on that nothing else reads.
-
-    They tolerate errors like 8-bit floats: a value that an error moves across a rounding boundary is about as far from either
-    result.
-    """
+    """Returns results rounded to 8-bit integers, and all steps from the rounding on that nothing else reads. An error that moves a
+    value across a rounding boundary leaves it about as far from the result."""
     quantized: set[int] = set()
     for output in graph.outputs:
         steps, position = [output], output
@@ -129,6 +126,5 @@ def _jumps(graph: Graph, position: int) -> bool:
 
 
 def _unrounded(args: Iterable[int], group: Group, memory: Memory) -> Iterable[int]:
-    """Returns the operands that are computed in the group or stored with more than 16 bits; others are equally rounded
-    everywhere."""
+    """Returns the operands that are not read from memory in 16 bits or fewer, where all readers see the same rounded value."""
     return (a for a in args if a not in group.inputs or not memory.dtype(a).is_narrow)

@@ -47,11 +47,7 @@ from fusegen.threads import cached_property
 
 @dataclass(frozen=True)
 class BufferSpec(Buffer):
-    """A buffer of a program.
-
-    Attributes:
-        node: the value that it holds, in the value's shape; None for internal buffers of one group.
-    """
+    """A buffer of a program; its node is the value that it holds, or None for internal buffers of one group."""
 
     node: int | None = None
 
@@ -64,7 +60,6 @@ class Traffic:
     written: Formula
 
     def moved(self, sizes: Mapping[str, int]) -> int:
-        """Returns all bytes at some sizes."""
         return self.read(sizes) + self.written(sizes)
 
 
@@ -73,15 +68,12 @@ class Launch:
     """One kernel launch.
 
     Attributes:
-        tensor_maps: the kernel's first parameters.
-        grid: number of blocks.
         block: threads per block.
         shared_bytes: dynamic shared memory per block.
         extra: size arguments before the kernel's own.
         candidates: the possible plans, the one with the lowest estimated time first; empty if there is only one.
         overlaps: True if it starts while the previous launch still runs (programmatic dependent launch), and waits for it itself.
-        part: 0 for a separate launch; else its number, from 1, in a horizontally fused launch, where each part has a range of
-            blocks.
+        part: the number of a part, from 1, in a horizontally fused launch; 0 for a separate launch.
     """
 
     kernel: LoweredKernel
@@ -105,12 +97,10 @@ class Launch:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan, if it was chosen from several candidates."""
         return self.kernel.body.chosen
 
     @property
     def cluster(self) -> int:
-        """Blocks per cluster."""
         return self.kernel.body.cluster
 
     @property
@@ -133,8 +123,8 @@ def is_of_one_block(launch: Launch) -> bool:
 
 
 def whole_launch(parts: Sequence[Launch]) -> Launch:
-    """Fuses launches horizontally: consecutive ranges of blocks, shared parameters. The first parameters are the numbers of blocks
-    of all parts except the last."""
+    """Fuses launches horizontally: ranges of blocks, shared parameters. The sizes before them are the blocks of all parts but the
+    last."""
     first = parts[0]
     kernels = [part.kernel for part in parts]
     kernel = LoweredKernel(
@@ -166,7 +156,6 @@ class LibraryProduct:
 
     Attributes:
         reason: the reason why no generated kernel computes it.
-        adds: True for out += a @ b.
         padded: elements between rows in memory of operands and results with padded rows.
     """
 
@@ -192,12 +181,8 @@ class LibraryStep:
     """A function of torch, which allocates its results.
 
     Attributes:
-        function: its name.
-        settings: literal arguments.
-        sizes: arguments that are sizes.
-        operands: tensor arguments.
-        results: the results that are used.
-        shapes: the shapes of these in memory.
+        settings, sizes, operands: arguments that are literals, sizes, tensors.
+        results, shapes: the results that are used, and their shapes in memory.
     """
 
     function: str
@@ -222,7 +207,6 @@ class LoopStep:
     """A loop over blocks of rows.
 
     Attributes:
-        body: the program of a block.
         row_bytes: the bytes of temporaries per row, unless a nested loop reduces them.
         operands: the buffers of the body's inputs, in order: operands, then results.
     """
@@ -255,12 +239,7 @@ Step: TypeAlias = "Launch | LibraryProduct | LibraryStep | LoopStep"
 
 @dataclass(frozen=True, repr=False)
 class Program:
-    """The steps of one call.
-
-    Attributes:
-        graph: the graph in primitives that steps refer to.
-        results: the keys of the results' buffers, in order.
-    """
+    """The steps of one call; the graph, in primitives, defines the nodes that they refer to."""
 
     graph: Graph
     target: Target

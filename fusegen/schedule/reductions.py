@@ -15,11 +15,10 @@ from fusegen.schedule.terms import Leaf, Term, Terms
 
 
 def reduction_of(graph: Graph, node: int, take: Callable[[str], str], *, fast: Fast, name: str, gathers: bool = False) -> Reduction:
-    """Returns the reduction of a node, also if the node is one component of it.
+    """Returns the reduction of a node, which may be one of its components.
 
     Args:
-        take: returns an unused variation of a name.
-        name: the requested name, or the prefix of the components' names.
+        name: the requested name, or the prefix of the components' names; `take` makes them unique.
         gathers: True to combine states as sums about a pivot, if the reduction has a rule for it.
     """
     reduction = graph.nodes[node]
@@ -52,18 +51,13 @@ def states_of(graph: Graph, nodes: Sequence[int]) -> dict[int, tuple[int, ...]]:
 
 
 def lifted(terms: Terms, op: Op, element: int, index: int) -> tuple[int, ...]:
-    """Returns the terms of an element's state.
-
-    Args:
-        element, index: terms; the index is along the reduced dims.
-    """
+    """Returns the terms of an element's state; the index is along the reduced dims."""
     dtype = terms.items[element].dtype
     state = REDUCTIONS[op].lift(_operand("element"), _operand("index"))
     return _state(terms, op, state, {"element": element, "index": index}, dtype)
 
 
 def combined(terms: Terms, op: Op, first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    """Returns the terms of two combined states."""
     sides = [[f"{side}{number}" for number in range(len(state))] for side, state in (("a", first), ("b", second))]
     a, b = (tuple(map(_operand, names)) for names in sides)
     operands = dict(zip((*sides[0], *sides[1]), (*first, *second), strict=True))
@@ -99,9 +93,6 @@ def gathering_functions(kind: str, reduction: Reduction) -> tuple[MathFunction, 
     """Returns the functions that combine states as sums about a pivot, with operands in the order of the table's rule.
 
     ``_gather`` adds an element to sums, ``_spread`` converts a state to sums, and ``_settle`` converts sums to a state.
-
-    Args:
-        kind: the prefix of their names.
     """
     rule, dtype = reduction.gathering, reduction.dtype
     assert rule is not None

@@ -1,7 +1,4 @@
-"""The math of a kernel at one point of the iteration space, as terms over its leaves.
-
-Leaves are reads of buffers at affine offsets, coordinates, results of reductions, and lanes of an accumulator.
-"""
+"""The math of a kernel at one point of the iteration space, as terms over reads, coordinates, reductions and accumulators."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ from fusegen.schedule.names import scalar_identifier
 
 
 class Leaf(Enum):
-    """The kinds of leaves."""
-
     READ = "read"
     COORDINATE = "coordinate"
     CONDITION = "condition"
@@ -55,14 +50,10 @@ class BufferRead:
 
 @dataclass(frozen=True)
 class Term:
-    """One value of a kernel.
+    """One value of a kernel: an operation on earlier terms in a computing type, or a leaf.
 
-    Attributes:
-        op: the operation, or the kind of leaf.
-        args: earlier terms.
-        dtype: the computing type.
-        payload: a leaf's source: a `BufferRead`, an index, bounds, a name, a number, a node with the lane's index; for a cast, the
-            type to whose precision it rounds.
+    The payload is a leaf's source: a `BufferRead`, an index, bounds, a name, a number, a node with the lane's index; for a cast,
+    the type to whose precision it rounds.
     """
 
     op: Op | FusedOp | Leaf
@@ -99,11 +90,8 @@ class Terms:
         return self.put(Term(Op.CAST, (position,), dtype, dtype), self.locations[position])
 
     def integer(self, position: int) -> Index:
-        """Returns an integer term as an expression of reads, coordinates, choices, and numbers added to these.
-
-        Raises:
-            VerificationError: the term contains other operations.
-        """
+        """Returns an integer term as an expression of reads, coordinates, choices and numbers added to these, or raises
+        VerificationError."""
         total: Index = 0
         while (term := self.items[position]).op in (Op.CAST, Op.ADD):
             numbers = [a for a in term.args if self.items[a].op is Leaf.CONSTANT]
@@ -144,7 +132,6 @@ class Terms:
 
 
 def as_number(value: object, dtype: DType) -> str:
-    """Returns a number as a constant's payload in a dtype."""
     number = float(str(value)) if str(value) not in ("True", "False") else float(str(value) == "True")
     if dtype is DType.BOOL:
         return repr(bool(number))
@@ -171,12 +158,7 @@ class _Narrow:
 
 
 def narrowed(terms: Terms, roots: Sequence[int], axes: frozenset[sympy.Symbol], limit: int = SMALL) -> list[int]:
-    """Rewrites integer arithmetic on coordinates below the roots to 32 bits.
-
-    Args:
-        axes: the symbols of the iteration space.
-        limit: the bound of coordinates over them.
-    """
+    """Rewrites integer arithmetic on coordinates below the roots to 32 bits; coordinates over the axes are below the limit."""
     narrower = _Narrower(terms, axes, limit)
     return [narrower.value(root) for root in roots]
 
@@ -248,7 +230,6 @@ class _Narrower:
         return min(corners), max(corners)
 
     def _coordinate_range(self, index: object) -> tuple[int, int] | None:
-        """Returns the range of a coordinate or a size."""
         symbols = sympy.sympify(index).free_symbols
         if symbols and symbols <= self.axes:
             return 0, self.limit

@@ -21,12 +21,7 @@ _TILE = 128  # queries per block
 
 @dataclass(frozen=True)
 class AttentionSize:
-    """The sizes of an attention of 16-bit floats.
-
-    Attributes:
-        channels: the head dim.
-        is_causal: True if a query sees only the keys up to its own position.
-    """
+    """The sizes of an attention of 16-bit floats; in causal attention, a query sees only the keys up to its own position."""
 
     batch: int
     heads: int
@@ -43,15 +38,12 @@ class AttentionSize:
 
     @property
     def mean_keys(self) -> float:
-        """The mean number of keys that a query sees."""
         return (self.keys + 1) / 2 if self.is_causal else float(self.keys)
 
 
 def attentions_of(graph: Graph) -> tuple[Callable[[Mapping[str, int]], AttentionSize], ...]:
-    """Returns the sizes of attentions that torch may compute, as functions of the graph's sizes.
-
-    Torch computes all attention with dropout. The result is empty if an attention has a bias, which the cost model does not cover.
-    """
+    """Returns the sizes of attentions that torch may compute, as functions of the graph's sizes; it computes all with dropout.
+    Empty if one has a bias, which the cost model does not cover."""
     attentions = [node for _, node in graph if node.op is Op.ATTENTION and node.attr("result") == 0]
     nodes = [node for node in attentions if not node.attr("dropout")]
     if any(len(node.args) > 3 for node in nodes):
@@ -113,7 +105,6 @@ def takes_library(sizes: Sequence[AttentionSize], processors: int) -> bool:
 
 
 def generated_time(size: AttentionSize, processors: int) -> float:
-    """Returns the time of a generated kernel."""
     costs = _costs(size)
     blocks = size.batch * size.heads * math.ceil(size.queries / _TILE)
     key, end = (costs.causal_key, costs.causal_end) if size.is_causal else (costs.key, costs.end)
@@ -122,7 +113,6 @@ def generated_time(size: AttentionSize, processors: int) -> float:
 
 
 def library_time(size: AttentionSize, processors: int) -> float:
-    """Returns the time of torch's kernel."""
     if size.queries == 1:
         return _LIBRARY_START + size.bytes / _SINGLE
     costs = _costs(size)

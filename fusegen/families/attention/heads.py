@@ -23,11 +23,8 @@ _Leading: TypeAlias = tuple[Dim, Dim]
 
 @dataclass(frozen=True)
 class _Attention:
-    """Attention with separate dims of batch and heads.
-
-    Attributes:
-        inside: the values from the scores to the pointwise users of the result.
-    """
+    """Attention with separate dims of batch and heads; `inside` holds the values from the scores to pointwise users of the
+    result."""
 
     recurrence: Recurrence
     inside: frozenset[int] = field(repr=False)
@@ -185,11 +182,7 @@ def _reshaped(builder: GraphBuilder, position: int, shape: Shape) -> int:
 
 
 class _InFourDims:
-    """Rebuilds a graph with some values in four dims.
-
-    Args:
-        leading: the batch and heads of these values.
-    """
+    """Rebuilds a graph with some values in four dims, given their batch and heads."""
 
     def __init__(self, graph: Graph, leading: dict[int, _Leading]) -> None:
         self.graph = graph

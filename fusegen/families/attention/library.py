@@ -1,7 +1,6 @@
-"""Replaces attention by torch's own kernels, forward and backward, which do not materialize the scores.
+"""Replaces attention by torch's own kernels (cuDNN, flash, efficient; flash on CPUs), which do not materialize the scores.
 
-A matmul of softmax weights with values becomes one node if torch's kernels (cuDNN, flash, efficient; flash on CPUs) support its
-scores: a scaled matmul, plus a bias, possibly causal.
+They support scores that are a scaled matmul, plus a bias, possibly causal.
 """
 
 from __future__ import annotations
@@ -32,13 +31,9 @@ class _Attention:
     """The parts of one attention.
 
     Attributes:
-        q: queries (…, position, channel).
-        keys: (…, channel, position).
-        values: (…, position, channel).
-        is_causal: True if a query sees only the keys up to its own position.
+        q, keys, values: (…, position, channel), (…, channel, position), (…, position, channel).
         bias: added to the scores, of a shape that broadcasts to theirs.
-        shown: a condition that masks scores where it is False.
-        hidden: a condition that masks scores where it is True.
+        shown, hidden: conditions that mask scores where they are False, and True.
         dropout: the dropout probability of the weights, with random bits without a seed.
     """
 
@@ -59,12 +54,8 @@ class _Attention:
 
 
 def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = (), *, only_dropout: bool = False) -> Graph:
-    """Replaces attention by single nodes where torch's kernels compute it on a target.
-
-    Args:
-        wrt: inputs that will be differentiated.
-        only_dropout: True to leave attention without dropout as it is.
-    """
+    """Replaces attention by single nodes where torch's kernels compute it on a target, given the inputs to differentiate by. With
+    `only_dropout`, attention without dropout stays as it is."""
     inputs = {p for p, node in graph if node.op is Op.INPUT and node.attr("name") in wrt}
     differentiated = dependent(graph, inputs)
     matches = {p: a for p, node in graph if node.op is Op.MATMUL and (a := _attention(graph, p, target, differentiated))}
@@ -135,7 +126,6 @@ def _scored(graph: Graph, scores: int, values: int, steps: int = _MOST_STEPS) ->
 
 
 def _is_score(graph: Graph, scores: int, index: int) -> bool:
-    """True if an operand of a mask or of a sum has the shape of the scores."""
     node = graph.nodes[scores]
     shape = graph.nodes[node.args[index]].shape
     return (node.op is Op.ADD or index > 0) and len(shape) == len(node.shape) and all(map(same, shape, node.shape))
@@ -252,14 +242,7 @@ def _is_of_all_scores(graph: Graph, attention: _Attention) -> bool:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Builds attention nodes in a new graph.
-
-    Attributes:
-        graph: the traced graph.
-        builder: the new graph.
-        renamed: maps positions of the old graph to the new one.
-        position: the matmul of weights with values.
-    """
+    """Builds attention nodes at the position of the second matmul; `renamed` maps positions to the new graph."""
 
     graph: Graph
     target: Target
@@ -268,7 +251,6 @@ class _Maker:
     position: int
 
     def built(self, attention: _Attention) -> int:
-        """Builds the node that replaces the matmul."""
         q, keys, values = (self._value(p) for p in (attention.q, attention.keys, attention.values))
         computed = self._with_heads_last(attention)
         q = q if computed is None else computed
@@ -403,12 +385,7 @@ _ALONG_A_DIM = (Op.SLICE, Op.CONCAT)
 
 @dataclass
 class Permuted:
-    """Values in another order of dims in a new graph.
-
-    Args:
-        order: the old dims in their new order.
-        at: maps a value of the old graph to the new one.
-    """
+    """Values of a graph, mapped to a new graph by `at`, with their dims in another order."""
 
     graph: Graph
     order: tuple[int, ...]

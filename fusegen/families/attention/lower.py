@@ -114,12 +114,9 @@ def _finish(context: Context, root: int, recurrence: Recurrence, axes: Axes, uni
 
 
 class _Normalised(Evaluator):
-    """Divides the weighted sum by the row sum at the end, since it does not depend on the key.
+    """Divides the weighted sum by the row sum at the end, since it does not depend on the key. `unit` scales the row max.
 
     A row sum of 0, if all keys are masked, gives 0 in a guarded recurrence: the weighted sum is 0 then.
-
-    Args:
-        unit: the factor to multiply the row max by.
     """
 
     def __init__(self, *args: Any, recurrence: Recurrence, unit: float) -> None:
@@ -196,10 +193,8 @@ _BASE_2 = {Op.EXP: (Op.EXP2, math.log2(math.e))}
 
 
 def common_factor(terms: Terms, roots: Sequence[int]) -> tuple[float, tuple[int, ...]]:
-    """Takes a positive constant factor out of all roots; returns the factor and the remaining roots.
-
-    The row max does not depend on the unit of the scores, so that the factor is applied as part of a constant in the weights.
-    """
+    """Takes a positive constant factor out of all roots; returns the factor and the remaining roots. The row max does not depend on
+    the unit of the scores, so that the factor becomes part of a constant in the weights."""
     factored = [_factored(terms, root) for root in roots]
     factors = {factor for factor, _ in factored}
     if len(factors) != 1:
@@ -268,12 +263,7 @@ def _is_infinite(terms: Terms, position: int) -> bool:
 
 
 def weight_functions(separation: Separation, unit: float, location: Location | None) -> tuple[MathFunction, ...]:
-    """Returns the functions ``anchor``, ``weight`` and ``carry``.
-
-    Args:
-        unit: the factor to multiply scores by.
-        location: the user's source line.
-    """
+    """Returns the functions ``anchor``, ``weight`` and ``carry``; scores are multiplied by `unit`."""
     if separation.inner is not Op.SUB:
         raise VerificationError(f"weights by {separation.name} have no streaming form")
     outer, factor = _BASE_2.get(separation.outer, (separation.outer, 1.0))

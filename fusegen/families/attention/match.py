@@ -141,7 +141,6 @@ def _relative(graph: Graph, weights: int, separation: Separation) -> tuple[int, 
 
 
 def _reference(graph: Graph, reference: int, separation: Separation) -> tuple[int, int | None]:
-    """Returns the reduction that weights are relative to, and the sink or None."""
     node = graph.nodes[reference]
     return (node.args[0], node.args[1]) if node.op is separation.pair else (reference, None)
 
@@ -162,7 +161,6 @@ def _without_cast(graph: Graph, position: int) -> int:
 
 
 def _is_reduction(graph: Graph, position: int, op: Op) -> bool:
-    """True if a node is this reduction of its operand along the last dim."""
     node = graph.nodes[position]
     if node.op is not op:
         return False
@@ -181,11 +179,8 @@ _MOST_CHANNELS = 256
 
 @dataclass(frozen=True)
 class AttentionOperands:
-    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous.
-
-    Attributes:
-        sharing: size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245).
-    """
+    """Queries (batch, head, query, channel), keys and values (batch, head, key, channel), channels contiguous. `sharing` is the
+    size of the GQA group: query heads per head of keys and values (Ainslie et al., arXiv 2305.13245)."""
 
     q: StridedView
     k: StridedView
@@ -210,11 +205,7 @@ def is_served(target: Target) -> bool:
 
 
 def attention_group(graph: Graph, root: int, target: Target, materialized: Collection[int]) -> Group | None:
-    """Returns the attention group that ends in ``root``, or None if there is none or the pipeline does not support it.
-
-    Args:
-        materialized: values in memory.
-    """
+    """Returns the attention group that ends in ``root``, or None if there is none or the pipeline does not support it."""
     if not is_served(target):
         return None
     for values in _products_at(graph, root):
@@ -353,12 +344,9 @@ _OPPOSITE = {Op.LE: Op.GT, Op.GT: Op.LE, Op.LT: Op.GE, Op.GE: Op.LT}
 
 
 def seen_keys(graph: Graph, scores: int, query: sympy.Symbol) -> Index | None:
-    """Returns a bound on the keys that a query sees, which grows with its position; None if it may see all. Run-time numbers in
-    it, e.g. the first query's position, are `RunTimeNumber` symbols.
+    """Returns a bound on the keys that a query sees, which grows with its position; None if it may see all.
 
-    Args:
-        scores: (batch, head, query, key).
-        query: the symbol of a query's position in the result.
+    Scores are (batch, head, query, key). Run-time numbers, e.g. the first query's position, are `RunTimeNumber` symbols in it.
     """
     axes = domain_axes(Domain(graph.nodes[scores].shape))
     bound = _least(_bounds(graph, scores, axes.symbols, axes))

@@ -19,11 +19,9 @@ class AttentionPlan(Plan):
     Attributes:
         head_dim: channels of a query and a key.
         value_dim: channels of a value and of the result.
-        stages: pipeline stages of key and value tiles.
-        q_stages: pipeline stages of query tiles.
+        stages, q_stages: pipeline stages of key and value tiles, and of query tiles.
         sharing: size of the GQA group.
         consumers: warpgroups that compute 64 queries each.
-        producer_registers, consumer_registers: registers per thread after reallocation.
     """
 
     head_dim: int
@@ -42,7 +40,6 @@ class AttentionPlan(Plan):
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers and one producer warpgroup."""
         return 128 * (self.consumers + 1)
 
     @property
@@ -62,8 +59,7 @@ class AttentionBody(Body):
         score: from the dot products of a query with two neighbouring keys; axes are batch, head, query and pairs of keys.
         finish: from two neighbouring channels of the weighted sum; axes end in pairs of channels.
         weights: ``anchor``, ``weight`` and ``carry``.
-        peak, mass: the reductions to row max and row sum.
-        has_sink: True if ``finish`` also reads the row max.
+        peak, mass: the reductions to row max and row sum; with `has_sink`, ``finish`` also reads the row max.
         out_offset: the offset of a query's first channel in the output, over the axes of ``finish``.
         seen: a bound on the keys that a query sees, over the axes of ``score``; None if it may see all.
     """

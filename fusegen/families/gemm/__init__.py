@@ -152,7 +152,6 @@ def _as_launch(graph: Graph, group: Group, target: Target) -> Group | None:
 
 
 def _key(graph: Graph, group: Group | None) -> Hashable | None:
-    """Returns the key that groups of one launch share."""
     if group is None:
         return None
     products = group.parts[0].products

@@ -101,11 +101,7 @@ class ProductSize:
 def product_time(
     costs: ProductCosts, plan: ContractionPlan, sizes: tuple[ProductSize, ...], epilogue: EpilogueSize, processors: int
 ) -> float:
-    """Returns the time of one generated launch.
-
-    Args:
-        sizes: of the matmuls, which share their first operand: one per part, or all matmuls of the only part.
-    """
+    """Returns the time of one generated launch, for the sizes of its parts' matmuls, or of all matmuls of its only part."""
     first = sizes[0]
     row_tiles = math.ceil(first.rows / plan.tile_m)
     tiles = row_tiles * sum(math.ceil(size.columns / plan.tile_n) for size in sizes[:: plan.products])
@@ -126,11 +122,7 @@ def drawing_time(costs: ProductCosts, elements: int, processors: int) -> float:
 
 
 def library_time(costs: ProductCosts, sizes: tuple[ProductSize, ...], epilogue_bytes: int, processors: int) -> float:
-    """Returns the time of the library's matmuls in sequence and of a separate kernel for their epilogue.
-
-    Args:
-        epilogue_bytes: bytes that this kernel moves; 0 without an epilogue.
-    """
+    """Returns the time of the library's matmuls in sequence, and of a separate epilogue kernel if it moves bytes."""
     time, rate = 0.0, costs.library_flops * processors / costs.processors
     for size in sizes:
         rows = 64 * math.ceil(size.rows / 64)

@@ -84,7 +84,6 @@ class StatisticView:
     """A statistic of heads as the template sees it.
 
     Attributes:
-        columns: columns of a head.
         accumulated: the accumulators that the math reads, as in `PartView`.
         element: the function that computes the reduced value of two columns.
         before: the earlier statistics that it reads.
@@ -110,14 +109,11 @@ class PartView:
     """A part as the template sees it.
 
     Attributes:
-        suffix: the suffix of its functions' names.
         first: the first column of tiles.
         head: columns of a head, if the epilogue indexes heads; else 0.
-        maps: the tensor maps of its second operands.
+        maps, matrices: its second operands: tensor maps, or matrices read by address.
         accumulated: the accumulators that the epilogue reads: name, matrix, and distance in a thread's registers.
-        statistics: statistics of heads in the order of their computation.
         taken: the statistics that the epilogue reads.
-        matrices: its second operands, if they are read by address.
     """
 
     suffix: str
@@ -133,7 +129,6 @@ class PartView:
 
 
 def emit_cuda(kernel: LoweredKernel, launch: Launch, target: Target) -> Source:
-    """Returns the source of matmuls with epilogues."""
     body = kernel.body
     assert isinstance(body, ContractionBody)
     views = _views(kernel, body)
@@ -218,7 +213,6 @@ def _statistics(part: ProductPart, suffix: str) -> tuple[StatisticView, ...]:
 
 
 def _taken(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
-    """Returns the statistics that a function reads."""
     named = {a.name for a in function.arguments if a.origin is Origin.VALUE}
     return tuple(s.name for s in part.statistics if s.name in named)
 
@@ -272,14 +266,12 @@ def _offset_doc(result: ResultView) -> str:
 
 
 def _element_math(kernel: LoweredKernel, part: ProductPart, statistic: HeadStatistic, statistic_view: StatisticView) -> list[str]:
-    """Returns the functions that compute, from two neighbouring columns, the value to be reduced."""
     inputs = _inputs(part, statistic.accumulated, statistic_view.before)
     wrapper = Wrapper(statistic_view.element, _ELEMENT, inputs, _coordinates(kernel, part), (("out", statistic_view.type),))
     return [math_text([statistic.lift.function]), wrapper_text(kernel, statistic.lift, wrapper)]
 
 
 def _inputs(part: ProductPart, accumulated: Sequence[Accumulated], statistics: Sequence[str]) -> tuple[str, ...]:
-    """Returns the declarations of the accumulators and statistics that a function reads."""
     types = {s.name: s.reduction.components[0].dtype.spelling for s in part.statistics}
     return (*(f"const float (&{a.name})[2]" for a in accumulated), *(f"{types[name]} {name}" for name in statistics))
 

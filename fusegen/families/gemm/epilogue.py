@@ -30,12 +30,7 @@ _MOST_PRODUCTS = 2  # per epilogue: they share an accumulator
 
 
 def group_ending_at(graph: Graph, root: int, target: Target, materialized: Collection[int]) -> Group | None:
-    """Returns the group of matmuls that ends in a value, by the first pipeline that supports it, or None.
-
-    Args:
-        root: the result of an epilogue, or of a matmul.
-        materialized: values in memory.
-    """
+    """Returns the group of matmuls that ends in a matmul or an epilogue's result, by the first supporting pipeline, or None."""
     if graph.nodes[root].family is Family.CONTRACTION:
         return plain_group(graph, root, target)
     if graph.nodes[root].family not in (Family.POINTWISE, Family.VIEW):
@@ -49,8 +44,7 @@ def group_ending_at(graph: Graph, root: int, target: Target, materialized: Colle
 
 
 def width_rejections(graph: Graph, root: int, matmul: int, target: Target, materialized: Collection[int]) -> str:
-    """Returns the pipelines whose accumulators are too narrow for the columns that an epilogue combines; empty for other
-    reasons."""
+    """Returns the pipelines whose accumulators are too narrow for the combined columns; empty for other reasons."""
     rejections: list[str] = []
     for pipeline in pipelines_of(target):
         order = None if pipeline.rejection_reason(graph, matmul, root) else _order_of(graph, root, matmul)
@@ -74,12 +68,8 @@ def plain_group(graph: Graph, matmul: int, target: Target) -> Group | None:
 
 
 def with_outputs(graph: Graph, group: Group, roots: Sequence[int], materialized: Collection[int]) -> Group | None:
-    """Returns the group with more results of the epilogue of its only part, or None if that is impossible.
-
-    Args:
-        roots: the further results; they may read a second matmul, which then ends in one of them.
-        materialized: values in memory.
-    """
+    """Returns the group with more results of its only epilogue, or None if that is impossible. The results may read a second
+    matmul, which then ends in one of them."""
     (part,) = group.parts
     matmul, pipeline = part.products[0], pipeline_named(group.pipeline)
     if not all(_may_be_result(graph, r) and pipeline.rejection_reason(graph, matmul, r) is None for r in roots):
@@ -108,12 +98,8 @@ def merged_launch(graph: Graph, groups: Sequence[Group]) -> Group:
 
 
 def position_of(graph: Graph, output: int, order: tuple[int, ...], domain: Domain, at: Position, axes: Axes) -> Position:
-    """Returns the index of the result's element that an epilogue computes.
-
-    Args:
-        order: the result's dims in the order of the domain.
-        at: an index of the domain; any of the head's, for a result with one element per head.
-    """
+    """Returns the index of the result's element that an epilogue computes at an index of the domain; `order` lists the result's
+    dims in the order of the domain."""
     shape = graph.nodes[output].shape
     last = len(domain.shape) - (1 if is_a_head(shape, domain) else 0)
     indices = reshaped(at[:last], domain.shape[:last], tuple(shape[d] for d in order), axes)
@@ -129,11 +115,7 @@ def is_a_head(shape: Shape, domain: Domain) -> bool:
 
 
 def is_computed_once(graph: Graph, matmul: int, roots: Sequence[int], inputs: Iterable[int]) -> bool:
-    """True if only the roots need the matmul and the values in between, so that no other kernel computes them again.
-
-    Args:
-        inputs: the materialized values that the roots read.
-    """
+    """True if only the roots need the matmul and the values in between, so that no other kernel computes them again."""
     path = {p for root in roots for p in graph.ancestors[root] if p == matmul or matmul in graph.ancestors[p]}
     between = {p for p in path if strip_views(graph, p) not in roots}  # views of a result are materialized
     if not graph.writes:  # in-place writes copy the value through a kernel that reads the users as well
@@ -240,8 +222,7 @@ def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, pip
 
 
 def _over(shape: Shape, columns: Dim, multiple: int) -> Domain | None:
-    """Splits a shape into rows and trailing dims that make up the matmul's columns; None if a dim holds both, or a head's size
-    is not a multiple of 8."""
+    """Splits a shape into rows and the matmul's columns; None if a dim holds both, or the last dim has a wrong multiple."""
     for first in range(len(shape) - 1, -1, -1):
         if same(product(shape[first:]), columns) and not same(shape[-1], 1):
             last = literal(shape[-1])
@@ -323,10 +304,7 @@ def sorted_dims(offset: sympy.Expr, axes: Axes) -> tuple[int, ...] | None:
 @dataclass
 class _Lanes:
     """Accepts reads of matmuls in the epilogue's own row, in its pair of columns or another pair of the head; and head reductions.
-
-    Attributes:
-        head: columns that one tile must hold: a head's, once another pair of it is read; else 1.
-    """
+    A tile must hold `head` columns."""
 
     graph: Graph
     part: EpiloguePart

@@ -54,8 +54,6 @@ class ProductShape:
     """The sizes that a plan depends on.
 
     Attributes:
-        rows: expected rows of all results.
-        columns: columns of each part.
         depth: the extent that is summed over.
         a_major, b_major: the contiguous index of an operand.
         products: matrices that are multiplied with the first operand at once.
@@ -79,7 +77,6 @@ class ProductShape:
 
 
 def shape_of(graph: Graph, group: Group, expected: Expected) -> ProductShape:
-    """Returns the sizes that the plan of a matmul launch depends on."""
     first = group.parts[0].products[0]
     operands = group.match[first]
     return ProductShape(
@@ -121,13 +118,11 @@ def depth_of(graph: Graph, matmul: int) -> Dim:
 
 
 def contraction_plan(shape: ProductShape, target: Target) -> ContractionPlan:
-    """Returns the candidate with the lowest estimated time."""
     costs, processors = COSTS[target.name], target.processors
     return min(candidates(shape, target), key=lambda plan: product_time(costs, plan, shape.sizes, shape.epilogue, processors))
 
 
 def candidates(shape: ProductShape, target: Target) -> tuple[ContractionPlan, ...]:
-    """Returns the candidates, the widest tiles first."""
     allowed = WGMMA.tile_widths(shape.head, shape.products)
     widths = [w for w in allowed if w // 4 * shape.words <= _MOST_WORDS] or allowed[-1:]
     return tuple(_plan(shape, consumers, tile_n, target) for consumers in (2, 1) for tile_n in widths)
@@ -154,11 +149,8 @@ _SHARED_READS, _GLOBAL_READS = 8, 16  # time of a line from shared and from glob
 
 
 def mma_plan(shape: ProductShape, a_width: int, b_width: int, target: Target) -> MmaPlan:
-    """Returns the `mma.sync` plan of matmuls that share the first operand.
-
-    Args:
-        a_width, b_width: elements of an operand per copy: a power of two up to eight.
-    """
+    """Returns the `mma.sync` plan of matmuls that share the first operand. The widths are elements per copy: a power of two up to
+    8."""
     allowed = MMA_SYNC.tile_widths(shape.head, shape.products)
     plans = [
         MmaPlan(*tile, 2, _GROUP, shape.a_major, shape.b_major, a_width, b_width, shape.products)
@@ -189,13 +181,8 @@ _MARGIN = 0.97  # a generated kernel that is expected to take about as long as t
 
 @dataclass(frozen=True)
 class ProductChoice:
-    """The choice between a generated kernel and the library.
-
-    Attributes:
-        plan: the best plan of a generated kernel.
-        ours, library: estimated times in µs of the generated launch, and of library matmuls with a separate epilogue; None if not
-            estimated.
-    """
+    """The choice between a generated kernel with its best plan and the library, with estimated times in µs; None if not
+    estimated."""
 
     plan: ContractionPlan
     ours: float | None = None
@@ -226,7 +213,6 @@ def _moved_behind(graph: Graph, group: Group, shape: ProductShape) -> int:
 
 
 def _drawn(graph: Graph, group: Group, shape: ProductShape) -> int:
-    """Returns the number of random elements that the epilogues read."""
     tensors = sum(graph.nodes[position].op is Op.RANDOM for position in group.inputs)
     return tensors * sum(size.rows * size.columns for size in shape.sizes)
 

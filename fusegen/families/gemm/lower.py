@@ -141,12 +141,7 @@ _WIDEST_COPY = 8  # elements
 
 @dataclass(frozen=True)
 class Products:
-    """The matmuls of a launch.
-
-    Attributes:
-        operands: the operands of each part's matmuls.
-        rows: rows of every result.
-    """
+    """The matmuls of a launch: its parts, their matmuls' operands, and the rows of every result."""
 
     context: Context
     parts: Sequence[ProductPart]
@@ -162,7 +157,6 @@ class ProductLayout:
         maps: tensor maps of operands, and of results that are stored by whole tiles.
         matrices: buffers of operands that are read by address.
         extra: size arguments after those of the matmul.
-        grid: number of blocks.
     """
 
     plan: ContractionPlan | MmaPlan
@@ -174,12 +168,7 @@ class ProductLayout:
 
 @dataclass(frozen=True)
 class PipelineLayout:
-    """The launch layout of a pipeline.
-
-    Attributes:
-        whole_tiles: True if results that are matrices are stored by tensor maps.
-        lay_out: computes the layout.
-    """
+    """The launch layout of a pipeline. With `whole_tiles`, results that are matrices are stored by tensor maps."""
 
     whole_tiles: bool
     lay_out: Callable[[Products], ProductLayout]
@@ -263,8 +252,6 @@ class Epilogue:
 
     Attributes:
         function: the math on two neighbouring columns.
-        accumulated: the accumulators that it reads.
-        statistics: the statistics of heads that are computed before.
         rows: how many of its axes index rows.
         moves: maps the part's axes to expressions of the merged axes.
     """
@@ -284,13 +271,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class _PairMath:
-    """Math that was evaluated for both columns of a pair.
-
-    Attributes:
-        roots: for each result, the terms of both columns.
-        checks: the indices that must be in range.
-        accumulated: the accumulators that are read.
-    """
+    """Math that was evaluated for both columns of a pair; the roots are the terms of both columns of each result."""
 
     evaluator: Evaluator
     roots: tuple[int, ...]
@@ -303,7 +284,6 @@ def lower_epilogue(context: Context, part: EpiloguePart, axes: Axes, number: int
 
     Args:
         axes: the axes of the part's domain, the last one over pairs of columns.
-        number: the part's number.
         offsets: the offsets of results that are not stored by whole tiles.
     """
     for reserved in (*_reserved_names(part), *(s.name for s in axes.symbols)):
@@ -334,11 +314,7 @@ def lower_epilogue(context: Context, part: EpiloguePart, axes: Axes, number: int
 
 
 def _lifts(context: Context, part: EpiloguePart, axes: Axes, heads: dict[int, _Head]) -> dict[int, _PairMath]:
-    """Evaluates the statistics of heads, keyed by reduction.
-
-    Args:
-        heads: the reductions that are read; reductions that these read are added.
-    """
+    """Evaluates the statistics of heads, keyed by reduction; adds reductions that these read to `heads`."""
     statistics: dict[int, _PairMath] = {}
     while missing := heads.keys() - statistics.keys():
         position = max(missing)
@@ -365,11 +341,7 @@ def _evaluated(
     elements: Sequence[tuple[int, Position]],
     reduction: int | None = None,
 ) -> _PairMath:
-    """Evaluates elements to terms.
-
-    Args:
-        reduction: if given, returns the states of the elements for this reduction.
-    """
+    """Evaluates elements to terms, or to their states for a reduction."""
     inputs = _EpilogueInputs(context, part, axes, heads)
     evaluator = Evaluator(context.graph, axes, context.stored, inputs, context.rounded, context.contracted, context.inverted)
     roots = [evaluator.value(*element) for element in elements]
@@ -398,12 +370,8 @@ def _optional(part: EpiloguePart) -> Dim | None:
 
 @dataclass
 class _EpilogueInputs:
-    """Resolves reads of accumulators and head statistics for `Evaluator`.
-
-    Attributes:
-        heads: the reductions read by any math of the part, each with its name and index; grows.
-        found: the accumulators that this math reads.
-    """
+    """Resolves reads of accumulators and head statistics for `Evaluator`; collects them in `found` and in `heads`, which all math
+    of the part shares."""
 
     context: Context
     part: EpiloguePart
@@ -446,8 +414,7 @@ def _accumulated_name(product: int, shift: int) -> str:
 
 
 def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, Axes, dict[sympy.Symbol, Index]]:
-    """Merges axes: returns those of rows and of columns, and the substitutions. Axes of heads merge into columns if nothing indexes
-    heads."""
+    """Merges axes of rows and of columns, and returns the substitutions. Heads merge into columns if nothing indexes heads."""
     row_axes, moves = merge_axes(Axes(axes.symbols[:rows], axes.extents[:rows]), expressions, ROW)
     columns, column_moves = merge_axes(Axes(axes.symbols[rows:], axes.extents[rows:]), expressions, PAIR.name)
     heads = Axes(columns.symbols[:-1], columns.extents[:-1])
@@ -458,6 +425,5 @@ def _merged(axes: Axes, rows: int, expressions: Sequence[Index]) -> tuple[Axes, 
 
 
 def _reserved_names(part: EpiloguePart) -> list[str]:
-    """Returns the reserved names of the epilogue's call."""
     numbered = [f"{word}_{number}" for word in ("out", "result") for number in range(len(part.outputs))]
     return ["operands", "product", "out", "result", *numbered, ROW, COLUMN, HEAD, CHANNEL]

@@ -29,8 +29,7 @@ _Rule = Callable[["_Tiles"], Value]
 
 
 def reduced_by_tiles(graph: Graph, target: Target, families: Sequence[Matcher]) -> Graph:
-    """Splits reductions of wide rows into reductions of tiles, where matmul epilogues compute these and it saves bytes without more
-    kernels."""
+    """Splits reductions of wide rows into reductions of tiles in matmul epilogues, if it saves bytes without more kernels."""
     reductions = _taken(graph, target, families, {position: _TILES for position, node in graph if node.family is Family.REDUCTION})
     of_product: dict[int, dict[int, Sequence[int]]] = {}
     for position, wide in reductions.items():
@@ -64,7 +63,6 @@ def _is_cheaper(new: Graph, old: Graph, target: Target, families: Sequence[Match
 
 
 def _cost(graph: Graph, groups: Sequence[Group]) -> tuple[int, int]:
-    """Returns the number of kernels, and the bytes that they read and write."""
     materialized = [strip_views(graph, p) for group in groups for p in {*group.inputs, *group.outputs}]
     nodes = (graph.nodes[p] for p in materialized)
     return len(groups), sum(nominal(product(node.shape)) * node.dtype.itemsize for node in nodes)
@@ -76,7 +74,6 @@ class _Wide:
 
     Attributes:
         operand: the rows.
-        tile: columns of a tile.
         rule: builds the reduction from tiles.
         way: values of the rows' size between the rows and the reduction that nothing else reads.
         products: the matmuls that the rows depend on.
@@ -90,11 +87,7 @@ class _Wide:
 
 
 def _wide_reductions(graph: Graph, target: Target, widths: Mapping[int, Sequence[int]]) -> dict[int, _Wide]:
-    """Returns the reductions that the graph allows to split.
-
-    Args:
-        widths: the allowed tile widths of each reduction, the widest first.
-    """
+    """Returns the reductions that the graph allows to split, given the allowed tile widths, the widest first."""
     wide = {position: reduction for position, allowed in widths.items() if (reduction := _wide(graph, position, allowed))}
     way = frozenset().union(*(reduction.way for reduction in wide.values()))
     alone = {position: reduction for position, reduction in wide.items() if _leads_to_no_row(graph, position, way)}
@@ -163,12 +156,7 @@ def _leads_to_no_row(graph: Graph, reduction: int, way: Collection[int]) -> bool
 
 
 class _ByTiles:
-    """A graph in which some reductions of rows are split into reductions of tiles.
-
-    Attributes:
-        graph: the new graph.
-        partials: maps each of the reductions to the new reductions of its tiles.
-    """
+    """A graph in which some reductions of rows are split. `partials` maps each of them to the new reductions of its tiles."""
 
     def __init__(self, graph: Graph, wide: Mapping[int, _Wide]) -> None:
         partials: dict[int, list[int]] = {}
@@ -215,7 +203,7 @@ class _Tiles:
     def mass(self) -> Value:
         """Returns the sum of exp(x - amax(x)) of a row.
 
-        A tile's sum is relative to the tile's own maximum, as in Milakov and Gimelshein (arXiv 1805.02867).
+        A tile's sum is relative to the tile's own maximum (Milakov and Gimelshein, arXiv 1805.02867).
         """
         peak = self._partial(self._elements, Op.AMAX)
         mass = self._partial(self._elements.apply(Op.EXP_BELOW, peak), Op.SUM)
@@ -245,7 +233,6 @@ class _Tiles:
         return partial
 
     def _row(self, of_tiles: Value) -> Value:
-        """Reshapes values, one per tile, to a row."""
         return of_tiles.apply(Op.RESHAPE, shape=(*self._outer, self._count))
 
 

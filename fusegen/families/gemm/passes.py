@@ -1,6 +1,6 @@
-"""Splits a packed matmul, whose users read disjoint ranges of columns, into one matmul per range.
+"""Splits a packed matmul, whose users read disjoint ranges of columns, into one matmul per range with an epilogue of its own.
 
-Each range then gets an epilogue of its own. The matmuls share their first operand, so that one launch computes them.
+The matmuls share their first operand, so that one launch computes them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,7 @@ from fusegen.target import Target
 
 @dataclass(frozen=True)
 class _Range:
-    """A view of a range of columns.
-
-    Attributes:
-        packed: the viewed value, over all columns.
-        start, length: the columns.
-        order: the view's dims in the order of the columns' elements.
-    """
+    """A view of a range of columns of a packed value; `order` lists its dims in the order of the columns' elements."""
 
     packed: int
     start: int
@@ -81,8 +75,8 @@ def _ranges(graph: Graph, matmul: int) -> dict[int, _Range] | None:
 
 
 def _are_concatenated(graph: Graph, ranges: Mapping[int, _Range]) -> bool:
-    """True if columns of several ranges are concatenated again, e.g. the halves of a rotated head: one epilogue computes these from
-    the whole matmul."""
+    """True if columns of several ranges are concatenated again (a rotated head): one epilogue computes these from the whole
+    matmul."""
     origins: dict[int, set[int]] = {view: {columns.start} for view, columns in ranges.items()}
     for position, node in graph:
         if position not in origins and node.family in (Family.POINTWISE, Family.VIEW):
@@ -189,11 +183,10 @@ class _Split:
 
 @dataclass(frozen=True)
 class _Copies:
-    """The operands and the result that are copied to padded rows for a matmul.
+    """The operands and the result of a matmul that are copied to padded rows.
 
     Attributes:
         operands: values below permutations of the operands.
-        result: True if the result is computed in padded memory and then copied.
         depth: the depth that the library sums over; None for all of it.
     """
 
@@ -243,7 +236,6 @@ class _Copying:
         return total
 
     def _columns(self, operands: Sequence[int], start: int, length: int) -> tuple[int, int]:
-        """Returns slices of both operands along the depth."""
         a, b = operands
         last = len(self.builder.nodes[a].shape) - 1
         dims = ((a, last), (b, 0))
@@ -291,8 +283,7 @@ def _pays(graph: Graph, matmul: int, copies: _Copies, target: Target) -> bool:
 
 
 def _even_depth(graph: Graph, matmul: int) -> int | None:
-    """Returns the multiple of 8 that the library sums over if operands are contiguous along an odd depth; None for the full
-    depth."""
+    """Returns the multiple of 8 that the library sums over if an operand is contiguous along an odd depth, else None."""
     depth = literal(graph.operands(matmul)[0].shape[-1])
     a, b = (strided_view(graph, p).strides for p in graph.nodes[matmul].args)
     is_along = same(a[-1], 1) or same(b[0], 1)

@@ -140,7 +140,6 @@ class Pipeline:
     widths: tuple[int, ...]
 
     def operands(self, graph: Graph, matmul: int) -> ProductOperands | None:
-        """Returns a matmul's operands as matrices that the pipeline reads, or None if it cannot."""
         itemsize = graph.nodes[matmul].dtype.itemsize
         return product_operands(graph, matmul, lambda view: self.reads(graph, view, itemsize))
 
@@ -169,12 +168,7 @@ class Pipeline:
         return min((width for width in self.widths if width >= head > 1), default=head) if is_full_row else head
 
     def tile_widths(self, head: int, products: int) -> tuple[int, ...]:
-        """Returns the numbers of columns that an accumulator may hold of each matmul.
-
-        Args:
-            head: columns that must be in one accumulator.
-            products: matmuls that share it.
-        """
+        """Returns the possible numbers of accumulator columns of each matmul, of those that share it; a head must fit into one."""
         return tuple(w for w in self.widths if w % head == 0 and w * products <= max(self.widths))
 
 

@@ -26,12 +26,8 @@ class Placement:
 
 
 def place_output(context: Context, node: int, index: Position, axes: Axes, fits: Callable[[Index], bool]) -> Placement:
-    """Chooses the storage of an output: of several, one in the value's own order, which copies read.
-
-    Args:
-        index: the element, over the axes.
-        fits: True if the kernel can write to an offset.
-    """
+    """Chooses the storage of an output whose offset fits the kernel: of several, one in the value's own order, which copies
+    read."""
     stores, own = context.stores(node, index, axes), flat_offset(index, memory_strides(context.graph, node))
     first = next((s for s in stores if fits(s.offset) and (len(stores) == 1 or same(s.offset, own))), None)
     if first is None:

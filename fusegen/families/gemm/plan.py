@@ -20,7 +20,6 @@ class ContractionPlan(Plan):
         group: rows of tiles that are traversed together.
         a_major, b_major: the contiguous index of an operand: ``k``, or ``m`` and ``n``.
         products: matrices that are multiplied with the same first operand.
-        producer_registers, consumer_registers: registers per thread after reallocation.
     """
 
     consumers: int
@@ -40,7 +39,6 @@ class ContractionPlan(Plan):
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the consumers and one producer warpgroup."""
         return 128 * (self.consumers + 1)
 
     @property
@@ -57,11 +55,8 @@ class MmaPlan(Plan):
     Attributes:
         warps_m, warps_n: warps of a block along the rows and the columns of a tile.
         warp_m, warp_n: rows, and columns of each matmul, that a warp accumulates.
-        stages: pipeline stages of operand tiles.
-        group: rows of tiles that are traversed together.
-        a_major, b_major: the contiguous index of an operand: ``k``, or ``m`` and ``n``.
         a_width, b_width: elements per asynchronous copy.
-        products: matrices that are multiplied with the same first operand.
+        stages, group, a_major, b_major, products: as in `ContractionPlan`.
     """
 
     warps_m: int
@@ -83,12 +78,10 @@ class MmaPlan(Plan):
 
     @property
     def tile_n(self) -> int:
-        """Columns of a tile in each matmul."""
         return self.warps_n * self.warp_n
 
     @property
     def tile_k(self) -> int:
-        """Elements of the depth per stage."""
         return 32
 
     @property
@@ -113,7 +106,6 @@ class MmaPlan(Plan):
 
     @property
     def b_bytes(self) -> int:
-        """Bytes of one second operand per stage."""
         return self._tile_bytes(self.tile_n, self.b_major)
 
     @property
@@ -127,13 +119,8 @@ class MmaPlan(Plan):
 
 @dataclass(frozen=True)
 class Accumulated:
-    """Two neighbouring columns of an accumulator that an epilogue reads.
-
-    Attributes:
-        name: the array of two.
-        product: the number of the matrix within the part.
-        shift: the distance in columns from the epilogue's own pair.
-    """
+    """Two neighbouring columns of an accumulator that an epilogue reads as an array, shifted from its own pair. `product` is the
+    number of the matrix within the part."""
 
     name: str
     product: int
@@ -142,12 +129,8 @@ class Accumulated:
 
 @dataclass(frozen=True)
 class HeadStatistic:
-    """A statistic of heads: a reduction over the columns of each head, per row.
-
-    Attributes:
-        columns: columns of a head.
-        lift: the math on two neighbouring columns whose results are reduced; it may read earlier statistics.
-    """
+    """A reduction over the columns of each head, per row. Its lift computes the reduced values of two columns, and may read earlier
+    statistics."""
 
     reduction: Reduction
     columns: int
@@ -164,7 +147,6 @@ class PartResult:
     """The storage of an epilogue's result.
 
     Attributes:
-        buffer: the buffer's key.
         offset: the element's offset over the epilogue's axes; None if whole tiles are stored by a tensor map.
         octets: True if eight neighbouring columns are contiguous and aligned.
         head: columns of a head for a result with one element per head; 0 for one element per column.
@@ -186,7 +168,6 @@ class ProductPart:
         rows: how many of the epilogue's axes index rows. The others index heads, the last one pairs of columns.
         products: the number of matrices that are multiplied with the first operand.
         epilogue: the math on two neighbouring columns.
-        statistics: statistics of heads in the order of their computation.
     """
 
     columns: int
@@ -206,11 +187,8 @@ class ProductPart:
 
 @dataclass(frozen=True)
 class ContractionBody(Body):
-    """Matmuls that share the first operand; the parts are adjacent ranges of columns, each with an epilogue.
-
-    Attributes:
-        matrices: operand buffers that are read by address: the first operand, then those of each part; empty with tensor maps.
-    """
+    """Matmuls that share the first operand; the parts are adjacent ranges of columns, each with an epilogue. `matrices` are the
+    operands that are read by address, the first one and those of each part."""
 
     input_dtype: DType
     parts: tuple[ProductPart, ...]
