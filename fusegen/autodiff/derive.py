@@ -128,7 +128,7 @@ class _Joint:
                 node, location = self.builder.nodes[position], self.builder.locations[position]
                 y = Value(self.builder, position, location)
                 dy = Value(self.builder, self._gradients[position].position, location)
-                for operand, gradient in zip(node.args, _derived(y, dy), strict=True):
+                for operand, gradient in zip(node.args, _operand_gradients(y, dy), strict=True):
                     if gradient is not None and operand in self._active:
                         self._add(operand, gradient)
 
@@ -154,7 +154,7 @@ class _Joint:
         self._gradients[position] = term if total is None else Value(total.builder, total.position, term.location) + term
 
 
-def _derived(y: Value, dy: Value) -> Gradients:
+def _operand_gradients(y: Value, dy: Value) -> Gradients:
     if not y.node.args:
         return ()
     rule = RULES.get(y.node.op)

@@ -42,7 +42,7 @@ RECOMPUTES: tuple[str, ...] = get_args(Recompute)
 
 _STATISTIC = 8  # the least ratio of a reduction's operand to its result
 
-_NEVER_AGAIN = (Family.CONTRACTION, Family.LIBRARY)
+_NOT_RECOMPUTED = (Family.CONTRACTION, Family.LIBRARY)
 _COMPARED = (Op.AMAX, Op.AMIN)
 _REARRANGED = (Op.EXPAND, Op.PERMUTE, Op.RESHAPE)  # read through the operand at no cost
 
@@ -78,7 +78,7 @@ def saved_values(
     values = _Values(graph, frozenset(results), recompute, large)
     cut = _cut(values, computable, needed)
     if cut is None:
-        values = _Values(graph, frozenset(results), recompute, large, is_large_again=True)
+        values = _Values(graph, frozenset(results), recompute, large, recomputes_large=True)
         cut = _cut(values, computable, needed)
     assert cut is not None  # inputs can be saved, and everything else can be computed from them
     return tuple(SavedValue(p, values.dtype(p), values.is_in_memory(p)) for p in sorted(cut))
@@ -95,7 +95,7 @@ def large_values(graph: Graph, results: Collection[int]) -> frozenset[int]:
 def _cut(values: _Values, computable: Collection[int], needed: Collection[int]) -> frozenset[int] | None:
     """Returns the values to save; None if a value can be neither saved nor recomputed."""
     nodes = values.graph.nodes
-    origins = {p for p in computable if not values.is_computed_again(p)}
+    origins = {p for p in computable if not values.is_recomputable(p)}
     args = {p: [a for a in nodes[p].args if a in computable] if p not in origins else [] for p in sorted(computable)}
     costs = {p: values.cost(p) for p in computable}
     cut = cheapest_cut(args, costs, origins, needed)
@@ -137,12 +137,12 @@ def _draws(node: Node) -> bool:
 
 
 class _Values:
-    """The costs of saving values. Large ones are never saved; matmuls among them are recomputed if `is_large_again`."""
+    """The costs of saving values. Large ones are never saved; matmuls among them are recomputed if `recomputes_large`."""
 
     def __init__(
-        self, graph: Graph, results: frozenset[int], recompute: Recompute, large: frozenset[int], *, is_large_again: bool = False
+        self, graph: Graph, results: frozenset[int], recompute: Recompute, large: frozenset[int], *, recomputes_large: bool = False
     ) -> None:
-        self.graph, self._large, self._is_large_again = graph, large, is_large_again
+        self.graph, self._large, self._recomputes_large = graph, large, recomputes_large
         self._recompute = recompute
         self.results = results
         self._forward = _producers(graph, results)
@@ -150,18 +150,18 @@ class _Values:
         self._largest: list[int] = []  # elements of the largest value that a node depends on, since the last matmul
         for node in graph.nodes:
             largest = max((max(self._counts[a], self._largest[a]) for a in node.args), default=0)
-            self._largest.append(0 if node.family in _NEVER_AGAIN else largest)
+            self._largest.append(0 if node.family in _NOT_RECOMPUTED else largest)
 
-    def is_computed_again(self, position: int) -> bool:
+    def is_recomputable(self, position: int) -> bool:
         """True if the backward pass may compute a value from its operands."""
         node = self.graph.nodes[position]
         if node.op is Op.INPUT or self._recompute == "all":
             return node.op is not Op.INPUT and not _draws(node)
         if self._recompute == "none" and position in self._forward:
             return node.op in _COMPARED or self._is_free(node)
-        if node.family in _NEVER_AGAIN:
-            return self._is_large_again and position in self._large
-        if self._is_large_again and not self._large.isdisjoint(node.args):
+        if node.family in _NOT_RECOMPUTED:
+            return self._recomputes_large and position in self._large
+        if self._recomputes_large and not self._large.isdisjoint(node.args):
             return True  # in the block that holds its operand
         return node.op in _COMPARED or not (node.family is Family.REDUCTION and self._is_statistic(position))
 

@@ -153,10 +153,13 @@ class Evaluator:
             return context
         above = [sympy.sympify(b.index - b.lower) for b in relevant if b.lower is not None]
         below = [sympy.sympify(b.upper - 1 - b.index) for b in relevant if b.upper is not None]
-        is_inside = all(self._follows(i, above) and self._follows(extent - 1 - i, below) for i, extent in indices)
+        is_inside = all(
+            self._is_provably_nonnegative(i, above) and self._is_provably_nonnegative(extent - 1 - i, below)
+            for i, extent in indices
+        )
         return relevant if is_inside else context
 
-    def _follows(self, number: sympy.Expr, nonnegative: Sequence[sympy.Expr]) -> bool:
+    def _is_provably_nonnegative(self, number: sympy.Expr, nonnegative: Sequence[sympy.Expr]) -> bool:
         """True if a number is provably not negative, given others that are not."""
         candidates = (number, *(number - bound for bound in nonnegative))
         return any(self.axes.is_nonnegative(sympy.expand(candidate)) for candidate in candidates)

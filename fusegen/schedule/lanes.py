@@ -138,7 +138,7 @@ class _Builder:
         self.lanes: dict[int, tuple[str, int]] = self._accumulators()
         self.values: dict[int, str] = {}
         self.arguments: dict[str, CallArgument] = {name: CallArgument(Origin.LANES, name) for name, _ in self.lanes.values()}
-        self.reads = tuple(_group(self.leaves, self._may_be_absent(), self._take_read))
+        self.reads = tuple(_group(self.leaves, self._second_lane_reads(), self._take_read))
         self._name_scalars()
 
     def build(self, name: str, *, fast: Fast) -> LaneFunction:
@@ -164,7 +164,7 @@ class _Builder:
         terms = ((position, self.terms.items[position]) for position in self._below())
         return {p: cast(tuple[str, int], term.payload) for p, term in terms if term.op is Leaf.ACCUMULATOR}
 
-    def _may_be_absent(self) -> Mapping[int, Bounds]:
+    def _second_lane_reads(self) -> Mapping[int, Bounds]:
         """Returns the reads of the second lane only, with the condition under which it exists."""
         if self.math.optional is None:
             return {}
@@ -187,9 +187,9 @@ class _Builder:
 
     def _are_equivalent(self, first: Sequence[Bounds], second: Sequence[Bounds]) -> bool:
         """True if the conditions of both lanes always have the same value."""
-        return len(first) == len(second) and all(a == b or self._is_of_a_pair(a, b) for a, b in zip(first, second, strict=True))
+        return len(first) == len(second) and all(a == b or self._is_uniform_pair(a, b) for a, b in zip(first, second, strict=True))
 
-    def _is_of_a_pair(self, first: Bounds, second: Bounds) -> bool:
+    def _is_uniform_pair(self, first: Bounds, second: Bounds) -> bool:
         """True if the conditions are on neighbouring indices with even start and bounds, so that they have the same value."""
         limits = (first.lower, first.upper)
         if limits != (second.lower, second.upper) or not same(simplify_dim(first.index + 1), second.index):
@@ -220,9 +220,9 @@ class _Builder:
             if position not in seconds:
                 second = partner.get(position, position)
                 values = (value,) if second == position else (value, self.leaves.coordinates[second])
-                self._name(position, CallArgument(Origin.COORDINATE, self._word(value), values))
+                self._name(position, CallArgument(Origin.COORDINATE, self._coordinate_name(value), values))
 
-    def _word(self, value: Index | Bounds) -> str:
+    def _coordinate_name(self, value: Index | Bounds) -> str:
         """Returns the name of a coordinate; a coordinate of two types is passed twice."""
         if isinstance(value, Bounds):
             return self.context.names.take("condition")

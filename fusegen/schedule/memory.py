@@ -59,12 +59,12 @@ class Memory:
         self._names = Namer(reserved=False)
         for position, node in graph:
             if node.op is Op.INPUT:
-                self.reads[position] = self._hold(position, str(node.attr("name")), node.dtype, Role.INPUT)
+                self.reads[position] = self._add_node(position, str(node.attr("name")), node.dtype, Role.INPUT)
             elif node.op is Op.RANDOM:
-                self.reads[position] = self._hold(position, "random", node.dtype, Role.RANDOM)
+                self.reads[position] = self._add_node(position, "random", node.dtype, Role.RANDOM)
         for put in graph.puts:
             self.reads[put] = self.reads[owner(graph, put)]
-            self._written(self.reads[put], put)
+            self._record_write(self.reads[put], put)
         self._add_results()
         for position in sorted(self.read_later):
             self._add_temporary(position)
@@ -106,7 +106,7 @@ class Memory:
         either."""
         products = {p for group in self.groups if group.kind.is_library for p in group.outputs}
         products -= {p for p in products if self.graph.nodes[p].op in _ROUNDED}
-        halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_stored_anyway(self.graph, p)}
+        halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_rounded_anyway(self.graph, p)}
         return frozenset(halves | {p for p, node in self.graph if node.family is Family.REDUCTION})
 
     def _temporary_dtype(self, position: int) -> DType:
@@ -122,8 +122,8 @@ class Memory:
                 self.results.append(self.reads[result])
                 continue
             dtype = self.graph.nodes[result].dtype
-            self.results.append(self._hold(result, "out" if single else f"out_{number}", dtype, Role.OUTPUT))
-            self._written(self.results[-1], result)
+            self.results.append(self._add_node(result, "out" if single else f"out_{number}", dtype, Role.OUTPUT))
+            self._record_write(self.results[-1], result)
 
     def _add_temporary(self, position: int) -> None:
         """Chooses the buffer from which a node is read: one with the same elements in the same order, or a new one."""
@@ -137,17 +137,17 @@ class Memory:
             if is_usable and self._has_same_layout(node, position, value):
                 self.reads[position] = key
                 return
-        self.reads[position] = self._hold(position, f"value_{position}", dtype, Role.TEMPORARY)
-        self._written(self.reads[position], position)
+        self.reads[position] = self._add_node(position, f"value_{position}", dtype, Role.TEMPORARY)
+        self._record_write(self.reads[position], position)
 
     def _has_same_layout(self, viewed: int, view: int, value: int) -> bool:
         axes = identity_axes(self.graph.nodes[value].shape)
         return same(*(self._offset(node, value, axes.symbols, axes) for node in (viewed, view)))
 
-    def _written(self, key: int, node: int) -> None:
+    def _record_write(self, key: int, node: int) -> None:
         self._writes.setdefault(strip_views(self.graph, node), []).append((key, node))
 
-    def _hold(self, position: int, name: str, dtype: DType, role: Role) -> int:
+    def _add_node(self, position: int, name: str, dtype: DType, role: Role) -> int:
         return self._add(name, dtype, formulas(memory_shape(self.graph, position)), role, position)
 
     def _add(self, name: str, dtype: DType, shape: tuple[Formula, ...], role: Role, node: int | None) -> int:
@@ -196,7 +196,7 @@ def total_bytes(parts: list[tuple[Index, int]]) -> Formula:
     return formula(total)
 
 
-def _is_stored_anyway(graph: Graph, product: int) -> bool:
+def _is_rounded_anyway(graph: Graph, product: int) -> bool:
     """True if a matmul with a matrix has no epilogue (before a norm or a copy), so that torch rounds its result as well."""
     ends = [end for end in ends_of(graph, product) if graph.nodes[end].op is not Op.COPY]
     return len(graph.operands(product)[1].shape) == 2 and not ends

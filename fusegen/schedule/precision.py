@@ -23,7 +23,7 @@ _EXTREMES = (Op.AMAX, Op.AMIN)
 
 _CLAMPS = (Op.MAXIMUM, Op.MINIMUM)
 
-_JUMPS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
+_DISCONTINUOUS = frozenset({Op.FLOOR, Op.CEIL, Op.TRUNC, Op.ROUND, Op.SIGN, Op.FLOOR_DIVIDE, Op.REMAINDER})
 """Operations on floats that are not continuous; operations with bool or integer results are not either."""
 
 _PERIODIC = frozenset({Op.SIN, Op.COS})
@@ -34,7 +34,7 @@ def approximations(graph: Graph, groups: Sequence[Group], memory: Memory) -> Map
     """Returns the approximate functions that each group may use: all with fast math, else those whose error vanishes in 16 bits."""
     if graph.fast_math:
         return dict.fromkeys(groups, Fast.FAST_MATH)
-    allowed = _ending_in_16_bits(graph, groups, memory)
+    allowed = _groups_tolerating_errors(graph, groups, memory)
     return {group: Fast.ROUNDED if group in allowed else Fast.NONE for group in groups}
 
 
@@ -63,7 +63,7 @@ def _has_a_product(graph: Graph, position: int, materialized: Collection[int]) -
     return is_own and product.shape == node.shape and product.dtype.compute is DType.FLOAT32
 
 
-def _ending_in_16_bits(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
+def _groups_tolerating_errors(graph: Graph, groups: Sequence[Group], memory: Memory) -> frozenset[Group]:
     """Returns the groups that may use approximate functions whose error vanishes in 16 bits.
 
     All values that depend on the approximation must be floats of 16 bits or fewer, or a scale for quantization: an extreme of
@@ -91,7 +91,7 @@ def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mappin
     for group in reversed(groups):
         for position in sorted(inside[group], reverse=True):  # users are visited before their operands
             operands = list(_unrounded(graph.nodes[position].args, group, memory))
-            if position in decisive or (position not in quantized and _jumps(graph, position)):
+            if position in decisive or (position not in quantized and _is_discontinuous(graph, position)):
                 decisive.update(operands)
             elif position in exact and graph.nodes[position].op not in _EXTREMES:
                 exact.update(operands)
@@ -115,14 +115,14 @@ def _quantized(graph: Graph) -> set[int]:
     return quantized
 
 
-def has_jumps(graph: Graph) -> bool:
+def has_discontinuities(graph: Graph) -> bool:
     """True if a small error of floats can change a value or an index discontinuously."""
-    return any(node.args and graph.nodes[node.args[0]].dtype.is_float and _jumps(graph, p) for p, node in graph)
+    return any(node.args and graph.nodes[node.args[0]].dtype.is_float and _is_discontinuous(graph, p) for p, node in graph)
 
 
-def _jumps(graph: Graph, position: int) -> bool:
+def _is_discontinuous(graph: Graph, position: int) -> bool:
     node = graph.nodes[position]
-    return node.op in _JUMPS or node.op in _PERIODIC or not node.dtype.is_float
+    return node.op in _DISCONTINUOUS or node.op in _PERIODIC or not node.dtype.is_float
 
 
 def _unrounded(args: Iterable[int], group: Group, memory: Memory) -> Iterable[int]:

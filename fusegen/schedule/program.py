@@ -228,7 +228,7 @@ class LoopStep:
         extent = formula(self.blocks.extent)
         start, rows = self.blocks.start.name, self.blocks.rows.name
         inputs = dict(zip(self.operands, (key for key, _ in self.body.inputs), strict=True))
-        added = {inputs[result]: result for result in sums if _is_added_by_one(self.body, inputs[result])}
+        added = {inputs[result]: result for result in sums if _is_added_by_one_matmul(self.body, inputs[result])}
         body = replace(self.body.call, steps=tuple(_adding_from(step, size(start), added) for step in self.body.call.steps))
         zeros = tuple(result for result in sums if result not in added.values())
         return Loop(body, start, rows, extent, self.operands, zeros, results, self.row_bytes, sum_bytes(self.blocks))
@@ -330,7 +330,7 @@ def _call_of(step: tuple[Launch, ...] | LibraryProduct | LibraryStep | LoopStep)
     return step.call
 
 
-def _is_added_by_one(body: Program, key: int) -> bool:
+def _is_added_by_one_matmul(body: Program, key: int) -> bool:
     """True if a result of a loop is added to by the parts of one matmul only, so that the first block writes instead of adding."""
     users = [step for step in body.steps if key in step.call.touched]
     return all(isinstance(step, LibraryProduct) for step in users) and len({step.group for step in users}) == 1
@@ -361,7 +361,7 @@ _DIMS = ("dim", "dims", "part")
 
 def group_digest(graph: Graph, group: Group) -> str:
     """Returns a digest of a group's computation at any size: operations, dtypes, dims, and which dims have one element."""
-    return hashlib.sha256("\n".join(_lines(graph, group)).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join(_digest_lines(graph, group)).encode()).hexdigest()[:32]
 
 
 def extents(launch: Launch, sizes: Mapping[str, int]) -> tuple[int, int]:
@@ -373,7 +373,7 @@ def extents(launch: Launch, sizes: Mapping[str, int]) -> tuple[int, int]:
     return formula(rows)(sizes), formula(columns)(sizes)
 
 
-def _lines(graph: Graph, group: Group) -> Iterator[str]:
+def _digest_lines(graph: Graph, group: Group) -> Iterator[str]:
     inside = computed(graph, group)
     numbers = {position: number for number, position in enumerate(sorted({*group.inputs, *inside}))}
     yield f"{group.kind.name} {group.domain.rows} {group.domain.columns} {[numbers[p] for p in group.outputs]}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from fusegen.autodiff.rules.primitives import GradientRule, Gradients, nothing, positions_along
+from fusegen.autodiff.rules.primitives import GradientRule, Gradients, no_gradient, positions_along
 from fusegen.dtypes import DType
 from fusegen.ir.index_map import contiguous_strides
 from fusegen.ir.ops import Op
@@ -296,8 +296,8 @@ ARRANGEMENTS: dict[Op, GradientRule] = {
     Op.RESHAPE: _reshape,
     Op.SLICE: _slice,
     Op.CONCAT: _concat,
-    Op.DETACH: nothing,
-    Op.LAST: nothing,
+    Op.DETACH: no_gradient,
+    Op.LAST: no_gradient,
     Op.GATHER: _gather,
     Op.CUMMAX: _running_extremum(Op.LAST_MAX),
     Op.CUMMIN: _running_extremum(Op.LAST_MIN),

@@ -27,7 +27,7 @@ def refused(y: Value, reason: str = "") -> UnsupportedError:
     return UnsupportedError(f"{y.node.op.row.name} has no derivative{reason and f': {reason}'}", where=where, hint=hint)
 
 
-def nothing(y: Value, _dy: Value) -> Gradients:
+def no_gradient(y: Value, _dy: Value) -> Gradients:
     """The rule of functions that are piecewise constant."""
     return (None,) * len(y.node.args)
 
@@ -71,12 +71,12 @@ POINTWISE: dict[Op, GradientRule] = {
     Op.COPY: lambda y, dy: (dy,),
     Op.NEG: lambda y, dy: (-dy,),
     Op.ABS: lambda y, dy: (dy * y.arg(0).apply(Op.SIGN),),
-    Op.SIGN: nothing,
-    Op.LOGICAL_NOT: nothing,
-    Op.FLOOR: nothing,
-    Op.CEIL: nothing,
-    Op.TRUNC: nothing,
-    Op.ROUND: nothing,
+    Op.SIGN: no_gradient,
+    Op.LOGICAL_NOT: no_gradient,
+    Op.FLOOR: no_gradient,
+    Op.CEIL: no_gradient,
+    Op.TRUNC: no_gradient,
+    Op.ROUND: no_gradient,
     Op.EXP: lambda y, dy: (dy * y,),
     Op.EXP2: lambda y, dy: (dy * (y * math.log(2.0)),),
     Op.EXPM1: lambda y, dy: (dy * y.arg(0).apply(Op.EXP),),
@@ -96,26 +96,26 @@ POINTWISE: dict[Op, GradientRule] = {
     Op.SUB: lambda y, dy: (dy, -dy),
     Op.MUL: lambda y, dy: (dy * y.arg(1), dy * y.arg(0)),
     Op.DIV: _div,
-    Op.FLOOR_DIVIDE: nothing,
+    Op.FLOOR_DIVIDE: no_gradient,
     Op.REMAINDER: lambda y, dy: (dy, -dy * y.arg(0).apply(Op.FLOOR_DIVIDE, y.arg(1))),
     Op.POW: _pow,
     Op.ATAN2: _atan2,
     Op.MAXIMUM: _extremum,
     Op.MINIMUM: _extremum,
-    Op.EQ: nothing,
-    Op.NE: nothing,
-    Op.LT: nothing,
-    Op.LE: nothing,
-    Op.GT: nothing,
-    Op.GE: nothing,
-    Op.LOGICAL_AND: nothing,
-    Op.LOGICAL_OR: nothing,
-    Op.LOGICAL_XOR: nothing,
-    Op.BITWISE_AND: nothing,
-    Op.BITWISE_OR: nothing,
-    Op.BITWISE_XOR: nothing,
-    Op.LEFT_SHIFT: nothing,
-    Op.RIGHT_SHIFT: nothing,
+    Op.EQ: no_gradient,
+    Op.NE: no_gradient,
+    Op.LT: no_gradient,
+    Op.LE: no_gradient,
+    Op.GT: no_gradient,
+    Op.GE: no_gradient,
+    Op.LOGICAL_AND: no_gradient,
+    Op.LOGICAL_OR: no_gradient,
+    Op.LOGICAL_XOR: no_gradient,
+    Op.BITWISE_AND: no_gradient,
+    Op.BITWISE_OR: no_gradient,
+    Op.BITWISE_XOR: no_gradient,
+    Op.LEFT_SHIFT: no_gradient,
+    Op.RIGHT_SHIFT: no_gradient,
     Op.WHERE: lambda y, dy: (None, y.arg(0).where(dy, 0), y.arg(0).where(0, dy)),
 }
 
@@ -216,7 +216,7 @@ def _vector_norm(y: Value, dy: Value) -> Gradients:
     return (powers * y.apply(Op.EQ, 0).where(0, dy / y.apply(Op.POW, order - 1.0)),)
 
 
-def _summed_from(x: Value) -> Value:
+def _suffix_sums(x: Value) -> Value:
     """Returns the sums along the last dim from each element to the end."""
     return _reversed(_reversed(x).apply(Op.CUMSUM))
 
@@ -235,8 +235,8 @@ def _cumprod(y: Value, dy: Value) -> Gradients:
     is_zero = x.apply(Op.EQ, 0)
     zeros = is_zero.apply(Op.CAST, dtype=y.dtype).apply(Op.CUMSUM)
     is_first = is_zero.apply(Op.LOGICAL_AND, zeros.apply(Op.EQ, 1))
-    at_others = _summed_from(dy * y) / x
-    at_first = _summed_from(dy * is_first.where(1, x).apply(Op.CUMPROD))
+    at_others = _suffix_sums(dy * y) / x
+    at_first = _suffix_sums(dy * is_first.where(1, x).apply(Op.CUMPROD))
     return (is_first.where(at_first, zeros.apply(Op.EQ, 0).where(at_others, 0)),)
 
 
@@ -263,9 +263,9 @@ REDUCTIONS: dict[Op, GradientRule] = {
     Op.STD: _std,
     Op.VECTOR_NORM: _vector_norm,
     Op.LOGSUMEXP: lambda y, dy: (dy * (y.arg(0) - y).apply(Op.EXP),),
-    Op.CUMSUM: lambda _y, dy: (_summed_from(dy),),
+    Op.CUMSUM: lambda _y, dy: (_suffix_sums(dy),),
     Op.CUMPROD: _cumprod,
-    Op.LAST_MAX: nothing,
-    Op.LAST_MIN: nothing,
+    Op.LAST_MAX: no_gradient,
+    Op.LAST_MIN: no_gradient,
     Op.LOGCUMSUMEXP: _logcumsumexp,
 }

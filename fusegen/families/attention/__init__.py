@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fusegen.families.attention.cuda import emit_cuda
 from fusegen.families.attention.lower import lower_attention
-from fusegen.families.attention.match import ATTENTION, attention_group, is_served, match_recurrence, rejection_reason
+from fusegen.families.attention.match import ATTENTION, attention_group, is_supported, match_recurrence, rejection_reason
 from fusegen.families.attention.plan import AttentionBody
 from fusegen.families.base import Emitters, KernelFamily
 from fusegen.fusion.decide import ends_of
@@ -30,7 +30,7 @@ class AttentionFamily(KernelFamily):
     def claim(self, graph: Graph, target: Target, claims: Claims) -> None:
         """Claims both matmuls of each attention, together with its last value."""
         for matmul in products_of(graph):
-            _take_attention(graph, matmul, target, claims)
+            _claim_attention(graph, matmul, target, claims)
 
     def group(self, graph: Graph, root: int, target: Target, decision: Decision) -> Group | None:
         return attention_group(graph, root, target, decision.kept) if root in decision.ends else None
@@ -46,9 +46,9 @@ def products_of_attention(graph: Graph, target: Target) -> frozenset[int]:
     return frozenset(claims.inside)
 
 
-def _take_attention(graph: Graph, product: int, target: Target, claims: Claims) -> None:
+def _claim_attention(graph: Graph, product: int, target: Target, claims: Claims) -> None:
     recurrence = match_recurrence(graph, product)
-    if recurrence is None or not is_served(target):
+    if recurrence is None or not is_supported(target):
         return
     for end in (*ends_of(graph, product), product):
         group = attention_group(graph, end, target, claims.ends)

@@ -52,7 +52,7 @@ def _attention_at(graph: Graph, values: int) -> _Attention | None:
     recurrence = match_weighted_sum(graph, values, _same_matrices(graph, node.args[0])) if node.op is Op.MATMUL else None
     if recurrence is None:
         return None
-    inside = _between(graph, recurrence.score_product, values) | _point_by_point(graph, values)
+    inside = _values_between(graph, recurrence.score_product, values) | _pointwise_users(graph, values)
     shapes = [graph.nodes[p].shape[:-2] for p in inside]
     total = product(graph.nodes[recurrence.score_product].shape[:-2])
     has_total = all(same(product(leading), total) for leading in shapes)
@@ -64,17 +64,17 @@ def _attention_at(graph: Graph, values: int) -> _Attention | None:
 
 def _same_matrices(graph: Graph, position: int) -> int:
     """Skips views that keep the last two dims."""
-    while graph.nodes[position].op is Op.RESHAPE and _is_of_same_matrices(graph, position):
+    while graph.nodes[position].op is Op.RESHAPE and _keeps_matrix_dims(graph, position):
         (position,) = graph.nodes[position].args
     return position
 
 
-def _is_of_same_matrices(graph: Graph, reshape: int) -> bool:
+def _keeps_matrix_dims(graph: Graph, reshape: int) -> bool:
     (operand,) = graph.operands(reshape)
     return len(operand.shape) >= 2 and all(map(same, graph.nodes[reshape].shape[-2:], operand.shape[-2:]))
 
 
-def _between(graph: Graph, first: int, last: int) -> frozenset[int]:
+def _values_between(graph: Graph, first: int, last: int) -> frozenset[int]:
     """Returns the values on all paths from one value to another, including both."""
     reached, stack = {last}, [last]
     while stack:
@@ -88,7 +88,7 @@ def _between(graph: Graph, first: int, last: int) -> frozenset[int]:
     return frozenset(inside)
 
 
-def _point_by_point(graph: Graph, values: int) -> frozenset[int]:
+def _pointwise_users(graph: Graph, values: int) -> frozenset[int]:
     """Returns the pointwise users of a matmul's elements, up to the first value with another use."""
     pointwise, stack, shape = set[int](), [values], graph.nodes[values].shape
     while stack:
@@ -108,7 +108,7 @@ def _keeps_matrices(graph: Graph, position: int, recurrence: Recurrence) -> bool
     if node.family is Family.REDUCTION:
         return node.attr("dims") == (len(node.shape) - 1,)
     if node.op is Op.RESHAPE:
-        return _is_of_same_matrices(graph, position)
+        return _keeps_matrix_dims(graph, position)
     return node.family is Family.POINTWISE
 
 
@@ -116,12 +116,12 @@ def _best_leading(graph: Graph, attention: _Attention) -> _Leading | None:
     """Returns the batch and heads with the fewest copies that the attention kernel can read; else those with fewer copies than the
     written form, or None."""
     current = (False, -_copies(graph, [p for p, _ in attention.operands(graph)]))
-    ranked = {leading: _merit(graph, attention, leading) for leading in _candidates(graph, attention)}
+    ranked = {leading: _rating(graph, attention, leading) for leading in _candidates(graph, attention)}
     best = max(ranked, key=lambda leading: ranked[leading])  # the first of equals
     return best if ranked[best] > current else None
 
 
-def _merit(graph: Graph, attention: _Attention, leading: _Leading) -> tuple[bool, int]:
+def _rating(graph: Graph, attention: _Attention, leading: _Leading) -> tuple[bool, int]:
     """Rates batch and heads: True if the attention kernel can read q, k and v, and the negative number of copies."""
     builder = GraphBuilder.like(graph)
     builder.nodes, builder.locations = list(graph.nodes), list(graph.locations)

@@ -64,7 +64,7 @@ def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = 
         return graph
 
     def replaced(builder: GraphBuilder, renamed: Sequence[int], position: int) -> int | None:
-        return _Maker(graph, target, builder, renamed, position).built(matches[position]) if position in matches else None
+        return _Builder(graph, target, builder, renamed, position).built(matches[position]) if position in matches else None
 
     return rebuilt(graph, replaced)
 
@@ -75,41 +75,41 @@ def with_library_attention(graph: Graph, target: Target, wrt: Collection[str] = 
 def _attention(graph: Graph, product_: int, target: Target, differentiated: Collection[int]) -> _Attention | None:
     """Returns the attention that a matmul of weights with values is, or None."""
     weights, values = graph.nodes[product_].args
-    undropped, dropout = _undropped(graph, weights)
+    undropped, dropout = _without_dropout(graph, weights)
     softmax = _without_cast(graph, undropped)
     node = graph.nodes[softmax]
     if node.op not in (Op.SOFTMAX, Op.SAFE_SOFTMAX) or node.attr("dim") != len(node.shape) - 1:
         return None
-    attention = _scored(graph, _without_cast(graph, node.args[0]), values)
+    attention = _match_scores(graph, _without_cast(graph, node.args[0]), values)
     if attention is None or (node.op is Op.SOFTMAX and attention.masks):  # softmax is NaN for fully masked rows
         return None
     attention = replace(attention, dropout=dropout)
-    is_alone = all(_is_alone(graph, p) for p in (weights, undropped, softmax))
-    return attention if is_alone and _is_served(graph, attention, target, differentiated) else None
+    is_alone = all(_has_one_reader(graph, p) for p in (weights, undropped, softmax))
+    return attention if is_alone and _is_supported(graph, attention, target, differentiated) else None
 
 
-def _undropped(graph: Graph, weights: int) -> tuple[int, float]:
+def _without_dropout(graph: Graph, weights: int) -> tuple[int, float]:
     """Returns the weights before dropout without a seed, and the dropout probability."""
     node = graph.nodes[weights]
     if node.op is not Op.MUL:
         return weights, 0.0
     noise = graph.nodes[node.args[1]]
-    if noise.op is not Op.WHERE or not _is_alone(graph, node.args[1]):
+    if noise.op is not Op.WHERE or not _has_one_reader(graph, node.args[1]):
         return weights, 0.0
     test, scale, zero = (graph.nodes[p] for p in noise.args)
     bits = graph.nodes[test.args[0]] if test.op is Op.GE else test
-    is_drawn = bits.op is Op.RANDOM and not bits.args and _is_alone(graph, test.args[0]) and bits.shape == node.shape
+    is_drawn = bits.op is Op.RANDOM and not bits.args and _has_one_reader(graph, test.args[0]) and bits.shape == node.shape
     if not is_drawn or scale.op is not Op.CONSTANT or zero.op is not Op.CONSTANT or zero.number:
         return weights, 0.0
     return node.args[0], 1.0 - 1.0 / float(scale.number)
 
 
-def _is_alone(graph: Graph, position: int) -> bool:
+def _has_one_reader(graph: Graph, position: int) -> bool:
     """True if a value has exactly one reader."""
     return len(set(graph.users[position])) == 1 and position not in graph.outputs
 
 
-def _scored(graph: Graph, scores: int, values: int, steps: int = _MOST_STEPS) -> _Attention | None:
+def _match_scores(graph: Graph, scores: int, values: int, steps: int = _MOST_STEPS) -> _Attention | None:
     """Returns the attention of scores that reach their matmul in at most `steps` operations, or None."""
     node = graph.nodes[scores]
     if not steps:
@@ -119,7 +119,9 @@ def _scored(graph: Graph, scores: int, values: int, steps: int = _MOST_STEPS) ->
     if node.op in (Op.MUL, Op.DIV):
         return _scaled(graph, scores, values, steps - 1)
     for index, operand in enumerate(node.args if node.op in _MASKS else ()):
-        attention = _scored(graph, _without_cast(graph, operand), values, steps - 1) if _is_score(graph, scores, index) else None
+        attention = (
+            _match_scores(graph, _without_cast(graph, operand), values, steps - 1) if _is_score(graph, scores, index) else None
+        )
         if attention is not None:
             return _masked(graph, scores, index, attention)
     return None
@@ -139,7 +141,7 @@ def _scaled(graph: Graph, scores: int, values: int, steps: int) -> _Attention | 
     factor = graph.nodes[second]
     if factor.op is not Op.CONSTANT or not math.isfinite(factor.number) or not factor.number:
         return None
-    attention = _scored(graph, _without_cast(graph, first), values, steps)
+    attention = _match_scores(graph, _without_cast(graph, first), values, steps)
     if attention is None or attention.masks or attention.is_causal:
         return None
     number = float(factor.number)
@@ -165,10 +167,10 @@ def _is_causal(graph: Graph, condition: int, *, hides: bool) -> bool:
     if node.op not in (Op.LE, Op.GE, Op.LT, Op.GT) or (node.op in (Op.LE, Op.GE)) is hides:
         return False
     query, key = node.args if node.op in (Op.GE, Op.LT) else node.args[::-1]
-    return _counts_along(graph, query, -2) and _counts_along(graph, key, -1)
+    return _is_iota_along(graph, query, -2) and _is_iota_along(graph, key, -1)
 
 
-def _counts_along(graph: Graph, position: int, dim: int) -> bool:
+def _is_iota_along(graph: Graph, position: int, dim: int) -> bool:
     """True if a value is 0, 1, … along a dim, and constant along all others."""
     shape = graph.nodes[position].shape
     is_count = graph.nodes[_without_views(graph, position)].op is Op.IOTA
@@ -192,7 +194,7 @@ def _without_cast(graph: Graph, position: int) -> int:
 # Capabilities.
 
 
-def _is_served(graph: Graph, attention: _Attention, target: Target, differentiated: Collection[int]) -> bool:
+def _is_supported(graph: Graph, attention: _Attention, target: Target, differentiated: Collection[int]) -> bool:
     """True if torch's kernels support an attention on a target, with the gradients that are needed."""
     q, keys, values = (graph.nodes[p] for p in (attention.q, attention.keys, attention.values))
     rank = len(q.shape)
@@ -214,7 +216,7 @@ def _is_served(graph: Graph, attention: _Attention, target: Target, differentiat
     if q.dtype is DType.FLOAT64 or (q.dtype is DType.FLOAT32 and not differentiated):  # float32 matmuls are more accurate
         return False
     fits = channels % _CHANNELS == 0 and channels <= _MOST_CHANNELS
-    return fits and (not is_learned or _is_of_all_scores(graph, attention))
+    return fits and (not is_learned or _has_element_per_score(graph, attention))
 
 
 def _is_dropped_by_flash(graph: Graph, attention: _Attention) -> bool:
@@ -230,7 +232,7 @@ def _is_widened(graph: Graph, attention: _Attention) -> bool:
     return any(n.op is Op.CAST and n.dtype is DType.FLOAT32 and graph.nodes[n.args[0]].dtype.is_half for n in operands)
 
 
-def _is_of_all_scores(graph: Graph, attention: _Attention) -> bool:
+def _has_element_per_score(graph: Graph, attention: _Attention) -> bool:
     """True if a bias has one element per score, so that its gradient is not larger than itself."""
     assert attention.bias is not None
     shape = (*graph.nodes[attention.q].shape[:-1], graph.nodes[attention.keys].shape[-1])
@@ -241,7 +243,7 @@ def _is_of_all_scores(graph: Graph, attention: _Attention) -> bool:
 
 
 @dataclass(frozen=True)
-class _Maker:
+class _Builder:
     """Builds attention nodes at the position of the second matmul; `renamed` maps positions to the new graph."""
 
     graph: Graph
@@ -341,12 +343,12 @@ def _order_in_memory(graph: Graph, position: int, *, is_transposed: bool) -> tup
 
 def _without_repetition(operands: list[Value]) -> list[Value]:
     """Returns keys and values with each head once, if views repeat both equally often."""
-    once = [_once(x) for x in operands[1:]]
+    once = [_without_repeated_heads(x) for x in operands[1:]]
     heads = [x.node.shape[1] for x in once]
     return once if same(*heads) else operands[1:]
 
 
-def _once(x: Value) -> Value:
+def _without_repeated_heads(x: Value) -> Value:
     """Returns (batch, head, …) without the view that repeats heads."""
     view, swapped = x, False
     while view.node.family is Family.VIEW:
@@ -390,7 +392,7 @@ class Permuted:
     graph: Graph
     order: tuple[int, ...]
     at: Callable[[int], Value]
-    _made: dict[int, Value] = field(default_factory=dict)
+    _memo: dict[int, Value] = field(default_factory=dict)
 
     def leaves(self, position: int) -> frozenset[int] | None:
         """Returns the materialized values and views that a value depends on pointwise; None if it is one itself or is not
@@ -412,9 +414,9 @@ class Permuted:
 
     def value(self, position: int) -> Value:
         """Builds a value with known `leaves` in the new order."""
-        if position not in self._made:
-            self._made[position] = self._leaf(position) if self._is_leaf(position) else self._computed(position)
-        return self._made[position]
+        if position not in self._memo:
+            self._memo[position] = self._leaf(position) if self._is_leaf(position) else self._computed(position)
+        return self._memo[position]
 
     def _is_computed(self, node: Node) -> bool:
         is_ours = node.op in _ALONG_A_DIM or node.family is Family.POINTWISE

@@ -200,13 +200,13 @@ class AttentionMatch:
     operands: AttentionOperands
 
 
-def is_served(target: Target) -> bool:
+def is_supported(target: Target) -> bool:
     return target.wgmma
 
 
 def attention_group(graph: Graph, root: int, target: Target, materialized: Collection[int]) -> Group | None:
     """Returns the attention group that ends in ``root``, or None if there is none or the pipeline does not support it."""
-    if not is_served(target):
+    if not is_supported(target):
         return None
     for values in _products_at(graph, root):
         recurrence = match_recurrence(graph, values)
@@ -234,7 +234,7 @@ def _products_at(graph: Graph, root: int) -> list[int]:
 def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | None:
     """Returns the reason why the attention pipeline cannot compute a recurrence; None if it can."""
     values, scores = graph.nodes[recurrence.values], graph.nodes[recurrence.score_product]
-    q, keys = (graph.nodes[_unwidened(graph, a)] for a in scores.args)
+    q, keys = (graph.nodes[_without_widening(graph, a)] for a in scores.args)
     if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
         return "the tensors are not (batch, head, position, channel)"
     if not all(map(same, graph.nodes[recurrence.scores].shape, scores.shape)):
@@ -260,7 +260,7 @@ def attention_operands(graph: Graph, recurrence: Recurrence) -> AttentionOperand
 
 def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperands | None:
     """Returns the operands of two matmuls as TMA reads them, or None; keys are (batch, head, channel, key)."""
-    q, keys = _unwidened(graph, q), _unwidened(graph, keys)
+    q, keys = _without_widening(graph, q), _without_widening(graph, keys)
     if any(len(graph.nodes[p].shape) != 4 for p in (q, keys, values)):
         return None
     candidates = (
@@ -271,7 +271,7 @@ def operands_of(graph: Graph, q: int, keys: int, values: int) -> AttentionOperan
     return next(readable, None)
 
 
-def _unwidened(graph: Graph, position: int) -> int:
+def _without_widening(graph: Graph, position: int) -> int:
     """Skips a conversion to float32: tensor cores accumulate exact products of 16-bit floats in float32 anyway."""
     node = graph.nodes[position]
     is_widened = node.op is Op.CAST and node.dtype is DType.FLOAT32 and graph.nodes[node.args[0]].dtype.is_half

@@ -36,7 +36,7 @@ class GemmFamily(KernelFamily):
         """Claims each matmul together with the last value that its epilogue can compute."""
         for matmul in products_of(graph):
             if matmul not in claims.inside:
-                _take_epilogue(graph, matmul, target, claims)
+                _claim_epilogue(graph, matmul, target, claims)
 
     def beside(self, graph: Graph, target: Target, claims: Claims, stored: Materialized) -> Mapping[int, int]:
         """Maps materialized pointwise values to the epilogue result from whose group they can be stored as well."""
@@ -44,13 +44,13 @@ class GemmFamily(KernelFamily):
         ends = ends_in_epilogues(products_of(graph), claims)
         for end in ends:
             for value in [] if end in merged else _candidates(graph, end, stored - claims.ends | claims.epilogues, claims):
-                operands = {p for p in _read_by(graph, value, end, stored) if merged.get(p) != end}
+                operands = {p for p in _operands_besides(graph, value, end, stored) if merged.get(p) != end}
                 if value in merged or any(end in graph.ancestors[p] for p in operands):
                     continue  # another kernel must run in between
                 matmuls = [p for p in operands if p in ends and p not in merged and p not in merged.values()]
-                group = _with(graph, end, [v for v, e in merged.items() if e == end], target, claims.ends)
+                group = _group_with_values(graph, end, [v for v, e in merged.items() if e == end], target, claims.ends)
                 for more in (*([m, value] for m in matmuls), [value]):  # first try to take over a matmul as well
-                    if group is not None and _takes(graph, group, more, target, claims):
+                    if group is not None and _can_store(graph, group, more, target, claims):
                         merged.update(dict.fromkeys(more, end))
                         break
         claims.ends.update(merged, merged.values())
@@ -86,9 +86,9 @@ class GemmFamily(KernelFamily):
         return lower_contraction(context)
 
 
-def _take_epilogue(graph: Graph, product: int, target: Target, claims: Claims) -> None:
+def _claim_epilogue(graph: Graph, product: int, target: Target, claims: Claims) -> None:
     ends = ends_of(graph, product)
-    for end in (*ends, *([product] if _is_wanted_in_other_order(graph, product) else [])):
+    for end in (*ends, *([product] if _is_returned_permuted(graph, product) else [])):
         group = group_ending_at(graph, end, target, claims.ends)
         if group is not None and product in group.anchors:
             claims.ends.add(end)
@@ -100,7 +100,7 @@ def _take_epilogue(graph: Graph, product: int, target: Target, claims: Claims) -
         claims.refusals.setdefault(product, reason)
 
 
-def _is_wanted_in_other_order(graph: Graph, product: int) -> bool:
+def _is_returned_permuted(graph: Graph, product: int) -> bool:
     """True if the caller gets a matmul with permuted dims, so that the library's result would need a copy."""
     for position in graph.outputs:
         permuted = False
@@ -117,19 +117,19 @@ def _candidates(graph: Graph, end: int, values: Collection[int], claims: Claims)
     return sorted(made_of(graph, end).intersection(values), key=lambda value: (value not in claims.epilogues, value))
 
 
-def _takes(graph: Graph, group: Group, values: list[int], target: Target, claims: Claims) -> bool:
+def _can_store(graph: Graph, group: Group, values: list[int], target: Target, claims: Claims) -> bool:
     """True if the epilogue can store more values, and takes over all matmuls that would end in them otherwise."""
     wider = with_outputs(graph, group, values, claims.ends)
     separate = [group_ending_at(graph, value, target, claims.ends) for value in values if value in claims.epilogues]
     return wider is not None and all(set(alone.anchors) <= set(wider.anchors) for alone in separate if alone is not None)
 
 
-def _with(graph: Graph, end: int, values: list[int], target: Target, materialized: Collection[int]) -> Group | None:
+def _group_with_values(graph: Graph, end: int, values: list[int], target: Target, materialized: Collection[int]) -> Group | None:
     group = group_ending_at(graph, end, target, materialized)
     return group if group is None or not values else with_outputs(graph, group, values, materialized)
 
 
-def _read_by(graph: Graph, value: int, end: int, stored: Materialized) -> set[int]:
+def _operands_besides(graph: Graph, value: int, end: int, stored: Materialized) -> set[int]:
     """Returns a value's operands besides `end`: materialized values, reductions and matmuls."""
     operands: set[int] = set()
     stack, seen = [*graph.nodes[value].args], {end}

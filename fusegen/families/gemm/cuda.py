@@ -193,26 +193,36 @@ def _views(kernel: LoweredKernel, body: ContractionBody) -> list[PartView]:
         maps = tuple(f"{name}_map{suffix}" for name in names)
         # Empty for operands that are loaded by tensor maps.
         matrices_read = tuple(_matrix(kernel, buffer, f"{name}{suffix}") for name, buffer in zip(names, matrices, strict=False))
-        part_view = PartView(suffix, first, part.columns, head, maps, _held(part.accumulated), _results(kernel, part, suffix))
+        part_view = PartView(
+            suffix, first, part.columns, head, maps, _accumulator_views(part.accumulated), _results(kernel, part, suffix)
+        )
         views.append(
-            replace(part_view, statistics=_statistics(part, suffix), taken=_taken(part, part.epilogue), matrices=matrices_read)
+            replace(
+                part_view, statistics=_statistics(part, suffix), taken=_statistics_read(part, part.epilogue), matrices=matrices_read
+            )
         )
         first += -(-part.columns // body.plan.tile_n)
     return views
 
 
-def _held(accumulated: Sequence[Accumulated]) -> tuple[tuple[str, int, int], ...]:
+def _accumulator_views(accumulated: Sequence[Accumulated]) -> tuple[tuple[str, int, int], ...]:
     return tuple((a.name, a.product, a.shift // 2) for a in accumulated)
 
 
 def _statistics(part: ProductPart, suffix: str) -> tuple[StatisticView, ...]:
     return tuple(
-        StatisticView(view(s.reduction), s.columns, _held(s.accumulated), f"element_{number}{suffix}", _taken(part, s.lift))
+        StatisticView(
+            view(s.reduction),
+            s.columns,
+            _accumulator_views(s.accumulated),
+            f"element_{number}{suffix}",
+            _statistics_read(part, s.lift),
+        )
         for number, s in enumerate(part.statistics)
     )
 
 
-def _taken(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
+def _statistics_read(part: ProductPart, function: LaneFunction) -> tuple[str, ...]:
     named = {a.name for a in function.arguments if a.origin is Origin.VALUE}
     return tuple(s.name for s in part.statistics if s.name in named)
 

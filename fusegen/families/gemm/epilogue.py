@@ -51,7 +51,7 @@ def width_rejections(graph: Graph, root: int, matmul: int, target: Target, mater
         if order is None:
             continue
         part = EpiloguePart((root,), (order,), (matmul,), _domain_of(graph, root, order, matmul, pipeline))
-        producers, head = _below(graph, part, materialized)
+        producers, head = _part_producers(graph, part, materialized)
         if matmul in producers.anchors and not pipeline.tile_widths(head, 1):
             rejections.append(f"no {pipeline.name}: heads of {head} columns are combined, more than an accumulator holds")
     return "; ".join(rejections)
@@ -85,7 +85,7 @@ def with_outputs(graph: Graph, group: Group, roots: Sequence[int], materialized:
     domains = [part.domain, *(_domain_of(graph, w, o, matmul, pipeline) for w, o in zip(bases, orders, strict=True))]
     for domain in dict.fromkeys(domains):
         wider = replace(part, outputs=outputs, orders=(*part.orders, *orders), products=products[:_MOST_PRODUCTS], domain=domain)
-        walked = _walked(graph, wider, materialized, pipeline)
+        walked = _checked_part(graph, wider, materialized, pipeline)
         if walked is not None and not any(matmul in graph.ancestors[p] for p in walked[1]):
             return replace(_group(graph, walked[:1], walked[1], pipeline), reason=group.reason)
     return None
@@ -97,11 +97,11 @@ def merged_launch(graph: Graph, groups: Sequence[Group]) -> Group:
     return replace(_group(graph, parts, inputs, pipeline_named(groups[0].pipeline)), reason=groups[0].reason)
 
 
-def position_of(graph: Graph, output: int, order: tuple[int, ...], domain: Domain, at: Position, axes: Axes) -> Position:
+def result_index(graph: Graph, output: int, order: tuple[int, ...], domain: Domain, at: Position, axes: Axes) -> Position:
     """Returns the index of the result's element that an epilogue computes at an index of the domain; `order` lists the result's
     dims in the order of the domain."""
     shape = graph.nodes[output].shape
-    last = len(domain.shape) - (1 if is_a_head(shape, domain) else 0)
+    last = len(domain.shape) - (1 if has_element_per_head(shape, domain) else 0)
     indices = reshaped(at[:last], domain.shape[:last], tuple(shape[d] for d in order), axes)
     position: list[Index] = [0] * len(shape)
     for index, d in zip(indices, order, strict=True):
@@ -109,7 +109,7 @@ def position_of(graph: Graph, output: int, order: tuple[int, ...], domain: Domai
     return tuple(position)
 
 
-def is_a_head(shape: Shape, domain: Domain) -> bool:
+def has_element_per_head(shape: Shape, domain: Domain) -> bool:
     """True if a result has one element per head instead of one per column."""
     return not same(product(shape), product(domain.shape))
 
@@ -119,13 +119,13 @@ def is_computed_once(graph: Graph, matmul: int, roots: Sequence[int], inputs: It
     path = {p for root in roots for p in graph.ancestors[root] if p == matmul or matmul in graph.ancestors[p]}
     between = {p for p in path if strip_views(graph, p) not in roots}  # views of a result are materialized
     if not graph.writes:  # in-place writes copy the value through a kernel that reads the users as well
-        between &= _before(graph, matmul, roots)  # users of a root can read the root
+        between &= _before_roots(graph, matmul, roots)  # users of a root can read the root
     if between & set(inputs):
         return False
     return not any(p in graph.outputs or set(graph.users[p]) - path - set(roots) for p in between)
 
 
-def _before(graph: Graph, matmul: int, roots: Sequence[int]) -> set[int]:
+def _before_roots(graph: Graph, matmul: int, roots: Sequence[int]) -> set[int]:
     """Returns a matmul and the values that depend on it but on none of the roots."""
     stack, values = [matmul], set[int]()
     while stack:
@@ -144,7 +144,7 @@ def _group_at(graph: Graph, root: int, matmul: int, materialized: Collection[int
         return None
     products = (matmul, *_companions(graph, root, matmul, materialized, pipeline))
     part = EpiloguePart((root,), (order,), products, _domain_of(graph, root, order, matmul, pipeline))
-    walked = _walked(graph, part, materialized, pipeline)
+    walked = _checked_part(graph, part, materialized, pipeline)
     return None if walked is None else _group(graph, walked[:1], walked[1], pipeline)
 
 
@@ -171,11 +171,11 @@ def _shares_operand(graph: Graph, pipeline: Pipeline, first: int, second: int) -
     return a is not None and b is not None and (a.a, a.a_major, a.b_major) == (b.a, b.a_major, b.b_major)
 
 
-def _walked(
+def _checked_part(
     graph: Graph, part: EpiloguePart, materialized: Collection[int], pipeline: Pipeline
 ) -> tuple[EpiloguePart, tuple[int, ...]] | None:
     """Returns the part with the matmuls and the head that it needs, and its other inputs; None if it cannot be computed."""
-    producers, head = _below(graph, part, materialized)
+    producers, head = _part_producers(graph, part, materialized)
     head = pipeline.tile_of(head, is_full_row=len(part.domain.columns) == 1)
     inputs = tuple(producers.inputs)
     taken = tuple(p for p in part.products if p in producers.anchors)
@@ -188,12 +188,12 @@ def _walked(
     return replace(part, products=taken, head=head), inputs
 
 
-def _below(graph: Graph, part: EpiloguePart, materialized: Collection[int]) -> tuple[Producers, int]:
+def _part_producers(graph: Graph, part: EpiloguePart, materialized: Collection[int]) -> tuple[Producers, int]:
     """Returns the producers of a part's results, and the number of columns that one tile must hold for them."""
     axes = domain_axes(part.domain)
     producers, lanes = Producers(), _Lanes(graph, part, axes)
     for output, order in zip(part.outputs, part.orders, strict=True):
-        at = position_of(graph, output, order, part.domain, axes.symbols, axes)
+        at = result_index(graph, output, order, part.domain, axes.symbols, axes)
         walk(graph, output, at, axes, lanes, producers, frozenset(materialized) - set(part.outputs))
     return producers, lanes.head
 
@@ -217,11 +217,11 @@ def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, pip
             dims = _order_of(graph, result, matmul)
             views += [(result, dims)] if dims is not None else []
     shapes = [tuple(graph.nodes[view].shape[d] for d in view_order) for view, view_order in views]
-    domains = (_over(shape, columns, pipeline.column_multiple) for shape in (*shapes, graph.nodes[matmul].shape))
+    domains = (_split_columns(shape, columns, pipeline.column_multiple) for shape in (*shapes, graph.nodes[matmul].shape))
     return max((domain for domain in domains if domain is not None), key=lambda domain: len(domain.columns))
 
 
-def _over(shape: Shape, columns: Dim, multiple: int) -> Domain | None:
+def _split_columns(shape: Shape, columns: Dim, multiple: int) -> Domain | None:
     """Splits a shape into rows and the matmul's columns; None if a dim holds both, or the last dim has a wrong multiple."""
     for first in range(len(shape) - 1, -1, -1):
         if same(product(shape[first:]), columns) and not same(shape[-1], 1):
@@ -314,7 +314,7 @@ class _Lanes:
     def __call__(self, position: int, at: Position, bounds: tuple[Bounds, ...]) -> bool:
         node = self.graph.nodes[position]
         if node.family is Family.REDUCTION:
-            return self._is_of_own_head(position, at)
+            return self._is_current_head(position, at)
         if node.op is not Op.MATMUL or position not in self.part.products:
             return False
         rows = self.part.domain.rows
@@ -323,9 +323,9 @@ class _Lanes:
             return False
         if not is_same_row(node.shape[:-1], at[:-1], symbols, extents):
             return False
-        return self._is_near(at[-1], len(rows), bounds)
+        return self._is_in_head(at[-1], len(rows), bounds)
 
-    def _is_of_own_head(self, position: int, at: Position) -> bool:
+    def _is_current_head(self, position: int, at: Position) -> bool:
         """True if a reduction's index is that of the current head. The reduction's operands are checked by their own reads."""
         if not is_of_heads(self.graph, position) or self.graph.ancestors[position].isdisjoint(self.part.products):
             return False
@@ -336,7 +336,7 @@ class _Lanes:
         self.head = literal(extent) or 1
         return True
 
-    def _is_near(self, index: Index, rows: int, bounds: tuple[Bounds, ...]) -> bool:
+    def _is_in_head(self, index: Index, rows: int, bounds: tuple[Bounds, ...]) -> bool:
         """True if an index names columns of the pair itself, or of a pair of the same head."""
         symbols, extents = self.axes.symbols[rows:], self.axes.extents[rows:]
         column = symbols[-1]
@@ -346,14 +346,14 @@ class _Lanes:
             if not offset.is_Integer or int(offset) % OCTET >= LANES:
                 return False
             shift = int(offset) - int(offset) % OCTET
-            if shift and not self._stays(column, shift, bounds):
+            if shift and not self._stays_in_head(column, shift, bounds):
                 return False
         return True
 
-    def _stays(self, column: sympy.Symbol, shift: int, bounds: tuple[Bounds, ...]) -> bool:
+    def _stays_in_head(self, column: sympy.Symbol, shift: int, bounds: tuple[Bounds, ...]) -> bool:
         """True if a pair at this distance belongs to the same head wherever its value is used."""
         extent = literal(self.axes.extents[-1])
-        assert extent is not None  # checked by `_over`
+        assert extent is not None  # checked by `_split_columns`
         first, end = 0, extent
         for bound in bounds:
             distance = sympy.expand(bound.index - column)

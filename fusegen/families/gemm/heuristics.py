@@ -199,25 +199,25 @@ def choose(graph: Graph, group: Group, target: Target, expected: Expected) -> Pr
     shape, costs = shape_of(graph, group, expected), COSTS[target.name]
     plan = contraction_plan(shape, target)
     ours = product_time(costs, plan, shape.sizes, shape.epilogue, target.processors)
-    ours += drawing_time(costs, _drawn(graph, group, shape), target.processors)
-    return ProductChoice(plan, ours, library_time(costs, shape.sizes, _moved_behind(graph, group, shape), target.processors))
+    ours += drawing_time(costs, _random_elements(graph, group, shape), target.processors)
+    return ProductChoice(plan, ours, library_time(costs, shape.sizes, _epilogue_bytes(graph, group, shape), target.processors))
 
 
-def _moved_behind(graph: Graph, group: Group, shape: ProductShape) -> int:
+def _epilogue_bytes(graph: Graph, group: Group, shape: ProductShape) -> int:
     """Returns the bytes that a separate epilogue kernel reads and writes; 0 if none is needed."""
-    plain = [output in group.anchors and _is_wanted_as_it_is(graph, output) for output in group.outputs]
+    plain = [output in group.anchors and _is_used_unpermuted(graph, output) for output in group.outputs]
     if all(plain):
         return 0
     values = len(group.parts[0].products) + shape.epilogue.read + 1 + shape.epilogue.written - sum(plain) / len(group.parts)
     return round(2 * values * sum(shape.columns) * shape.rows)
 
 
-def _drawn(graph: Graph, group: Group, shape: ProductShape) -> int:
+def _random_elements(graph: Graph, group: Group, shape: ProductShape) -> int:
     tensors = sum(graph.nodes[position].op is Op.RANDOM for position in group.inputs)
     return tensors * sum(size.rows * size.columns for size in shape.sizes)
 
 
-def _is_wanted_as_it_is(graph: Graph, product: int) -> bool:
+def _is_used_unpermuted(graph: Graph, product: int) -> bool:
     """True if a matmul's result is used without a permutation."""
     return product in graph.outputs or any(graph.nodes[user].op is not Op.PERMUTE for user in _users(graph, product))
 

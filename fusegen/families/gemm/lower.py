@@ -8,7 +8,7 @@ from math import gcd
 
 import sympy
 
-from fusegen.families.gemm.epilogue import is_a_head, position_of
+from fusegen.families.gemm.epilogue import has_element_per_head, result_index
 from fusegen.families.gemm.heuristics import Expected, mma_plan, shape_of
 from fusegen.families.gemm.pipelines import MMA_SYNC, WGMMA, ProductOperands
 from fusegen.families.gemm.placement import Placement, place_output, tensor_map
@@ -90,7 +90,7 @@ def _kernel(context: Context, body: ContractionBody) -> LoweredKernel:
 def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
     domain = part.domain
     axes = pair_axes(domain.shape)
-    placements = [_place(context, part, axes, output) for output in range(len(part.outputs))]
+    placements = [_place_result(context, part, axes, output) for output in range(len(part.outputs))]
     columns = literal(product(domain.shape[d] for d in domain.columns))
     assert columns is not None  # checked by fusion
     whole_tiles = LAYOUTS[context.group.pipeline].whole_tiles
@@ -105,7 +105,7 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
             dtype=context.dtype(p.buffer),
             offset=None if offset is None else substitute(offset, epilogue.moves),
             octets=columns % OCTET == 0,
-            head=width if is_a_head(context.graph.nodes[output].shape, domain) else 0,
+            head=width if has_element_per_head(context.graph.nodes[output].shape, domain) else 0,
         )
         for output, p, offset in zip(part.outputs, placements, offsets, strict=True)
     )
@@ -116,11 +116,11 @@ def _lower_part(context: Context, part: EpiloguePart, number: int) -> _Lowered:
     return _Lowered(lowered, product(domain.shape[d] for d in domain.rows), tuple(c for p in placements for c in p.copies))
 
 
-def _place(context: Context, part: EpiloguePart, axes: Axes, number: int) -> Placement:
+def _place_result(context: Context, part: EpiloguePart, axes: Axes, number: int) -> Placement:
     """Returns the placement of a result: as a matrix, in groups of eight columns, or with one element per head."""
     output, order = part.outputs[number], part.orders[number]
-    index = position_of(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
-    if is_a_head(context.graph.nodes[output].shape, part.domain):
+    index = result_index(context.graph, output, order, part.domain, lane_position(axes, 0), axes)
+    if has_element_per_head(context.graph.nodes[output].shape, part.domain):
         return place_output(context, output, index, axes, lambda _: True)
     return place_output(
         context, output, index, axes, lambda offset: _is_matrix(part, axes, offset) or is_in_octets(context, axes, offset)
@@ -177,7 +177,7 @@ class PipelineLayout:
 # Warpgroups: TMA loads tiles and stores results.
 
 
-def _by_maps(products: Products) -> ProductLayout:
+def _tma_layout(products: Products) -> ProductLayout:
     context = products.context
     plan = context.plans[context.group.anchors]
     assert isinstance(plan, ContractionPlan)
@@ -211,17 +211,17 @@ def _result_map(result: PartResult, rows: Dim, columns: int) -> TensorMapSpec:
 # Warps: threads copy by address.
 
 
-def _by_addresses(products: Products) -> ProductLayout:
+def _address_layout(products: Products) -> ProductLayout:
     context = products.context
     views = [products.operands[0][0].a, *(o.b for operands in products.operands for o in operands)]
-    a_width, *b_widths = (_copied_at_once(context, view) for view in views)
+    a_width, *b_widths = (_copy_width(context, view) for view in views)
     plan = mma_plan(shape_of(context.graph, context.group, Expected({})), a_width, min(b_widths), context.target)
     matrices = tuple(context.reads[view.base] for view in views)
     extra = tuple(formula(size) for view in views for size in (view.offset, view.strides[0]))
     return ProductLayout(plan, (), matrices, extra, _tiles(products, plan))
 
 
-def _copied_at_once(context: Context, view: StridedView) -> int:
+def _copy_width(context: Context, view: StridedView) -> int:
     """Returns the widest copy of a matrix: a power of two, in elements, that divides all offsets."""
     buffer = context.reads[view.base]
     aligned = max(1, context.alignment(buffer) // context.dtype(buffer).itemsize)
@@ -234,8 +234,8 @@ def _tiles(products: Products, plan: ContractionPlan | MmaPlan) -> Formula:
 
 
 LAYOUTS = {
-    WGMMA.name: PipelineLayout(whole_tiles=True, lay_out=_by_maps),
-    MMA_SYNC.name: PipelineLayout(whole_tiles=False, lay_out=_by_addresses),
+    WGMMA.name: PipelineLayout(whole_tiles=True, lay_out=_tma_layout),
+    MMA_SYNC.name: PipelineLayout(whole_tiles=False, lay_out=_address_layout),
 }
 
 
@@ -289,7 +289,7 @@ def lower_epilogue(context: Context, part: EpiloguePart, axes: Axes, number: int
     for reserved in (*_reserved_names(part), *(s.name for s in axes.symbols)):
         context.names.take(reserved)
     heads: dict[int, _Head] = {}
-    final = _evaluated(context, part, axes, heads, _results(context, part, axes))
+    final = _evaluate(context, part, axes, heads, _results(context, part, axes))
     lifts = _lifts(context, part, axes, heads)
     all_math = [final, *lifts.values()]
     for name in dict.fromkeys(a.name for math in all_math for a in math.accumulated):
@@ -320,20 +320,20 @@ def _lifts(context: Context, part: EpiloguePart, axes: Axes, heads: dict[int, _H
         position = max(missing)
         (operand,) = context.graph.nodes[position].args
         elements = [(operand, (*heads[position].at[:-1], lane_position(axes, lane)[-1])) for lane in range(LANES)]
-        statistics[position] = _evaluated(context, part, axes, heads, elements, position)
+        statistics[position] = _evaluate(context, part, axes, heads, elements, position)
     return statistics
 
 
 def _results(context: Context, part: EpiloguePart, axes: Axes) -> list[tuple[int, Position]]:
     """Returns the elements of results that a thread computes, both columns of a pair in turn."""
     return [
-        (output, position_of(context.graph, output, order, part.domain, lane_position(axes, lane), axes))
+        (output, result_index(context.graph, output, order, part.domain, lane_position(axes, lane), axes))
         for output, order in zip(part.outputs, part.orders, strict=True)
         for lane in range(LANES)
     ]
 
 
-def _evaluated(
+def _evaluate(
     context: Context,
     part: EpiloguePart,
     axes: Axes,

@@ -30,20 +30,22 @@ _Rule = Callable[["_Tiles"], Value]
 
 def reduced_by_tiles(graph: Graph, target: Target, families: Sequence[Matcher]) -> Graph:
     """Splits reductions of wide rows into reductions of tiles in matmul epilogues, if it saves bytes without more kernels."""
-    reductions = _taken(graph, target, families, {position: _TILES for position, node in graph if node.family is Family.REDUCTION})
+    reductions = _accepted(
+        graph, target, families, {position: _TILES for position, node in graph if node.family is Family.REDUCTION}
+    )
     of_product: dict[int, dict[int, Sequence[int]]] = {}
     for position, wide in reductions.items():
         of_product.setdefault(min(wide.products), {})[position] = (wide.tile,)
     for allowed in of_product.values():
         # One matmul at a time: splitting one matmul's reductions renumbers the others, so the graph is rebuilt each time.
-        taken = _taken(graph, target, families, allowed)
+        taken = _accepted(graph, target, families, allowed)
         if taken and _is_cheaper(_ByTiles(graph, taken).graph, graph, target, families):
             continue
         reductions = {position: wide for position, wide in reductions.items() if position not in allowed}
     return _ByTiles(graph, reductions).graph if reductions else graph
 
 
-def _taken(graph: Graph, target: Target, families: Sequence[Matcher], widths: Mapping[int, Sequence[int]]) -> dict[int, _Wide]:
+def _accepted(graph: Graph, target: Target, families: Sequence[Matcher], widths: Mapping[int, Sequence[int]]) -> dict[int, _Wide]:
     """Returns the reductions that epilogues can compute by tiles; narrows tiles until every epilogue accepts them."""
     while reductions := _wide_reductions(graph, target, widths):
         split = _ByTiles(graph, reductions)
@@ -90,7 +92,7 @@ def _wide_reductions(graph: Graph, target: Target, widths: Mapping[int, Sequence
     """Returns the reductions that the graph allows to split, given the allowed tile widths, the widest first."""
     wide = {position: reduction for position, allowed in widths.items() if (reduction := _wide(graph, position, allowed))}
     way = frozenset().union(*(reduction.way for reduction in wide.values()))
-    alone = {position: reduction for position, reduction in wide.items() if _leads_to_no_row(graph, position, way)}
+    alone = {position: reduction for position, reduction in wide.items() if _has_no_row_users(graph, position, way)}
     complete = {position: replace(match, products=_products_of(graph, match.operand, target)) for position, match in alone.items()}
     return {position: match for position, match in complete.items() if match.products}
 
@@ -140,7 +142,7 @@ def _products_of(graph: Graph, rows: int, target: Target) -> frozenset[int]:
     return frozenset(p for p in products if is_as_large(graph, p, rows))
 
 
-def _leads_to_no_row(graph: Graph, reduction: int, way: Collection[int]) -> bool:
+def _has_no_row_users(graph: Graph, reduction: int, way: Collection[int]) -> bool:
     """True if no value of the rows' size depends on a reduction of them, except on the way to other reductions."""
     (rows,) = graph.nodes[reduction].args
     stack, seen = [reduction], set[int]()

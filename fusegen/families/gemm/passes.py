@@ -158,10 +158,10 @@ class _Split:
             if needed and current != self.matmul:
                 stack += needed
             else:
-                self.sliced[current, start, length] = self._one(stack.pop(), start, length)
+                self.sliced[current, start, length] = self._build_columns(stack.pop(), start, length)
         return self.sliced[position, start, length]
 
-    def _one(self, position: int, start: int, length: int) -> int:
+    def _build_columns(self, position: int, start: int, length: int) -> int:
         node, location = self.graph.nodes[position], self.graph.locations[position]
         if position == self.matmul:
             a, b = (self.renamed[arg] for arg in node.args)
@@ -221,11 +221,11 @@ class _Copying:
         node, location = self.graph.nodes[position], self.graph.locations[position]
         operands = tuple(map(self._operand, node.args))
         if self.copies.depth is not None:
-            return self._summed(node, operands, self.copies.depth, position)
+            return self._over_even_depth(node, operands, self.copies.depth, position)
         result = self.builder.put(replace(node, args=operands), location)
         return self._copy(result, position) if self.copies.result else result
 
-    def _summed(self, node: Node, operands: tuple[int, ...], depth: int, position: int) -> int:
+    def _over_even_depth(self, node: Node, operands: tuple[int, ...], depth: int, position: int) -> int:
         """Builds the matmul over the even depth, and adds the remaining outer products."""
         location = self.graph.locations[position]
         total = self.builder.put(replace(node, args=self._columns(operands, 0, depth)), location)
@@ -244,7 +244,7 @@ class _Copying:
 
     def _operand(self, position: int) -> int:
         """Returns an operand: the same view of the copied value, if it is copied."""
-        below = _below_permutations(self.graph, position)
+        below = _without_permutations(self.graph, position)
         if below not in self.copies.operands:
             return self.renamed[position]
         if position == below:
@@ -261,7 +261,7 @@ def _copies(graph: Graph, matmul: int, target: Target) -> _Copies | None:
     if target.name not in COSTS or not is_heavy(graph, matmul) or supporting_pipeline(graph, matmul, matmul, target) is not None:
         return None
     unaligned = [p for p in graph.nodes[matmul].args if not rows_are_aligned(graph, strided_view(graph, p))]
-    operands = {p: _below_permutations(graph, p) for p in unaligned}
+    operands = {p: _without_permutations(graph, p) for p in unaligned}
     inputs = {value for p, value in operands.items() if graph.nodes[strided_view(graph, p).base].op is Op.INPUT}
     is_result = _has_odd_rows(graph, matmul) and any(strip_views(graph, o) == matmul for o in graph.outputs)
     depth = _even_depth(graph, matmul)
@@ -290,7 +290,7 @@ def _even_depth(graph: Graph, matmul: int) -> int | None:
     return depth // ROW_MULTIPLE * ROW_MULTIPLE if is_along and depth is not None and may_pad(depth) else None
 
 
-def _below_permutations(graph: Graph, position: int) -> int:
+def _without_permutations(graph: Graph, position: int) -> int:
     while graph.nodes[position].op is Op.PERMUTE:
         (position,) = graph.nodes[position].args
     return position
