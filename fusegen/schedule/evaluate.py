@@ -298,7 +298,7 @@ class Evaluator:
                 condition = self.terms.put(Term(Leaf.CONDITION, (), DType.BOOL, _upper_only(bounds)))
                 chosen = self.terms.put(Term(Op.WHERE, (condition, value, chosen), self.terms.items[value].dtype))
         if chosen is None:
-            raise VerificationError("an element of a concatenation lies in none of its parts")
+            raise VerificationError("an element of a concatenation is in none of its operands")
         return chosen
 
     def _without_implied_upper(self, bounds: Bounds) -> Bounds:

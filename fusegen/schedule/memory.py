@@ -102,8 +102,7 @@ class Memory:
 
     @cached_property
     def _wide(self) -> frozenset[int]:
-        """Values stored in their computing type: statistics, and library results of 16-bit floats that torch does not round
-        either."""
+        """Values stored in their computing type: statistics, and 16-bit results of the library, except matmuls rounded anyway."""
         products = {p for group in self.groups if group.kind.is_library for p in group.outputs}
         products -= {p for p in products if self.graph.nodes[p].op in _ROUNDED}
         halves = {p for p in products if self.graph.nodes[p].dtype.is_half and not _is_rounded_anyway(self.graph, p)}

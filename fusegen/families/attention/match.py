@@ -238,7 +238,7 @@ def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | N
     if len(values.shape) != 4 or not all(map(same, graph.nodes[root].shape, values.shape)):
         return "the tensors are not (batch, head, position, channel)"
     if not all(map(same, graph.nodes[recurrence.scores].shape, scores.shape)):
-        return "the scores are not of the product's shape"
+        return "the scores do not have the shape of the matmul"
     if values.dtype not in (DType.BFLOAT16, DType.FLOAT16) or {q.dtype, keys.dtype} != {values.dtype}:
         dtypes = ", ".join(dict.fromkeys(str(node.dtype) for node in (q, keys, values)))
         return f"operands are {dtypes}, not 16-bit floats of one dtype"
@@ -246,7 +246,7 @@ def rejection_reason(graph: Graph, recurrence: Recurrence, root: int) -> str | N
         return f"the result is {graph.nodes[root].dtype}"
     for channels in (q.shape[-1], values.shape[-1]):
         if (literal(channels) or _MOST_CHANNELS + 1) > _MOST_CHANNELS or (literal(channels) or 1) % _CHANNELS:
-            return f"the head dim is {channels}, no multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
+            return f"the head dim is {channels}, not a multiple of {_CHANNELS} up to {_MOST_CHANNELS}"
     if attention_operands(graph, recurrence) is None:
         return "q, k or v is not a view with contiguous channels and 16-byte strides, or batch and heads broadcast"
     return None

@@ -222,7 +222,7 @@ def _domain_of(graph: Graph, root: int, order: tuple[int, ...], matmul: int, pip
 
 
 def _split_columns(shape: Shape, columns: Dim, multiple: int) -> Domain | None:
-    """Splits a shape into rows and the matmul's columns; None if a dim holds both, or the last dim has a wrong multiple."""
+    """Splits a shape into rows and the matmul's columns; None if a dim holds both, or the last dim is not the needed multiple."""
     for first in range(len(shape) - 1, -1, -1):
         if same(product(shape[first:]), columns) and not same(shape[-1], 1):
             last = literal(shape[-1])

@@ -351,7 +351,7 @@ def _evaluate(
     else:
         roots = [_state(context, evaluator, reduction, root) for root in roots]
     checks = lane_checks(evaluator, elements[::LANES], _optional(part))
-    return _PairMath(evaluator, tuple(roots), checks, tuple(inputs.found))
+    return _PairMath(evaluator, tuple(roots), checks, tuple(inputs.reads))
 
 
 def _state(context: Context, evaluator: Evaluator, reduction: int, element: int) -> int:
@@ -370,14 +370,14 @@ def _optional(part: EpiloguePart) -> Dim | None:
 
 @dataclass
 class _EpilogueInputs:
-    """Resolves reads of accumulators and head statistics for `Evaluator`; collects them in `found` and in `heads`, which all math
+    """Resolves reads of accumulators and head statistics for `Evaluator`; collects them in `reads` and in `heads`, which all math
     of the part shares."""
 
     context: Context
     part: EpiloguePart
     axes: Axes
     heads: dict[int, _Head]
-    found: dict[Accumulated, None] = field(default_factory=dict)
+    reads: dict[Accumulated, None] = field(default_factory=dict)
 
     def __call__(self, position: int, at: Position) -> object | None:
         if self.context.graph.nodes[position].family is Family.REDUCTION:
@@ -404,7 +404,7 @@ class _EpilogueInputs:
 
     def _name(self, product: int, shift: int) -> str:
         accumulated = Accumulated(_accumulated_name(product, shift), product, shift)
-        self.found[accumulated] = None
+        self.reads[accumulated] = None
         return accumulated.name
 
 
