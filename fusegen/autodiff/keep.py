@@ -85,8 +85,8 @@ def saved_values(
 
 
 def large_values(graph: Graph, results: Collection[int]) -> frozenset[int]:
-    """Returns the values that are computed in blocks of rows and never materialized whole, also in the graph of the results alone,
-    which has its own loops."""
+    """Returns the values that are computed in blocks of rows and never materialized whole, in the graph or in the forward pass
+    alone."""
     forward, origins = part_of(graph, tuple(results))
     in_forward = (origins[p] for region in regions(forward) for p in region.large(forward))
     return frozenset(in_forward).union(p for region in regions(graph) for p in region.large(graph))

@@ -102,7 +102,7 @@ def _exact(graph: Graph, groups: Sequence[Group], memory: Memory, inside: Mappin
 
 def _quantized(graph: Graph) -> set[int]:
     """Returns results rounded to 8-bit integers, and all steps from the rounding on that nothing else reads. An error that moves a
-    value across a rounding boundary leaves it about as far from the result."""
+    value across the midpoint of two integers is harmless, since both are equally near."""
     quantized: set[int] = set()
     for output in graph.outputs:
         steps, position = [output], output

@@ -105,7 +105,7 @@ def _without_dropout(graph: Graph, weights: int) -> tuple[int, float]:
 
 
 def _has_one_reader(graph: Graph, position: int) -> bool:
-    """True if a value has exactly one reader."""
+    """True if a value has exactly one reader and is not an output."""
     return len(set(graph.users[position])) == 1 and position not in graph.outputs
 
 
